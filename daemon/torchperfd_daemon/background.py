@@ -1,5 +1,8 @@
-"""Health of the daemon's background workers: number of failures, and time of the last success."""
+"""The daemon's background workers: how they are run, and their health."""
 
+import asyncio
+import contextlib
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 
@@ -28,3 +31,17 @@ class WorkerHealth:
         self.failures += 1
         first, self.is_failing = not self.is_failing, True
         return first
+
+
+def run_in_background(
+    stack: contextlib.AsyncExitStack, *workers: Coroutine[None, None, None], seconds: float = 1.0
+) -> None:
+    """Run coroutines as tasks; when the stack unwinds, cancel them and wait so many seconds for their end."""
+    tasks = [asyncio.create_task(worker) for worker in workers]
+
+    async def stop() -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=seconds)
+
+    stack.push_async_callback(stop)

@@ -23,7 +23,7 @@ from torchperfd_daemon.collectors.scheduler import CollectorScheduler
 from torchperfd_daemon.goodput.exits import process_of
 from torchperfd_daemon.ownership import OwnershipCollector
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners
-from torchperfd_daemon.store import Store
+from torchperfd_daemon.store import RankIdentity, Store
 
 log = logging.getLogger("torchperfd.server")
 
@@ -84,6 +84,11 @@ class NodeSamplers:
                 # The system may refuse a new thread now, and allow it the next time.
                 if self.health.failed():
                     log.exception("collectors that hang cannot be replaced")
+
+    def gpu_of(self, identity: RankIdentity) -> str:
+        """Return the index of a rank's GPU on this node; empty if it is not known."""
+        uuid = self.owners.of(identity).gpu_uuid
+        return next((gpu.gpu for gpu in self.gpus.newest() if uuid and gpu.uuid == uuid), "")
 
     def families(self) -> Iterator[Family]:
         """Return the newest samples."""

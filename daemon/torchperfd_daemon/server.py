@@ -6,7 +6,7 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.background import run_in_background
 from torchperfd_daemon.capture_uploads import mark_uploads, uploader_of
 from torchperfd_daemon.captures import (
     Analyst,
@@ -42,6 +43,7 @@ from torchperfd_daemon.fleet import listen as listen_to_fleet
 from torchperfd_daemon.goodput import FOLDER, GoodputStore, GoodputTracker
 from torchperfd_daemon.lifetime import Lifetime
 from torchperfd_daemon.listening import listen, own_socket, public_host
+from torchperfd_daemon.live_page import LivePage
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.cap import DEFAULT_SERIES, SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
@@ -68,9 +70,8 @@ from torchperfd_daemon.step_check import StepCheck
 from torchperfd_daemon.store import Store
 from torchperfd_daemon.systemd import keep_watchdog_quiet, notify
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
-from torchperfd_daemon.web.app import build_app
 from torchperfd_daemon.web.config_file import WebConfigFile
-from torchperfd_daemon.web.server import WebServer
+from torchperfd_daemon.web.reader import Parts
 
 log = logging.getLogger("torchperfd.server")
 
@@ -149,12 +150,14 @@ class Daemon:
             check_trust(self._credentials.current())
         self._admin_group = group_id(settings.admin_group)
         self._ready = False
+        self._on_capture: Callable[[CaptureRecord], None] = lambda _: None
         self._lifetime = Lifetime(embedded=settings.embedded)
 
     def _after_capture(self, record: CaptureRecord) -> None:
         self._step_check.end(record)
         if self._analyst is not None:
             self._analyst.submit(record)
+        self._on_capture(record)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; when embedded, until the owner and the last rank have left.
@@ -177,16 +180,18 @@ class Daemon:
             self._keep_captures(stack)
             clients = self._admit_clients(stack, node)
             observed = self._observe(stack, samplers, clients.sessions)
-            app = build_app(observed.page, lambda: self._ready, web_config)
-            self._serve_page(stack, WebServer(app, web_config), listener)
-            checks = await self._serve(stack, samplers, clients, observed.observer)
-            _run_in_background(
+            control = self._control(samplers, clients, observed.observer)
+            page = self._page(samplers, control, node, observed, web_config)
+            await stack.enter_async_context(page.serving(listener, self._lifetime.stop))
+            checks = await self._serve(stack, control, clients, observed.observer)
+            run_in_background(
                 stack,
                 observed.triggers.run(self._catalog),
                 observed.observer.run(),
                 self._step_check.run(),
+                page.run(),
             )
-            _run_in_background(stack, keep_watchdog_quiet())
+            run_in_background(stack, keep_watchdog_quiet())
             await self._announce(checks, ready=True)
             stack.push_async_callback(self._announce, checks, ready=False)
             log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
@@ -199,10 +204,10 @@ class Daemon:
         samplers = NodeSamplers(self._store, settings.interval_seconds, simulated=settings.demo)
         samplers.start()
         stack.callback(samplers.stop)
-        _run_in_background(stack, samplers.run())
+        run_in_background(stack, samplers.run())
         if settings.demo:
             ranks = SimulatedRanks(self._store, samplers.gpus.newest, socket.gethostname())
-            _run_in_background(stack, ranks.run())
+            run_in_background(stack, ranks.run())
         return samplers
 
     def _keep_captures(self, stack: contextlib.AsyncExitStack) -> None:
@@ -215,7 +220,7 @@ class Daemon:
             stack.callback(self._analyst.stop)
         if self._uploader is not None:
             # Joined at the end: it must release its references before the interpreter ends.
-            _run_in_background(stack, self._uploader.run(), seconds=min(1.0, self._settings.drain_seconds))
+            run_in_background(stack, self._uploader.run(), seconds=min(1.0, self._settings.drain_seconds))
 
     def _admit_clients(self, stack: contextlib.AsyncExitStack, node: Node) -> _Clients:
         """Build what serves training processes and reaches the daemons of other nodes."""
@@ -241,7 +246,7 @@ class Daemon:
     ) -> _Observed:
         """Account for goodput, and build what watches the runs and the page that shows them."""
         stack.callback(self._goodput.close)
-        _run_in_background(stack, self._goodput.run())
+        run_in_background(stack, self._goodput.run())
         owners = samplers.owners
         observer = Observer(
             self._store,
@@ -296,24 +301,9 @@ class Daemon:
         )
         return _Observed(observer, triggers, page)
 
-    def _serve_page(self, stack: contextlib.AsyncExitStack, web: WebServer, listener: socket.socket) -> None:
-        """Serve the metrics page; a daemon that cannot serve it stops, for the service manager to restart."""
-        task = asyncio.create_task(web.serve(sockets=[listener]))
-        task.add_done_callback(lambda _: self._lifetime.stop())
-
-        async def leave() -> None:
-            web.leave()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(task, self._settings.drain_seconds)
-
-        stack.push_async_callback(leave)
-
-    async def _serve(
-        self, stack: contextlib.AsyncExitStack, samplers: NodeSamplers, clients: _Clients, observer: Observer
-    ) -> health.HealthServicer:
-        """Serve training processes and commands; daemons of other nodes, too, if configured."""
-        grace = min(1.0, self._settings.drain_seconds)
-        control = ControlService(
+    def _control(self, samplers: NodeSamplers, clients: _Clients, observer: Observer) -> ControlService:
+        """Build what answers commands."""
+        return ControlService(
             self._store,
             clients.sessions,
             self._coordinator,
@@ -327,6 +317,39 @@ class Daemon:
             families=samplers.families,
             permissions=Permissions(clients.callers, self._admin_group),
         )
+
+    def _page(
+        self,
+        samplers: NodeSamplers,
+        control: ControlService,
+        node: Node,
+        observed: _Observed,
+        web_config: WebConfigFile | None,
+    ) -> LivePage:
+        """Build the HTTP side."""
+        parts = Parts(
+            store=self._store,
+            control=control,
+            catalog=self._catalog,
+            coordinator=self._coordinator,
+            node=node.name,
+            instance=self._instance,
+            fleet=self._peers is not None,
+            families=samplers.families,
+            samplers=samplers.samplers,
+            gpu_of=samplers.gpu_of,
+        )
+        page = LivePage(
+            self._settings, parts, observed.page, observed.observer.verdict, lambda: self._ready, web_config
+        )
+        self._on_capture = page.on_capture
+        return page
+
+    async def _serve(
+        self, stack: contextlib.AsyncExitStack, control: ControlService, clients: _Clients, observer: Observer
+    ) -> health.HealthServicer:
+        """Serve training processes and commands; daemons of other nodes, too, if configured."""
+        grace = min(1.0, self._settings.drain_seconds)
         checks = health.HealthServicer()
         rpc = RpcServer(self._settings, clients.callers, clients.sessions, control, checks)
         stack.push_async_callback(rpc.stop, grace)
@@ -373,17 +396,3 @@ def _metrics_url(listener: socket.socket, web_config: WebConfigFile | None) -> s
     host, port = listener.getsockname()[:2]
     scheme = "https" if web_config is not None and web_config.current().tls else "http"
     return f"{scheme}://{public_host(host)}:{port}/metrics"
-
-
-def _run_in_background(
-    stack: contextlib.AsyncExitStack, *workers: Coroutine[None, None, None], seconds: float = 1.0
-) -> None:
-    """Run coroutines as tasks; when the stack unwinds, cancel them and wait so many seconds for their end."""
-    tasks = [asyncio.create_task(worker) for worker in workers]
-
-    async def stop() -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=seconds)
-
-    stack.push_async_callback(stop)

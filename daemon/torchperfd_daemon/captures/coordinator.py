@@ -77,6 +77,20 @@ class Coordinator:
         return [*self._live]
 
     @property
+    def live_records(self) -> list[CaptureRecord]:
+        """The captures that are queued or in progress."""
+        return [record for record, _ in self._live.values()]
+
+    def live_record(self, capture_id: str) -> CaptureRecord | None:
+        """Return a capture that is queued or in progress; None where there is none of that id."""
+        record, _ = self._live.get(capture_id, (None, None))
+        return record
+
+    def live_of(self, run: str) -> list[str]:
+        """Return the ids of a run's captures that are queued or in progress."""
+        return [record.capture_id for record, _ in self._live.values() if record.run == run]
+
+    @property
     def is_idle(self) -> bool:
         """Whether no capture is queued or in progress, and no rank's answer is awaited."""
         return not (self._pending or self._queue or self._live or self.counts.active)

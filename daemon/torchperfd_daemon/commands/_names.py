@@ -1,7 +1,6 @@
 """Names on the command line: runs and captures by any unique prefix."""
 
 import contextlib
-from collections.abc import Iterable
 from typing import Any, Final
 
 import click
@@ -9,26 +8,9 @@ import click
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.folder import is_id
-from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.views.names import whole_name as whole_name
 
 _TIMEOUT_S: Final = 10.0
-_MOST_NAMED: Final = 8
-
-
-def whole_name(given: str, names: Iterable[str], what: str) -> str:
-    """Return the only name with a prefix; the prefix itself where there is none, or where it is empty.
-
-    Raises:
-        NoSuchTargetError: Several have the prefix, and none is equal to it.
-    """
-    known = set(names)
-    found = sorted(name for name in known if name.startswith(given))
-    if not given or given in known or not found:
-        return given
-    if len(found) > 1:
-        some = ", ".join(found[:_MOST_NAMED])
-        raise NoSuchTargetError(f"{len(found)} {what}s begin with {given[:80]}: {some}", "write more of one")
-    return found[0]
 
 
 def whole_run(daemon: Any, given: str, *, fleet: bool = False) -> str:

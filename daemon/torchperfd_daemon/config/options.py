@@ -84,6 +84,11 @@ OPTIONS: Final = (
         "TLS and basic auth of the metrics page, in the format of Prometheus exporters.",
         flag="--web.config.file",
     ),
+    Option(
+        "page_hosts",
+        Text(),
+        "Further host names of the live page, with commas; loopback and this node's name are known.",
+    ),
     Option("captures_dir", File(), "Where traces are kept.", contract.user_captures_dir),
     Option(
         "captures_max_bytes",

@@ -32,6 +32,7 @@ class ServeSettings:
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 9407
     web_config_file: Path | None = None
+    page_hosts: str | None = None
     fleet_address: tuple[str, int] | None = None
     fleet_peers: str | None = None
     fleet_token_file: Path | None = None

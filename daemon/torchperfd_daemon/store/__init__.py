@@ -21,4 +21,7 @@ from torchperfd_daemon.store.model import State as State
 from torchperfd_daemon.store.model import StepColumns as StepColumns
 from torchperfd_daemon.store.model import Totals as Totals
 from torchperfd_daemon.store.rank import Rank as Rank
+from torchperfd_daemon.store.seconds import HISTORY_SECONDS as HISTORY_SECONDS
+from torchperfd_daemon.store.seconds import SecondColumns as SecondColumns
+from torchperfd_daemon.store.seconds import SecondHistory as SecondHistory
 from torchperfd_daemon.store.store import Store as Store

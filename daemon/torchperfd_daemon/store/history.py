@@ -13,7 +13,7 @@ HISTOGRAM_BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 _BOUNDS: Final = np.array(HISTOGRAM_BOUNDS_S)
-_MAX_PHASES: Final = 32
+_MAX_PHASES: Final = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,12 @@ class History:
 
     def __len__(self) -> int:
         return min(self._seen, self._capacity)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its rings."""
+        rings = (self._end, self._duration, *self._phases.values())
+        return sum(len(ring) * ring.itemsize for ring in rings)
 
     @property
     def seen(self) -> int:

@@ -2,6 +2,7 @@
 
 from torchperfd_daemon.store.history import ArrivalHistory, History
 from torchperfd_daemon.store.model import ProcessKey, RankIdentity, State, Totals
+from torchperfd_daemon.store.seconds import SecondHistory
 
 
 class Rank:
@@ -27,6 +28,7 @@ class Rank:
         self.left_at: float | None = None
         self.totals = Totals()
         self.history = History()
+        self.seconds = SecondHistory()
         self.arrivals = ArrivalHistory()
         self.last_step_unix_seconds = 0.0
         self.stalled_seconds = 0.0

@@ -36,6 +36,8 @@ class Store:
         self.histograms: dict[str, Histogram] = {}
         self.ingested_steps = 0
         self._departed_dropped: dict[str, int] = {}
+        self.on_steps: Callable[[], None] | None = None
+        """Called after steps were added, on the thread that adds them."""
 
     def join(
         self,
@@ -107,9 +109,12 @@ class Store:
         if not steps.duration_ns:
             return
         rank.history.append(steps)
+        rank.seconds.append(steps)
         rank.arrivals.append(steps.arrivals)
         rank.last_step_unix_seconds = steps.end_unix_ns[-1] / 1e9
         self.histograms.setdefault(rank.identity.run, Histogram()).observe_ns(steps.duration_ns)
+        if self.on_steps is not None:
+            self.on_steps()
 
     def forget(self, rank: Rank) -> None:
         """Drop a rank's record at once."""

@@ -12,6 +12,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, fi
 from torchperfd_daemon.diagnosis.waits import mean_own
 from torchperfd_daemon.service.translate import comparison, device_work, rank_work
 from torchperfd_daemon.service.translate_account import coordinates
+from torchperfd_daemon.store import Rank
 
 WAIT: Final = "collective_wait"
 STALLED: Final = "stalled"
@@ -108,6 +109,15 @@ def state(status: control_pb2.RankStatus) -> str:
     if status.stalled_seconds:
         return STALLED
     return session_pb2.RunState.Name(status.state).removeprefix("RUN_STATE_").lower()
+
+
+def rank_state(rank: Rank) -> str:
+    """Return the same of a rank of this node."""
+    if not rank.connected:
+        return "gone"
+    if rank.stopped:
+        return STOPPED
+    return STALLED if rank.stalled_seconds else rank.state.value
 
 
 def spent(own: RankWork, phase: str) -> bool:

@@ -42,6 +42,12 @@ class ConnectionLimiter:
         self._deadlines.pop(connection, None)
         self._deadlines[connection] = self._clock() + REQUEST_TIMEOUT_S
 
+    def extend(self, connection: Connection) -> None:
+        """Give a connection the time of another request: it takes a long answer, and reads it."""
+        if self.has_deadline(connection):
+            del self._deadlines[connection]
+            self._deadlines[connection] = self._clock() + REQUEST_TIMEOUT_S
+
     def has_deadline(self, connection: Connection) -> bool:
         """Return whether a connection is open and must finish a request in time."""
         return self._deadlines.get(connection) is not None

@@ -9,6 +9,7 @@ import contextlib
 import socket
 import ssl
 import traceback
+import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -116,7 +117,17 @@ class _HttpConnection(H11Protocol):
     """uvicorn's HTTP over one connection; reports the start and end of each request to the limiter."""
 
     def __init__(self, server: WebServer, limiter: ConnectionLimiter) -> None:
-        super().__init__(server.config, server.server_state, server.lifespan.state)
+        # The application calls it while it sends an answer that takes longer than a request may. A strong
+        # reference would keep a closed connection until the garbage collector comes.
+        this = weakref.ref(self)
+
+        def extend() -> None:
+            connection = this()
+            if connection is not None:
+                limiter.extend(connection)
+
+        state = {**server.lifespan.state, "extend": extend}
+        super().__init__(server.config, server.server_state, state)
         self._limiter = limiter
         self._opening: asyncio.Task[Any] | None = None
 

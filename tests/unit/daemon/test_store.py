@@ -214,7 +214,7 @@ def test_phases_without_end_cost_bounded_memory() -> None:
     history = History(2)
     for number in range(100):
         history.append(steps([1], **{f"phase{number}": [1]}))
-    assert len(history.mean_phase_seconds()) == 32
+    assert len(history.mean_phase_seconds()) == 28
 
 
 BATCHES = st.lists(

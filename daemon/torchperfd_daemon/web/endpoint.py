@@ -1,0 +1,154 @@
+"""What all requests of the interface share: the caller's access, parameters, errors, and JSON."""
+
+import asyncio
+import gzip
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import grpc
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
+from torchperfd_daemon.service.local_call import CallRefusedError
+from torchperfd_daemon.web.access import Access, PageToken
+from torchperfd_daemon.web.guard import error_response
+
+log = logging.getLogger("torchperfd.http")
+
+T = TypeVar("T")
+
+Handler = Callable[[Request, Access], Awaitable[Response]]
+
+MOST_RANK: Final = 2**24
+
+_ZIPPED_FROM_BYTES: Final = 1024
+_IN_A_THREAD_FROM_BYTES: Final = 64 * 1024
+_GZIP_LEVEL: Final = 1
+_MOST_CHARACTERS: Final = 500
+_STATUS: Final = {
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+}
+_CONFLICT: Final = 409
+
+
+def endpoint(
+    token: PageToken, handler: Handler, *, acts: bool = False
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route's function: it finds out what the caller may do, and turns errors into answers.
+
+    Args:
+        acts: Only for the holder of the token.
+    """
+
+    async def answer(request: Request) -> Response:
+        access = token.access_of(request.headers)
+        if access is Access.REFUSED or (acts and access is not Access.OWNER):
+            return error_response(401, "this needs the page's token", "open the page with `torchperfd open`")
+        try:
+            return await handler(request, access)
+        except CallRefusedError as error:
+            problem, _, remedy = error.details.rpartition("; ")
+            return error_response(
+                _STATUS.get(error.status, _CONFLICT), problem or remedy, remedy if problem else ""
+            )
+        except TorchperfdError as error:
+            return error_response(status_of(error), error.problem, error.remedy)
+        except Exception:
+            # Without a traceback for the client, and without the end of the daemon.
+            log.exception("%s %s failed", request.method, request.url.path[:_MOST_CHARACTERS])
+            return error_response(500, "the daemon failed to answer", "see its log")
+
+    return answer
+
+
+def status_of(error: TorchperfdError) -> int:
+    """Return the status of an error."""
+    if isinstance(error, NotAllowedError):
+        return 403
+    if isinstance(error, NoSuchTargetError):
+        return 404
+    if isinstance(error, UsageError):
+        return 400
+    return _CONFLICT
+
+
+async def json_answer(request: Request, document: object, status: int = 200) -> Response:
+    """Return a document as JSON, compressed where the client takes that."""
+    body = msgspec.json.encode(document)
+    headers = {"content-type": "application/json", "vary": "accept-encoding"}
+    if len(body) >= _ZIPPED_FROM_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
+        headers["content-encoding"] = "gzip"
+        if len(body) < _IN_A_THREAD_FROM_BYTES:
+            body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
+        else:
+            body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL, mtime=0)
+    return Response(body, status, headers)
+
+
+def number(request: Request, name: str, default: T, least: float, most: float, kind: Callable[[str], T]) -> T:
+    """Return a number out of a request's query.
+
+    Raises:
+        UsageError: It is no number, or out of range.
+    """
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    try:
+        value = kind(given)
+        if least <= value <= most:  # type: ignore[operator]
+            return value
+    except ValueError:
+        pass
+    raise UsageError(f"{name} must be a number from {least:g} to {most:g}")
+
+
+def flag(request: Request, name: str, default: bool = False) -> bool:
+    """Return a switch out of a request's query.
+
+    Raises:
+        UsageError: It is neither 0 nor 1.
+    """
+    given = request.query_params.get(name, str(int(default)))
+    if given not in ("0", "1"):
+        raise UsageError(f"{name} must be 0 or 1")
+    return given == "1"
+
+
+def rank_list(text: str, most: int = 4096) -> list[int]:
+    """Return the ranks in a list such as ``0,8-15``; none for an empty one.
+
+    Raises:
+        UsageError: It is no such list, or one of too many ranks.
+    """
+    ranks: dict[int, None] = {}
+    for part in filter(None, text.split(",")):
+        first, dash, last = part.partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isascii() and end.isdecimal() and int(end[:9]) <= MOST_RANK for end in ends):
+            raise UsageError(f"{part[:80]!r} is no rank", "write them as 0,8-15")
+        span = range(int(first), int(ends[1]) + 1)
+        if len(span) + len(ranks) > most:
+            raise UsageError(f"more than {most} ranks")
+        ranks.update(dict.fromkeys(span))
+    return [*ranks]
+
+
+async def body_of(request: Request, kind: type[T]) -> T:
+    """Return the JSON object that a request carries; an empty body is an object without keys.
+
+    Raises:
+        UsageError: It is no such object.
+    """
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip()
+    if content_type.lower() != "application/json":
+        raise UsageError("the body must be application/json")
+    try:
+        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise UsageError(f"the body is wrong: {str(error)[:_MOST_CHARACTERS]}") from error

@@ -1,0 +1,195 @@
+"""Runs as this daemon has seen them: when each began, what happened in it, and those that have ended."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.background import WorkerHealth
+from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.service import translate
+from torchperfd_daemon.store import Rank, State, Store
+from torchperfd_daemon.views.history import sparkline
+from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.web.access import Access
+
+log = logging.getLogger("torchperfd.http")
+
+SAMPLE_S: Final = 1.0
+MOST_FINISHED: Final = 100
+MOST_MARKS: Final = 256
+
+_DAY_S: Final = 86_400.0
+_KINDS: Final = {State.CHECKPOINTING: "checkpoint", State.VALIDATING: "validation"}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A run that has, or had, ranks here."""
+
+    first_seen: float
+    marks: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    open: dict[tuple[int, State], dict[str, Any]] = field(default_factory=dict)
+    cause: str = ""
+    ended_at: float = 0.0
+    row: dict[str, Any] = field(default_factory=dict)
+    verdict: control_pb2.Verdict | None = None
+    users: list[int | None] = field(default_factory=list)
+
+
+class PastRuns:
+    """Samples the store once a second.
+
+    Args:
+        verdict: Returns the published verdict on a run.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        verdict: Callable[[str], Verdict | None] = lambda _: None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._verdict = verdict
+        self._wall = wall
+        self._runs: dict[str, _Seen] = {}
+        self.on_mark: Callable[[str, dict[str, Any]], None] | None = None
+        """Called with each new mark, and again when the time that it marks has ended."""
+        self.health = WorkerHealth("past runs")
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            try:
+                self.sample()
+                self.health.succeeded(self._wall())
+            except Exception:
+                # A failure here must not end the daemon.
+                if self.health.failed():
+                    log.exception("runs could not be sampled; trying again in %.0f s", SAMPLE_S)
+
+    def sample(self) -> None:
+        """Look at all runs once."""
+        now = self._wall()
+        runs = self._store.runs()
+        for name, ranks in runs.items():
+            seen = self._runs.get(name)
+            if seen is None:
+                seen = self._runs[name] = _Seen(now)
+            connected = any(rank.connected for rank in ranks)
+            if connected and seen.ended_at:
+                # The same name again, as after a restart.
+                seen.ended_at = 0.0
+            self._mark_states(name, seen, ranks, now)
+            self._mark_verdict(name, seen, now)
+            if not connected and not seen.ended_at:
+                self._finish(name, seen, ranks, now)
+        for name, seen in list(self._runs.items()):
+            if name not in runs and not seen.ended_at:
+                # Without a row there is nothing to show of it.
+                del self._runs[name]
+        self._forget(now)
+
+    def first_seen(self, run: str) -> float | None:
+        """Return when this daemon first saw a run, in Unix time."""
+        seen = self._runs.get(run)
+        return None if seen is None else seen.first_seen
+
+    def marks(self, run: str) -> list[dict[str, Any]]:
+        """Return what happened in a run, the oldest first."""
+        seen = self._runs.get(run)
+        return [] if seen is None else [*seen.marks]
+
+    def rows(self, access: Access, goodput: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Return the runs that have ended, the newest first.
+
+        Args:
+            goodput: Ratios by run.
+        """
+        ended = [(name, seen) for name, seen in self._runs.items() if seen.ended_at]
+        ended.sort(key=lambda each: -each[1].ended_at)
+        return [{**self._row(seen, access), "goodput_ratio": goodput.get(name)} for name, seen in ended]
+
+    def row(self, run: str, access: Access) -> dict[str, Any] | None:
+        """Return a run that has ended; None where there is none of that name."""
+        seen = self._runs.get(run)
+        return self._row(seen, access) if seen is not None and seen.ended_at else None
+
+    def add_mark(self, run: str, **mark: Any) -> None:
+        """Add what happened in a run that is here."""
+        seen = self._runs.get(run)
+        if seen is not None:
+            self._add(run, seen, {"rank": None, **mark})
+
+    def _add(self, run: str, seen: _Seen, mark: dict[str, Any]) -> dict[str, Any]:
+        seen.marks.append(mark)
+        if self.on_mark is not None:
+            self.on_mark(run, mark)
+        return mark
+
+    def _mark_states(self, run: str, seen: _Seen, ranks: list[Rank], now: float) -> None:
+        present = {
+            (rank.identity.rank, rank.state) for rank in ranks if rank.connected and rank.state in _KINDS
+        }
+        for key in present - seen.open.keys():
+            mark = {"kind": _KINDS[key[1]], "rank": key[0], "unix_seconds": now, "end_unix_seconds": None}
+            seen.open[key] = self._add(run, seen, mark)
+        for key in seen.open.keys() - present:
+            ended = seen.open.pop(key)
+            ended["end_unix_seconds"] = now
+            if self.on_mark is not None:
+                self.on_mark(run, ended)
+
+    def _mark_verdict(self, run: str, seen: _Seen, now: float) -> None:
+        verdict = self._verdict(run)
+        cause = "" if verdict is None else verdict.cause.value
+        if verdict is not None and cause != seen.cause:
+            self._add(
+                run,
+                seen,
+                {"kind": "verdict", "rank": verdict.rank, "unix_seconds": now, "text": cause},
+            )
+        seen.cause = cause
+
+    def _finish(self, run: str, seen: _Seen, ranks: list[Rank], now: float) -> None:
+        """Keep what is to be shown of a run whose ranks have left."""
+        verdict = self._verdict(run)
+        finished = all(rank.state is State.FINISHED for rank in ranks)
+        seen.ended_at = max((rank.last_step_unix_seconds for rank in ranks), default=0.0) or now
+        seen.verdict = None if verdict is None else translate.verdict_message(verdict)
+        seen.users = [rank.process.uid for rank in ranks]
+        seen.row = {
+            "run": run,
+            "job_name": ranks[0].identity.job_name,
+            "world_size": max(rank.identity.world_size for rank in ranks),
+            "state": "finished" if finished else "gone",
+            "started_unix_seconds": seen.first_seen,
+            "ended_unix_seconds": seen.ended_at,
+            "steps": max(rank.totals.train.steps for rank in ranks),
+            "step_seconds": max(rank.totals.steady_means()[1] for rank in ranks) or None,
+            "sparkline": sparkline(ranks),
+        }
+
+    def _row(self, seen: _Seen, access: Access) -> dict[str, Any]:
+        verdict = None
+        if seen.verdict is not None:
+            shown = control_pb2.Verdict()
+            shown.CopyFrom(seen.verdict)
+            access.call().rights.redact_verdict(shown, seen.users)
+            verdict = verdict_dict(shown)
+        return {**seen.row, "verdict": verdict}
+
+    def _forget(self, now: float) -> None:
+        """Forget the runs that ended a day ago, and the oldest of too many."""
+        ended = sorted(
+            ((seen.ended_at, name) for name, seen in self._runs.items() if seen.ended_at), reverse=True
+        )
+        for position, (at, name) in enumerate(ended):
+            if position >= MOST_FINISHED or now - at > _DAY_S:
+                del self._runs[name]

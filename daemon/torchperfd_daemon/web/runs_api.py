@@ -1,0 +1,240 @@
+"""Runs over HTTP: the documents of ``ps``, ``ranks``, ``steps``, ``diagnose``, ``goodput``; the history."""
+
+import time
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from torchperfd._version import __version__
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.goodput.report import to_dict as goodput_dict
+from torchperfd_daemon.service.survey import PRESENT_S
+from torchperfd_daemon.store import HISTORY_SECONDS, HISTORY_STEPS, Rank
+from torchperfd_daemon.views import history, live
+from torchperfd_daemon.views.fleet import fleet_dict
+from torchperfd_daemon.views.steps import steps_dict
+from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.coverage import view_dict
+from torchperfd_daemon.web.endpoint import MOST_RANK, flag, json_answer, number, rank_list
+from torchperfd_daemon.web.past_runs import PastRuns
+from torchperfd_daemon.web.reader import Parts, Reader
+from torchperfd_daemon.web.run_rows import run_row
+
+_MOST_RANKS: Final = 64
+_LAST_UNIX_S: Final = 1e11
+
+
+class RunsApi:
+    """Answers about runs."""
+
+    def __init__(self, parts: Parts, reader: Reader, past: PastRuns) -> None:
+        self._parts = parts
+        self._reader = reader
+        self._past = past
+
+    async def info(self, request: Request, access: Access) -> Response:
+        """The daemon itself."""
+        info = await self._parts.control.GetInfo(control_pb2.GetInfoRequest(), access.call())
+        owner = access is Access.OWNER
+        document = {
+            "schema": "torchperfd.info/1",
+            "api": 1,
+            "version": __version__,
+            "node": info.node,
+            "instance": self._parts.instance,
+            "fleet": self._parts.fleet,
+            "clients": info.clients,
+            "metrics_url": info.metrics_url,
+            "captures_dir": info.captures_dir if owner else None,
+            "view": self._view(access),
+        }
+        return await json_answer(request, document)
+
+    async def runs(self, request: Request, access: Access) -> Response:
+        """All runs, those of the last day that have ended beside them."""
+        fleet = flag(request, "fleet")
+        listed = await self._reader.runs(access, fleet=fleet)
+        verdicts = {
+            each.run: each for each in (await self._reader.verdicts("", access, fleet=fleet)).verdicts
+        }
+        goodput = {each.run: each.ratio for each in await self._reader.goodput()}
+        document = {
+            "schema": "torchperfd.ps/1",
+            "node": self._parts.node,
+            "runs": [self._row(run, verdicts.get(run.run), goodput.get(run.run)) for run in listed.runs],
+            "finished": self._past.rows(access, goodput),
+            **fleet_dict(listed),
+            "view": self._view(
+                access,
+                [status for run in listed.runs for status in run.ranks],
+                fleet=fleet,
+                unreachable=listed.unreachable,
+            ),
+        }
+        return await json_answer(request, document)
+
+    async def run(self, request: Request, access: Access) -> Response:
+        """One run."""
+        fleet = flag(request, "fleet")
+        name = await self._name(request, access, fleet=fleet)
+        listed = await self._reader.runs(access, fleet=fleet)
+        run = next((each for each in listed.runs if each.run == name), None)
+        if run is None:
+            finished = self._past.row(name, access)
+            if finished is None:
+                raise NoSuchTargetError(f"no run {name[:80]} on this node", "load /api/v1/runs")
+            return await json_answer(
+                request, {"schema": "torchperfd.run/1", "run": finished, "view": self._view(access)}
+            )
+        verdicts = (await self._reader.verdicts(name, access, fleet=fleet)).verdicts
+        goodput = await self._reader.goodput(name)
+        ranks = self._reader.ranks(name)
+        document: dict[str, Any] = {
+            "schema": "torchperfd.run/1",
+            "run": self._row(run, next(iter(verdicts), None), goodput[0].ratio if goodput else None),
+            "phases": history.phase_names(ranks),
+            "goodput": goodput_dict(goodput)["runs"][0] if goodput else None,
+            "marks": self._past.marks(name),
+            **fleet_dict(listed),
+            "view": self._view(access, run.ranks, fleet=fleet, unreachable=listed.unreachable),
+        }
+        return await json_answer(request, document)
+
+    async def ranks(self, request: Request, access: Access) -> Response:
+        """How each rank spends its steps."""
+        fleet = flag(request, "fleet")
+        name = await self._name(request, access, fleet=fleet)
+        last = number(request, "last", 128, 1, HISTORY_STEPS, int)
+        answer = await self._reader.steps(name, last, access, fleet=fleet)
+        document = {
+            "schema": "torchperfd.ranks/1",
+            "runs": [live.run_dict(each) for each in live.runs(answer.ranks)],
+            **fleet_dict(answer),
+            "view": self._view(
+                access,
+                [each.status for each in answer.ranks],
+                fleet=fleet,
+                unreachable=answer.unreachable,
+                window_seconds=_window(answer.ranks),
+            ),
+        }
+        return await json_answer(request, document)
+
+    async def steps(self, request: Request, access: Access) -> Response:
+        """One rank's newest steps."""
+        name = await self._name(request, access)
+        last = number(request, "last", 20, 1, HISTORY_STEPS, int)
+        [rank] = rank_list(_one_rank(request))
+        [steps] = (await self._reader.steps(name, last, access, ranks=[rank])).ranks
+        view = self._view(access, [steps.status], window_seconds=_window([steps]))
+        return await json_answer(request, {**steps_dict(steps), "view": view})
+
+    async def history(self, request: Request, access: Access) -> Response:
+        """Every second of the last ten minutes and the newest steps, rank by rank."""
+        name = await self._name(request, access)
+        ranks = self._reader.ranks(name)
+        if not ranks:
+            raise NoSuchTargetError(f"no run {name[:80]} on this node", "load /api/v1/runs")
+        seconds = number(request, "seconds", HISTORY_SECONDS, 0, HISTORY_SECONDS, int)
+        steps = number(request, "steps", HISTORY_STEPS, 0, HISTORY_STEPS, int)
+        since = number(request, "since", 0.0, 0, _LAST_UNIX_S, float)
+        phases, now = flag(request, "phases", default=True), time.time()
+        wanted = set(rank_list(request.query_params.get("ranks", ""), _MOST_RANKS))
+        chosen = [rank for rank in ranks if not wanted or rank.identity.rank in wanted][:_MOST_RANKS]
+        listed = await self._reader.runs(access)
+        statuses = [status for run in listed.runs if run.run == name for status in run.ranks]
+        states = {status.identity.rank: live.state(status) for status in statuses}
+        document = {
+            "schema": "torchperfd.history/1",
+            "run": name,
+            "world_size": max(rank.identity.world_size for rank in ranks),
+            "phases": history.phase_names(ranks),
+            "ranks_here": [rank.identity.rank for rank in ranks],
+            "ranks": [
+                {
+                    "rank": rank.identity.rank,
+                    "node": rank.identity.node,
+                    "state": states.get(rank.identity.rank, "gone"),
+                    "seconds": history.seconds_dict(
+                        history.whole_seconds(rank, int(since), now, seconds), phases=phases
+                    ),
+                    "steps": history.steps_dict(rank, steps, since, phases=phases),
+                }
+                for rank in chosen
+            ],
+            "across": history.across_dict(ranks, max(1, seconds)),
+            "marks": self._past.marks(name),
+            "view": self._view(access, statuses, window_seconds=float(seconds)),
+        }
+        return await json_answer(request, document)
+
+    async def diagnose(self, request: Request, access: Access) -> Response:
+        """The verdict on one run, or on all."""
+        fleet = flag(request, "fleet")
+        name = await self._name(request, access, fleet=fleet) if "run" in request.path_params else ""
+        answer = await self._reader.verdicts(name, access, fleet=fleet)
+        listed = await self._reader.runs(access, fleet=fleet)
+        document = {
+            "schema": "torchperfd.diagnosis/1",
+            "verdicts": [verdict_dict(each) for each in answer.verdicts],
+            **fleet_dict(answer),
+            "view": self._view(
+                access,
+                [status for run in listed.runs if name in ("", run.run) for status in run.ranks],
+                fleet=fleet,
+                unreachable=answer.unreachable,
+                window_seconds=max((each.window_seconds for each in answer.verdicts), default=0) or PRESENT_S,
+            ),
+        }
+        return await json_answer(request, document)
+
+    async def goodput(self, request: Request, access: Access) -> Response:
+        """How rank-seconds were spent, also of runs that have ended."""
+        given = request.path_params.get("run", "")
+        name = await self._name(request, access) if given else ""
+        runs = await self._reader.goodput(name)
+        if name and not runs:
+            raise NoSuchTargetError(f"no run {name[:80]} on this node", "load /api/v1/goodput")
+        since = min((run.since_unix_seconds for run in runs), default=0.0)
+        until = max((run.until_unix_seconds for run in runs), default=0.0)
+        view = self._view(access, window_seconds=until - since if runs else None)
+        return await json_answer(request, {**goodput_dict(runs), "view": view})
+
+    async def _name(self, request: Request, access: Access, *, fleet: bool = False) -> str:
+        given: str = request.path_params["run"]
+        return await self._reader.run_name(given, access, fleet=fleet)
+
+    def _row(
+        self, run: control_pb2.Run, verdict: control_pb2.Verdict | None, goodput: float | None
+    ) -> dict[str, Any]:
+        ranks: list[Rank] = self._reader.ranks(run.run)
+        return {
+            **run_row(run, ranks, self._parts.gpu_of),
+            "goodput_ratio": goodput,
+            "verdict": None if verdict is None else verdict_dict(verdict),
+            "captures_in_progress": self._parts.coordinator.live_of(run.run),
+            "first_seen_unix_seconds": self._past.first_seen(run.run),
+        }
+
+    def _view(self, access: Access, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return view_dict(self._parts.node, access, *args, **kwargs)
+
+
+def _one_rank(request: Request) -> str:
+    given: str = request.path_params["rank"]
+    if not given.isascii() or not given.isdecimal() or int(given[:9]) > MOST_RANK:
+        raise NoSuchTargetError(f"{given[:80]!r} is no rank")
+    return given
+
+
+def _window(messages: Any) -> float | None:
+    """Return the seconds that the steps in messages span; None without any."""
+    spans = [
+        sum(memoryview(message.duration_ns).cast("q")) / 1e9 * max(1, message.block_steps)
+        for message in messages
+        if message.count
+    ]
+    return max(spans, default=None)

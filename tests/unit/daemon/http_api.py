@@ -1,0 +1,71 @@
+"""The HTTP interface over real services in this process, for tests."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httpx
+from starlette.types import ASGIApp
+from tests.support.served import GIVE_UP_S, Served, serving, short_directory
+
+from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.web.access import PageToken
+from torchperfd_daemon.web.api import Api
+from torchperfd_daemon.web.app import build_app
+from torchperfd_daemon.web.reader import Parts
+
+TOKEN = "right-token"
+OWNER = {"x-torchperfd-token": TOKEN}
+
+
+@dataclass
+class Page:
+    """The interface, and the parts behind it."""
+
+    served: Served
+    api: Api
+    app: ASGIApp
+
+    async def ask(self, path: str, method: str = "GET", **more: Any) -> httpx.Response:
+        """Send a request, by default without the token."""
+        transport = httpx.ASGITransport(cast(Any, self.app), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **more)
+
+    async def get(self, path: str, **headers: str) -> Any:
+        """Return a document."""
+        answer = await self.ask(
+            f"/api/v1/{path}", headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def post(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        """Act, with the token."""
+        return await self.ask(f"/api/v1/{path}", "POST", json=body, headers={**OWNER, **headers})
+
+
+def play(scenario: Callable[[Page], Awaitable[None]]) -> None:
+    """Let a test's scenario run to its end."""
+
+    async def run() -> None:
+        with short_directory() as directory:
+            async with serving(directory) as served:
+                parts = Parts(
+                    store=served.store,
+                    control=served.control,
+                    catalog=served.catalog,
+                    coordinator=served.coordinator,
+                    node="node-a",
+                    instance="i1",
+                )
+                api = Api(parts, PageToken(TOKEN), served.verdicts.get)
+                app = build_app(MetricsPage([]), lambda: True, routes=api.routes())
+                try:
+                    await asyncio.wait_for(scenario(Page(served, api, app)), GIVE_UP_S * 2)
+                finally:
+                    api.hub.close("end")
+                    await api.close()
+
+    asyncio.run(run())
