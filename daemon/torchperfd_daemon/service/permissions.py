@@ -7,6 +7,7 @@ script's path, source lines in a verdict.
 
 import grp
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ audit = logging.getLogger("torchperfd.audit")
 
 _ROOT: Final = 0
 _MOST_CHARACTERS: Final = 120
+_LINE: Final = re.compile(r", most of it in \S+ at [^;·]*?:\d+")
+"""The line of a script in the evidence of waits for the device."""
 _HIDDEN: Final = "its stacks are shown to its own user only"
 
 
@@ -115,6 +118,9 @@ class Rights:
             if each.cause == Cause.HANG.value:
                 each.summary = each.summary.replace(each.evidence, _HIDDEN)
                 each.evidence = _HIDDEN
+            else:
+                each.summary = _LINE.sub("", each.summary)
+                each.evidence = _LINE.sub("", each.evidence)
 
 
 def group_id(name: str | None) -> int | None:

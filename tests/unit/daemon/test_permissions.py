@@ -87,6 +87,16 @@ def test_redact_verdict_leaves_source_lines_to_their_user() -> None:
     assert "train.py" not in str(foreign)
 
 
+def test_redact_verdict_hides_the_line_that_waits() -> None:
+    evidence = "9 ms idle after waits, most of it in item() at train.py:50; step 7 ms, most of it in data"
+    verdict = control_pb2.Verdict(
+        cause=Cause.SYNCHRONISATION.value, evidence=evidence, summary=f"x · {evidence}"
+    )
+    rights(BOB).redact_verdict(verdict, [ADA])
+    assert verdict.evidence == "9 ms idle after waits; step 7 ms, most of it in data"
+    assert verdict.summary == f"x · {verdict.evidence}"
+
+
 def test_group_id_takes_names_and_numbers() -> None:
     assert (group_id(None), group_id("0"), group_id("root")) == (None, 0, 0)
     with pytest.raises(UsageError, match="admin_group: there is no group 'no such'"):
