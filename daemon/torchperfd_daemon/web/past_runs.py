@@ -11,7 +11,7 @@ from typing import Any, Final
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.service import translate
+from torchperfd_daemon.service.translate_verdict import verdict_message
 from torchperfd_daemon.store import Rank, State, Store
 from torchperfd_daemon.views.history import sparkline
 from torchperfd_daemon.views.verdicts import verdict_dict
@@ -162,7 +162,7 @@ class PastRuns:
         verdict = self._verdict(run)
         finished = all(rank.state is State.FINISHED for rank in ranks)
         seen.ended_at = max((rank.last_step_unix_seconds for rank in ranks), default=0.0) or now
-        seen.verdict = None if verdict is None else translate.verdict_message(verdict)
+        seen.verdict = None if verdict is None else verdict_message(verdict)
         seen.users = [rank.process.uid for rank in ranks]
         seen.row = {
             "run": run,
