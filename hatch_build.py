@@ -27,7 +27,11 @@ class CompileHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile; say so where that is not possible."""
+        """Compile; say so where that is not possible. Add what `torchperfd dashboards export` writes."""
+        if version == "standard":  # an editable installation reads the checkout
+            build_data["force_include"] |= {
+                str(Path(self.root, source)): target for source, target in self.config["exported"].items()
+            }
         if not sys.platform.startswith("linux") or sysconfig.get_config_var("Py_GIL_DISABLED"):
             return
         for module, pattern in MODULES.items():

@@ -13,20 +13,54 @@ from typing import Final
 
 from grafana.alerting import check, rules_text, tests_text
 from grafana.cases import CASES
+from grafana.daemon import daemon_dashboard
+from grafana.fleet import fleet_dashboard
+from grafana.node import node_dashboard
+from grafana.rank import rank_dashboard
 from grafana.rules import ALERTS, RECORDINGS
 from grafana.run import run_dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 OUTPUT: Final = Path(__file__).parent
-DASHBOARDS: Final[dict[str, Callable[[], Dashboard]]] = {"run.json": run_dashboard}
+DASHBOARDS: Final[dict[str, Callable[[], Dashboard]]] = {
+    "fleet.json": fleet_dashboard,
+    "run.json": run_dashboard,
+    "rank.json": rank_dashboard,
+    "node.json": node_dashboard,
+    "daemon.json": daemon_dashboard,
+}
 RULES: Final = "torchperfd.rules.yaml"
 TESTS: Final = "torchperfd.test.yaml"
 
 
+_PLUGINS: Final = {
+    "bargauge": "Bar gauge",
+    "stat": "Stat",
+    "table": "Table",
+    "timeseries": "Time series",
+}
+
+
 def render(dashboard: Dashboard) -> str:
-    """Turn a dashboard into the text of its file: the same text for the same dashboard, always."""
-    return json.dumps(dashboard, cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+    """Turn a dashboard into the text of its file: the same text for the same dashboard, always.
+
+    It has the form of an export: `__requires` lists what it needs. Nothing is in `__inputs`, because the
+    variable `datasource` offers the data sources there are.
+    """
+    document = json.loads(json.dumps(dashboard, cls=JSONEncoder))
+    used = {each["type"] for panel in document["panels"] for each in (panel, *panel.get("panels", ()))}
+    document["__inputs"] = []
+    document["__elements"] = {}
+    document["__requires"] = [
+        {"type": "grafana", "id": "grafana", "name": "Grafana", "version": "11.0.0"},
+        {"type": "datasource", "id": "prometheus", "name": "Prometheus", "version": "1.0.0"},
+        *(
+            {"type": "panel", "id": plugin, "name": _PLUGINS[plugin], "version": ""}
+            for plugin in sorted(used - {"row"})
+        ),
+    ]
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
 def files() -> dict[str, str]:

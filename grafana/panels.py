@@ -1,25 +1,56 @@
-"""What every panel of ours has in common, said once on top of Grafana's Foundation SDK."""
+"""What panels of the same kind have in common, on top of Grafana's Foundation SDK.
 
+A description that begins a sentence with "Empty ..." names the condition under which the panel has nothing
+to draw. Any other panel without data is a defect, and the integration test treats it as one.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import Final
+from typing import TypeVar
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana.config import DATASOURCE
+from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models import common as common_model
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
+from grafana_foundation_sdk.models import units
 
-DATASOURCE: Final = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One query of a panel, and what the legend calls each of its series."""
+    """One query of a panel, and the name that the legend gives to each of its series."""
 
     expr: str
     legend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One query of a table: a value per row.
+
+    Attributes:
+        red_above: Values from here on are red; None for no colour.
+        below: Red is below instead.
+    """
+
+    title: str
+    expr: str
+    unit: str = units.NoUnit
+    red_above: float | None = None
+    below: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where a click on a series or a cell leads."""
+
+    title: str
+    url: str
 
 
 def over_time(
@@ -31,8 +62,9 @@ def over_time(
     stacked: bool = False,
     top: float | None = None,
     warn_above: float | None = None,
+    links: Sequence[Link] = (),
 ) -> timeseries.Panel:
-    """Draw a panel of series over time; `top` is where a full axis ends, `warn_above` draws a line."""
+    """Draw series over time; `top` is where a full axis ends, `warn_above` draws a line."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -61,12 +93,14 @@ def over_time(
         )
         .targets(_queries(targets, instant=False))
     )
+    if links:
+        panel.data_links(_links(links))
     if stacked:
         panel.stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL).group("A"))
     if top is not None:
         panel.axis_soft_max(top)
     if warn_above is not None:
-        panel.thresholds(_warn_above(warn_above)).thresholds_style(
+        panel.thresholds(_steps(warn_above)).thresholds_style(
             common.GraphThresholdsStyleConfig().mode(common_model.GraphThresholdsStyleMode.DASHED)
         )
     return panel
@@ -80,8 +114,10 @@ def now(
     span: int,
     text: common_model.BigValueTextMode = common_model.BigValueTextMode.AUTO,
     warn_above: float | None = None,
+    warn_below: float | None = None,
+    links: Sequence[Link] = (),
 ) -> stat.Panel:
-    """Draw a panel of current values in big letters."""
+    """Draw current values in big letters."""
     panel = (
         stat.Panel()
         .title(title)
@@ -97,36 +133,102 @@ def now(
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields(""))
         .targets(_queries(targets, instant=True))
     )
-    if warn_above is None:
-        panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.FIXED).fixed_color("text"))
-    else:
+    if links:
+        panel.data_links(_links(links))
+    if warn_above is not None:
         panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
-        panel.thresholds(_warn_above(warn_above))
+        panel.thresholds(_steps(warn_above))
+    elif warn_below is not None:
+        panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
+        panel.thresholds(_steps(warn_below, below=True))
+    else:
+        panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.FIXED).fixed_color("text"))
     return panel
 
 
-def label_values(name: str, label: str, metric: str, *, many: bool) -> dashboard.QueryVariable:
-    """Offer the values that a label of `metric` has in the dashboard's time range."""
-    query = f"label_values({metric}, {name})"
-    variable = (
-        dashboard.QueryVariable(name)
-        .label(label)
+def bars(
+    title: str, description: str, *targets: Target, unit: str, span: int = 12, links: Sequence[Link] = ()
+) -> bargauge.Panel:
+    """Draw current values as horizontal bars."""
+    panel = (
+        bargauge.Panel()
+        .title(title)
+        .description(description)
         .datasource(DATASOURCE)
-        .query(query)
-        .definition(query)
-        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(model.VariableSort.NUMERICAL_ASC if many else model.VariableSort.ALPHABETICAL_ASC)
-        .multi(many)
-        .include_all(many)
+        .unit(unit)
+        .span(span)
+        .height(8)
+        .min(0)
+        .no_value("none")
+        .orientation(common_model.VizOrientation.HORIZONTAL)
+        .display_mode(common_model.BarGaugeDisplayMode.BASIC)
+        .color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields(""))
+        .targets(_queries(targets, instant=True))
     )
-    if many:
-        variable.all_value(".*").current(model.VariableOption(selected=True, text=["All"], value=["$__all"]))
-    return variable
+    if links:
+        panel.data_links(_links(links))
+    return panel
 
 
-def _queries(targets: tuple[Target, ...], *, instant: bool) -> list[Builder[Dataquery]]:
+def rows_of(
+    title: str,
+    description: str,
+    *columns: Column,
+    keys: Mapping[str, Sequence[Link]],
+    span: int = 24,
+    height: int = 9,
+) -> table.Panel:
+    """Draw a table with one row for each combination of the labels in `keys`, which may lead elsewhere.
+
+    Every query has just these labels, apart from labels that become columns of their own. Pages keep it
+    readable with a thousand rows.
+    """
+    names = {f"Value #{letter}": column.title for letter, column in _lettered(columns)}
+    panel = (
+        table.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .unit(units.NoUnit)
+        .span(span)
+        .height(height)
+        .no_value("")
+        .filterable(True)
+        .footer(common.TableFooterOptions().enable_pagination(True))
+        .targets(_queries([Target(column.expr, "") for column in columns], instant=True, as_table=True))
+        .with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
+        .with_transformation(
+            model.DataTransformerConfig(
+                id_val="organize", options={"excludeByName": {"Time": True}, "renameByName": names}
+            )
+        )
+    )
+    for column in columns:
+        panel.override_by_name(column.title, _column_settings(column))
+    for key, links in keys.items():
+        if links:
+            urls = [{"title": link.title, "url": link.url} for link in links]
+            panel.override_by_name(key, [model.DynamicConfigValue(id_val="links", value=urls)])
+    return panel
+
+
+def _column_settings(column: Column) -> list[model.DynamicConfigValue]:
+    settings = [model.DynamicConfigValue(id_val="unit", value=column.unit)]
+    if column.red_above is not None:
+        low, high = ("red", "text") if column.below else ("text", "red")
+        steps = [{"color": low, "value": None}, {"color": high, "value": column.red_above}]
+        settings += [
+            model.DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}),
+            model.DynamicConfigValue(id_val="thresholds", value={"mode": "absolute", "steps": steps}),
+            model.DynamicConfigValue(id_val="color", value={"mode": "thresholds"}),
+        ]
+    return settings
+
+
+def _queries(targets: Sequence[Target], *, instant: bool, as_table: bool = False) -> list[Builder[Dataquery]]:
     built: list[Builder[Dataquery]] = []
-    for letter, target in zip(ascii_uppercase, targets, strict=False):
+    for letter, target in _lettered(targets):
         query = (
             prometheus.Dataquery()
             .datasource(DATASOURCE)
@@ -135,13 +237,26 @@ def _queries(targets: tuple[Target, ...], *, instant: bool) -> list[Builder[Data
             .legend_format(target.legend)
             .editor_mode(prometheus_model.QueryEditorMode.CODE)
         )
+        if as_table:
+            query.format(prometheus_model.PromQueryFormat.TABLE)
         built.append(query.instant() if instant else query.range())
     return built
 
 
-def _warn_above(value: float) -> dashboard.ThresholdsConfig:
+def _lettered(items: Sequence[Item]) -> list[tuple[str, Item]]:
+    return list(zip(ascii_uppercase[: len(items)], items, strict=True))
+
+
+def _links(links: Sequence[Link]) -> list[Builder[model.DashboardLink]]:
+    return [
+        dashboard.DashboardLink(link.title).type(model.DashboardLinkType.LINK).url(link.url) for link in links
+    ]
+
+
+def _steps(value: float, *, below: bool = False) -> dashboard.ThresholdsConfig:
+    low, high = ("orange", "green") if below else ("green", "orange")
     return (
         dashboard.ThresholdsConfig()
         .mode(model.ThresholdsMode.ABSOLUTE)
-        .steps([model.Threshold(color="green"), model.Threshold(value=value, color="orange")])
+        .steps([model.Threshold(color=low), model.Threshold(value=value, color=high)])
     )

@@ -7,6 +7,8 @@ from typing import Final
 _RANK: Final = frozenset({"run", "rank"})
 _GPU: Final = frozenset({"gpu", "gpu_uuid"})
 _NONE: Final[frozenset[str]] = frozenset()
+_OF_SCRAPE: Final = frozenset({"job", "instance"})
+"""Labels that Prometheus adds to all series of a target."""
 
 METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_train_steps_total": _RANK,
@@ -147,5 +149,5 @@ def unknown(expr: str) -> set[str]:
         if name not in METRICS:
             problems.add(name)
         else:
-            problems |= {f"{name}{{{label}}}" for label in labels - METRICS[name]}
+            problems |= {f"{name}{{{label}}}" for label in labels - METRICS[name] - _OF_SCRAPE}
     return problems

@@ -19,24 +19,37 @@ class Query:
 
 
 def queries(
-    dashboard: dict[str, Any], *, run: str, rank: str = ".*", rate_interval: str = "15s"
+    dashboard: dict[str, Any],
+    *,
+    run: str,
+    rank: str = ".*",
+    instance: str = ".*",
+    rate_interval: str = "15s",
+    time_range: str = "60s",
 ) -> list[Query]:
     """List every panel's and variable's query, with Grafana's variables and macros filled in.
 
-    `run` is a value, `rank` a regular expression: so the dashboard matches them. A query of a variable
-    returns one series per value. A panel may be without data only when its description says "Empty ...".
+    `run` is a value. `rank`, `instance` and the GPU are regular expressions where the dashboard lets
+    several be chosen, values elsewhere. A query of a variable returns one series per value. A panel may be
+    without data only when its description says "Empty ...".
     """
     values = {
-        "run": run.replace("\\", "\\\\").replace('"', '\\"'),
-        "rank": rank,
+        "run": _quoted(run),
+        "rank": _quoted(rank),
+        "instance": _quoted(instance),
+        "gpu": ".*",
+        "top": "12",
         "datasource": "prometheus",
         "__rate_interval": rate_interval,
+        "__range": time_range,
+        "__range_s": time_range.removesuffix("s"),
     }
     found = []
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             expr = _fill(_values_of_label(variable["query"]), values)
-            found.append(Query(f"variable {variable['name']}", expr, may_be_empty=False))
+            # A node without GPUs has no GPU to choose.
+            found.append(Query(f"variable {variable['name']}", expr, "torchperfd_gpu_" in expr))
     for panel in panels(dashboard):
         may_be_empty = "Empty " in panel["description"]
         for target in panel["targets"]:
@@ -52,6 +65,10 @@ def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from panel["panels"]
         else:
             yield panel
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _values_of_label(query: str) -> str:

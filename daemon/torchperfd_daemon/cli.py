@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "compare": "Show the differences between two captures, or two ranks.",
     "bench": "Measure a DataLoader's settings, or implementations side by side.",
     "doctor": "Find what slows this node down, and how to fix it.",
+    "dashboards": "Write Grafana's dashboards and Prometheus' rules.",
     "config": "Show the configuration in force, and the origin of each value.",
     "version": "Print versions.",
 }

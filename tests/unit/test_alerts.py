@@ -1,5 +1,6 @@
 """The rules: promtool sees every alert fire and be silent, and each has a page that helps."""
 
+import json
 import re
 import subprocess
 from dataclasses import replace
@@ -66,6 +67,26 @@ def test_runbooks_each_belong_to_an_alert() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == {alert.page for alert in ALERTS}
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [alert.page for alert in ALERTS if f"docs/runbooks/{alert.page}.md" not in menu] == []
+
+
+def test_runbooks_name_panels_and_rows_that_exist() -> None:
+    titles: dict[str, set[str]] = {}
+    for path in (ROOT / "grafana" / "dashboards").glob("*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        shown = [each for panel in document["panels"] for each in (panel, *(panel.get("panels") or ()))]
+        titles[document["title"].removeprefix("torchperfd: ")] = {panel["title"] for panel in shown}
+    named = [
+        (title, dashboard)
+        for path in RUNBOOKS.glob("*.md")
+        for title, dashboard in re.findall(
+            r"(?:panel|row) \*([^*]+)\*\s+of\s+the\s+dashboard\s+\*([^*]+)\*",
+            path.read_text(encoding="utf-8"),
+        )
+    ]
+    assert len(named) > 5
+    assert [
+        each for each in named if " ".join(each[0].split()) not in titles[" ".join(each[1].split())]
+    ] == []
 
 
 def test_rules_are_made_of_metrics_of_the_daemon() -> None:

@@ -308,7 +308,7 @@ def test_compose_wires_daemon_prometheus_and_grafana_together() -> None:
     dashboards = provider["options"]["path"]
     assert (grafana[dashboards] / "run.json").exists()
     home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert home == f"{dashboards}/run.json"
+    assert home == f"{dashboards}/fleet.json"
 
 
 @pytest.mark.needs("promtool")

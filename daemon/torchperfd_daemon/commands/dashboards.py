@@ -1,0 +1,78 @@
+"""``torchperfd dashboards``."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+import torchperfd_daemon
+from torchperfd_daemon.errors import TorchperfdError, explained
+
+_RUNBOOKS: Final = re.compile(r"(?<=runbook_url: )\S+/(?=[\w-]+\.html$)", re.MULTILINE)
+_PROMETHEUS: Final = "http://prometheus:9090"
+_MOUNTED: Final = "/var/lib/grafana/dashboards"
+_SHIPPED: Final = ("dashboards/*.json", "alerts/*.rules.yaml", "provisioning/*/*.yaml", "runbooks/*.md")
+
+
+@click.group("dashboards")
+def command() -> None:
+    """Write the dashboards for Grafana and the rules for Prometheus."""
+
+
+@command.command("export")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--prometheus", metavar="URL", default=_PROMETHEUS, show_default=True, help="Grafana's data source."
+)
+@click.option(
+    "--mount", metavar="PATH", help="Where Grafana sees the dashboards (default: where they are written)."
+)
+@click.option("--runbooks", metavar="URL", help="Where the alerts' pages are published.")
+def export(directory: Path, prometheus: str, mount: str | None, runbooks: str | None) -> None:
+    """Write dashboards, rules, provisioning and runbooks into DIRECTORY.
+
+    Files of the same names are overwritten. Prints each file that was written.
+    """
+    mounted = mount or str((directory / "dashboards").absolute())
+    for name, text in shipped_files().items():
+        if name.startswith("alerts/") and runbooks:
+            text = _RUNBOOKS.sub(lambda _: f"{runbooks.rstrip('/')}/", text)
+        elif name.startswith("provisioning/"):
+            text = text.replace(_PROMETHEUS, prometheus).replace(_MOUNTED, mounted)
+        path = directory / name
+        with explained(f"cannot write {path}", "name a directory that you may write to"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        click.echo(str(path))
+    if not runbooks:
+        click.echo("runbook_url of the alerts is a placeholder: set it with --runbooks URL", err=True)
+
+
+def shipped_files() -> dict[str, str]:
+    """Return the text of each file that comes with the package, by its path in the export.
+
+    Raises:
+        TorchperfdError: The package was installed without them.
+    """
+    found = {path.relative_to(root).as_posix(): path for root in _roots() for path in _below(root)}
+    if not found:
+        raise TorchperfdError(
+            "the dashboards are not part of this installation", "install torchperfd from its wheel"
+        )
+    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+
+
+def _roots() -> tuple[Path, ...]:
+    """Return where the files lie: in the wheel below the package, in a checkout in folders of their own."""
+    package = Path(torchperfd_daemon.__file__).parent
+    if (package / "grafana").is_dir():
+        return (package / "grafana",)
+    checkout = package.parents[1]
+    return (checkout / "grafana", checkout / "docs")
+
+
+def _below(root: Path) -> Iterator[Path]:
+    for pattern in _SHIPPED:
+        yield from root.glob(pattern)

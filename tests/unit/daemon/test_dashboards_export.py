@@ -1,0 +1,101 @@
+"""``torchperfd dashboards export``: what it writes, and where it comes from."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from tests.support.node import ROOT
+
+import torchperfd_daemon
+from torchperfd_daemon.cli import cli, run_command
+from torchperfd_daemon.commands.dashboards import shipped_files
+
+
+def export(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli, ["dashboards", "export", *arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def written(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_export_writes_every_file_and_lists_it(tmp_path: Path) -> None:
+    result = export(str(tmp_path / "out"))
+    names = written(tmp_path / "out")
+    assert set(result.stdout.splitlines()) == {str(tmp_path / "out" / name) for name in names}
+    assert {name for name in names if name.startswith("dashboards/")} == {
+        f"dashboards/{name}.json" for name in ("daemon", "fleet", "node", "rank", "run")
+    }
+    assert {
+        "alerts/torchperfd.rules.yaml",
+        "provisioning/dashboards/torchperfd.yaml",
+        "provisioning/datasources/prometheus.yaml",
+        "runbooks/run-stalled.md",
+    } <= names
+    assert "placeholder" in result.stderr
+    fleet = json.loads((tmp_path / "out" / "dashboards" / "fleet.json").read_text())
+    assert fleet["uid"] == "torchperfd-fleet"
+
+
+def test_export_with_addresses_puts_them_into_the_files(tmp_path: Path) -> None:
+    result = export(
+        *(str(tmp_path), "--prometheus", "http://metrics:9090", "--mount", "/boards"),
+        *("--runbooks", "https://wiki.example/torch/"),
+    )
+    assert result.stderr == ""
+    rules = yaml.safe_load((tmp_path / "alerts" / "torchperfd.rules.yaml").read_text())
+    urls = [
+        rule["annotations"]["runbook_url"]
+        for group in rules["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert len(urls) > 20
+    assert all(url.startswith("https://wiki.example/torch/") and url.count("/") == 4 for url in urls)
+    source = yaml.safe_load((tmp_path / "provisioning" / "datasources" / "prometheus.yaml").read_text())
+    assert source["datasources"][0]["url"] == "http://metrics:9090"
+    provider = yaml.safe_load((tmp_path / "provisioning" / "dashboards" / "torchperfd.yaml").read_text())
+    assert provider["providers"][0]["options"]["path"] == "/boards"
+
+
+def test_export_without_mount_names_its_own_directory(tmp_path: Path) -> None:
+    export(str(tmp_path))
+    provider = yaml.safe_load((tmp_path / "provisioning" / "dashboards" / "torchperfd.yaml").read_text())
+    assert provider["providers"][0]["options"]["path"] == str(tmp_path / "dashboards")
+
+
+def test_export_into_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "dashboards").write_text("")
+    (tmp_path / "alerts").write_text("")
+    assert run_command(["dashboards", "export", str(tmp_path)]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_files_of_a_wheel_are_those_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    package = tmp_path / "site-packages" / "torchperfd_daemon"
+    for source, target in wheel["hooks"]["custom"]["exported"].items():
+        place = package.parent / target
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, place)
+        else:
+            shutil.copy(ROOT / source, place)
+    of_checkout = shipped_files()
+    monkeypatch.setattr(torchperfd_daemon, "__file__", str(package / "__init__.py"))
+    assert shipped_files() == of_checkout
+
+
+def test_installation_without_the_files_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "a" / "b" / "torchperfd_daemon"
+    monkeypatch.setattr(torchperfd_daemon, "__file__", str(package / "__init__.py"))
+    assert run_command(["dashboards", "export", str(tmp_path / "out")]) == 1
+    assert "not part of this installation" in capsys.readouterr().err
