@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from torchperfd.launch.keeping_options import FLAGS, VALUE_OPTIONS, KeepingOptions, keeping_options
 from torchperfd.launch.script import Script, show
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
     from torchperfd.link.embedded import EmbeddedDaemon
     from torchperfd.report import RankReport
+    from torchperfd.runs.record import RunRecord
     from torchperfd.v1 import control_pb2
 
 USAGE: Final = """\
@@ -33,6 +35,10 @@ Options:
                   there, set the environment variable TORCHPERFD_RUN.)
   --job NAME      What people call this kind of run; the script's name by default.
   --report FILE   Write the account of the run as JSON (schema torchperfd.run/1).
+  --baseline RUN  At the end, compare with a kept run or with a file of --report.
+  --fail-above P  With --baseline: exit with code 7 if a step is slower by more, as 5%.
+  --runs-dir DIR  Where the account is kept, for `torchperfd runs` and `compare`.
+  --no-keep       Keep no account of the run.
   --on-oom        Leave a memory snapshot when CUDA has no memory left.
   --no-daemon     Start no daemon when none answers.
   --quiet         Print nothing at the end.
@@ -58,6 +64,8 @@ class RunOptions:
     full: bool = False
     on_oom: bool = False
     warnings: list[str] = field(default_factory=list)
+    keeping: KeepingOptions = field(default_factory=KeepingOptions)
+    began: float = field(default_factory=time.time, compare=False)
 
 
 class _BadUsageError(Exception):
@@ -98,14 +106,14 @@ def parse(argv: Sequence[str]) -> RunOptions | None:
         if not word.startswith("-"):
             return _options(Script(word, tuple(argv[position + 1 :]), is_module=False), values, flags)
         name, equals, value = word.partition("=")
-        if name in ("--run", "--job", "--report"):
+        if name in ("--run", "--job", "--report", *VALUE_OPTIONS):
             if not equals:
                 position += 1
                 if position >= len(argv):
                     raise _BadUsageError(f"{name} needs a value")
                 value = argv[position]
             values[name] = value
-        elif word in ("--no-daemon", "--quiet", "--full", "--on-oom"):
+        elif word in ("--no-daemon", "--quiet", "--full", "--on-oom", *FLAGS):
             flags.add(word)
         else:
             raise _BadUsageError(f"no such option: {word}")
@@ -114,6 +122,10 @@ def parse(argv: Sequence[str]) -> RunOptions | None:
 
 
 def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOptions:
+    try:
+        keeping = keeping_options(values, flags)
+    except ValueError as error:
+        raise _BadUsageError(str(error)) from None
     return RunOptions(
         script=script,
         run=values.get("--run"),
@@ -123,6 +135,7 @@ def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOpti
         quiet="--quiet" in flags,
         full="--full" in flags,
         on_oom="--on-oom" in flags,
+        keeping=keeping,
     )
 
 
@@ -137,6 +150,7 @@ def _run(options: RunOptions) -> None:
         sys.exit(2)
     # The identity, read in attach, names the run after the script.
     sys.argv = [script.target, *script.arguments]
+    baseline = _baseline(options)
     daemon = None
     if options.start_daemon and int(os.environ.get("LOCAL_RANK", "0") or 0) == 0:
         daemon = embedded.start_unless_one_answers()
@@ -145,6 +159,7 @@ def _run(options: RunOptions) -> None:
     client = attach(run=options.run, job=options.job or _job_name(script), on_oom=options.on_oom)
     launcher = LightningLauncher(client.run, options.job or _job_name(script))
     ended: BaseException | None = None
+    code = 0
     try:
         script.execute()
     except SystemExit as error:
@@ -155,7 +170,7 @@ def _run(options: RunOptions) -> None:
     finally:
         launcher.leave()
         try:
-            _conclude(client, daemon, options)
+            code = _conclude(client, daemon, options, baseline, ended)
         except Exception as error:  # noqa: BLE001 - the script has done its work: keep its exit code
             sys.stderr.write(f"torchperfd: the report could not be made: {error}\n")
     if ended is not None:
@@ -163,15 +178,45 @@ def _run(options: RunOptions) -> None:
             # Shown already. Raised again so that the interpreter ends as it would have: with
             # status 1, or for KeyboardInterrupt by the signal itself.
             sys.excepthook = lambda *_: None
+            raise ended
+        if ended.code not in (None, 0):
+            raise ended
+    if code:
+        sys.exit(code)
+    if ended is not None:
         raise ended
+
+
+def _baseline(options: RunOptions) -> "RunRecord | None":
+    """Read the run to compare with; leaves before the script has begun where there is none."""
+    from torchperfd.errors import TorchperfdError
+    from torchperfd.identity import read_identity
+
+    if not options.keeping.baseline or read_identity().rank != 0:
+        return None
+    from torchperfd.launch.baseline import read_baseline
+
+    try:
+        return read_baseline(options.keeping)
+    except TorchperfdError as error:
+        sys.stderr.write(f"torchperfd run: --baseline: {error}\n")
+        sys.exit(error.exit_code)
 
 
 def _job_name(script: Script) -> str:
     return script.target if script.is_module else Path(script.target).stem
 
 
-def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOptions) -> None:
+def _conclude(
+    client: "Client",
+    daemon: "EmbeddedDaemon | None",
+    options: RunOptions,
+    baseline: "RunRecord | None",
+    ended: BaseException | None,
+) -> int:
+    """Report, keep, compare and detach; return the exit code that the comparison asks for."""
     from torchperfd.card import ansi
+    from torchperfd.launch import kept_run
     from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
     from torchperfd.report import run_document
     from torchperfd.v1 import access
@@ -183,13 +228,18 @@ def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOpt
     ranks = _rank_reports(client, answer)
     verdict = _verdict(answer)
     facts = [] if daemon is not None or not client.metrics_url else [("metrics", client.metrics_url)]
+    document = run_document(client.run, ranks, verdict)
+    kept_run.add_facts(document, client, began=options.began, ended=ended)
+    is_kept = options.keeping.is_kept and client.rank == 0
+    writer = kept_run.ReportWriter(options.keeping, document) if is_kept else None
     try:
         if options.report is not None and client.rank == 0:
-            document = run_document(client.run, ranks, verdict)
             access.write_file(str(options.report), (json.dumps(document, indent=2) + "\n").encode())
             facts.append(("report", str(options.report)))
     except OSError as error:
         sys.stderr.write(f"torchperfd: cannot write the report: {error}\n")
+    if writer is not None:
+        facts.append(("kept", writer.outcome(deadline)))
     if not options.quiet and client.rank == 0:
         sys.stdout.flush()
         card = closing_card(
@@ -198,9 +248,15 @@ def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOpt
         closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
         colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)
         sys.stderr.write(closing_text(closing, full=options.full, colour=colour, width=width))
+    code = 0
+    if baseline is not None:
+        from torchperfd.launch.baseline import compare_with_baseline
+
+        code = compare_with_baseline(baseline, document, options.keeping.fail_above, sys.stderr.write)
     client.detach_by(deadline)
     if daemon is not None:
         daemon.leave(max(0.05, deadline - time.monotonic()))
+    return code
 
 
 def _whole_run(client: "Client") -> "control_pb2.GetRunResponse | None":

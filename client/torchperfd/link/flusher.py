@@ -19,6 +19,7 @@ from torchperfd.steps.pace import Pace
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.step_batch import TRAIN, StepBatch
+from torchperfd.steps.step_blocks import StepBlocks
 from torchperfd.steps.totals import Totals
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Flusher:
         counters: ProcessCounters,
     ) -> None:
         self.totals = Totals()
+        self.blocks = StepBlocks()
         self._replay = replay
         self._recorder = replay.recorder
         self._names = names
@@ -140,6 +142,8 @@ class Flusher:
         self._counters.fill(totals)
         self.totals = totals
         self._pace.add(drained)
+        for steps in drained:
+            self.blocks.add(steps)
         self._unsent += drained
         if drained:
             training = drained[-1].kind[0] == TRAIN

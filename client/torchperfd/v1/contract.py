@@ -115,5 +115,14 @@ def user_captures_dir() -> str:
     chosen = os.environ.get("TORCHPERFD_CAPTURES_DIR")
     if chosen:
         return chosen
+    return f"{_user_state_dir()}/captures"
+
+
+def user_runs_dir() -> str:
+    """Return the directory where this user's reports of runs are kept."""
+    return os.environ.get("TORCHPERFD_RUNS_DIR") or f"{_user_state_dir()}/runs"
+
+
+def _user_state_dir() -> str:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
-    return f"{state}/torchperfd/captures"
+    return f"{state}/torchperfd"

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 # The analyser uses no linear algebra, and numpy's starts a thread for every core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from torchperfd.runs.record import RunRecord
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
+from torchperfd_daemon.commands._compare_runs import find_run, may_be_capture, print_comparison, refuse_mixed
+from torchperfd_daemon.commands._runs_dir import open_runs, runs_dir_option
+from torchperfd_daemon.commands._share import Share
 from torchperfd_daemon.commands._traces import find_trace, note, warn
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError, UsageError
 from torchperfd_daemon.text import printable
@@ -37,9 +42,18 @@ _Pair = tuple[analysis.RankFile, analysis.RankFile]
 )
 @click.option("--comm-pattern", metavar="REGEX", help="Further names of communication kernels.")
 @captures_dir_option
+@runs_dir_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, with every row.")
 @click.option("--markdown", is_flag=True, help="The same as the text, in Markdown.")
+@click.option(
+    "--fail-above",
+    type=Share(),
+    metavar="PERCENT",
+    help="Of two runs: exit with code 7 if a step of B is slower by more than this, such as 5%.",
+)
+@click.pass_context
 def command(
+    context: click.Context,
     before: str,
     after: str | None,
     ranks: str | None,
@@ -47,18 +61,27 @@ def command(
     sort_by: str,
     comm_pattern: str | None,
     captures_dir: Path | None,
+    runs_dir: Path | None,
     as_json: bool,
     markdown: bool,
+    fail_above: float | None,
 ) -> None:
     """Show what is new, gone, or changed beyond noise from A to B, per step.
 
-    A and B are trace files (.json or .json.gz), directories of them, or ids of captures. Of two
-    directories the ranks that both have are compared.
+    A and B are two runs: ids of kept runs (`torchperfd runs`), or files that `run --report` wrote. Or they
+    are two captures: ids, trace files (.json or .json.gz), or directories of them; of two directories the
+    ranks that both have are compared. The beginning of an id is enough if only one begins so.
     """
     if as_json and markdown:
         raise UsageError("--json and --markdown exclude each other", "leave one out")
     if (after is None) == (ranks is None):
         raise UsageError("compare needs two sides", "name a B, or two --ranks of A")
+    runs = _runs(before, after, runs_dir) if after is not None else None
+    if runs is not None:
+        _refuse_options(context, "limit", "sort_by", "comm_pattern", "captures_dir")
+        print_comparison(*runs, as_json=as_json, markdown=markdown, fail_above=fail_above)
+        return
+    _refuse_options(context, "fail_above")
     notes: list[str] = []
     files = analysis.rank_files(find_trace(before, captures_dir), notes.append)
     if after is None:
@@ -77,6 +100,34 @@ def command(
         analysis.render_comparison(comparison, sys.stdout, limit=limit, sort_by=sort_by)
     if failed:
         raise PartialResultError(f"{len(failed)} of {len(pairs)} ranks are missing: {failed[0]}")
+
+
+def _runs(before: str, after: str, runs_dir: Path | None) -> tuple[RunRecord, RunRecord] | None:
+    """Return the two runs that are named, None where captures are.
+
+    Raises:
+        NoSuchTargetError: One is a run, and the other is not.
+    """
+    if may_be_capture(before) and may_be_capture(after):
+        return None
+    store = open_runs(runs_dir)
+    one, other = find_run(before, store), find_run(after, store)
+    if one is None and other is None:
+        return None
+    if one is None:
+        raise refuse_mixed(after, before)
+    if other is None:
+        raise refuse_mixed(before, after)
+    return one, other
+
+
+def _refuse_options(context: click.Context, *names: str) -> None:
+    """Refuse options that mean nothing for what is compared."""
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            kinds = ("captures", "runs") if name == "fail_above" else ("runs", "captures")
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} does not apply to two {kinds[0]}", f"name two {kinds[1]}, or omit it")
 
 
 def _two_ranks(files: Sequence[analysis.RankFile], ranks: str) -> _Pair:

@@ -72,6 +72,11 @@ def test_the_last_of_two_values_counts() -> None:
         (["-m"], "-m needs a module"),
         (["--run"], "--run needs a value"),
         (["--quiet", "--report"], "--report needs a value"),
+        (["--fail-above", "5%", "train.py"], "--fail-above needs a --baseline"),
+        (
+            ["--baseline=a", "--fail-above=fast", "train.py"],
+            "--fail-above fast is no share such as 5% or 0.05",
+        ),
         (["--epochs", "3", "train.py"], "no such option: --epochs"),
         (["--quiet=1", "train.py"], "no such option: --quiet=1"),
         (["-x", "train.py"], "no such option: -x"),

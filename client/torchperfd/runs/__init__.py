@@ -1,0 +1,1 @@
+"""Whole runs: their reports are kept, read again, and compared."""

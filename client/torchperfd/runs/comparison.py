@@ -1,0 +1,283 @@
+"""What changed between two runs beyond noise: the step, its phases, and whether the machine itself did."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torchperfd.runs.errors import RunFileError
+from torchperfd.runs.noise import LEAST_BLOCKS, MeanChange, compare_means
+from torchperfd.runs.record import RankBlocks, RunRecord
+
+SCHEMA: Final = "torchperfd.run_comparison/1"
+MATERIAL: Final = 0.01
+"""Least change that is reported, as a part of the step time."""
+_STEP_LEVEL: Final = 0.01
+"""Chance of a step time that is reported as changed and is not."""
+_PHASES_LEVEL: Final = 0.02
+"""Chance of any phase at all that is reported as changed and is not."""
+_SEEN_LEVEL: Final = 0.05
+_MAJOR: Final = 0.03
+"""Least share of the step of a phase that shows the machine's speed."""
+_LEAST_MAJOR: Final = 3
+_AGREEING: Final = 2 / 3
+_SLOW_RANK: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChange:
+    """One phase, in seconds per step.
+
+    Attributes:
+        name: Of the phase.
+        mean: Before and after, the former at the machine's later speed if that has changed.
+        share: Of the step before: how much more of it the phase takes.
+        is_changed: Whether that is beyond noise, and at least 1 % of the step.
+    """
+
+    name: str
+    mean: MeanChange
+    share: float
+    is_changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """Two runs beside each other.
+
+    Attributes:
+        before: Run A.
+        after: Run B.
+        step: Time of a step.
+        is_changed: Whether that changed beyond noise, and by at least 1 %.
+        phases: Those with at least 1 % of a step, the largest change first.
+        machine_factor: By how much all phases alike take longer; None where they did not change alike.
+        differences: What else differs, as ``name before → after``.
+        slow_ranks: Rank with the most work of its own on each side, None where none stands out.
+    """
+
+    before: RunRecord
+    after: RunRecord
+    step: MeanChange
+    is_changed: bool
+    phases: tuple[PhaseChange, ...]
+    machine_factor: float | None
+    differences: tuple[str, ...]
+    slow_ranks: tuple[int | None, int | None]
+
+    @property
+    def ratio(self) -> float:
+        """By how much the step takes longer: 0.05 for 5 %."""
+        return self.step.difference / self.step.before
+
+    @property
+    def ratio_margin(self) -> float:
+        """Half the width of that number's 95 % confidence interval."""
+        return self.step.margin / self.step.before
+
+    @property
+    def changed_phases(self) -> tuple[PhaseChange, ...]:
+        """Phases that changed beyond noise."""
+        return tuple(phase for phase in self.phases if phase.is_changed)
+
+    def is_slower_than(self, share: float) -> bool:
+        """Return whether run B is slower by more than a share, also at the lower end of the interval."""
+        return self.is_changed and self.ratio - self.ratio_margin > share
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of schema ``torchperfd.run_comparison/1``."""
+        return {
+            "schema": SCHEMA,
+            "before": _side(self.before, self.slow_ranks[0]),
+            "after": _side(self.after, self.slow_ranks[1]),
+            "step": {**_times(self.step), "ratio": self.ratio, "ratio_margin": self.ratio_margin},
+            "changed": self.is_changed,
+            "machine_factor": self.machine_factor,
+            "phases": [
+                {
+                    "phase": phase.name,
+                    **_times(phase.mean),
+                    "share_of_step": phase.share,
+                    "changed": phase.is_changed,
+                }
+                for phase in self.phases
+            ],
+            "differences": list(self.differences),
+        }
+
+
+def compare_runs(before: RunRecord, after: RunRecord) -> RunComparison:
+    """Compare two runs from the blocks of steps that their reports keep.
+
+    Raises:
+        RunFileError: A report has no blocks, or too few.
+    """
+    sides = _mean_blocks(before, "A"), _mean_blocks(after, "B")
+    step = compare_means(sides[0].step, sides[1].step)
+    columns = _columns(*sides)
+    has_changed = step.chance <= _STEP_LEVEL and abs(step.difference) >= MATERIAL * step.before
+    factor = _machine_factor(columns, step) if has_changed else None
+    return RunComparison(
+        before=before,
+        after=after,
+        step=step,
+        is_changed=has_changed,
+        phases=_phases(columns, step, factor or 1.0),
+        machine_factor=factor,
+        differences=_differences(before, after),
+        slow_ranks=(slow_rank(before), slow_rank(after)),
+    )
+
+
+def slow_rank(run: RunRecord) -> int | None:
+    """Return the rank whose own work, without waiting for others, exceeds the median by 5 % of a step."""
+    own = {
+        rank.rank: rank.step_seconds - rank.waiting_seconds
+        for rank in run.ranks
+        if rank.step_seconds is not None
+    }
+    if len(own) < 2:
+        return None
+    slowest = max(own, key=lambda rank: own[rank])
+    excess = own[slowest] - statistics.median_low(list(own.values()))
+    return slowest if excess > _SLOW_RANK * (run.step_seconds or math.inf) else None
+
+
+_Columns = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+
+
+def _mean_blocks(run: RunRecord, side: str) -> RankBlocks:
+    """Return blocks of the mean over ranks: of those whose blocks have as many steps as the first one's."""
+    every = [rank.blocks for rank in run.ranks if rank.blocks is not None]
+    if not every:
+        reason = (
+            "it has no training steps"
+            if not run.steps
+            else "it was written by an older version of torchperfd"
+        )
+        raise RunFileError(f"run {side}, {run.run}, cannot be compared: {reason}", "repeat the run")
+    same = [blocks for blocks in every if blocks.steps == every[0].steps]
+    count = min(len(blocks.step) for blocks in same)
+    if count < LEAST_BLOCKS or not any(same[0].step):
+        raise RunFileError(
+            f"run {side}, {run.run}, cannot be compared: it has {max(0, run.steps - 1)} training steps after"
+            f" the first, and noise is known from {LEAST_BLOCKS} on",
+            "run more steps",
+        )
+    names = sorted({name for blocks in same for name in blocks.phases})
+    zeros = (0.0,) * count
+    return RankBlocks(
+        every[0].steps,
+        _mean([blocks.step[:count] for blocks in same]),
+        {name: _mean([blocks.phases.get(name, zeros)[:count] for blocks in same]) for name in names},
+    )
+
+
+def _mean(columns: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(map(statistics.fmean, zip(*columns, strict=True)))
+
+
+def _columns(before: RankBlocks, after: RankBlocks) -> _Columns:
+    """Return the phases that take at least 1 % of a step on either side; the others cannot change by more."""
+    zeros = (0.0,) * len(before.step), (0.0,) * len(after.step)
+    least = MATERIAL * statistics.fmean(before.step), MATERIAL * statistics.fmean(after.step)
+    found = {}
+    for name in sorted(before.phases.keys() | after.phases.keys()):
+        pair = before.phases.get(name, zeros[0]), after.phases.get(name, zeros[1])
+        if any(statistics.fmean(column) >= limit for column, limit in zip(pair, least, strict=True)):
+            found[name] = pair
+    return found
+
+
+def _machine_factor(columns: _Columns, step: MeanChange) -> float | None:
+    """Return the factor by which all phases alike have changed; None where they have not.
+
+    At least three phases of 3 % of the step must show it, two thirds of such phases must agree with their
+    median, and these must make up two thirds of the step. A phase agrees if it changed beyond noise by
+    itself, and its distance from the median is noise or below 1 % of the step.
+    """
+    major = {
+        name: pair
+        for name, pair in columns.items()
+        if statistics.fmean(pair[0]) >= _MAJOR * step.before
+        and statistics.fmean(pair[1]) >= _MAJOR * step.after
+    }
+    if len(major) < _LEAST_MAJOR:
+        return None
+    ratios = [statistics.fmean(after) / statistics.fmean(before) for before, after in major.values()]
+    factor = min(
+        statistics.median_low(ratios), statistics.median_high(ratios), key=lambda x: abs(math.log(x))
+    )
+    if abs(factor - 1) < MATERIAL:
+        return None
+    agreeing = []
+    for before, after in major.values():
+        alone, beside = compare_means(before, after), compare_means(before, after, factor)
+        is_near = beside.chance > _STEP_LEVEL or abs(beside.difference) < MATERIAL * step.before
+        has_moved = alone.chance <= _SEEN_LEVEL and (alone.difference > 0) == (factor > 1)
+        if is_near and has_moved:
+            agreeing.append(alone.before)
+    is_most = len(agreeing) >= max(_LEAST_MAJOR, _AGREEING * len(major))
+    return factor if is_most and sum(agreeing) >= _AGREEING * step.before else None
+
+
+def _phases(columns: _Columns, step: MeanChange, factor: float) -> tuple[PhaseChange, ...]:
+    means = {name: compare_means(before, after, factor) for name, (before, after) in columns.items()}
+    beyond_noise = _holm({name: mean.chance for name, mean in means.items()}, _PHASES_LEVEL)
+    found = [
+        PhaseChange(
+            name,
+            mean,
+            mean.difference / step.before,
+            name in beyond_noise and abs(mean.difference) >= MATERIAL * step.before,
+        )
+        for name, mean in means.items()
+    ]
+    return tuple(sorted(found, key=lambda phase: (not phase.is_changed, -abs(phase.share), phase.name)))
+
+
+def _holm(chances: Mapping[str, float], level: float) -> set[str]:
+    """Return which differ; any is wrongly named in at most ``level`` of all comparisons (Holm, 1979)."""
+    named: set[str] = set()
+    for name in sorted(chances, key=lambda name: chances[name]):
+        if chances[name] > level / (len(chances) - len(named)):
+            break
+        named.add(name)
+    return named
+
+
+def _differences(before: RunRecord, after: RunRecord) -> tuple[str, ...]:
+    sides = [
+        {"script": run.script, "host": run.host, "ranks": str(run.world_size), **run.environment}
+        for run in (before, after)
+    ]
+    return tuple(
+        f"{name} {sides[0].get(name) or 'unknown'} → {sides[1].get(name) or 'unknown'}"
+        for name in {**sides[0], **sides[1]}
+        if sides[0].get(name, "") != sides[1].get(name, "")
+    )
+
+
+def _times(mean: MeanChange) -> dict[str, float]:
+    return {
+        "before_seconds": mean.before,
+        "after_seconds": mean.after,
+        "margin_seconds": mean.margin,
+        "chance": mean.chance,
+        "spikes_clipped": mean.is_clipped,
+    }
+
+
+def _side(run: RunRecord, slow: int | None) -> dict[str, Any]:
+    return {
+        "run": run.run,
+        "script": run.script or None,
+        "host": run.host or None,
+        "started_seconds": run.started,
+        "steps": run.steps,
+        "world_size": run.world_size,
+        "cause": run.cause or None,
+        "verdict": run.verdict or None,
+        "slow_rank": slow,
+    }

@@ -1,0 +1,136 @@
+"""A comparison of two runs as text for a terminal, and as Markdown for a pull request."""
+
+import time
+
+from torchperfd.runs.comparison import PhaseChange, RunComparison
+from torchperfd.runs.record import RunRecord
+
+_HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "")
+
+
+def comparison_text(comparison: RunComparison) -> str:
+    """Return lines for people, without a newline at the end."""
+    lines = [
+        f"A  {_side(comparison.before)}",
+        f"B  {_side(comparison.after)}",
+        "",
+        headline(comparison),
+        *findings(comparison),
+        "",
+    ]
+    rows = [_HEADS, *map(_cells, comparison.phases)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    for row in rows:
+        cells = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True)),
+            row[5],
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([*lines, "", *_context(comparison)]).rstrip()
+
+
+def comparison_markdown(comparison: RunComparison) -> str:
+    """Return the same as GitHub-flavoured Markdown, without a newline at the end."""
+    lines = [f"**{_escaped(headline(comparison))}**", ""]
+    lines += [f"- {_escaped(line)}" for line in findings(comparison)]
+    lines += ["", "| " + " | ".join((*_HEADS[:5], "verdict")) + " |", "|:--|--:|--:|--:|--:|:--|"]
+    for phase in comparison.phases:
+        cells = [_escaped(cell) for cell in _cells(phase)]
+        if phase.is_changed:
+            cells = [f"**{cell}**" for cell in cells]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", f"- A: {_escaped(_side(comparison.before))}", f"- B: {_escaped(_side(comparison.after))}"]
+    lines += [f"- {_escaped(line)}" for line in _context(comparison)]
+    return "\n".join(lines)
+
+
+def headline(comparison: RunComparison) -> str:
+    """Return the change of the step time in one line."""
+    step = comparison.step
+    words = "no change beyond noise"
+    if comparison.is_changed:
+        words = "slower" if step.difference > 0 else "faster"
+    return (
+        f"step time {_ms(step.before)} → {_ms(step.after)} ms, {_percent(comparison.ratio)}"
+        f" ± {100 * comparison.ratio_margin:.1f} %: {words}{' (spikes clipped)' if step.is_clipped else ''}"
+    )
+
+
+def findings(comparison: RunComparison) -> list[str]:
+    """Return what explains the change, a line each; empty where nothing changed."""
+    lines = []
+    factor = comparison.machine_factor
+    if factor is not None:
+        lines.append(
+            f"all phases changed alike, by {_percent(factor - 1)}: machine speed, not one phase"
+            if not comparison.differences
+            else f"all phases changed alike, by {_percent(factor - 1)}: machine speed, or what differs below"
+        )
+    for phase in comparison.changed_phases:
+        beyond = " beyond that" if factor is not None else ""
+        lines.append(f"{phase.name} changed by {_percent(phase.share)} of the step{beyond}")
+    if comparison.is_changed and not lines:
+        lines.append("no single phase stands out from noise")
+    slow = comparison.slow_ranks
+    if slow[0] != slow[1]:
+        before, after = ("none" if rank is None else str(rank) for rank in slow)
+        lines.append(f"slow rank {before} → {after}")
+    return lines
+
+
+def _context(comparison: RunComparison) -> list[str]:
+    lines = []
+    for name, run in (("A", comparison.before), ("B", comparison.after)):
+        if run.verdict:
+            lines.append(f"verdict {name}  {run.verdict}")
+    if comparison.differences:
+        lines.append(f"differs    {'; '.join(comparison.differences)}")
+    return lines
+
+
+def _side(run: RunRecord) -> str:
+    parts = [run.run]
+    if run.started is not None:
+        parts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)))
+    parts.append(f"{run.steps:,} steps")
+    if run.world_size > 1:
+        parts.append(f"{run.world_size} ranks")
+    if run.exit_state not in ("", "finished"):
+        parts.append(run.exit_state)
+    return "  ".join(parts)
+
+
+def _cells(phase: PhaseChange) -> tuple[str, ...]:
+    mean = phase.mean
+    difference = 1e3 * mean.difference
+    return (
+        phase.name,
+        _ms(mean.before),
+        _ms(mean.after),
+        f"{difference:+.3f}" if abs(difference) < 1 else f"{difference:+.2f}",
+        _percent(phase.share),
+        _outcome(phase),
+    )
+
+
+def _outcome(phase: PhaseChange) -> str:
+    if not phase.is_changed:
+        return "within noise"
+    return "changed (spikes clipped)" if phase.mean.is_clipped else "changed"
+
+
+def _ms(seconds: float) -> str:
+    value = seconds * 1e3
+    if value < 9.995:
+        return f"{value:.3f}"
+    return f"{value:.2f}" if value < 99.95 else f"{value:.1f}"
+
+
+def _percent(share: float) -> str:
+    text = f"{100 * share:+.1f} %"
+    return "0.0 %" if text in ("+0.0 %", "-0.0 %") else text
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{each}" if each in "\\|*_`<>[]" else each for each in text)

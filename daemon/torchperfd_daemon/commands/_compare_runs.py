@@ -1,0 +1,76 @@
+"""``torchperfd compare`` of two whole runs: finds them, and prints what changed."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import click
+
+from torchperfd.runs.comparison import compare_runs
+from torchperfd.runs.comparison_text import comparison_markdown, comparison_text
+from torchperfd.runs.record import SCHEMA, RunRecord
+from torchperfd.runs.store import RunStore, read_file
+from torchperfd_daemon.errors import NoSuchTargetError, SlowerError, explained
+
+# Keys of a report in any order fit into far less, if it is one.
+_HEAD_BYTES: Final = 4096
+_CAPTURE_ID_BEGINS: Final = re.compile(r"[0-9]{1,8}|[0-9]{8}-[0-9]{0,6}|[0-9]{8}-[0-9]{6}-[0-9a-f]{0,6}")
+
+
+def find_run(given: str, store: RunStore) -> RunRecord | None:
+    """Return the run that an argument names: a report's file, or a kept run by a prefix of its id.
+
+    Returns:
+        None where it names something else, such as a trace or a capture.
+
+    Raises:
+        NoSuchRunError: Several kept runs begin so.
+        RunFileError: The report is damaged.
+    """
+    if os.path.lexists(given):
+        return read_file(given) if _is_report(Path(given)) else None
+    with explained(f"cannot read {store.directory}"):
+        run_id = store.find(given)
+    return store.read(run_id) if run_id is not None else None
+
+
+def may_be_capture(given: str) -> bool:
+    """Return whether an argument that is no file looks like the beginning of a capture's id."""
+    return not os.path.lexists(given) and _CAPTURE_ID_BEGINS.fullmatch(given) is not None
+
+
+def print_comparison(
+    before: RunRecord, after: RunRecord, *, as_json: bool, markdown: bool, fail_above: float | None
+) -> None:
+    """Print what changed from one run to the other.
+
+    Raises:
+        RunFileError: A report has too few steps to compare.
+        SlowerError: The second one's step is slower by more than ``fail_above``.
+    """
+    comparison = compare_runs(before, after)
+    if as_json:
+        click.echo(json.dumps(comparison.to_dict()))
+    elif markdown:
+        click.echo(comparison_markdown(comparison))
+    else:
+        click.echo(comparison_text(comparison))
+    if fail_above is not None and comparison.is_slower_than(fail_above):
+        raise SlowerError(f"a step of B is slower by more than the limit of {fail_above:.1%}")
+
+
+def refuse_mixed(given: str, other: str) -> NoSuchTargetError:
+    """Return the error where one argument is a run and the other is none."""
+    return NoSuchTargetError(
+        f"{given} is a run, and {other} is neither a kept run nor a report of one",
+        "name two runs, or two captures; `torchperfd runs` lists runs, `torchperfd captures list` captures",
+    )
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with explained(f"cannot read {path}"), path.open("rb") as file:
+        return SCHEMA.encode() in file.read(_HEAD_BYTES)

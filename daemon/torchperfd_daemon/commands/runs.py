@@ -1,0 +1,158 @@
+"""``torchperfd runs``."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from torchperfd.runs.record import RunRecord
+from torchperfd.runs.store import KeptRun, RunStore
+from torchperfd.sizes import size
+from torchperfd_daemon.commands import _table
+from torchperfd_daemon.commands._options import json_option
+from torchperfd_daemon.commands._runs_dir import open_runs, runs_dir_option, whole_kept_run
+from torchperfd_daemon.errors import TorchperfdError, explained
+
+_ROWS: Final = 30
+
+
+@click.group("runs", invoke_without_command=True)
+@runs_dir_option
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    help=f"At most so many, the newest; 0 is all. By default {_ROWS} in the table, all as JSON.",
+)
+@json_option
+@click.pass_context
+def command(context: click.Context, runs_dir: Path | None, limit: int | None, as_json: bool) -> None:
+    """List the runs whose reports are kept, newest first; needs no daemon.
+
+    `torchperfd run` keeps the report of each run. `torchperfd compare A B` compares two of them.
+    """
+    store = open_runs(runs_dir)
+    context.obj = store
+    if context.invoked_subcommand is not None:
+        return
+    with explained(f"cannot read {store.directory}"):
+        kept = store.list()
+    shown = kept if limit == 0 or (limit is None and as_json) else kept[: limit or _ROWS]
+    if as_json:
+        runs = [_summary(each, *_read(store, each)) for each in shown]
+        document = {
+            "schema": "torchperfd.runs/1",
+            "directory": store.directory,
+            "total": len(kept),
+            "runs": runs,
+        }
+        click.echo(json.dumps(document))
+        return
+    if not kept:
+        click.echo(f"no runs in {store.directory}; `torchperfd run train.py` keeps one", err=True)
+        return
+    heads = ["RUN", "SCRIPT", "WHEN", "STEPS", "STEP MS", "VERDICT", "SIZE"]
+    rows = [_cells(each, *_read(store, each)) for each in shown]
+    click.echo("\n".join(_table.lines(heads, rows, left=("RUN", "SCRIPT", "WHEN", "VERDICT"))))
+    if len(kept) > len(shown):
+        click.echo(f"these are the newest {len(shown)} of {len(kept):,}; --limit 0 shows all", err=True)
+
+
+@command.command("show")
+@click.argument("run_id", metavar="RUN", callback=whole_kept_run)
+@json_option
+@click.pass_obj
+def show_run(store: RunStore, run_id: str, as_json: bool) -> None:
+    """Print the report of a run. RUN is an id, or the beginning of only one."""
+    content = store.content(run_id)
+    record = store.read(run_id)
+    if as_json:
+        click.echo(json.dumps(json.loads(content)))
+        return
+    click.echo("\n".join(_report(run_id, record)))
+
+
+@command.command("rm")
+@click.argument("run_ids", metavar="RUN...", nargs=-1, required=True, callback=whole_kept_run)
+@click.pass_obj
+def remove_runs(store: RunStore, run_ids: tuple[str, ...]) -> None:
+    """Delete the reports of runs."""
+    for run_id in dict.fromkeys(run_ids):
+        with explained(f"cannot delete {run_id}"):
+            store.remove(run_id)
+        click.echo(f"deleted {run_id}", err=True)
+
+
+def _read(store: RunStore, kept: KeptRun) -> tuple[RunRecord | None, str]:
+    """Return a run, or why it cannot be read: one damaged file must not hide the others."""
+    try:
+        return store.read(kept.run_id), ""
+    except TorchperfdError as error:
+        return None, str(error)
+
+
+def _summary(kept: KeptRun, record: RunRecord | None, problem: str) -> dict[str, Any]:
+    summary: dict[str, Any] = {
+        "id": kept.run_id,
+        "bytes": kept.bytes,
+        "kept_seconds": kept.modified,
+        "problem": problem or None,
+    }
+    if record is None:
+        return summary
+    return summary | {
+        "run": record.run,
+        "script": record.script or None,
+        "host": record.host or None,
+        "started_seconds": record.started,
+        "ended_seconds": record.ended,
+        "world_size": record.world_size,
+        "exit_state": record.exit_state or None,
+        "steps": record.steps,
+        "step_seconds": record.step_seconds,
+        "cause": record.cause or None,
+        "verdict": record.verdict or None,
+    }
+
+
+def _cells(kept: KeptRun, record: RunRecord | None, _: str) -> list[str]:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.modified))
+    if record is None:
+        return [kept.run_id, "", when, "", "", "damaged", size(kept.bytes)]
+    step = record.step_seconds
+    verdict = record.exit_state if record.exit_state in ("failed", "interrupted") else record.cause
+    return [
+        kept.run_id,
+        record.script,
+        when,
+        f"{record.steps:,}",
+        "" if step is None else _table.milliseconds(step),
+        verdict.replace("_", " ") or "unknown",
+        size(kept.bytes),
+    ]
+
+
+def _report(run_id: str, record: RunRecord) -> list[str]:
+    facts = [("run", record.run), ("script", record.script), ("host", record.host)]
+    if record.started is not None and record.ended is not None:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started))
+        facts.append(("when", f"{when}, for {record.ended - record.started:.0f} s"))
+    facts += [("ranks", str(record.world_size)), ("ended", record.exit_state)]
+    facts.append(("on", ", ".join(f"{name} {value}" for name, value in record.environment.items())))
+    facts.append(("verdict", record.verdict))
+    lines = [f"{name:8}  {value}" for name, value in facts if value]
+    rows = []
+    for rank in record.ranks:
+        if rank.step_seconds is None:
+            continue
+        phases = sorted(rank.phase_seconds.items(), key=lambda each: -each[1])
+        rows.append([str(rank.rank), "step", f"{rank.steps:,}", _table.milliseconds(rank.step_seconds), ""])
+        rows += [
+            [str(rank.rank), name, "", _table.milliseconds(seconds), f"{seconds / rank.step_seconds:.1%}"]
+            for name, seconds in phases
+            if rank.step_seconds and seconds >= 0.01 * rank.step_seconds
+        ]
+    if rows:
+        lines += ["", *_table.lines(["RANK", "PHASE", "STEPS", "MS", "SHARE"], rows, left=("PHASE",))]
+    return [*lines, "", f"compare it: torchperfd compare {run_id} OTHER"]

@@ -1,0 +1,187 @@
+"""What changed between two runs: by phase, beyond noise, and not the machine's speed. Seeds are fixed."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from benchmarks.run_comparison.simulation import PHASES, Noise, simulate
+from tests.support.golden import check_golden
+from tests.support.run_documents import run_file
+
+from torchperfd.runs.comparison import RunComparison, compare_runs
+from torchperfd.runs.comparison_text import comparison_markdown, comparison_text, headline
+from torchperfd.runs.errors import RunFileError
+from torchperfd.runs.noise import compare_means
+from torchperfd.runs.record import RunRecord, read_record
+from torchperfd.runs.student import quantile_95, two_sided
+
+STEPS = 600
+
+
+def pair(
+    seed: int, *, planted: dict[str, float] | None = None, speed: float = 1.0, noise: Noise | None = None
+) -> RunComparison:
+    source = random.Random(seed)
+    before = simulate(source, steps=STEPS, noise=noise or Noise())
+    after = simulate(source, steps=STEPS, noise=noise or Noise(), planted=planted, speed=speed)
+    return compare_runs(replace(before, run="A"), replace(after, run="B"))
+
+
+def names(comparison: RunComparison) -> list[str]:
+    return [phase.name for phase in comparison.changed_phases]
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "chance"),
+    [(2.228, 10, 0.05), (1.962, 1000, 0.05), (12.706, 1, 0.05), (3.499, 7, 0.01), (0.0, 5, 1.0)],
+)
+def test_student_chance_is_that_of_the_tables(t: float, freedom: float, chance: float) -> None:
+    assert two_sided(t, freedom) == pytest.approx(chance, abs=2e-4)
+    assert two_sided(-t, freedom) == two_sided(t, freedom)
+
+
+@pytest.mark.parametrize("freedom", [5.0, 7.0, 14.0, 100.0])
+def test_student_quantile_undoes_the_chance(freedom: float) -> None:
+    assert two_sided(quantile_95(freedom), freedom) == pytest.approx(0.05, abs=1e-4)
+    assert two_sided(math.inf, freedom) == 0
+
+
+def test_means_related_neighbours_widen_the_margin() -> None:
+    """A walk wanders far from its mean; the same values in any other order do not."""
+    source = random.Random(3)
+    walk, at = [], 100.0
+    for _ in range(256):
+        at += source.gauss(0, 1)
+        walk.append(at)
+    mixed = source.sample(walk, len(walk))
+    assert compare_means(walk, walk).margin > 3 * compare_means(mixed, mixed).margin
+
+
+def test_means_spikes_do_not_hide_a_change() -> None:
+    source = random.Random(4)
+    before = [source.gauss(10, 0.3) for _ in range(200)]
+    after = [source.gauss(10.6, 0.3) for _ in range(200)]
+    before[17] = before[90] = after[150] = 400.0
+    change = compare_means(before, after)
+    assert change.is_clipped
+    assert change.chance < 0.001
+    assert change.difference == pytest.approx(0.6, abs=0.15)
+
+
+def test_means_equal_constants_are_no_change() -> None:
+    assert compare_means([0.0] * 20, [0.0] * 20).chance == 1
+    assert compare_means([1.0] * 20, [1.0] * 20).difference == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_compare_equal_runs_show_no_change(seed: int) -> None:
+    comparison = pair(seed)
+    assert not comparison.is_changed
+    assert names(comparison) == []
+    assert not comparison.is_slower_than(0.0)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_compare_planted_phase_is_named(phase: str) -> None:
+    comparison = pair(11, planted={phase: 0.05})
+    assert names(comparison) == [phase]
+    assert comparison.machine_factor is None
+    assert comparison.changed_phases[0].share == pytest.approx(0.05, abs=0.02)
+
+
+def test_compare_slower_machine_blames_no_phase() -> None:
+    comparison = pair(5, speed=1.12)
+    assert comparison.is_changed
+    assert comparison.machine_factor == pytest.approx(1.12, abs=0.02)
+    assert names(comparison) == []
+    assert "all phases changed alike, by +1" in comparison_text(comparison)
+
+
+def test_compare_slower_machine_and_phase_names_both() -> None:
+    comparison = pair(6, speed=1.12, planted={"data": 0.08})
+    assert comparison.machine_factor == pytest.approx(1.12, abs=0.03)
+    assert names(comparison) == ["data"]
+
+
+def test_compare_limit_counts_from_the_lower_end() -> None:
+    comparison = pair(11, planted={"backward": 0.1})
+    assert comparison.is_changed
+    lower = comparison.ratio - comparison.ratio_margin
+    assert comparison.is_slower_than(lower - 0.001)
+    assert not comparison.is_slower_than(lower + 0.001)
+
+
+def test_compare_change_below_one_percent_is_none() -> None:
+    quiet = Noise(drift=0, independent=0, related=0, spikes=0, between=0)
+    comparison = pair(1, planted={"forward": 0.008}, noise=quiet)
+    assert names(comparison) == []
+    assert not comparison.is_changed
+
+
+def record(**changes: object) -> RunRecord:
+    document = run_file("train-1", steps=20, seconds={"forward": 0.03, "data": 0.01}) | changes
+    return read_record(json.dumps(document).encode(), "run.json")
+
+
+def test_compare_too_few_steps_is_a_clear_error() -> None:
+    document = run_file("train-2", steps=5, seconds={"forward": 0.03})
+    short = read_record(json.dumps(document).encode(), "run.json")
+    with pytest.raises(RunFileError, match="run B, train-2, cannot be compared: it has 4 training steps"):
+        compare_runs(record(), short)
+
+
+def test_compare_report_without_blocks_is_a_clear_error() -> None:
+    without = replace(record(), ranks=tuple(replace(each, blocks=None) for each in record().ranks))
+    with pytest.raises(RunFileError, match="run A, train-1, cannot be compared: it was written by an older"):
+        compare_runs(without, record())
+    with pytest.raises(RunFileError, match="it has no training steps"):
+        compare_runs(record(), replace(without, ranks=()))
+
+
+def test_compare_what_else_differs_is_listed() -> None:
+    other = record(host="node-2", versions={"torch": "2.14.0", "python": "3.11.7", "torchperfd": "0.1.0"})
+    assert compare_runs(record(), other).differences == (
+        "host node-1 → node-2",
+        "torch 2.13.0 → 2.14.0",
+    )
+
+
+def test_compare_names_the_slow_rank() -> None:
+    def ranks(seconds: list[float]) -> RunRecord:
+        documents = [
+            run_file("ddp", steps=20, seconds={"forward": each, "collective_wait": 0.06 - each}, rank=rank)
+            for rank, each in enumerate(seconds)
+        ]
+        return record(ranks=[document["ranks"][0] for document in documents], world_size=len(seconds))
+
+    comparison = compare_runs(ranks([0.03, 0.03, 0.03]), ranks([0.03, 0.03, 0.05]))
+    assert comparison.slow_ranks == (None, 2)
+    assert "slow rank none → 2" in comparison_text(comparison)
+
+
+def test_comparison_text_and_markdown_are_as_before() -> None:
+    comparison = pair(11, planted={"backward": 0.05, "data": -0.03})
+    comparison = replace(
+        comparison,
+        before=replace(comparison.before, run="train-3f2a9c1b", verdict="the input takes 15 % of the step"),
+        after=replace(comparison.after, run="train-77aa0c12", exit_state="failed"),
+        differences=("torch 2.13.0 → 2.14.0",),
+    )
+    check_golden("run_comparison.txt", comparison_text(comparison) + "\n")
+    check_golden("run_comparison.md", comparison_markdown(comparison) + "\n")
+    assert max(map(len, comparison_text(comparison).splitlines())) <= 80
+
+
+def test_comparison_document_has_each_phase() -> None:
+    comparison = pair(11, planted={"backward": 0.05})
+    document = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    assert document["schema"] == "torchperfd.run_comparison/1"
+    assert {phase["phase"] for phase in document["phases"]} == set(PHASES)
+    assert [phase["phase"] for phase in document["phases"] if phase["changed"]] == ["backward"]
+    assert document["step"]["ratio"] == pytest.approx(comparison.ratio)
+
+
+def test_headline_is_one_line() -> None:
+    assert headline(pair(2)).endswith(": no change beyond noise")
