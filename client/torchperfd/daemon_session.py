@@ -98,7 +98,8 @@ class DaemonSession:
     def handle_command(self, message: "session_pb2.DaemonMessage") -> None:
         """Handle a command of the daemon."""
         if message.HasField("dump_stacks"):
-            self._flusher.flush()  # so that the newest phase is known
+            if not message.dump_stacks.loading_only:
+                self._flusher.flush()  # so that the newest phase is known
             self._stacks.report(message.dump_stacks)
         elif message.HasField("tell_collectives"):
             self._tell_collectives(message.tell_collectives.request_id)

@@ -25,6 +25,7 @@ from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.wrapped import WrappedIterator
+from torchperfd.worker_stacks import WorkerStacks
 
 T = TypeVar("T")
 
@@ -51,6 +52,7 @@ class Instruments:
         compilations: What torch.compile takes.
         background_saves: Checkpoints that are saved beside the steps.
         loader: Samples how the loader is used.
+        worker_stacks: Reads the stacks of the loader's workers.
         accelerator: Times the device.
         sync_waits: Samples where the training thread waits for the device.
         hooks: Where torch is touched.
@@ -75,6 +77,7 @@ class Instruments:
         self.compilations = Compilations()
         self.background_saves = BackgroundSaves()
         self.loader = LoaderSampler()
+        self.worker_stacks = WorkerStacks()
         self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
         self._iterators = Iterators(self.buffer)
         self.hooks = Hooks(
@@ -85,6 +88,7 @@ class Instruments:
             self._iterators,
             self.compilations,
             self.background_saves,
+            self.worker_stacks,
         )
         self._pending_torch: ModuleImport | None = None
 

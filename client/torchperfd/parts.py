@@ -63,7 +63,7 @@ class Parts:
             names.name,
             lambda: self.flusher.unrecorded(),
         )
-        self.stacks = StackReporter(buffer, replay, names, self.outbox, faults)
+        self.stacks = StackReporter(buffer, replay, names, self.outbox, instruments.worker_stacks, faults)
         counters = ProcessCounters(
             replay,
             instruments.pauses,

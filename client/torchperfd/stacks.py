@@ -19,9 +19,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.events import EventBuffer
@@ -32,6 +31,7 @@ from torchperfd.safety.logs import log
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
 from torchperfd.v1 import contract
+from torchperfd.worker_stacks import StackLine, WorkerStacks, stack_lines
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -42,7 +42,8 @@ _PACKAGE: Final = str(Path(__file__).parent) + os.sep
 # Libraries that want a real-time signal count from either end; these are in between.
 _CANDIDATES: Final = range(signal.SIGRTMAX - 9, signal.SIGRTMIN + 9, -1)
 _MOST_THREADS: Final = 256
-_MOST_FRAMES: Final = 128
+_WORKERS_S: Final = 0.25
+"""Workers answer within a fraction of a millisecond, unless native code holds their interpreter."""
 
 
 class StackReporter:
@@ -53,6 +54,7 @@ class StackReporter:
         replay: Knows the phase and the step.
         names: What phases are called.
         outbox: Where the answer goes.
+        workers: Reads the stacks of the DataLoader workers.
         faults: Where failures of ours are counted.
     """
 
@@ -62,12 +64,14 @@ class StackReporter:
         replay: Replay,
         names: PhaseNames,
         outbox: "Outbox[session_pb2.ClientMessage]",
+        workers: WorkerStacks,
         faults: Faults,
     ) -> None:
         self._buffer = buffer
         self._replay = replay
         self._names = names
         self._outbox = outbox
+        self._workers = workers
         self._faults = faults
         self._training = buffer.thread
         self._signal = 0
@@ -106,13 +110,26 @@ class StackReporter:
         frames = sys._current_frames()
         try:
             for ident in list(frames)[:_MOST_THREADS]:
+                if order.loading_only and ident != self._training:
+                    continue
                 stack = report.threads.add(
                     ident=ident, name=names.get(ident, ""), training=ident == self._training
                 )
-                _pack(stack, frames.pop(ident))
+                _pack(stack, stack_lines(frames.pop(ident)))
         finally:
             frames.clear()
+        self._add_workers(report)
         self._outbox.put(session_pb2.ClientMessage(stack_report=report))
+
+    def _add_workers(self, report: "session_pb2.StackReport") -> None:
+        try:
+            workers = self._workers.read(_WORKERS_S)
+        except Exception as error:  # noqa: BLE001 - this process's own stacks are sent without them
+            self._faults.note("stacks of workers", error)
+            return
+        for each in workers:
+            stack = report.threads.add(ident=0, worker_pid=each.pid, worker=each.worker)
+            _pack(stack, each.lines)
 
     @property
     def descriptors(self) -> list[int]:
@@ -190,13 +207,6 @@ def _signal_masks() -> dict[str, int]:
     return {line[:6]: int(line[7:], 16) for line in lines if line.startswith("Sig") and line[6] == ":"}
 
 
-def _pack(stack: "session_pb2.ThreadStack", frame: FrameType | None) -> None:
-    while frame is not None and len(stack.frames) < _MOST_FRAMES:
-        code = frame.f_code
-        stack.frames.add(file=_text(code.co_filename), line=frame.f_lineno or 0, function=_text(code.co_name))
-        frame = frame.f_back
-
-
-def _text(name: str) -> str:
-    """Return a name as protobuf takes it; of a file's, bytes that are no UTF-8 become question marks."""
-    return name[:500].encode("utf-8", "replace").decode()
+def _pack(stack: "session_pb2.ThreadStack", lines: Sequence[StackLine]) -> None:
+    for each in lines:
+        stack.frames.add(file=each.file, line=each.line, function=each.function, call=each.call)

@@ -60,7 +60,7 @@ from torchperfd_daemon.metrics.own import (
 from torchperfd_daemon.metrics.page import Source
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.node_samplers import NodeSamplers
-from torchperfd_daemon.observer import Observer
+from torchperfd_daemon.observer import LineSampler, Observer
 from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
@@ -254,6 +254,7 @@ class Daemon:
             samplers.families,
             samplers.gpus.newest,
             lambda identity: owners.of(identity).gpu_uuid,
+            lines=LineSampler(sessions.loading_stacks, self._coordinator.is_capturing),
         )
         measured: list[Source] = [
             TrainingMetrics(self._store, owners.of).families,

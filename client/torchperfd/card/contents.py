@@ -1,10 +1,11 @@
 """What a verdict card contains."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from torchperfd.card import html, text
 from torchperfd.durations import duration
+from torchperfd.slow_line import SlowLine
 
 LEAST_SHARE: Final = 0.05
 """A further cause that costs a smaller share of the step is left out."""
@@ -26,6 +27,7 @@ class CauseCard:
         saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
         stalled_seconds: For a hang, the time since the last step ended.
         rank: The rank that causes it; None if all are alike.
+        line: The line of the script at which the time goes, in words; empty if unknown.
     """
 
     cause: str
@@ -37,6 +39,7 @@ class CauseCard:
     saves_seconds: float
     stalled_seconds: float
     rank: int | None
+    line: str = ""
 
     @property
     def share(self) -> float:
@@ -145,7 +148,14 @@ def _cause(verdict: Any) -> CauseCard:
         saves_seconds=verdict.saves_seconds,
         stalled_seconds=verdict.stalled_seconds,
         rank=verdict.rank if verdict.rank >= 0 else None,
+        line=_line(verdict),
     )
+
+
+def _line(verdict: Any) -> str:
+    if not verdict.HasField("line"):
+        return ""
+    return SlowLine(**{each.name: getattr(verdict.line, each.name) for each in fields(SlowLine)}).words
 
 
 def _why(verdict: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from torchperfd.device.called_names import called_name
+from torchperfd.called_names import called_name
 from torchperfd.faults import Faults
 from torchperfd.steps.totals import KindTotals
 from torchperfd.sync_wait import SyncWait

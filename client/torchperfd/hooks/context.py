@@ -19,6 +19,7 @@ from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.steps.iterators import Iterators
 from torchperfd.steps.replay import Replay
+from torchperfd.worker_stacks import WorkerStacks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,6 +89,7 @@ class HookLinks:
         loader_sampler: Samples how the loader is used.
         compilations: Counts compilations.
         background_saves: Counts saves beside the steps.
+        worker_stacks: Reads the stacks of DataLoader workers.
 
     Attributes:
         models: The models of the loop.
@@ -105,11 +107,13 @@ class HookLinks:
         loader_sampler: "LoaderSampler",
         compilations: "Compilations",
         background_saves: "BackgroundSaves",
+        worker_stacks: WorkerStacks,
     ) -> None:
         self.iterators = iterators
         self.loader_sampler = loader_sampler
         self.compilations = compilations
         self.background_saves = background_saves
+        self.worker_stacks = worker_stacks
         self.models = Models()
         self.places: dict[str, Coordinate] = {}
         self.time_forward: Callable[[nn.Module], None] | None = None

@@ -14,6 +14,7 @@ from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps.iterators import Iterators
 from torchperfd.steps.replay import Replay
+from torchperfd.worker_stacks import WorkerStacks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +23,7 @@ HOOKS: Final = (
     # Those that others build on come first.
     *("compiler", "closures", "models", "forward", "compiled_models", "replicas"),
     *("new_optimizers", "loaded_models", "loader", "iterators", "worker_queue", "loader_use"),
+    "worker_entry",
     *("backward", "zero_grad", "optimizers", "grad_scaler", "checkpoints"),
     *("collectives", "functional_collectives", "ddp_buffers", "reductions", "compilations"),
     *("device_meshes", "pipeline_stages", "tensor_parallel"),
@@ -44,6 +46,7 @@ class Hooks:
         iterators: Iterators | None = None,
         compilations: Compilations | None = None,
         background_saves: BackgroundSaves | None = None,
+        worker_stacks: WorkerStacks | None = None,
     ) -> None:
         self._buffer = buffer
         self._links = HookLinks(
@@ -51,6 +54,7 @@ class Hooks:
             sampler or LoaderSampler(),
             compilations or Compilations(),
             background_saves or BackgroundSaves(),
+            worker_stacks or WorkerStacks(),
         )
         self._contexts = [HookContext(name, buffer, replay, faults, self._links) for name in HOOKS]
         self._is_installed = False

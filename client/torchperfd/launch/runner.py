@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -302,11 +302,20 @@ def _verdict(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | No
     }
 
 
+def _slow_line(verdict: "control_pb2.Verdict") -> dict[str, Any] | None:
+    from torchperfd.slow_line import SlowLine
+
+    if not verdict.HasField("line"):
+        return None
+    return {each.name: getattr(verdict.line, each.name) for each in fields(SlowLine)}
+
+
 def _cause(verdict: "control_pb2.Verdict") -> dict[str, Any]:
     return {
         "cause": verdict.cause,
         "summary": verdict.summary,
         "evidence": verdict.evidence,
+        "line": _slow_line(verdict),
         "rank": verdict.rank if verdict.rank >= 0 else None,
         "phase": verdict.phase or None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,

@@ -697,6 +697,7 @@ class Verdict(google.protobuf.message.Message):
     OTHERS_FIELD_NUMBER: builtins.int
     FIX_FIELD_NUMBER: builtins.int
     SAVES_SECONDS_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
     cause: builtins.str
     run: builtins.str
     node: builtins.str
@@ -724,6 +725,10 @@ class Verdict(google.protobuf.message.Message):
     def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Verdict]:
         """further causes of the same run, the costliest first; they have none"""
 
+    @property
+    def line(self) -> global___SlowLine:
+        """where the lost time goes, by samples of stacks; shown to the run's user only"""
+
     def __init__(
         self,
         *,
@@ -743,12 +748,59 @@ class Verdict(google.protobuf.message.Message):
         others: collections.abc.Iterable[global___Verdict] | None = ...,
         fix: builtins.str = ...,
         saves_seconds: builtins.float = ...,
+        line: global___SlowLine | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "onset_step", b"onset_step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "line", b"line", "onset_step", b"onset_step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict
+
+@typing.final
+class SlowLine(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: builtins.int
+    STAGE_SHARE_FIELD_NUMBER: builtins.int
+    FILE_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    IN_WORKERS_FIELD_NUMBER: builtins.int
+    stage: builtins.str
+    """of loading: fetch, collate, pin, sampler or other"""
+    stage_share: builtins.float
+    """of the samples, those in this stage, 0 to 1"""
+    file: builtins.str
+    """empty where no line stands out"""
+    line: builtins.int
+    function: builtins.str
+    call: builtins.str
+    """what the line calls, empty when unknown"""
+    share: builtins.float
+    """of the samples, those at this line"""
+    samples: builtins.int
+    """of processes that were loading"""
+    in_workers: builtins.bool
+    """the samples are of DataLoader workers"""
+    def __init__(
+        self,
+        *,
+        stage: builtins.str = ...,
+        stage_share: builtins.float = ...,
+        file: builtins.str = ...,
+        line: builtins.int = ...,
+        function: builtins.str = ...,
+        call: builtins.str = ...,
+        share: builtins.float = ...,
+        samples: builtins.int = ...,
+        in_workers: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "file", b"file", "function", b"function", "in_workers", b"in_workers", "line", b"line", "samples", b"samples", "share", b"share", "stage", b"stage", "stage_share", b"stage_share"]) -> None: ...
+
+global___SlowLine = SlowLine
 
 @typing.final
 class CaptureRequest(google.protobuf.message.Message):

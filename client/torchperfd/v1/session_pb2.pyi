@@ -1245,13 +1245,17 @@ class DumpStacks(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    LOADING_ONLY_FIELD_NUMBER: builtins.int
     request_id: builtins.int
+    loading_only: builtins.bool
+    """of the training thread and of the DataLoader workers; without the phase"""
     def __init__(
         self,
         *,
         request_id: builtins.int = ...,
+        loading_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["loading_only", b"loading_only", "request_id", b"request_id"]) -> None: ...
 
 global___DumpStacks = DumpStacks
 
@@ -1295,6 +1299,8 @@ class ThreadStack(google.protobuf.message.Message):
     TRAINING_FIELD_NUMBER: builtins.int
     FRAMES_FIELD_NUMBER: builtins.int
     OWN_FIELD_NUMBER: builtins.int
+    WORKER_PID_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
     ident: builtins.int
     """the value of threading.get_ident()"""
     name: builtins.str
@@ -1302,6 +1308,10 @@ class ThreadStack(google.protobuf.message.Message):
     training: builtins.bool
     own: builtins.bool
     """a thread of torchperfd itself; the daemon passes this on to commands"""
+    worker_pid: builtins.int
+    """of a DataLoader worker: its process, whose main thread this is; 0 otherwise"""
+    worker: builtins.int
+    """its number in its loader, -1 when unknown"""
     @property
     def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StackFrame]:
         """innermost first"""
@@ -1314,8 +1324,10 @@ class ThreadStack(google.protobuf.message.Message):
         training: builtins.bool = ...,
         frames: collections.abc.Iterable[global___StackFrame] | None = ...,
         own: builtins.bool = ...,
+        worker_pid: builtins.int = ...,
+        worker: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["frames", b"frames", "ident", b"ident", "name", b"name", "own", b"own", "training", b"training"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frames", b"frames", "ident", b"ident", "name", b"name", "own", b"own", "training", b"training", "worker", b"worker", "worker_pid", b"worker_pid"]) -> None: ...
 
 global___ThreadStack = ThreadStack
 
@@ -1326,18 +1338,22 @@ class StackFrame(google.protobuf.message.Message):
     FILE_FIELD_NUMBER: builtins.int
     LINE_FIELD_NUMBER: builtins.int
     FUNCTION_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
     file: builtins.str
     line: builtins.int
     """0 when unknown"""
     function: builtins.str
+    call: builtins.str
+    """what the frame calls, such as "sleep"; only of frames where it is of use"""
     def __init__(
         self,
         *,
         file: builtins.str = ...,
         line: builtins.int = ...,
         function: builtins.str = ...,
+        call: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["file", b"file", "function", b"function", "line", b"line"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "file", b"file", "function", b"function", "line", b"line"]) -> None: ...
 
 global___StackFrame = StackFrame
 

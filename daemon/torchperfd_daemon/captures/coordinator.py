@@ -95,6 +95,10 @@ class Coordinator:
         """Whether no capture is queued or in progress, and no rank's answer is awaited."""
         return not (self._pending or self._queue or self._live or self.counts.active)
 
+    def is_capturing(self, run: str) -> bool:
+        """Return whether a capture of a run is in progress or queued."""
+        return self._queue.is_busy(run)
+
     async def capture(
         self,
         run: str,

@@ -51,6 +51,10 @@ class RunQueue:
         line[0].woken.set()
         return entry
 
+    def is_busy(self, run: str) -> bool:
+        """Return whether a run has an entry."""
+        return bool(self._lines.get(run))
+
     def leave(self, entry: QueueEntry) -> None:
         """Remove an entry; if it was the first, wake the next."""
         line = self._lines[entry.run]

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Final
 
 from torchperfd.durations import duration
+from torchperfd.slow_line import SlowLine
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, unmeasured
 from torchperfd_daemon.loader_workers import LoaderFacts
 
@@ -83,6 +84,7 @@ class Verdict:
         stalled_seconds: For a hang, the time since the last step ended.
         window_seconds: The length of the newest window that the evidence covers; 0 without a window.
         step_seconds: The step that contains the cost; 0 without one.
+        line: The slow line of the script, if stacks were sampled.
         others: Further causes of the same run, the costliest first. The costs of all add up.
         fix: What to change, for a remedy of which the saving is predicted; others are in ``fixes.py``.
         saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
@@ -102,6 +104,7 @@ class Verdict:
     stalled_seconds: float = 0.0
     window_seconds: float = 0.0
     step_seconds: float = 0.0
+    line: SlowLine | None = None
     others: "tuple[Verdict, ...]" = ()
     fix: str = ""
     saves_seconds: float = 0.0

@@ -7,7 +7,7 @@ from torchperfd_daemon.captures.manifest import RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.fleet.fanout import PeerError, Unreachable
-from torchperfd_daemon.service import translate, translate_account
+from torchperfd_daemon.service import translate, translate_account, translate_stacks
 from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.store import HISTORY_STEPS
 from torchperfd_daemon.text import one_line
@@ -94,6 +94,7 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         step_seconds=_seconds(message.step_seconds),
         fix=one_line(message.fix, _MOST_EVIDENCE_CHARACTERS),
         saves_seconds=_seconds(message.saves_seconds),
+        line=translate_stacks.slow_line(message.line) if message.HasField("line") else None,
         others=tuple(verdict(other) for other in message.others[:_MOST_OTHERS] if not other.others),
     )
 

@@ -14,6 +14,7 @@ from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.hang import find_culprit
+from torchperfd_daemon.observer.line_sampler import LineSampler
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.run_watch import RunWatch
 from torchperfd_daemon.stacks import Outcome, RankStacks
@@ -29,6 +30,10 @@ _STACKS_EVERY_S: Final = 10.0
 _NO_GPU: Final = GpuState()
 
 
+async def _no_stacks(_rank: Rank, _seconds: float) -> None:
+    return None
+
+
 StackProvider = Callable[[Iterable[Rank], float], AsyncIterator[RankStacks]]
 """Yields each rank's stacks, or the reason why there are none, within the given seconds."""
 
@@ -39,6 +44,7 @@ class Observer:
     Args:
         gpus: Returns the newest reading of each GPU.
         gpu_of: Returns the UUID of a rank's GPU; empty when unknown.
+        lines: Samples the lines at which ranks load data.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Observer:
         gpu_of: Callable[[RankIdentity], str] = lambda _: "",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        lines: LineSampler | None = None,
     ) -> None:
         self._store = store
         self._stacks_of = stacks_of
@@ -58,10 +65,12 @@ class Observer:
         self._gpu_of = gpu_of
         self._clock = clock
         self._wall = wall
+        self._lines = lines or LineSampler(_no_stacks)
         self._runs: dict[str, RunWatch] = {}
         self._storage: Storage | None = None
         self._stacks_read_at: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._sampling: set[asyncio.Task[None]] = set()
         self._sampled_at = clock()
         self.health = WorkerHealth("diagnosis")
 
@@ -73,15 +82,17 @@ class Observer:
                 try:
                     for run in self.sample():
                         self._start_reading_stacks(run)
+                    self._start_sampling_lines()
                     self.health.succeeded(self._wall())
                 except Exception:
                     # A failure here must not end the daemon. It is logged once until a sample succeeds.
                     if self.health.failed():
                         log.exception("diagnosis failed; trying again every %.0f s", SAMPLE_S)
         finally:
-            for task in self._tasks.values():
+            tasks = [*self._tasks.values(), *self._sampling]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def sample(self) -> list[str]:
         """Sample all runs once; return the stalled runs whose stacks are to be read now."""
@@ -101,6 +112,7 @@ class Observer:
             elif self._is_due(run, watch, now):
                 due.append(run)
         self._sampled_at = now
+        self._lines.forget_others(runs.keys())
         return due
 
     async def read_stacks(self, run: str) -> None:
@@ -124,6 +136,10 @@ class Observer:
 
     def verdict(self, run: str) -> Verdict | None:
         """Return the present verdict on a run, or the costliest one if the run is over; None without any."""
+        verdict = self._verdict(run)
+        return verdict and self._lines.with_lines(verdict)
+
+    def _verdict(self, run: str) -> Verdict | None:
         watch = self._runs.get(run)
         if watch is None:
             return None
@@ -183,6 +199,23 @@ class Observer:
             await self.read_stacks(run)
         except Exception:
             log.exception("run %s has stalled, and reading its stacks failed", run)
+
+    def _start_sampling_lines(self) -> None:
+        ranks = self._store.runs()
+        for run, watch in self._runs.items():
+            due = self._lines.due(watch.verdicts, ranks.get(run, []))
+            if due is not None:
+                task = asyncio.get_running_loop().create_task(self._try_sampling_line(*due))
+                self._sampling.add(task)
+                task.add_done_callback(self._sampling.discard)
+
+    async def _try_sampling_line(self, verdict: Verdict, rank: Rank) -> None:
+        try:
+            line = await self._lines.sample(verdict, rank)
+            if line is not None:
+                log.warning("run %s: slow line: %s", verdict.run, line.words)
+        except Exception:
+            log.exception("run %s waits for its data, and sampling its stacks failed", verdict.run)
 
 
 def _log_verdict(watch: RunWatch) -> None:

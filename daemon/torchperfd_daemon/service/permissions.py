@@ -115,6 +115,7 @@ class Rights:
         if self._may_command_all(uids):
             return
         for each in (verdict, *verdict.others):
+            each.ClearField("line")
             if each.cause == Cause.HANG.value:
                 each.summary = each.summary.replace(each.evidence, _HIDDEN)
                 each.evidence = _HIDDEN

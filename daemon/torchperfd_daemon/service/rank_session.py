@@ -107,6 +107,11 @@ class Session:
         """Ask it for its stacks."""
         self._send(session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=request_id)))
 
+    def dump_loading_stacks(self, request_id: int) -> None:
+        """Ask it for the stacks of its training thread and of its DataLoader workers."""
+        request = session_pb2.DumpStacks(request_id=request_id, loading_only=True)
+        self._send(session_pb2.DaemonMessage(dump_stacks=request))
+
     def tell_collectives(self, request_id: int) -> None:
         """Ask it for the progress of its process groups."""
         self._send(

@@ -21,7 +21,7 @@ from torchperfd_daemon.service.command_handler import CommandHandler
 from torchperfd_daemon.service.peer_directory import PeerDirectory
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.stack_requests import StackRequests
-from torchperfd_daemon.stacks import RankStacks
+from torchperfd_daemon.stacks import RankStacks, Thread
 from torchperfd_daemon.store import Rank, RankIdentity, Store
 
 log = logging.getLogger("torchperfd.session")
@@ -105,6 +105,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
         """Yield the stacks of ranks of this node; see :meth:`StackRequests.stacks`."""
         targets = [(rank, self._sessions.get(rank)) for rank in ranks]
         return self.stacks.stacks(targets, seconds, allow_signal=allow_signal)
+
+    async def loading_stacks(self, rank: Rank, seconds: float) -> tuple[Thread, ...] | None:
+        """Return a rank's training thread and its DataLoader workers; None if it does not answer."""
+        session = self._sessions.get(rank)
+        return await self.stacks.loading_stacks(session, seconds) if session else None
 
     def stacks_of_run(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
         """Yield the stacks of a run's ranks on this node, waiting up to ``seconds`` for each."""

@@ -56,6 +56,9 @@ class Asked(Protocol):
     def dump_stacks(self, request_id: int) -> None:
         """Ask it for its stacks."""
 
+    def dump_loading_stacks(self, request_id: int) -> None:
+        """Ask it for the stacks of its training thread and of its DataLoader workers."""
+
     def tell_collectives(self, request_id: int) -> None:
         """Ask it for the progress of its process groups."""
 
@@ -117,6 +120,14 @@ class StackRequests:
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def loading_stacks(self, asked: Asked, seconds: float) -> tuple[Thread, ...] | None:
+        """Return a rank's training thread and its DataLoader workers; None if it does not answer itself."""
+        if not asked.reports_stacks:
+            return None
+        deadline = asyncio.get_running_loop().time() + seconds
+        report = await self._answer(self._waiting, asked, asked.dump_loading_stacks, deadline)
+        return report.threads if report else None
 
     def on_report(self, asked: Asked, request_id: int, report: Report) -> None:
         """Store a rank's answer."""

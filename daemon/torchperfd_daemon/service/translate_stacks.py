@@ -4,8 +4,9 @@ import itertools
 from collections.abc import Iterable
 from typing import Final
 
+from torchperfd.slow_line import SlowLine
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.service.fields import pack
+from torchperfd_daemon.service.fields import pack, unpack
 from torchperfd_daemon.service.stack_requests import Report
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread, tidy
 from torchperfd_daemon.text import one_line
@@ -23,6 +24,7 @@ _MOST_THREADS: Final = 256
 _MOST_FRAMES: Final = 128
 _MOST_CHARACTERS: Final = 500
 _MOST_GROUPS: Final = 64
+_SLOW_LINE_TEXTS: Final = ("stage", "file", "function", "call")
 _LAST_STEP: Final = 2**62
 
 
@@ -70,6 +72,7 @@ def _thread_message(own: Thread) -> session_pb2.ThreadStack:
             file=one_line(frame.file, _MOST_CHARACTERS),
             line=frame.line,
             function=one_line(frame.function, _MOST_CHARACTERS),
+            call=one_line(frame.call, _MOST_CHARACTERS),
         )
         for frame in own.frames[:_MOST_FRAMES]
     ]
@@ -95,6 +98,20 @@ def rank_stacks(message: control_pb2.RankStacks) -> RankStacks:
     )
 
 
+def slow_line_message(line: SlowLine) -> control_pb2.SlowLine:
+    """Pack a slow line."""
+    texts = {name: one_line(getattr(line, name), _MOST_CHARACTERS) for name in _SLOW_LINE_TEXTS}
+    return pack(control_pb2.SlowLine, line, **texts)
+
+
+def slow_line(message: control_pb2.SlowLine) -> SlowLine:
+    """Unpack a slow line of another node's daemon."""
+    known = unpack(message, SlowLine)
+    texts = {name: one_line(known[name], _MOST_CHARACTERS) for name in _SLOW_LINE_TEXTS}
+    shares = {name: known[name] if 0 <= known[name] <= 1 else 0.0 for name in ("share", "stage_share")}
+    return SlowLine(**{**known, **texts, **shares})
+
+
 def _threads(messages: Iterable[session_pb2.ThreadStack]) -> tuple[Thread, ...]:
     return tuple(
         Thread(
@@ -102,7 +119,9 @@ def _threads(messages: Iterable[session_pb2.ThreadStack]) -> tuple[Thread, ...]:
             message.name,
             message.training,
             message.own,
-            tuple(Frame(frame.file, frame.line, frame.function) for frame in message.frames),
+            tuple(Frame(frame.file, frame.line, frame.function, frame.call) for frame in message.frames),
+            message.worker_pid,
+            message.worker if message.worker_pid else -1,
         )
         for message in messages
     )

@@ -6,6 +6,7 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.fixes import fix_of
 from torchperfd_daemon.service.fields import pack
+from torchperfd_daemon.service.translate_stacks import slow_line_message
 from torchperfd_daemon.store import StepColumns
 
 
@@ -18,6 +19,7 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         rank=-1 if verdict.rank is None else verdict.rank,
         summary=verdict.summary,
         fix=fix_of(verdict),
+        line=slow_line_message(verdict.line) if verdict.line else None,
         others=[verdict_message(other) for other in verdict.others],
     )
 

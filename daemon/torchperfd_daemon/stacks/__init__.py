@@ -1,6 +1,9 @@
 """Merges the stacks of a run's ranks and finds the ranks that differ. Pure, without I/O."""
 
 from torchperfd_daemon.stacks.dump import parse_dump as parse_dump
+from torchperfd_daemon.stacks.loading import Loading as Loading
+from torchperfd_daemon.stacks.loading import Stage as Stage
+from torchperfd_daemon.stacks.loading import loading as loading
 from torchperfd_daemon.stacks.merge import Group as Group
 from torchperfd_daemon.stacks.merge import Merged as Merged
 from torchperfd_daemon.stacks.merge import ThreadGroup as ThreadGroup

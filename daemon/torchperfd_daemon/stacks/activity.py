@@ -53,12 +53,12 @@ def activity(frames: Sequence[Frame]) -> Activity:
     Args:
         frames: Innermost first; at least one.
     """
-    place = _place(frames) or frames[0]
+    place = place_in_script(frames) or frames[0]
     collectives = [number for number, frame in enumerate(frames) if frame.file.endswith(_COLLECTIVES)]
     if collectives:
         outermost = collectives[-1]
         # Below it may be a backend that is written in Python, which is not the script.
-        caller = _place(frames[outermost + 1 :]) or place
+        caller = place_in_script(frames[outermost + 1 :]) or place
         return Activity(Kind.COLLECTIVE, frames[outermost].function, caller)
     innermost = next((frame for frame in frames if _HOOKS not in frame.file), frames[0])
     if innermost.file.endswith(_REPLICATION) and any(word in innermost.function for word in _REPLICATES):
@@ -70,10 +70,11 @@ def activity(frames: Sequence[Frame]) -> Activity:
     return Activity(Kind.CODE, "", place)
 
 
-def _place(frames: Sequence[Frame]) -> Frame | None:
+def place_in_script(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame of the script; None if there is none."""
-    return next((frame for frame in frames if not _is_library(frame.file)), None)
+    return next((frame for frame in frames if not is_library(frame.file)), None)
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Return whether a file belongs to Python, to a package or to the client's hooks, not to the script."""
     return file.startswith("<") or any(part in file for part in _LIBRARIES)

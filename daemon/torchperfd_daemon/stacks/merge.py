@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torchperfd_daemon.stacks.activity import Activity, Kind, activity
 from torchperfd_daemon.stacks.collectives import Missed, culprits, missed
-from torchperfd_daemon.stacks.model import Frame, RankStacks
+from torchperfd_daemon.stacks.loading import Loading, loading, worker_frames
+from torchperfd_daemon.stacks.model import Frame, RankStacks, Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,30 @@ class ThreadGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """DataLoader workers, of any rank, that have the same frames.
+
+    Attributes:
+        workers: Rank and number in its loader of each; the number is -1 if unknown.
+    """
+
+    workers: tuple[tuple[int, int], ...]
+    frames: tuple[Frame, ...]
+    loading: Loading
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks whose workers they are."""
+        return tuple(sorted({rank for rank, _ in self.workers}))
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
     """The merged stacks of a run.
 
     Attributes:
         odd: Ranks, with stacks or without, that are not where the run waits, or where most ranks are.
+        workers: The DataLoader workers, the largest group first.
         missed: The collectives that cannot end, if torch keeps a record of them.
         goes_on: Whether every rank has made a training step recently. The run is then healthy, and
             differences between ranks are temporary.
@@ -40,6 +60,7 @@ class Merged:
 
     groups: tuple[Group, ...]
     others: tuple[ThreadGroup, ...]
+    workers: tuple[WorkerGroup, ...]
     without_stacks: tuple[RankStacks, ...]
     odd: tuple[int, ...]
     missed: tuple[Missed, ...]
@@ -77,6 +98,7 @@ def merge(ranks: Sequence[RankStacks]) -> Merged:
     return Merged(
         groups=tuple(groups),
         others=_merge_others(ranks),
+        workers=_merge_workers(ranks),
         without_stacks=tuple(without_stacks),
         odd=tuple(sorted(apart)),
         missed=late,
@@ -99,11 +121,25 @@ def _apart(groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if group is not waiting[0]]
 
 
+def _merge_workers(ranks: Sequence[RankStacks]) -> tuple[WorkerGroup, ...]:
+    members: dict[tuple[Frame, ...], list[tuple[int, Thread]]] = {}
+    for rank in ranks:
+        for thread in rank.threads:
+            if thread.worker_pid and thread.frames:
+                members.setdefault(worker_frames(thread.frames), []).append((rank.rank, thread))
+    groups = [
+        WorkerGroup(tuple(sorted((rank, thread.worker) for rank, thread in threads)), frames, activity)
+        for frames, threads in members.items()
+        if (activity := loading(threads[0][1])) is not None
+    ]
+    return tuple(sorted(groups, key=lambda group: (-len(group.workers), group.workers)))
+
+
 def _merge_others(ranks: Sequence[RankStacks]) -> tuple[ThreadGroup, ...]:
     members: dict[tuple[Frame, ...], list[tuple[int, str]]] = {}
     for rank in ranks:
         for thread in rank.threads:
-            if not thread.training and not thread.own and thread.frames:
+            if not (thread.training or thread.own or thread.worker_pid) and thread.frames:
                 members.setdefault(thread.frames, []).append((rank.rank, thread.name))
     merged = (
         ThreadGroup(

@@ -1,6 +1,6 @@
 """The data of stacks: frames, threads and ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -31,11 +31,16 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of a stack; ``line`` is 0 if unknown."""
+    """One frame of a stack; ``line`` is 0 if unknown.
+
+    Attributes:
+        call: The name of what it calls; empty if unknown. Frames at the same line are the same.
+    """
 
     file: str
     line: int
     function: str
+    call: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class Thread:
         ident: The thread's ``threading.get_ident()``.
         name: Empty if unknown.
         own: Whether it belongs to torchperfd.
+        worker_pid: For the main thread of a DataLoader worker, the worker's process; 0 for other threads.
+        worker: The worker's number in its loader; -1 if unknown.
     """
 
     ident: int
@@ -53,6 +60,8 @@ class Thread:
     training: bool
     own: bool
     frames: tuple[Frame, ...]
+    worker_pid: int = 0
+    worker: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,7 @@ def tidy(threads: tuple[Thread, ...], package: str) -> tuple[Thread, ...]:
 def _tidied(thread: Thread, package: str) -> Thread:
     frames = list(thread.frames)
     if _is_own(frames, package):
-        return Thread(thread.ident, thread.name, thread.training, True, thread.frames)
+        return replace(thread, own=True)
     while len(frames) > 1 and frames[0].file in [f"{package}{name}" for name in _ONLY_CALLS_TORCH]:
         frames = frames[1:]
     inner = 0
@@ -144,7 +153,7 @@ def _tidied(thread: Thread, package: str) -> Thread:
         # These frames started `torchperfd run` and have no relation to the script.
         while kept and kept[-1].file == "<frozen runpy>":
             kept.pop()
-    return Thread(thread.ident, thread.name, thread.training, False, tuple(kept or frames))
+    return replace(thread, own=False, frames=tuple(kept or frames))
 
 
 def _is_own(frames: list[Frame], package: str) -> bool:

@@ -8,11 +8,21 @@ from typing import Any, Final, TextIO
 
 from torchperfd_daemon.stacks.activity import Activity, Kind
 from torchperfd_daemon.stacks.collectives import Missed
-from torchperfd_daemon.stacks.merge import Group, Merged
+from torchperfd_daemon.stacks.loading import Stage
+from torchperfd_daemon.stacks.merge import Group, Merged, WorkerGroup
 from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
 
 SCHEMA: Final = "torchperfd.stacks/1"
 _MOST_NAMED: Final = 4
+_LOADS: Final = {
+    Stage.WAIT: ("waits for indices", "wait for indices"),
+    Stage.SAMPLER: ("chooses indices", "choose indices"),
+    Stage.FETCH: ("fetches", "fetch"),
+    Stage.COLLATE: ("collates", "collate"),
+    Stage.PIN: ("pins memory", "pin memory"),
+    Stage.SEND: ("sends a batch", "send a batch"),
+    Stage.OTHER: ("is", "are"),
+}
 _WIDEST_NAME: Final = 32
 _SOURCES: Final = {Outcome.READ: "read by py-spy", Outcome.SIGNALLED: "asked by a signal"}
 _LIBRARY: Final = re.compile(r".*(?:/(?:site|dist)-packages|/lib/python3[.\d]*t?)/")
@@ -45,6 +55,15 @@ def to_dict(run: str, ranks: Sequence[RankStacks], merged: Merged, absent: Seque
             }
             for group in merged.groups
         ],
+        "workers": [
+            {
+                "workers": [{"rank": rank, "worker": number} for rank, number in group.workers],
+                "stage": group.loading.stage.value,
+                "place": asdict(group.loading.place) if group.loading.place else None,
+                "call": group.loading.call,
+            }
+            for group in merged.workers
+        ],
         "ranks": [
             {
                 **asdict(rank),
@@ -73,6 +92,9 @@ def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: Text
         _write_frames(group.frames, out)
     for rank in merged.without_stacks:
         out.write(f"\nrank {rank.rank} (pid {rank.pid}): {rank.outcome.value}: {rank.reason}\n")
+    for loaders in merged.workers:
+        out.write(f"\n{_workers(loaders)}\n")
+        _write_frames(loaders.frames, out)
     if merged.others:
         out.write("\nother threads\n")
     for threads in merged.others:
@@ -128,6 +150,19 @@ def _does(activity: Activity, count: int) -> str:
     if activity.kind is Kind.DATA:
         return f"{'waits' if count == 1 else 'wait'} for data"
     return f"{be} at {_place(activity.place)}"
+
+
+def _workers(group: WorkerGroup) -> str:
+    """Return how many DataLoader workers of which ranks do what."""
+    count = len(group.workers)
+    numbers = sorted({number for _, number in group.workers if number >= 0})
+    named = f" {ranks_text(numbers)}" if len(group.ranks) == 1 and len(numbers) == count else ""
+    several = f", {count} workers" if count > 1 and not named else ""
+    does = _LOADS[group.loading.stage][count > 1]
+    place = f" at {_place(group.loading.place)}" if group.loading.place else ""
+    calls = f", calling {group.loading.call}" if group.loading.call else ""
+    which = f"{_plural(count, 'worker')}{named} of {_ranks(group.ranks)}{several}"
+    return f"DataLoader {which}: {does}{place}{calls}"
 
 
 def _place(frame: Frame) -> str:

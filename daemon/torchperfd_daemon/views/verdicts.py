@@ -1,7 +1,9 @@
 """Verdicts, as ``torchperfd diagnose --json`` has them."""
 
+from dataclasses import asdict, fields
 from typing import Any
 
+from torchperfd.slow_line import SlowLine
 from torchperfd.v1 import control_pb2
 
 
@@ -10,7 +12,15 @@ def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
     return {**_one(verdict), "others": [_one(other) for other in verdict.others]}
 
 
+def slow_line(verdict: control_pb2.Verdict) -> SlowLine | None:
+    """Return the line of a verdict; None where it is not known, or not shown to the caller."""
+    if not verdict.HasField("line"):
+        return None
+    return SlowLine(**{each.name: getattr(verdict.line, each.name) for each in fields(SlowLine)})
+
+
 def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
+    line = slow_line(verdict)
     return {
         "run": verdict.run,
         "cause": verdict.cause,
@@ -18,6 +28,7 @@ def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
         "rank": verdict.rank if verdict.rank >= 0 else None,
         "phase": verdict.phase or None,
         "evidence": verdict.evidence,
+        "line": asdict(line) if line else None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,
         "stalled_seconds": verdict.stalled_seconds or None,
         "window_seconds": verdict.window_seconds or None,

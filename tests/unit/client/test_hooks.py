@@ -25,6 +25,7 @@ from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.models import RootModels, roots
 from torchperfd.steps.iterators import Iterators
 from torchperfd.steps.replay import Replay
+from torchperfd.worker_stacks import WorkerStacks
 
 
 def is_timed(module: nn.Module) -> bool:
@@ -395,7 +396,7 @@ def test_roots_are_the_parentless_modules_of_an_optimizer() -> None:
 
 def make_roots() -> RootModels:
     buffer, faults = EventBuffer(16), Faults()
-    links = HookLinks(Iterators(buffer), LoaderSampler(), Compilations(), BackgroundSaves())
+    links = HookLinks(Iterators(buffer), LoaderSampler(), Compilations(), BackgroundSaves(), WorkerStacks())
     replay = Replay(buffer, 4, faults)
     forward.install(HookContext("forward", buffer, replay, faults, links))
     return RootModels(HookContext("models", buffer, replay, faults, links))

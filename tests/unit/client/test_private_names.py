@@ -50,6 +50,8 @@ NAMES: dict[str, tuple[set[str], set[str]]] = {
     "_dataset": ({"loader_use"}, set()),
     "_workers": ({"loader_use"}, set()),
     "_rcvd_idx": ({"loader_use"}, set()),
+    "_utils": ({"worker_entry"}, set()),
+    "_worker_loop": ({"worker_entry"}, set()),
     # Optimizers.
     "profile_hook_step": ({"closures"}, set()),
     # Collectives.

@@ -11,7 +11,7 @@ import torch
 from benchmarks.simulated_device.device import Device
 from torch.utils.data import DataLoader, Dataset
 
-from torchperfd.device.called_names import called_name
+from torchperfd.called_names import called_name
 from torchperfd.device.sync_waits import SyncWaits
 from torchperfd.faults import Faults
 from torchperfd.steps.totals import KindTotals

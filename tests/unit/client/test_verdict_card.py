@@ -79,6 +79,18 @@ def closing_of(reports: list[RankReport], verdict: control_pb2.Verdict, capture_
     return Closing(RUN, reports, card, percentiles_of(answer, 0), [("report", "out/run.json")])
 
 
+def test_card_has_the_line_of_the_script() -> None:
+    verdict = control_pb2.Verdict()
+    verdict.CopyFrom(STARVED)
+    assert card_of(verdict).causes[0].line == ""
+    line = control_pb2.SlowLine(stage="fetch", stage_share=0.75, file="/job/<data>.py", line=37, share=0.6)
+    verdict.line.CopyFrom(line)
+    card = card_of(verdict)
+    assert card.causes[0].line.startswith("<data>.py:37 in ")
+    assert "\n  line  <data>.py:37 in " in card.to_text()
+    assert "&lt;data&gt;.py:37 in " in card.to_html()
+
+
 def test_card_renders_as_golden_file() -> None:
     cards = {
         "two causes, a third below 5 %": card_of(STARVED),

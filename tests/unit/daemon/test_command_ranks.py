@@ -4,6 +4,7 @@ import io
 import json
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.support.golden import check_golden
 from tests.support.served import Served, serving_from_a_thread
 from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
 
+from torchperfd.slow_line import SlowLine
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.collectors.base import Family
@@ -276,6 +278,19 @@ def test_diagnose_prints_the_daemons_verdict(served: Served, command: Command) -
     text = command("diagnose", "--run", "bert-17")[1]
     for words in (verdict["cause"], verdict["evidence"], verdict["next_command"]):
         assert words in text
+
+
+def test_diagnose_shows_the_slow_line(served: Served, command: Command) -> None:
+    train(served.store, "input-bound")
+    line = SlowLine("fetch", 0.75, "/job/data.py", 37, "__getitem__", "decode", 0.5, 20, True)
+    other = Verdict(
+        Cause.SLOW_RANK, "bert-17", "a", 1, "data", "waits", 0.01, "", step_seconds=0.1, line=line
+    )
+    served.verdicts["bert-17"] = replace(other, cause=Cause.INPUT_BOUND, others=(other,))
+    [verdict] = json.loads(command("diagnose", "--json")[1])["verdicts"]
+    assert verdict["line"] == asdict(line) == verdict["others"][0]["line"]
+    text = " ".join(command("diagnose")[1].split())
+    assert text.count(f" why waits line {line.words} ") == 2
 
 
 def test_whatif_as_json(served: Served, command: Command) -> None:

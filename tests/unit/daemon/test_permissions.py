@@ -73,9 +73,12 @@ def test_own_name_finds_a_run_that_was_named_apart() -> None:
 def test_redact_verdict_leaves_source_lines_to_their_user() -> None:
     def hang() -> control_pb2.Verdict:
         where = "no step for 9 s: rank 0 is at train.py:41"
-        other = control_pb2.Verdict(cause=Cause.HANG.value, evidence=where, summary=f"hang · {where}")
+        line = control_pb2.SlowLine(file="/home/ada/train.py", line=37)
+        other = control_pb2.Verdict(
+            cause=Cause.HANG.value, evidence=where, summary=f"hang · {where}", line=line
+        )
         return control_pb2.Verdict(
-            cause=Cause.INPUT_BOUND.value, evidence="slow", summary="x · slow", others=[other]
+            cause=Cause.INPUT_BOUND.value, evidence="slow", summary="x · slow", others=[other], line=line
         )
 
     own, foreign = hang(), hang()

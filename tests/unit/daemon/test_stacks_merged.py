@@ -333,6 +333,45 @@ def _run() -> list[RankStacks]:
     return [*waiting, held, stopped]
 
 
+def _worker(number: int, *frames: Frame) -> Thread:
+    started = (Frame("/env/lib/python3.11/multiprocessing/process.py", 108, "run"), *LOADING)
+    return Thread(0, "", False, False, (*frames, *started), 5000 + number, number)
+
+
+def _loaders() -> list[RankStacks]:
+    loop = Frame(f"{TORCH}/utils/data/_utils/worker.py", 374, "_worker_loop", "fetch")
+    fetch = Frame(f"{TORCH}/utils/data/_utils/fetch.py", 54, "fetch")
+    slow = Frame("/job/data.py", 37, "__getitem__", "sleep")
+    idle = Frame(f"{TORCH}/utils/data/_utils/worker.py", 330, "_worker_loop", "get")
+    waiting = Thread(1, "MainThread", True, False, LOADING)
+    busy = [_worker(number, slow, fetch, loop) for number in (0, 1)]
+    return [
+        RankStacks(0, 2, "node-a", 4000, Outcome.ANSWERED, threads=(waiting, *busy, _worker(2, idle))),
+        RankStacks(1, 2, "node-a", 4001, Outcome.ANSWERED, threads=(waiting, busy[0])),
+    ]
+
+
+def test_workers_are_grouped_by_what_they_do() -> None:
+    reported, out = _loaders(), StringIO()
+    merged = merge(reported)
+    assert [(group.workers, group.loading.stage.value) for group in merged.workers] == [
+        (((0, 0), (0, 1), (1, 0)), "fetch"),
+        (((0, 2),), "wait"),
+    ]
+    assert merged.others == ()
+    render_text("bert-17", reported, merged, out)
+    assert (
+        "\nDataLoader workers of ranks 0-1, 3 workers: fetch at data.py:37 in __getitem__, calling sleep\n"
+        "  __getitem__   /job/data.py:37\n"
+        "  fetch         torch/utils/data/_utils/fetch.py:54\n"
+        "  _worker_loop  torch/utils/data/_utils/worker.py:374\n"
+        "\nDataLoader worker 2 of rank 0: waits for indices\n"
+    ) in out.getvalue()
+    document = to_dict("bert-17", reported, merged, [])["workers"][0]
+    assert document["workers"][2] == {"rank": 1, "worker": 0}
+    assert (document["stage"], document["place"]["line"], document["call"]) == ("fetch", 37, "sleep")
+
+
 def test_the_text_is_the_golden_file() -> None:
     out = StringIO()
     reported = sorted(_run(), key=lambda one: one.rank)
@@ -353,7 +392,7 @@ def test_the_document_has_every_thread_and_what_they_come_to() -> None:
         "ranks": [0, 1, 3],
         "doing": "collective",
         "call": "all_reduce",
-        "place": {"file": "/job/train.py", "line": 37, "function": "main"},
+        "place": {"file": "/job/train.py", "line": 37, "function": "main", "call": ""},
     }
     assert [one["outcome"] for one in document["ranks"]] == [
         *("answered", "answered", "read", "answered", "stopped"),
@@ -363,4 +402,5 @@ def test_the_document_has_every_thread_and_what_they_come_to() -> None:
         "file": "/job/train.py",
         "line": 41,
         "function": "forward",
+        "call": "",
     }

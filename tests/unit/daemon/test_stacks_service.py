@@ -50,6 +50,8 @@ class Rankling:
         if self.answers:
             self.requests.on_report(self, request_id, Report((FORWARD,), "forward", 118))
 
+    dump_loading_stacks = dump_stacks
+
     def tell_collectives(self, request_id: int) -> None:
         self.asked += 1
         self.requests.on_collectives(self, request_id, (PROGRESS,))
@@ -186,6 +188,16 @@ def test_a_rank_cannot_answer_for_another_nor_twice_nor_late() -> None:
     (reported,) = gather(requests, (record(0), Victim(requests)))
     requests.on_report(liar, 1, Report((), "late", 0))
     assert reported.phase == "forward"
+
+
+def test_loading_stacks_come_from_the_rank_itself_or_not_at_all() -> None:
+    def loading_stacks(answers: bool) -> tuple[Thread, ...] | None:
+        requests = StackRequests(read=Outside("never asked"))
+        rank = Rankling(requests, answers)
+        return asyncio.run(requests.loading_stacks(rank, 60 if answers else 0.01))
+
+    assert loading_stacks(answers=True) == (FORWARD,)
+    assert loading_stacks(answers=False) is None
 
 
 def test_rank_is_asked_over_grpc_and_its_answer_returned() -> None:

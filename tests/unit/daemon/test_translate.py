@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from tests.support.served import columns, steps_message
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.slow_line import SlowLine
 from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service import translate, translate_account, translate_verdict
 from torchperfd_daemon.service.fields import pack
@@ -333,6 +335,17 @@ def test_a_verdict_names_its_rank_or_minus_one() -> None:
         "input-bound · rank 3 on node-a · evidence",
     )
     assert translate_verdict.verdict_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
+
+
+def test_slow_line_survives_the_way_through_another_node() -> None:
+    line = SlowLine("fetch", 0.75, "/job/data.py", 37, "__getitem__", "decode", 0.5, 20, True)
+    verdict = Verdict(Cause.INPUT_BOUND, "r", "", None, "data", "evidence", 0.5, "", line=line)
+    message = translate_verdict.verdict_message(verdict)
+    assert fleet_translate.verdict(message).line == line
+    message.line.share, message.line.file = math.nan, "a\x1b[2J"
+    tidied = fleet_translate.verdict(message).line
+    assert tidied is not None
+    assert (tidied.share, tidied.file) == (0.0, "a?[2J")
 
 
 @pytest.mark.parametrize("state", CaptureState)

@@ -1,0 +1,96 @@
+"""A real run that waits for its data: the verdict names the stage and the line, also in workers."""
+
+import json
+import sys
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.node import Node, eventually, new_node, side_by_side
+
+pytestmark = pytest.mark.slow
+
+WITHIN_S = 180
+"""How long a test waits; on a machine that is not overloaded the line is there after fifteen seconds."""
+
+SCRIPT = """
+import sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+fault, workers = sys.argv[1], int(sys.argv[2])
+
+class Images(Dataset):
+    def __len__(self):
+        return 10**9
+    def __getitem__(self, index):
+        if fault == "getitem":
+            time.sleep(0.02)
+        return torch.ones(8)
+
+def collate(items):
+    if fault == "collate":
+        time.sleep(0.08)
+    return torch.stack(items)
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(Images(), batch_size=4, num_workers=workers, collate_fn=collate)
+    for images in loader:
+        optimizer.zero_grad()
+        model(images).sum().backward()
+        optimizer.step()
+"""
+CASES = {
+    "getitem in workers": ("getitem", "2"),
+    "collate without workers": ("collate", "0"),
+}
+
+
+def lines_of(node: Node) -> list[Any]:
+    # The page first: a command takes a processor for a quarter of a second.
+    if node.metric('torchperfd_train_verdict{cause="input-bound"') != 1:
+        return []
+    verdicts = node.json("diagnose")["verdicts"]
+    return [verdict["line"] for verdict in verdicts if verdict["line"]]
+
+
+def line_of(text: str) -> int:
+    (number,) = (number for number, line in enumerate(SCRIPT.splitlines(), start=1) if text in line)
+    return number
+
+
+def train(case: str, directory: Path) -> tuple[Any, str, str]:
+    """Return the line of a run's verdict, its text, and where its workers stand."""
+    script = directory / f"{case.replace(' ', '-')}.py"
+    script.write_text(SCRIPT)
+    with new_node() as node:
+        node.start_daemon()
+        with node.running(sys.executable, "-m", "torchperfd", "run", str(script), *CASES[case]):
+            eventually(lambda: lines_of(node), WITHIN_S, node.log)
+            (line,) = lines_of(node)
+            assert line["file"] == str(script)
+            return line, node.command("diagnose").stdout, json.dumps(node.json("stacks")["workers"])
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[tuple[Any, str, str]]]:
+    directory = tmp_path_factory.mktemp("slow lines")
+    return side_by_side({case: partial(train, case, directory) for case in CASES})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verdict_names_the_line_that_waits(
+    case: str, outcomes: dict[str, Future[tuple[Any, str, str]]]
+) -> None:
+    line, text, workers = outcomes[case].result()
+    in_getitem = case.startswith("getitem")
+    number = line_of("time.sleep(0.02)" if in_getitem else "time.sleep(0.08)")
+    assert (line["line"], line["call"]) == (number, "sleep")
+    assert line["function"] == ("__getitem__" if in_getitem else "collate")
+    assert line["stage"] == ("fetch" if in_getitem else "collate")
+    assert line["in_workers"] == in_getitem
+    assert f".py:{number} in {line['function']}, calls sleep: " in text
+    assert (workers == "[]") != line["in_workers"]

@@ -1,0 +1,238 @@
+"""Stacks of DataLoader workers: answered whatever their start method, and without a trace in the script."""
+
+import gc
+import multiprocessing
+import os
+import socket
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.node import eventually
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import worker as torchs_worker
+
+import torchperfd
+from torchperfd import worker_stacks
+from torchperfd.v1 import session_pb2
+from torchperfd.worker_stacks import WorkerStack, WorkerStacks, answer_requests, stack_lines
+
+METHODS = ("fork", "forkserver", "spawn")
+
+
+class Gated(Dataset[Any]):
+    """Waits in ``__getitem__`` until a file is there; item 3 fails, and item 5 ends its worker."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        while not self.gate.exists():
+            wait_a_moment()
+        if index == 3:
+            raise ValueError("item 3 is damaged")
+        foreign = [each for each in threading.enumerate() if isinstance(each, threading._DummyThread)]
+        return torch.tensor([float(index), float(len(foreign))])
+
+
+def wait_a_moment() -> None:
+    time.sleep(0.01)
+
+
+def workers_of(client: torchperfd.Client) -> list[WorkerStack]:
+    return client.parts.instruments.worker_stacks.read(5.0)
+
+
+def failure(loader: DataLoader[Any]) -> str:
+    """Return what the script sees of an item that fails."""
+    words = ""
+    batches = iter(loader)
+    try:
+        next(batches)
+    except ValueError as error:
+        words = str(error)
+    assert list(batches) == []
+    del batches
+    gc.collect()  # the traceback held the iterator, and that its worker
+    assert "item 3 is damaged" in words
+    return words
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_answer_and_the_script_sees_no_difference(
+    method: str, tmp_path: Path, client: torchperfd.Client
+) -> None:
+    gate = tmp_path / "gate"
+    loader = DataLoader(
+        Gated(gate), batch_size=1, num_workers=1, multiprocessing_context=method, sampler=[0, 1, 2]
+    )
+    batches = iter(loader)
+    found: list[WorkerStack] = []
+
+    def fetches() -> bool:
+        found[:] = workers_of(client)
+        return any(line.function == "__getitem__" for each in found for line in each.lines)
+
+    eventually(fetches, 60)
+    (stack,) = found
+    assert (stack.pid, stack.worker) == (vars(batches)["_workers"][0].pid, 0)
+    functions = [line.function for line in stack.lines]
+    fetch = functions.index("fetch")
+    assert "__getitem__" in functions[:fetch]
+    assert functions.index("_worker_loop") > fetch
+    assert Path(__file__).name in {Path(line.file).name for line in stack.lines[:fetch]}
+    gate.touch()
+    seen = torch.cat(list(batches))
+    assert seen[:, 0].tolist() == [0, 1, 2]
+    assert seen[:, 1].tolist() == [0, 0, 0], "the worker's list of threads has ours"
+    workers = vars(batches)["_workers"]
+    del batches
+    for each in workers:
+        each.join(60)
+        assert each.exitcode == 0
+    assert workers_of(client) == []
+
+
+def test_exception_of_a_worker_is_worded_as_without_us(tmp_path: Path) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(
+            Gated(tmp_path), batch_size=2, num_workers=1, multiprocessing_context="fork", sampler=[1, 3]
+        )
+
+    alone = failure(loader())
+    client = torchperfd.attach()
+    assert failure(loader()) == alone
+    client.detach()
+
+
+def test_detach_restores_the_function_that_workers_run() -> None:
+    original = vars(torchs_worker)["_worker_loop"]
+    client = torchperfd.attach()
+    replaced = vars(torchs_worker)["_worker_loop"]
+    assert replaced is not original
+    assert replaced.__wrapped__ is original
+    client.detach()
+    assert vars(torchs_worker)["_worker_loop"] is original
+
+
+def test_read_without_workers_is_empty() -> None:
+    assert WorkerStacks().read(1.0) == []
+
+
+def test_read_does_not_wait_for_a_worker_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = WorkerStacks()
+    monkeypatch.setattr(worker_stacks, "_children", lambda: [os.getpid()])
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{workers.name}-{os.getpid()}")
+        listener.listen()
+        assert workers.read(0.05) == []
+
+
+def test_read_takes_no_answer_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = WorkerStacks()
+    pid = os.getppid()
+    monkeypatch.setattr(worker_stacks, "_children", lambda: [pid])
+    # This process stands in for a stranger that has taken the name of a worker.
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{workers.name}-{pid}")
+        listener.listen()
+        listener.settimeout(0)
+        assert workers.read(60) == []  # at once
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b'{"worker": 0, "lines": [1]}', b"\xff" * 100])
+def test_read_ignores_a_damaged_answer(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = WorkerStacks()
+    monkeypatch.setattr(worker_stacks, "_children", lambda: [os.getpid()])
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{workers.name}-{os.getpid()}")
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert workers.read(60) == []
+        thread.join()
+
+
+@pytest.mark.parametrize(("others", "answers"), [(0, 1), (1, 0)])
+def test_answer_is_for_the_own_user_only(others: int, answers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, fork = WorkerStacks(), multiprocessing.get_context("fork")
+    uid = os.getuid() + others
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    ready, release = fork.Event(), fork.Event()
+
+    def work() -> None:
+        answer_requests(workers.name)
+        ready.set()
+        release.wait()
+
+    process = fork.Process(target=work)
+    process.start()
+    ready.wait()
+    assert len(workers.read(60)) == answers
+    release.set()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_stack_lines_name_what_the_innermost_frame_calls() -> None:
+    lines: list[Any] = []
+    ready, release = threading.Event(), threading.Lock()
+    release.acquire()
+
+    def stands_still() -> None:
+        ready.set()
+        release.acquire()
+
+    thread = threading.Thread(target=stands_still)
+    thread.start()
+    ready.wait()
+
+    def stands() -> bool:
+        import sys
+
+        lines[:] = stack_lines(sys._current_frames().get(thread.ident or 0))
+        return bool(lines) and lines[0].function == "stands_still" and lines[0].call == "acquire"
+
+    eventually(stands, 60)
+    release.release()
+    thread.join()
+    assert lines[0].file == __file__
+
+
+def test_stack_lines_keep_no_object_alive() -> None:
+    class Batch:
+        pass
+
+    def draw() -> "weakref.ref[Batch]":
+        import sys
+
+        batch = Batch()
+        assert stack_lines(sys._getframe())
+        return weakref.ref(batch)
+
+    reference = draw()
+    gc.collect()
+    assert reference() is None
+
+
+def test_loading_stacks_are_those_of_the_training_thread(client: torchperfd.Client) -> None:
+    client.parts.outbox.take(0, 1000)
+    order = session_pb2.DumpStacks(request_id=7, loading_only=True)
+    client.parts.daemon_session.handle_command(session_pb2.DaemonMessage(dump_stacks=order))
+    (message,) = (one for one in client.parts.outbox.take(0, 1000) if one.HasField("stack_report"))
+    (thread,) = message.stack_report.threads
+    assert thread.training
+    assert thread.ident == threading.get_ident()

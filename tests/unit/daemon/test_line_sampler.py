@@ -1,0 +1,115 @@
+"""Sampling a rank that waits for its data: when, how often, and the line on the verdict."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, MOST_SAMPLES, LineSampler
+from torchperfd_daemon.stacks import Frame, Thread
+from torchperfd_daemon.store import Rank, RankIdentity
+
+TORCH = "/env/lib/python3.11/site-packages/torch/utils/data"
+LOOP = Frame(f"{TORCH}/_utils/worker.py", 374, "_worker_loop", "fetch")
+IDLE = replace(LOOP, line=330, call="get")
+WAITS = (Frame(f"{TORCH}/dataloader.py", 788, "_next_data"), Frame("/job/train.py", 20, "<module>"))
+FETCHES = (Frame("/job/data.py", 37, "__getitem__", "sleep"), Frame(f"{TORCH}/_utils/fetch.py", 54, "fetch"))
+VERDICT = Verdict(Cause.INPUT_BOUND, "bert", "a", None, "data", "waits", 0.1, "")
+
+
+def training(*frames: Frame) -> Thread:
+    return Thread(1, "MainThread", True, False, frames)
+
+
+def worker(number: int, *frames: Frame) -> Thread:
+    return Thread(0, "", False, False, frames, 4000 + number, number)
+
+
+BUSY = (training(*WAITS), worker(0, *FETCHES, LOOP), worker(1, *FETCHES, LOOP), worker(2, IDLE))
+
+
+class Sampled:
+    """A sampler of one rank that gives prepared answers, on a clock of its own."""
+
+    def __init__(self, answer: tuple[Thread, ...] | None = BUSY) -> None:
+        self.answer, self.asked, self.now = answer, 0, 0.0
+        self.capturing: set[str] = set()
+        self.rank = Rank(RankIdentity("bert", 0, world_size=2, node="a", pid=70), 0.0)
+        self.sampler = LineSampler(
+            self._ask, lambda run: run in self.capturing, lambda: self.now, self._sleep
+        )
+
+    async def _ask(self, rank: Rank, seconds: float) -> tuple[Thread, ...] | None:
+        assert rank is self.rank
+        self.asked += 1
+        return self.answer
+
+    async def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def sample(self, verdict: Verdict = VERDICT) -> None:
+        asyncio.run(self.sampler.sample(verdict, self.rank))
+
+    @property
+    def is_due(self) -> bool:
+        return self.sampler.due([VERDICT], [self.rank]) is not None
+
+
+def test_sampler_names_the_workers_line_and_stops_once_certain() -> None:
+    sampled = Sampled()
+    assert sampled.is_due
+    sampled.sample()
+    line = sampled.sampler.with_lines(VERDICT).line
+    assert line is not None
+    assert (line.file, line.line, line.function, line.call) == ("/job/data.py", 37, "__getitem__", "sleep")
+    assert (line.stage, line.share, line.in_workers) == ("fetch", 1.0, True)
+    assert sampled.asked < MOST_SAMPLES / 2
+    assert not sampled.is_due
+
+
+def test_sampler_of_a_loader_without_workers_names_its_line() -> None:
+    sampled = Sampled((training(*FETCHES, *WAITS),))
+    sampled.sample()
+    line = sampled.sampler.with_lines(replace(VERDICT, cause=Cause.NONE, others=(VERDICT,))).others[0].line
+    assert line is not None
+    assert (line.line, line.in_workers) == (37, False)
+
+
+def test_sampler_with_nothing_but_waits_keeps_to_the_limit() -> None:
+    sampled = Sampled((training(*WAITS), worker(0, IDLE)))
+    sampled.sample()
+    assert sampled.asked == MOST_SAMPLES
+    assert sampled.sampler.with_lines(VERDICT) is VERDICT
+    assert not sampled.is_due
+    sampled.now += AGAIN_AFTER_S
+    assert sampled.is_due
+
+
+def test_sampler_gives_up_on_a_rank_that_does_not_answer() -> None:
+    sampled = Sampled(None)
+    sampled.sample()
+    assert sampled.asked == 3
+
+
+def test_sampler_leaves_a_captured_run_alone() -> None:
+    sampled = Sampled()
+    sampled.capturing.add("bert")
+    assert not sampled.is_due
+    sampled.sample()
+    assert sampled.asked == 0
+
+
+def test_sampler_samples_a_lasting_verdict_again() -> None:
+    sampled = Sampled()
+    sampled.sample()
+    sampled.now += AGAIN_AFTER_S
+    assert sampled.is_due
+    sampled.sampler.forget_others(["another"])
+    assert sampled.sampler.with_lines(VERDICT) is VERDICT
+
+
+@pytest.mark.parametrize("verdict", [replace(VERDICT, phase="forward"), replace(VERDICT, rank=1)])
+def test_sampler_ignores_other_phases_and_ranks(verdict: Verdict) -> None:
+    sampled = Sampled()
+    assert sampled.sampler.due([verdict], [sampled.rank]) is None

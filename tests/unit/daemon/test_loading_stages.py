@@ -1,0 +1,119 @@
+"""Stacks of processes that load data: their stage, and the line of the script in it."""
+
+import pytest
+
+from torchperfd_daemon.stacks import Frame, Loading, Stage, Thread, loading
+
+TORCH = "/env/lib/python3.11/site-packages/torch/utils/data"
+MODULE = Frame("/job/train.py", 90, "<module>")
+DRAW = (
+    Frame(f"{TORCH}/dataloader.py", 788, "_next_data"),
+    Frame(f"{TORCH}/dataloader.py", 732, "__next__"),
+    MODULE,
+)
+WORKER = (
+    Frame(f"{TORCH}/_utils/worker.py", 374, "_worker_loop", "fetch"),
+    Frame("/env/lib/python3.11/multiprocessing/process.py", 108, "run"),
+    # A forked worker has the frames of its start.
+    *DRAW,
+)
+
+
+def fetch(call: str = "") -> Frame:
+    return Frame(f"{TORCH}/_utils/fetch.py", 54, "fetch", call)
+
+
+def worker_at(call: str) -> Frame:
+    return Frame(f"{TORCH}/_utils/worker.py", 330, "_worker_loop", call)
+
+
+COMPREHENSION = Frame(f"{TORCH}/_utils/fetch.py", 54, "<listcomp>")
+SLEEPS = Frame("/job/data.py", 37, "__getitem__", "sleep")
+OPENS = Frame("/env/lib/python3.11/site-packages/PIL/Image.py", 3000, "open", "read")
+GET = Frame("/env/lib/python3.11/multiprocessing/queues.py", 113, "get", "poll")
+
+
+def found(frames: tuple[Frame, ...], *, in_worker: bool) -> Loading | None:
+    return loading(Thread(1, "", not in_worker, False, frames, 4711 if in_worker else 0))
+
+
+INSIDE = [
+    ((SLEEPS, COMPREHENSION, fetch()), Stage.FETCH, ("/job/data.py", 37, "__getitem__"), "sleep"),
+    ((SLEEPS, fetch()), Stage.FETCH, ("/job/data.py", 37, "__getitem__"), "sleep"),
+    (
+        (OPENS, Frame("/job/data.py", 40, "load"), SLEEPS, COMPREHENSION, fetch()),
+        *(Stage.FETCH, ("/job/data.py", 40, "load"), "open"),
+    ),
+    (
+        (
+            Frame("/job/data.py", 9, "<listcomp>", "stack"),
+            Frame("/job/data.py", 9, "pad"),
+            fetch("collate_fn"),
+        ),
+        *(Stage.COLLATE, ("/job/data.py", 9, "pad"), "stack"),
+    ),
+    (
+        (Frame(f"{TORCH}/_utils/collate.py", 272, "collate_tensor_fn", "stack"), fetch("")),
+        *(Stage.COLLATE, (f"{TORCH}/_utils/collate.py", 272, "collate_tensor_fn"), "stack"),
+    ),
+    (
+        # A dataset of a library: where it is entered.
+        (OPENS, Frame("/env/site-packages/torchvision/datasets/folder.py", 245, "__getitem__"), fetch()),
+        *(Stage.FETCH, ("/env/site-packages/torchvision/datasets/folder.py", 245, "__getitem__"), "open"),
+    ),
+]
+
+
+@pytest.mark.parametrize("outer", [DRAW, WORKER], ids=["training", "worker"])
+@pytest.mark.parametrize(("inner", "stage", "place", "call"), INSIDE)
+def test_loading_inside_a_fetch_names_stage_and_line(
+    inner: tuple[Frame, ...],
+    stage: Stage,
+    place: tuple[str, int, str],
+    call: str,
+    outer: tuple[Frame, ...],
+) -> None:
+    got = found((*inner, *outer), in_worker=outer is WORKER)
+    assert got == Loading(stage, Frame(*place), call)
+
+
+@pytest.mark.parametrize(
+    ("frames", "stage", "place"),
+    [
+        ((GET, worker_at("get"), *WORKER[1:]), Stage.WAIT, None),
+        ((worker_at("put"), *WORKER[1:]), Stage.SEND, None),
+        ((SLEEPS, worker_at("init_fn"), *WORKER[1:]), Stage.OTHER, SLEEPS),
+        ((), Stage.OTHER, None),
+    ],
+)
+def test_loading_of_a_worker_outside_a_fetch(
+    frames: tuple[Frame, ...], stage: Stage, place: Frame | None
+) -> None:
+    got = found(frames, in_worker=True)
+    assert got is not None
+    assert (got.stage, got.place) == (stage, place)
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ((GET, Frame(f"{TORCH}/dataloader.py", 1291, "_try_get_data"), *DRAW), Loading(Stage.WAIT)),
+        (
+            (
+                Frame("/job/data.py", 5, "__iter__", "randperm"),
+                Frame(f"{TORCH}/sampler.py", 350, "__iter__"),
+                Frame(f"{TORCH}/dataloader.py", 723, "_next_index"),
+                *DRAW,
+            ),
+            Loading(Stage.SAMPLER, Frame("/job/data.py", 5, "__iter__"), "randperm"),
+        ),
+        ((Frame(f"{TORCH}/_utils/pin_memory.py", 60, "pin_memory"), *DRAW), Loading(Stage.PIN)),
+        ((Frame(f"{TORCH}/dataloader.py", 1200, "__init__"), MODULE), Loading(Stage.OTHER)),
+        ((MODULE,), None),
+        ((SLEEPS, MODULE), None),
+    ],
+)
+def test_loading_of_the_training_thread_outside_a_fetch(
+    frames: tuple[Frame, ...], expected: Loading | None
+) -> None:
+    assert found(frames, in_worker=False) == expected
