@@ -18,6 +18,7 @@ from torchperfd.link.outbox import Outbox
 from torchperfd.link.rendezvous import Rendezvous
 from torchperfd.safety.logs import log
 from torchperfd.stacks import StackReporter
+from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -61,6 +62,8 @@ class DaemonSession:
         self._peer_uid = peer_uid
         self._faults = faults
         self.metrics_url = ""
+        self._has_page = False
+        self._on_page: list[Callable[[str], None]] = []
         self._run_there = ""
         self.job_captures = JobCaptureOrders(outbox, session)
         self.rendezvous = Rendezvous(self.send_peers)
@@ -69,6 +72,22 @@ class DaemonSession:
     def captures_dir(self) -> str:
         """Where captures of this process go."""
         return str(self._captures.directory.path)
+
+    def when_page_is_known(self, on_page: Callable[[str], None]) -> None:
+        """Have a function called once with :attr:`metrics_url`, when a daemon with a live page is there.
+
+        It is called at once, or on the stream's thread.
+        """
+        self._on_page.append(on_page)
+        self._announce_page()
+
+    def _announce_page(self) -> None:
+        while self._has_page and self.metrics_url and self._on_page:
+            try:
+                # Of two threads only one gets it.
+                self._on_page.pop()(self.metrics_url)
+            except Exception as error:  # noqa: BLE001 - the session goes on without it
+                self._faults.note("live page", error)
 
     def hello(self) -> "session_pb2.ClientMessage":
         """Return the first message of a session."""
@@ -82,6 +101,8 @@ class DaemonSession:
         if refused:
             log.warning("%s; captures of this process go to %s", refused, self.captures_dir)
         self.metrics_url = welcome.metrics_url
+        self._has_page = contract.PAGE in welcome.features
+        self._announce_page()
         if welcome.run not in ("", self.identity.run, self._run_there):
             self._run_there = welcome.run
             log.warning(

@@ -13,6 +13,7 @@ from torchperfd_daemon.text import printable
 COMMANDS: Final = {
     "run": "Run a training script under torchperfd, unedited.",
     "serve": "Run the node's daemon.",
+    "open": "Open the live page in a browser.",
     "ps": "List runs and ranks.",
     "top": "Show runs, ranks, this node and the verdict, refreshing.",
     "ranks": "Show how each rank spends its steps, and which one is slow.",

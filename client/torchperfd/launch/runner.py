@@ -41,7 +41,8 @@ Options:
   --no-keep       Keep no account of the run.
   --on-oom        Leave a memory snapshot when CUDA has no memory left.
   --no-daemon     Start no daemon when none answers.
-  --quiet         Print nothing at the end.
+  --open          Open the daemon's live page in a browser.
+  --quiet         Print nothing, neither the page's address nor the end.
   --full          Print each rank's whole table at the end, not only the verdict.
   -h, --help      Show this message and exit.
 """
@@ -63,6 +64,7 @@ class RunOptions:
     quiet: bool = False
     full: bool = False
     on_oom: bool = False
+    open_page: bool = False
     warnings: list[str] = field(default_factory=list)
     keeping: KeepingOptions = field(default_factory=KeepingOptions)
     began: float = field(default_factory=time.time, compare=False)
@@ -113,7 +115,7 @@ def parse(argv: Sequence[str]) -> RunOptions | None:
                     raise _BadUsageError(f"{name} needs a value")
                 value = argv[position]
             values[name] = value
-        elif word in ("--no-daemon", "--quiet", "--full", "--on-oom", *FLAGS):
+        elif word in ("--no-daemon", "--quiet", "--full", "--on-oom", "--open", *FLAGS):
             flags.add(word)
         else:
             raise _BadUsageError(f"no such option: {word}")
@@ -136,12 +138,14 @@ def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOpti
         full="--full" in flags,
         on_oom="--on-oom" in flags,
         keeping=keeping,
+        open_page="--open" in flags,
     )
 
 
 def _run(options: RunOptions) -> None:
     from torchperfd.attachment import attach
     from torchperfd.launch.lightning import LightningLauncher
+    from torchperfd.launch.live_address import announce
     from torchperfd.link import embedded, stream
 
     script = options.script
@@ -157,6 +161,7 @@ def _run(options: RunOptions) -> None:
     if daemon is not None:
         stream.load_grpc()
     client = attach(run=options.run, job=options.job or _job_name(script), on_oom=options.on_oom)
+    announce(client, quiet=options.quiet, open_page=options.open_page)
     launcher = LightningLauncher(client.run, options.job or _job_name(script))
     ended: BaseException | None = None
     code = 0

@@ -1,0 +1,216 @@
+"""Streams of events: what changes is sent, queues are bounded, and streams end."""
+
+import asyncio
+import json
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.unit.daemon.http_api import Page, play
+from tests.unit.daemon.live_runs import train
+
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, RankTrace
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.store import Rank, State, StepColumns
+from torchperfd_daemon.web import event_stream
+from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.event_hub import MOST_STREAMS
+from torchperfd_daemon.web.event_stream import MOST_WAITING, EventStream, event
+
+NS = 1_000_000_000
+
+
+async def taken(stream: EventStream) -> list[tuple[str, Any]]:
+    """Return the events that wait, by name."""
+    assert stream._waiting
+    chunks = stream.chunks()
+    assert await anext(chunks) == b"retry: 2000\n\n"
+    return parsed(await anext(chunks))
+
+
+def parsed(data: bytes) -> list[tuple[str, Any]]:
+    found = []
+    for block in data.decode().strip().split("\n\n"):
+        name, body = block.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(body.removeprefix("data: "))))
+    return found
+
+
+def opened(page: Page, run: str = "bert-17", access: Access = Access.STRANGER, **more: Any) -> EventStream:
+    stream = page.api.hub.open(run, more.get("ranks"), access)
+    assert stream is not None
+    return stream
+
+
+def add_step(page: Page, rank: Rank, seconds: float = 0.5) -> None:
+    end = rank.history.newest(1).end_unix_ns[-1] + int(seconds * NS)
+    column = array("q", [int(seconds * NS)])
+    waits = array("q", [int(seconds * NS) // 5])
+    page.served.store.add_steps(rank, StepColumns(array("q", [end]), column, {"collective_wait": waits}))
+
+
+def test_new_steps_and_seconds_are_sent_once() -> None:
+    async def scenario(page: Page) -> None:
+        train(page.served.store, "healthy")
+        stream = opened(page)
+        first = await taken(stream)
+        assert [name for name, _ in first[:3]] == ["hello", "run", "verdict"]
+        assert first[0][1]["access"] == "stranger"
+        ranks = page.served.store.runs()["bert-17"]
+        for _ in range(4):
+            add_step(page, ranks[1])
+        page.api.hub._look()
+        events = dict(await taken(stream))
+        [row] = events["steps"]["ranks"]
+        assert (row["rank"], row["step_seconds"]) == (1, [0.5] * 4)
+        assert row["own_seconds"] == [0.4] * 4
+        assert row["wait_seconds"] == [0.1] * 4
+        page.api.hub._look()
+        assert not stream._waiting
+
+    play(scenario)
+
+
+def test_a_stream_has_the_ranks_that_it_asked_for() -> None:
+    async def scenario(page: Page) -> None:
+        train(page.served.store, "healthy")
+        one, all_ranks, other = (
+            opened(page, ranks=frozenset([2])),
+            opened(page),
+            opened(page, run="another"),
+        )
+        ranks = page.served.store.runs()["bert-17"]
+        for stream in (one, all_ranks, other):
+            await taken(stream)
+        for rank in ranks:
+            add_step(page, rank)
+        page.api.hub._look()
+        assert [row["rank"] for row in dict(await taken(one))["steps"]["ranks"]] == [2]
+        assert len(dict(await taken(all_ranks))["steps"]["ranks"]) == len(ranks)
+        assert not other._waiting
+
+    play(scenario)
+
+
+def test_states_and_verdicts_are_sent_when_they_change() -> None:
+    async def scenario(page: Page) -> None:
+        train(page.served.store, "healthy")
+        stream = opened(page)
+        await taken(stream)
+        page.served.store.runs()["bert-17"][3].state = State.CHECKPOINTING
+        page.served.verdicts["bert-17"] = Verdict(Cause.HANG, "bert-17", "", 3, "", "in x.py:3", 0.0, "")
+        page.api.hub._look()
+        events = dict(await taken(stream))
+        assert events["run"]["ranks"][3]["state"] == "checkpointing"
+        assert events["verdict"]["verdict"]["rank"] == 3
+        # Only the owner sees lines of the script.
+        assert "x.py" not in str(events)
+        owner = opened(page, access=Access.OWNER)
+        assert "x.py" in str(await taken(owner))
+        del page.served.verdicts["bert-17"]
+        page.api.hub._look()
+        assert dict(await taken(stream))["verdict"]["verdict"] is None
+
+    play(scenario)
+
+
+def test_captures_are_sent_with_each_change_and_their_end() -> None:
+    async def scenario(page: Page) -> None:
+        train(page.served.store, "healthy")
+        stream = opened(page)
+        await taken(stream)
+        record = CaptureRecord("20260101-000000-abcdef", "bert-17", "command", 1.0, ranks=[RankTrace(0)])
+        page.served.coordinator._live[record.capture_id] = record, None  # type: ignore[assignment]
+        page.api.hub._look()
+        assert dict(await taken(stream))["capture"]["capture"]["state"] == "preparing"
+        page.api.hub._look()
+        assert not stream._waiting
+        record.ranks[0].state = record.state = CaptureState.COMPLETE
+        del page.served.coordinator._live[record.capture_id]
+        page.api.hub._look()
+        assert dict(await taken(stream))["capture"]["capture"]["state"] == "complete"
+        page.api.hub._look()
+        assert not stream._waiting
+
+    play(scenario)
+
+
+def test_a_stream_without_a_run_has_no_steps() -> None:
+    async def scenario(page: Page) -> None:
+        train(page.served.store, "healthy")
+        stream = opened(page, run="")
+        await taken(stream)
+        add_step(page, page.served.store.runs()["bert-17"][0])
+        train(page.served.store, "healthy", run="second")
+        page.api.hub._look()
+        names = [name for name, _ in await taken(stream)]
+        assert names == ["runs", "run", "verdict"]
+
+    play(scenario)
+
+
+def test_streams_are_limited_and_free_their_place() -> None:
+    async def scenario(page: Page) -> None:
+        streams = [opened(page) for _ in range(MOST_STREAMS)]
+        assert page.api.hub.open("a", None, Access.STRANGER) is None
+        assert (await page.ask("/api/v1/events")).status_code == 503
+        page.api.hub.close_stream(streams[0])
+        assert page.api.hub.open("a", None, Access.STRANGER) is not None
+
+    play(scenario)
+
+
+def test_a_slow_reader_loses_the_oldest_events_and_is_told() -> None:
+    async def scenario() -> None:
+        stream = EventStream("a", None, Access.STRANGER)
+        for number in range(MOST_WAITING + 10):
+            stream.push(event("steps", {"number": number}))
+        events = await taken(stream)
+        assert events[0] == ("dropped", {"events": 10})
+        assert [data["number"] for _, data in events[1:]] == [*range(10, MOST_WAITING + 10)]
+        stream.push(event("steps", {"number": 1}))
+        assert [name for name, _ in await taken(stream)] == ["steps"]
+
+    asyncio.run(scenario())
+
+
+def test_waiting_events_are_bounded_in_bytes() -> None:
+    stream = EventStream("a", None, Access.STRANGER)
+    for _ in range(20):
+        stream.push(bytes(1 << 20))
+    assert sum(map(len, stream._waiting)) <= 4 << 20
+
+
+def test_a_quiet_stream_has_heartbeats_and_ends_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "HEARTBEAT_S", 0.001)
+
+    async def scenario() -> None:
+        stream = EventStream("a", None, Access.STRANGER)
+        extended: list[int] = []
+        chunks: AsyncIterator[bytes] = stream.chunks(lambda: extended.append(1))
+        await anext(chunks)
+        assert (await anext(chunks)).startswith(b":")
+        stream.close(event("bye", {"reason": "end"}))
+        rest = [chunk async for chunk in chunks]
+        assert parsed(rest[-1])[-1] == ("bye", {"reason": "end"})
+        assert extended
+
+    asyncio.run(scenario())
+
+
+def test_hub_sleeps_while_no_client_listens() -> None:
+    async def scenario(page: Page) -> None:
+        looked = asyncio.Event()
+        page.api.hub._look = looked.set  # type: ignore[method-assign]
+        task = asyncio.create_task(page.api.hub.run())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not looked.is_set()
+        opened(page)
+        looked.clear()
+        page.served.store.on_steps()  # type: ignore[misc]
+        await looked.wait()
+        task.cancel()
+
+    play(scenario)
