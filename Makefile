@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 .PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos dashboards docs \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice \
 	bench-analysis bench-memory bench-exit bench-capture \
-	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-trials build clean
+	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-trials build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -117,6 +117,9 @@ bench-faults: setup  ## Whether the diagnosis is right, on jobs with a known fau
 
 bench-soak: setup  ## Whether a healthy run that saves and validates a lot is left alone; 15 minutes.
 	$(BIN)/python -m benchmarks.faults.soak
+
+bench-page: setup  ## What the live page weighs, and how fast it draws; half a minute.
+	$(BIN)/python -m benchmarks.page
 
 bench-trials: setup  ## Whether torchperfd changes what a script does, in 500 randomised trials; about an hour.
 	$(BIN)/python -m benchmarks.trials --count 500

@@ -6,11 +6,13 @@ import os
 import select
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 _ANSWER_S: Final = 60
+_POLL_S: Final = 0.05
 _FLAGS: Final = (
     "--headless",
     "--no-sandbox",
@@ -26,20 +28,29 @@ _FLAGS: Final = (
 class Browser:
     """One page of a browser that cannot reach any network.
 
+    Args:
+        online: Whether it reaches servers after all; the names that it resolves are this machine's only.
+
     Attributes:
         complaints: What the page wrote to its console, and exceptions that were not caught.
+        failures: Requests that failed or were refused, as the browser itself logs them; empty unless online.
         requests: URLs that the page asked for, its own among them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, online: bool = False) -> None:
         self.complaints: list[str] = []
+        self.failures: list[str] = []
         self.requests: list[str] = []
+        self._online = online
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
         # Chromium expects its pipes as these two descriptors.
         script = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        command = ["bash", "-c", script, "bash", "chromium", *_FLAGS, f"--user-data-dir={self._home.name}"]
+        flags = [*_FLAGS, f"--user-data-dir={self._home.name}"]
+        if online:
+            flags.append("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost")
+        command = ["bash", "-c", script, "bash", "chromium", *flags]
         self._process = subprocess.Popen(
             command,
             pass_fds=(theirs_in, theirs_out),
@@ -59,7 +70,7 @@ class Browser:
             self._ask(f"{domain}.enable")
         self._ask(
             "Network.emulateNetworkConditions",
-            offline=True,
+            offline=not online,
             latency=0,
             downloadThroughput=-1,
             uploadThroughput=-1,
@@ -96,8 +107,12 @@ class Browser:
 
     def open(self, file: Path) -> None:
         """Open a file and wait until it is loaded and drawn."""
+        self.visit(file.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Open an address and wait until it is loaded and drawn. Another fragment of a page loads nothing."""
         self._loaded = False
-        self._ask("Page.navigate", url=file.resolve().as_uri())
+        self._ask("Page.navigate", url=url)
         while not self._loaded:
             self._heed(self._receive())
         self.drawn()
@@ -105,6 +120,23 @@ class Browser:
     def drawn(self) -> None:
         """Wait until the page has drawn the newest data."""
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def wait_for(self, condition: str, what: str = "") -> Any:
+        """Evaluate an expression until it is true; return its value. Fails after a minute."""
+        deadline = time.monotonic() + _ANSWER_S
+        # An element has no value here, and would look like nothing.
+        known = f"((found) => found instanceof Node || found)({condition})"
+        while not (value := self.run(known)):
+            text = self.run("document.body.innerText")
+            assert time.monotonic() < deadline, f"{what or condition} did not come; the page:\n{text}"
+            time.sleep(_POLL_S)
+        return value
+
+    def save_downloads(self, folder: Path) -> None:
+        """Save what the page offers for download in a folder."""
+        session, self._session = self._session, None
+        self._ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self._session = session
 
     def run(self, script: str) -> Any:
         """Evaluate an expression in the page; return its value, of a promise what it gives."""
@@ -179,4 +211,9 @@ class Browser:
             case "Runtime.consoleAPICalled":
                 self.complaints.append(json.dumps(params["args"]))
             case "Log.entryAdded":
-                self.complaints.append(params["entry"]["text"])
+                entry = params["entry"]
+                # The browser logs a failed request by itself; a page cannot prevent that.
+                fails = self._online and entry["source"] == "network"
+                (self.failures if fails else self.complaints).append(
+                    f"{entry['text']} {entry.get('url', '')}"
+                )

@@ -1,0 +1,1 @@
+"""What the live page weighs, and how fast it is."""

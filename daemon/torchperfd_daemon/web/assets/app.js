@@ -1,0 +1,155 @@
+// Puts the page together: the address decides the view, the feed what it shows.
+
+import { outcomeBox, showOutcome } from "./actions.js";
+import { address, parse } from "./address.js";
+import { CaptureView, CapturesView } from "./captures.js";
+import { element } from "./elements.js";
+import { Feed, SavedFeed } from "./feed.js";
+import { moment } from "./numbers.js";
+import { NodeView } from "./node.js";
+import { Overview } from "./overview.js";
+import { Part } from "./parts.js";
+import { RankView } from "./rank.js";
+import { RunView } from "./run.js";
+import { download, savedPage, snapshot } from "./save.js";
+import { ScopeLine } from "./scope.js";
+import { askForToken, keep, takeFromAddress, token } from "./token.js";
+
+const VIEWS = { overview: Overview, run: RunView, rank: RankView, captures: CapturesView, capture: CaptureView, node: NodeView };
+const TABS = [["overview", "Runs", ["overview", "run", "rank"]], ["captures", "Captures", ["captures", "capture"]], ["node", "Node", ["node"]]];
+const LEAST_MS_BETWEEN_DRAWS = 250;
+
+class Page {
+  constructor() {
+    const saved = document.getElementById("saved");
+    if (!saved) takeFromAddress();
+    this._feed = saved ? new SavedFeed(JSON.parse(saved.textContent)) : new Feed();
+    if (saved && !location.hash) location.replace(this._feed.place || "#/");
+    this._main = document.getElementById("view");
+    this._banner = new Part(document.getElementById("banner"));
+    this._tabs = new Part(document.getElementById("tabs"));
+    this._tools = new Part(document.getElementById("tools"));
+    this._scope = new ScopeLine(document.getElementById("scope"));
+    this._drawnAt = -Infinity;
+    this._waiting = false;
+    this._key = null;
+    this._lostAt = null;
+    this._main.before(outcomeBox());
+    document.getElementById("skip").addEventListener("click", (event) => {
+      event.preventDefault();
+      this._main.focus();
+    });
+    addEventListener("hashchange", () => this._go());
+    this._feed.addEventListener("change", () => this._soon());
+    setInterval(() => this._frame(), 1000);
+    this._go();
+  }
+
+  _go() {
+    if (!this._feed.isSaved && location.hash.startsWith("#token=")) {
+      takeFromAddress();
+      this._feed.reload();
+    }
+    this._place = parse(location.hash);
+    const key = address({ ...this._place, options: {} });
+    if (key !== this._key) {
+      const first = this._key === null;
+      this._key = key;
+      this._view = new VIEWS[this._place.view](this._feed, this._place);
+      this._main.replaceChildren(this._view.box);
+      if (!first) {
+        this._main.focus({ preventScroll: true });
+        scrollTo(0, 0);
+      }
+    }
+    this._feed.watch(this._place);
+    this._draw();
+  }
+
+  _soon() {
+    if (this._waiting) return;
+    this._waiting = true;
+    setTimeout(
+      () => {
+        this._waiting = false;
+        this._draw();
+      },
+      Math.max(0, this._drawnAt + LEAST_MS_BETWEEN_DRAWS - performance.now()),
+    );
+  }
+
+  _draw() {
+    if (document.hidden) return;
+    this._drawnAt = performance.now();
+    performance.mark("draw-begin");
+    this._view.update();
+    performance.measure("draw", "draw-begin");
+    performance.clearMarks("draw-begin");
+    this._frame();
+  }
+
+  // What is around a view: tabs, banner, and the line of its scope, whose ages grow without news.
+  _frame() {
+    const title = `${this._view.title} · torchperfd`;
+    if (document.title !== title) document.title = title;
+    this._tabs.update(this._place.view, () =>
+      TABS.map(([view, words, of]) =>
+        element("a", { href: address({ view }), "aria-current": of.includes(this._place.view) ? "page" : null, "data-key": view }, words),
+      ),
+    );
+    const canAct = token() !== null;
+    this._tools.update([this._feed.isSaved, canAct], () => (this._feed.isSaved ? [] : tools(this)));
+    const { connection } = this._feed;
+    this._lostAt = connection === "lost" ? (this._lostAt ?? Date.now()) : null;
+    this._banner.update([connection, this._feed.failures.events?.message], () => banner(this._feed));
+    document.body.classList.toggle("stale", connection === "lost");
+    this._scope.update(this._view.scope(), this._feed.now(), this._feed.isSaved ? this._feed.savedAt : null);
+  }
+
+  /** Save what is shown now. */
+  async save() {
+    const saved = snapshot(this._feed, this._place);
+    const stamp = moment(saved.saved_unix_seconds).replaceAll(/[ :]/g, "-");
+    try {
+      download(`torchperfd-${this._place.view}-${stamp}.html`, await savedPage(saved));
+    } catch (error) {
+      showOutcome("bad", `Not saved: ${error.message}.`);
+    }
+  }
+
+  /** Ask for the token, or forget it. */
+  async unlock() {
+    if (token() !== null) keep(null);
+    else await askForToken("With the token this page can start captures, read stacks and open reports.");
+    this._feed.reload();
+    this._frame();
+  }
+}
+
+function tools(page) {
+  return [
+    element("button", { type: "button", "data-key": "save", onclick: () => page.save() }, "Save this page"),
+    element("button", { type: "button", "data-key": "token", onclick: () => page.unlock() }, token() === null ? "Enter token" : "Forget token"),
+  ];
+}
+
+function banner(feed) {
+  if (feed.connection === "lost") {
+    return [element("p", { class: "notice bad" }, "⚠ The daemon does not answer. What you see is the last that was known; this page goes on by itself when it is back.")];
+  }
+  if (feed.isSaved) {
+    return [element("p", { class: "notice" }, `Saved ${moment(feed.savedAt)}. This page does not change any more.`)];
+  }
+  if (feed.failures.events) return [element("p", { class: "notice warn" }, `No live updates: ${feed.failures.events.message}. The page reads again every few seconds.`)];
+  return [];
+}
+
+// An address without a hash, as a person may type it: /runs/NAME and /captures/ID.
+const typed = /^\/(runs|captures|node)(?:\/([^/]+))?\/?$/.exec(location.pathname);
+if (typed && !document.getElementById("saved")) {
+  const [, kind, name] = typed;
+  const rest = name ? `${kind === "runs" ? "run" : "capture"}/${name}` : kind === "runs" ? "" : kind;
+  const kept = location.hash.startsWith("#token=") ? location.hash : `#/${rest}`;
+  history.replaceState(null, "", `/${kept}`);
+}
+new Page();

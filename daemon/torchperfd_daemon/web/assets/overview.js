@@ -1,0 +1,105 @@
+// The overview: runs that train now, and those that ended in the last day.
+
+import { chip, element, table, card } from "./elements.js";
+import { age, count, duration, percent, ranges, rate } from "./numbers.js";
+import { address } from "./address.js";
+import { Part } from "./parts.js";
+import { coverageOf, newestOf } from "./scope.js";
+import { sparkline } from "./sparkline.js";
+import { stateKind } from "./states.js";
+import { verdictKind, verdictWords } from "./verdict.js";
+
+export class Overview {
+  constructor(feed) {
+    this._feed = feed;
+    this._runs = new Part(element("div", { class: "grid" }));
+    this._finished = new Part(element("div", {}));
+    this.box = element("div", {}, element("h1", {}, "Runs"), this._runs.box, this._finished.box);
+  }
+
+  get title() {
+    return "Runs";
+  }
+
+  scope() {
+    const runs = this._feed.documents.runs;
+    const newest = (runs?.runs ?? []).map(newestOf).filter((at) => at !== null);
+    return {
+      scope: runs ? `node ${runs.node}` : null,
+      window: "last 10 min",
+      newest: newest.length ? Math.max(...newest) : null,
+      at: runs?.view?.at_unix_seconds,
+      stepSeconds: Math.max(0, ...(runs?.runs ?? []).map((run) => run.step_seconds ?? 0)),
+      runs: runs?.runs ?? [],
+      unreachable: runs?.view?.unreachable,
+    };
+  }
+
+  update() {
+    const known = this._feed.documents.runs;
+    if (!known) return;
+    const now = Math.round(this._feed.now());
+    const shown = known.runs.map((run) => ({ ...run, ranks: undefined, coverage: coverageOf(run), age: Math.round(now - (newestOf(run) ?? now)) }));
+    this._runs.update(shown, () => (shown.length ? shown.map((run) => runCard(run)) : [nothing()]));
+    const finished = known.finished ?? [];
+    this._finished.update(finished, () => (finished.length ? [finishedCard(finished)] : []));
+  }
+}
+
+function nothing() {
+  return card(
+    "No run",
+    { wide: true },
+    element("p", {}, "No training runs under torchperfd on this node now. Start one:"),
+    element("pre", {}, "torchperfd run train.py"),
+  );
+}
+
+function runCard(run) {
+  const kind = verdictKind(run.verdict);
+  const { reporting, expected, silent } = run.coverage;
+  const facts = [
+    ["Step", duration(run.step_seconds)],
+    ["Steps", rate(run.steps_per_second)],
+    ["Samples", rate(run.samples_per_second)],
+    ["Goodput", percent(run.goodput_ratio)],
+    ["Ranks", silent.length ? `${reporting} of ${expected}, missing ${ranges(silent)}` : `${reporting} of ${expected}`],
+    ["GPUs", run.gpus?.length ? ranges(run.gpus.map(Number).filter(Number.isFinite)) || run.gpus.join(", ") : "–"],
+  ];
+  return element(
+    "section",
+    { class: `card run ${kind}`, "aria-label": `run ${run.run}` },
+    element(
+      "div",
+      { class: "card-head" },
+      element("h2", {}, element("a", { href: address({ view: "run", run: run.run }), "data-key": run.run }, run.run)),
+      chip(run.state ?? "unknown", stateKind(run.state)),
+    ),
+    run.job_name && run.job_name !== run.run ? element("p", { class: "note" }, `job ${run.job_name}`) : null,
+    element("p", { class: "verdict-head" }, chip(verdictWords(run.verdict), kind), " ", run.verdict?.evidence ?? ""),
+    element("div", { class: "spark-row" }, sparkline(run.sparkline?.step_seconds ?? [], `Step time of ${run.run}, last 10 minutes`)),
+    element("dl", { class: "facts short" }, facts.flatMap(([name, words]) => [element("dt", {}, name), element("dd", {}, words)])),
+    run.captures_in_progress?.length
+      ? element(
+          "p",
+          {},
+          `${count(run.captures_in_progress.length, "capture")} in progress: `,
+          run.captures_in_progress.map((id) => element("a", { href: address({ view: "capture", capture: id }) }, id)),
+        )
+      : null,
+  );
+}
+
+function finishedCard(finished) {
+  const columns = [
+    { name: "Run", class: "name", cell: (run) => element("a", { href: address({ view: "run", run: run.run }), "data-key": `done ${run.run}` }, run.run) },
+    { name: "State", cell: (run) => chip(run.state ?? "finished", stateKind(run.state)) },
+    { name: "Ran", numeric: true, cell: (run) => age(run.ended_unix_seconds - run.started_unix_seconds) },
+    { name: "Steps", numeric: true, cell: (run) => (run.steps ?? 0).toLocaleString("en-US") },
+    { name: "Step", numeric: true, cell: (run) => duration(run.step_seconds) },
+    { name: "Goodput", numeric: true, cell: (run) => percent(run.goodput_ratio) },
+    { name: "Verdict", cell: (run) => (run.verdict ? chip(verdictWords(run.verdict), verdictKind(run.verdict)) : "–") },
+    { name: "Step time", cell: (run) => sparkline(run.sparkline?.step_seconds ?? [], `Step time of ${run.run}`) },
+  ];
+  return card("Finished in the last day", { wide: true }, table("Runs that ended in the last day", columns, finished));
+}

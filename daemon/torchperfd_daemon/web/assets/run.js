@@ -1,0 +1,221 @@
+// The view of one run.
+
+import { actionButton, capture, stacks } from "./actions.js";
+import { address } from "./address.js";
+import { MARK_WORDS } from "./axes.js";
+import { card, chip, disclosure, element, table, tile } from "./elements.js";
+import { MOST_RANKS } from "./feed.js";
+import { goodputCard } from "./goodput.js";
+import { HeatMap } from "./heat_map.js";
+import { legend } from "./legend.js";
+import { bytes, clock, count, duration, percent, rate } from "./numbers.js";
+import { Part } from "./parts.js";
+import { rankTable } from "./rank_table.js";
+import { newestOf, windowWords } from "./scope.js";
+import { rankState, stateKind } from "./states.js";
+import { acrossRanks, percentile } from "./statistics.js";
+import { Stream } from "./stream.js";
+import { PhasesStacked, StepTimes, markWords } from "./time_charts.js";
+import { verdictCard } from "./verdict.js";
+
+export class RunView {
+  constructor(feed, place) {
+    this._feed = feed;
+    this._run = place.run;
+    this._stream = new Stream((rank) => address({ view: "rank", run: this._run, rank }));
+    this._times = new StepTimes();
+    this._phases = new PhasesStacked();
+    this._heat = new HeatMap();
+    const div = () => new Part(element("div", {}));
+    this._parts = { head: div(), verdict: div(), legend: div(), chosen: div(), ranks: div(), goodput: div(), memory: div(), marks: div() };
+    this._shown = null;
+    this._stacks = element("div", {});
+    const { head, verdict, legend: colours, chosen, ranks, goodput, memory, marks } = this._parts;
+    const ranksCard = card("Own work and wait per rank", { wide: true, note: "Means of recent steps. Own work is the step without the wait for other ranks." }, ranks.box);
+    this.box = element(
+      "div",
+      {},
+      head.box,
+      verdict.box,
+      this._stacks,
+      card("Stream of steps", { wide: true, id: "stream" }, this._stream.note, chosen.box, colours.box, this._stream.box),
+      element(
+        "div",
+        { class: "grid two" },
+        card("Step time", { note: `Of the ranks, second by second. ${MARK_WORDS}`, extra: lineLegend() }, this._times.surface.box),
+        card("Phases", { note: "Mean step of the ranks, second by second; from the bottom in the order of the colours above." }, this._phases.surface.box),
+      ),
+      card(
+        "Excess own work",
+        { wide: true, note: "Own work above the median of the ranks, second by second: pale is none, the darkest is 50 % or more. Hatched: no step ended.", extra: scaleLegend() },
+        this._heat.box,
+      ),
+      ranksCard,
+      element("div", { class: "grid two" }, goodput.box, memory.box),
+      marks.box,
+    );
+  }
+
+  get title() {
+    return this._run;
+  }
+
+  scope() {
+    const { run, ranks } = this._feed.documents;
+    const entry = run?.run;
+    const finished = entry && ["finished", "gone"].includes(entry.state);
+    return {
+      scope: run?.view ? `run ${entry.run} on node ${run.view.node}` : `run ${this._run}`,
+      window: windowWords(this._feed.history?.span()),
+      newest: entry ? this._newest(entry) : null,
+      ended: finished ? entry.ended_unix_seconds ?? this._newest(entry) : null,
+      stepSeconds: entry?.step_seconds ?? ranks?.runs?.[0]?.step_seconds,
+      runs: entry && !finished ? [entry] : [],
+      unreachable: run?.view?.unreachable,
+    };
+  }
+
+  _newest(entry) {
+    let newest = newestOf(entry);
+    for (const rank of this._feed.history?.ranks.values() ?? []) newest = Math.max(newest ?? 0, rank.steps?.end_unix_seconds?.at(-1) ?? 0) || newest;
+    return newest;
+  }
+
+  update() {
+    const { documents, failures, history } = this._feed;
+    const entry = documents.run?.run;
+    this._parts.head.update([entry && headFacts(entry), failures.run?.message, failures.history?.message, this._feed.isSaved], () => this._head(entry));
+    if (!entry) return;
+    const verdict = documents.run.verdict ?? null;
+    this._parts.verdict.update([verdict, Math.round((entry.step_seconds ?? 0) * 1e4)], () => [
+      verdictCard(verdict, {
+        run: this._run,
+        stepSeconds: entry.step_seconds,
+        isSaved: this._feed.isSaved,
+        onStacks: (found) => this._stacks.replaceChildren(...(found ? [card("Stacks", { wide: true }, found)] : [])),
+      }),
+    ]);
+    const known = new Map((entry.ranks ?? []).map((rank) => [rank.rank, rank]));
+    const live = documents.ranks?.runs?.find((each) => each.run === entry.run) ?? documents.ranks?.runs?.[0];
+    if (live) this._updateRanks(live, known);
+    if (history) this._updateHistory(history, known, live);
+    const goodput = documents.run.goodput ?? documents.goodput?.runs?.find((each) => each.run === entry.run);
+    this._parts.goodput.update(goodput ?? null, () => (goodput ? [goodputCard(goodput)] : []));
+    this._parts.memory.update((entry.ranks ?? []).map((rank) => [rank.rank, rank.cuda]), () => [memoryCard(entry.ranks ?? [])]);
+  }
+
+  _head(entry) {
+    const title = element("h1", {}, this._run);
+    if (!entry) {
+      const problem = this._feed.failures.run?.message ?? (this._feed.isSaved ? "not part of this saved page" : null);
+      return [title, problem ? element("p", { class: "notice bad" }, `${problem}.`) : element("p", { class: "soft" }, "Loading …")];
+    }
+    const facts = headFacts(entry);
+    const buttons = this._feed.isSaved
+      ? null
+      : element(
+          "div",
+          { class: "row" },
+          actionButton("Capture 5 steps", "capture", () => capture(this._run)),
+          actionButton("Stacks", "stacks", async () => {
+            const found = await stacks(this._run);
+            this._stacks.replaceChildren(...(found ? [card("Stacks", { wide: true }, found)] : []));
+          }),
+          element("a", { class: "button", href: address({ view: "captures" }), "data-key": "captures" }, "Captures"),
+        );
+    return [
+      element("div", { class: "title-row" }, title, chip(entry.state ?? "unknown", stateKind(entry.state)), buttons),
+      entry.job_name && entry.job_name !== entry.run ? element("p", { class: "note" }, `job ${entry.job_name}`) : null,
+      element("dl", { class: "tiles" }, facts.map(([name, value, detail]) => tile(name, value, detail))),
+      this._feed.failures.history ? element("p", { class: "notice bad" }, `No history: ${this._feed.failures.history.message}.`) : null,
+    ].filter(Boolean);
+  }
+
+  _updateRanks(live, known) {
+    // Rows in a table of a thousand ranks change each second; three digits are what it shows.
+    const shown = live.ranks.map((rank) => [rank.rank, known.get(rank.rank)?.connected, rankState(known.get(rank.rank) ?? rank), duration(rank.step_seconds), duration(rank.own_seconds), rank.slow]);
+    const far = [...live.ranks].sort((a, b) => (b.own_seconds ?? 0) - (a.own_seconds ?? 0));
+    const kept = live.ranks.length > 200 ? far.slice(0, 200) : live.ranks;
+    this._parts.ranks.update(shown, () => [
+      rankTable(this._run, kept, known),
+      kept.length < live.ranks.length ? element("p", { class: "note" }, `The ${kept.length} ranks with the most own work of ${live.ranks.length}.`) : null,
+    ].filter(Boolean));
+  }
+
+  _updateHistory(history, known, live) {
+    const missing = [...known.values()].filter((rank) => rank.connected === false).map((rank) => rank.rank);
+    const marked = (live?.ranks ?? []).filter((rank) => rank.slow).map((rank) => rank.rank);
+    const shown = JSON.stringify([history.version, known.size, missing, marked]);
+    if (shown === this._shown) return;
+    this._shown = shown;
+    const slow = new Set(marked);
+    const rows = [...history.ranks.values()]
+      .map((rank) => ({ ...rank, missing: known.get(rank.rank)?.connected === false, slow: slow.has(rank.rank) }))
+      .sort((a, b) => a.rank - b.rank);
+    for (const rank of known.values()) if (!history.ranks.has(rank.rank) && rows.length < MOST_RANKS) rows.push({ rank: rank.rank, missing: true });
+    this._stream.show(rows);
+    const names = new Set(rows.flatMap((row) => Object.keys(row.steps?.phase_seconds ?? row.seconds?.phase_seconds ?? {})));
+    this._parts.legend.update([...names], () => [legend(names)]);
+    const all = Math.max(history.here.length, rows.length);
+    this._parts.chosen.update([rows.length, all], () =>
+      rows.length < all
+        ? [element("p", { class: "note" }, `${rows.length} of ${all} ranks: those that stand out from the others by all their seconds, and ranks at even percentiles of own work.`)]
+        : [],
+    );
+    const span = history.span();
+    if (span) {
+      const columns = rows.filter((row) => row.seconds).map(({ seconds }) => ({ at: seconds.unix_seconds, seconds: seconds.step_seconds, phases: seconds.phase_seconds ?? {} }));
+      const data = { ...acrossRanks(columns, span.from, span.until), ...span, marks: history.marks };
+      this._times.show(data);
+      this._phases.show(data);
+      this._heat.show(rows, span.from, span.until);
+    }
+    this._parts.marks.update(history.marks, () => (history.marks.length ? [marksCard(history.marks)] : []));
+  }
+}
+
+function headFacts(entry) {
+  const steps = (entry.ranks ?? []).map((rank) => rank.steps ?? 0);
+  const times = (entry.ranks ?? []).filter((rank) => rank.connected !== false).map((rank) => rank.step_seconds);
+  return [
+    ["Step", duration(entry.step_seconds ?? percentile(times, 0.5)), "slowest rank"],
+    ["Steps", rate(entry.steps_per_second), steps.length ? `${Math.max(...steps).toLocaleString("en-US")} so far` : null],
+    ["Samples", rate(entry.samples_per_second), null],
+    ["Goodput", percent(entry.goodput_ratio), null],
+    ["GPUs", entry.gpus?.length ? String(entry.gpus.length) : "–", null],
+  ];
+}
+
+function memoryCard(ranks) {
+  const known = ranks.filter((rank) => rank.cuda);
+  if (known.length === 0) return card("CUDA memory", {}, element("p", { class: "soft" }, "No rank reports CUDA memory."));
+  const columns = [
+    { name: "Rank", cell: (rank) => String(rank.rank) },
+    { name: "Allocated", numeric: true, cell: (rank) => bytes(rank.cuda.allocated_bytes) },
+    { name: "Reserved", numeric: true, cell: (rank) => bytes(rank.cuda.reserved_bytes) },
+    { name: "Peak", numeric: true, cell: (rank) => bytes(rank.cuda.peak_bytes) },
+  ];
+  return card("CUDA memory", { note: "Of torch's allocator, per rank." }, table("CUDA memory per rank", columns, known));
+}
+
+function marksCard(marks) {
+  const newest = [...marks].reverse().slice(0, 100);
+  const columns = [
+    { name: "Time", cell: (mark) => clock(mark.unix_seconds) },
+    { name: "Event", class: "name", cell: (mark) => (mark.capture_id ? element("a", { href: address({ view: "capture", capture: mark.capture_id }) }, markWords(mark)) : markWords(mark)) },
+    { name: "Took", numeric: true, cell: (mark) => (mark.end_unix_seconds ? duration(mark.end_unix_seconds - mark.unix_seconds) : "–") },
+  ];
+  return card(
+    "Checkpoints, validations, captures and changes",
+    { wide: true },
+    disclosure(`${count(marks.length, "event")}`, () => table("Events of the run", columns, newest)),
+  );
+}
+
+function lineLegend() {
+  return element("ul", { class: "legend", "aria-label": "Lines" }, ["p50", "p95"].map((name) => element("li", {}, element("i", { class: `swatch line-${name}` }), name)));
+}
+
+function scaleLegend() {
+  return element("span", { class: "heat-scale", role: "img", "aria-label": "Scale from no excess to 50 percent or more" }, element("i", {}), "0 … 50 %");
+}

@@ -1,0 +1,85 @@
+// "Save this page": one file with the data, the style and the scripts, which opens from disk without a request.
+
+const ENTRY = "app.js";
+
+/** Return what a saved page shows: all that is loaded now. */
+export function snapshot(feed, place) {
+  return {
+    saved_unix_seconds: feed.now(),
+    place: `${location.hash}`,
+    view: place.view,
+    documents: feed.documents,
+    history: feed.history?.toDocument() ?? null,
+  };
+}
+
+/** Return the text of the file. */
+export async function savedPage(saved) {
+  const modules = new Map();
+  await gather(ENTRY, modules);
+  const style = await text("page.css");
+  // A less-than sign inside a script element could end it; in JSON and in strings its escape means the same.
+  const data = JSON.stringify(saved).replaceAll("<", "\\u003c");
+  const open = (attributes) => `<script${attributes}>`;
+  const close = "<" + "/script>";
+  return [
+    "<!doctype html>",
+    '<html lang="en"><head><meta charset="utf-8">',
+    '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">',
+    `<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">`,
+    "<title>torchperfd, saved</title>",
+    `<style>${style}</style></head><body>`,
+    '<a class="skip" href="#view" id="skip">Skip to the content</a>',
+    '<header class="top"><a class="brand" href="#/">torchperfd</a><nav aria-label="Views" id="tabs"></nav><div class="tools" id="tools"></div></header>',
+    '<div id="banner" role="status" aria-live="polite"></div>',
+    '<div id="scope" class="scope" role="group" aria-label="What this view covers"></div>',
+    '<main id="view" tabindex="-1"></main>',
+    `${open(' type="application/json" id="saved"')}${data}${close}`,
+    `${open("")}${bundle(modules)}${close}`,
+    "</body></html>",
+    "",
+  ].join("\n");
+}
+
+/** Offer a text as a file to save. */
+export function download(name, content) {
+  const url = URL.createObjectURL(new Blob([content], { type: "text/html" }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+const IMPORT = /^import \{([^}]*)\} from "\.\/([\w.]+)";$/gm;
+const EXPORT = /^export (async function|function|class|const) (\w+)/gm;
+
+// The modules in the order in which they run: each after those that it imports.
+async function gather(name, modules) {
+  if (modules.has(name)) return;
+  modules.set(name, null);
+  const source = await text(name);
+  for (const [, , imported] of source.matchAll(IMPORT)) await gather(imported, modules);
+  modules.delete(name);
+  modules.set(name, source);
+}
+
+// Browsers load no module from a file: each becomes a function that returns what it exports.
+function bundle(modules) {
+  const parts = [...modules].map(([name, source]) => {
+    const exported = [...source.matchAll(EXPORT)].map(([, , what]) => what);
+    const body = source
+      .replaceAll(IMPORT, (_, names, from) => `const {${names.replaceAll(" as ", ": ")}} = modules["${from}"];`)
+      .replaceAll(EXPORT, "$1 $2");
+    return `modules["${name}"] = (() => {\n${body}\nreturn { ${exported.join(", ")} };\n})();`;
+  });
+  return `"use strict";\nconst modules = {};\n${parts.join("\n")}`.replaceAll("</", "<\\/");
+}
+
+async function text(name) {
+  const response = await fetch(`/assets/${name}`);
+  if (!response.ok) throw new Error(`${name}: ${response.status}`);
+  return response.text();
+}

@@ -1,0 +1,17 @@
+// States of ranks and runs: the colour of the word.
+
+const KINDS = {
+  training: "good", validating: "good", checkpointing: "good", finished: "quiet", starting: "quiet",
+  stalled: "bad", stopped: "bad", gone: "bad", disconnected: "bad",
+};
+
+/** Return the kind of a state's colour. */
+export function stateKind(state) {
+  return KINDS[state] ?? "unknown";
+}
+
+/** Return a rank's state in words: one that is not connected is missing, whatever it last reported. */
+export function rankState(rank) {
+  if (rank.connected === false) return "missing";
+  return rank.stalled_seconds ? "stalled" : rank.state ?? "unknown";
+}

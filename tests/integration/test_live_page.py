@@ -1,0 +1,253 @@
+"""The live page in a browser: what a person sees and does."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.browser import Browser
+from tests.support.page_feed import HOSTILE_RUN, PageFeed
+from tests.support.page_server import TOKEN, serve_page
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
+
+VIEWS = ("#/", "#/run/demo", "#/rank/demo/5", "#/captures", "#/node")
+MAIN = "document.getElementById('view').innerText"
+BANNER = "document.getElementById('banner').innerText"
+SCOPE = "document.getElementById('scope').innerText"
+OUTCOME = "document.querySelector('.outcome').innerText"
+NEWEST_STEP = (
+    "Number(/Steps \\d+\\u2013(\\d+)/.exec(document.querySelector('#stream .note').textContent)?.[1] ?? NaN)"
+)
+
+# What a screen reader needs, and contrast; returns what is wrong.
+CHECKED = """(() => {
+  const wrong = [];
+  const shown = (each) => each.checkVisibility();
+  const named_ones = 'button, a, input, canvas, section, [role=img], [role=region]';
+  for (const each of document.querySelectorAll(named_ones)) {
+    const texts = [each.getAttribute('aria-label'), each.textContent.trim(), each.labels?.[0]?.textContent];
+    const named = texts.some(Boolean);
+    if (shown(each) && !named) wrong.push('no name: ' + each.outerHTML.slice(0, 90));
+  }
+  const headless = (each) => wrong.push('no scope: ' + each.textContent);
+  for (const cell of document.querySelectorAll('th')) if (!cell.scope) headless(cell);
+  for (const id of [...document.querySelectorAll('[id]')].map((each) => each.id))
+    if (document.querySelectorAll('#' + CSS.escape(id)).length > 1) wrong.push('twice: ' + id);
+  if (document.querySelectorAll('h1').length !== 1) wrong.push('not one h1');
+  if (document.querySelectorAll('main').length !== 1) wrong.push('not one main');
+  const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (text) => {
+    const [r, g, b] = channels(text).slice(0, 3).map((v) => v / 255)
+      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (each) => {
+    for (let at = each; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if ((channels(colour)[3] ?? 1) > 0.99) return colour;
+    }
+    return 'rgb(255 255 255)';
+  };
+  for (const each of document.querySelectorAll('body *')) {
+    const own = [...each.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+    if (!own || !shown(each) || each.disabled || each.closest('.skip, .unseen, script, noscript')) continue;
+    const [a, b] = [light(getComputedStyle(each).color), light(behind(each))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) wrong.push('contrast: ' + each.outerHTML.slice(0, 90));
+  }
+  return wrong;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with Browser(online=True) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    chromium.visit("about:blank")
+    chromium.look_like(1280)
+    for list_ in (chromium.complaints, chromium.failures, chromium.requests):
+        list_.clear()
+    yield chromium
+    assert chromium.complaints == []
+
+
+@pytest.fixture
+def feed() -> PageFeed:
+    return PageFeed(silent=frozenset({3}))
+
+
+@pytest.fixture
+def url(feed: PageFeed) -> Iterator[str]:
+    with serve_page(feed) as address:
+        yield address
+
+
+def show(browser: Browser, url: str, view: str) -> None:
+    """Open a view of the page afresh, and wait for its data."""
+    browser.visit("about:blank")
+    browser.visit(f"{url}/{view}")
+    browser.wait_for(f"!{MAIN}.includes('Loading') && {SCOPE}.includes('vm')", f"data of {view}")
+
+
+def click_button(browser: Browser, words: str) -> None:
+    """Click the first button with these words."""
+    found = (
+        f"[...document.querySelectorAll('button')].find((each) => each.textContent === {json.dumps(words)})"
+    )
+    browser.wait_for(f"Boolean({found} && !{found}.disabled)", words)
+    browser.run(f"{found}.click()")
+
+
+def test_run_view_new_steps_appear_by_themselves(browser: Browser, url: str) -> None:
+    show(browser, url, "#/run/demo")
+    first = browser.wait_for(NEWEST_STEP, "a step")
+    browser.wait_for(f"{NEWEST_STEP} > {first}", "a later step")
+    assert all(each.startswith((url, "about:")) for each in browser.requests)
+
+
+def test_run_view_verdict_and_missing_rank_are_named(browser: Browser, url: str) -> None:
+    show(browser, url, "#/run/demo")
+    browser.wait_for(f"{MAIN}.includes('rank 5 does 70 ms more work')", "the verdict")
+    browser.wait_for(f"{SCOPE}.includes('7 of 8 ranks report; missing: 3')", "the coverage")
+    row = "[...document.querySelectorAll('tr.missing')].map((each) => each.innerText)"
+    browser.wait_for(f"{row}.length === 1", "the missing rank's row")
+    assert "no data" in browser.run(f"{row}[0]")
+    label = "document.querySelector('#stream canvas').getAttribute('aria-label')"
+    browser.wait_for(f"{label}.includes('No data of ranks 3')", "the missing rank in words")
+
+
+def test_overview_link_leads_to_the_run_and_back(browser: Browser, url: str) -> None:
+    show(browser, url, "#/")
+    browser.wait_for("document.querySelector('.card.run a')", "a run")
+    browser.click(".card.run a")
+    browser.wait_for("location.hash === '#/run/demo' && document.querySelector('h1').textContent === 'demo'")
+    browser.run("history.back()")
+    browser.wait_for("document.querySelector('h1').textContent === 'Runs'")
+    assert browser.run("document.title") == "Runs · torchperfd"
+
+
+def test_ranks_arrow_keys_move_and_enter_opens(browser: Browser, url: str) -> None:
+    show(browser, url, "#/run/demo")
+    browser.wait_for("document.querySelectorAll('.rank-labels a').length === 8", "labels of ranks")
+    browser.run("document.querySelector('.rank-labels a').focus()")
+    browser.press("ArrowDown")
+    browser.press("ArrowDown")
+    assert browser.run("document.activeElement.getAttribute('aria-label')") == "rank 2"
+    assert browser.run("document.querySelectorAll('.rank-labels a[tabindex=\"0\"]').length") == 1
+    browser.press("Enter")
+    browser.wait_for("document.querySelector('h1').textContent === 'Rank 2'")
+
+
+def test_run_name_with_markup_stays_text(browser: Browser) -> None:
+    with serve_page(PageFeed(run=HOSTILE_RUN)) as url:
+        show(browser, url, "#/")
+        browser.wait_for("document.querySelector('.card.run a')", "a run")
+        browser.run("document.querySelector('.card.run a').click()")
+        browser.wait_for(f"document.querySelector('h1').textContent === {json.dumps(HOSTILE_RUN)}")
+        browser.wait_for(f"{MAIN}.includes('Goodput')")
+        assert browser.run("document.querySelectorAll('img').length") == 0
+        assert browser.run("document.title") == f"{HOSTILE_RUN} · torchperfd"
+
+
+def test_capture_without_token_asks_and_takes_one(browser: Browser, url: str) -> None:
+    show(browser, url, "#/run/demo")
+    click_button(browser, "Capture 5 steps")
+    browser.wait_for("document.querySelector('dialog[open]')", "the question for the token")
+    assert "torchperfd open" in browser.run("document.querySelector('dialog').innerText")
+    browser.run("document.getElementById('token-field').value = 'wrong-token'")
+    click_button(browser, "Use the token")
+    browser.wait_for(f"{OUTCOME}.includes('refused the token')", "the refusal")
+    assert browser.run("sessionStorage.length") == 0
+    click_button(browser, "Capture 5 steps")
+    browser.wait_for("document.querySelector('dialog[open]')", "the question for the token")
+    browser.run(f"document.getElementById('token-field').value = {json.dumps(TOKEN)}")
+    click_button(browser, "Use the token")
+    browser.wait_for(f"{OUTCOME}.includes('Capture of 5 steps started')", "the capture")
+
+
+def test_token_in_the_address_is_taken_out_and_used(browser: Browser, url: str, feed: PageFeed) -> None:
+    browser.visit(f"{url}/#token={TOKEN}")
+    browser.wait_for("document.querySelector('.card.run a')", "a run")
+    assert browser.run("location.href") == f"{url}/#/"
+    browser.click(".card.run a")
+    click_button(browser, "Capture 5 steps")
+    browser.wait_for("document.querySelector('.outcome a')", "the capture")
+    browser.click(".outcome a")
+    browser.wait_for(f"{MAIN}.includes('0 of 8 ended')", "its progress")
+    for rank in feed.captures[0]["ranks"]:
+        rank["state"] = "complete"
+    feed.captures[0] |= {"state": "complete", "ended_at": feed.captures[0]["requested_at"] + 2}
+    browser.wait_for(f"{MAIN}.includes('8 of 8 ended') && {MAIN}.includes('Open the report')", "its end")
+
+
+def test_saved_page_opens_from_disk_without_requests(browser: Browser, url: str, tmp_path: Path) -> None:
+    browser.save_downloads(tmp_path)
+    show(browser, url, "#/run/demo")
+    browser.wait_for(NEWEST_STEP, "steps")
+    click_button(browser, "Save this page")
+    saved = _wait_for_file(browser, tmp_path)
+    with Browser() as offline:
+        offline.look_like(1280)
+        offline.open(saved)
+        offline.wait_for(f"{MAIN}.includes('rank 5 does 70 ms more work')", "the verdict")
+        assert offline.run(NEWEST_STEP) > 0
+        assert "does not change any more" in offline.run(BANNER)
+        assert "Saved" in offline.run(SCOPE)
+        assert offline.run("[...document.querySelectorAll('main button')].length") == 0
+        assert offline.run("document.querySelector('#stream canvas').width") > 0
+        assert (offline.complaints, offline.requests) == ([], [saved.as_uri()])
+
+
+def _wait_for_file(browser: Browser, folder: Path) -> Path:
+    for _ in range(2000):
+        if found := list(folder.glob("*.html")):
+            return found[0]
+        browser.drawn()
+    pytest.fail("nothing was saved")
+
+
+def test_daemon_restart_is_shown_and_survived(browser: Browser, feed: PageFeed) -> None:
+    with serve_page(feed) as url:
+        show(browser, url, "#/run/demo")
+        browser.wait_for(NEWEST_STEP, "steps")
+    browser.wait_for(f"{BANNER}.includes('does not answer')", "the banner")
+    assert "rank 5" in browser.run(MAIN)
+    with serve_page(feed, port=int(url.rsplit(":", 1)[1])):
+        browser.wait_for(f"{BANNER} === ''", "the connection")
+        first = browser.run(NEWEST_STEP)
+        browser.wait_for(f"{NEWEST_STEP} > {first}", "a later step")
+
+
+def test_thousand_ranks_show_the_slow_one(browser: Browser) -> None:
+    with serve_page(PageFeed(ranks=1000, seconds=60, slow=777)) as url:
+        show(browser, url, "#/run/demo")
+        browser.wait_for(f"{MAIN}.includes('64 of 1000 ranks')", "the choice of ranks")
+        labels = "[...document.querySelectorAll('.rank-labels a')].map((each) => each.textContent)"
+        browser.wait_for(f"{labels}.includes('777 ◀')", "the slow rank")
+        assert browser.run(f"{labels}.length") == 64
+
+
+def test_unknown_run_problem_is_shown(browser: Browser, url: str) -> None:
+    browser.visit(f"{url}/#/run/nope")
+    browser.wait_for(f"{MAIN}.includes('no run nope on this node')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_views_are_accessible_and_fit_a_phone(browser: Browser, url: str, scheme: str) -> None:
+    browser.look_like(380, 800, scheme)
+    for view in VIEWS:
+        show(browser, url, view)
+        assert browser.run("document.documentElement.scrollWidth") <= 380, view
+        assert browser.run(CHECKED) == [], view
+
+
+def test_skip_link_leads_to_the_content(browser: Browser, url: str) -> None:
+    show(browser, url, "#/")
+    browser.run("document.getElementById('skip').focus()")
+    browser.press("Enter")
+    assert browser.run("document.activeElement.id") == "view"
+    assert browser.run("location.hash") == "#/"
