@@ -1,6 +1,7 @@
 """Bars and legends of ``top``: colours on a terminal that has them, letters elsewhere."""
 
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -26,10 +27,12 @@ _COLOURS: Final[Mapping[str, str]] = {
 _USERS: Final = ("bright_cyan", "bright_magenta", "bright_blue")
 _NAMES: Final[Mapping[str, str]] = {WAIT: "wait"}
 _LEAST_WIDTH: Final = 8
+LEVEL: Final = "#"
+"""The letter of a bar with one part, which is shown only where there are no colours."""
 
 
 class Bar:
-    """Parts of a whole as a bar as wide as its cell; by letters where there are no colours."""
+    """Parts of a whole as a bar as wide as its cell; each part is a letter, a colour and its size."""
 
     def __init__(
         self, parts: Sequence[tuple[str, str, float]], whole: float, width: int | None = None
@@ -43,9 +46,11 @@ class Bar:
         for name, colour, part in self._parts:
             upto += part
             end = min(width, round(width * upto / self._whole)) if self._whole > 0 else 0
-            yield Segment(
-                (_letter(name) if plain else "█") * (end - drawn), None if plain else Style.parse(colour)
-            )
+            if end > drawn:
+                # The letter is there with colours too, because eight colours are hard to distinguish.
+                shown = " " if name == LEVEL else name
+                cells = name * (end - drawn) if plain else shown.ljust(end - drawn)
+                yield Segment(cells, None if plain else Style.parse(f"black on {colour}"))
             drawn = max(drawn, end)
         yield Segment(("·" if plain else "─") * (width - drawn), None if plain else Style.parse("grey30"))
 
@@ -60,10 +65,12 @@ class Legend:
         self._colours = colours
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        text = Text(no_wrap=True, overflow="ellipsis")
+        text = Text()
+        marks = letters(self._colours)
         for name, colour in self._colours.items():
-            text.append(f"{_letter(name)} " if _plain(console) else "■ ", style=colour)
-            text.append(f"{_NAMES.get(name, name)}  ", style="dim")
+            text.append(marks[name], style="" if _plain(console) else f"black on {colour}")
+            # A line never ends between a letter and its name.
+            text.append(f"\u00a0{_NAMES.get(name, name)}", style="dim").append("  ")
         yield text
 
 
@@ -71,8 +78,15 @@ def _plain(console: Console) -> bool:
     return console.no_color or console.color_system is None
 
 
-def _letter(name: str) -> str:
-    return "." if name == "other" else _NAMES.get(name, name)[:1]
+def letters(names: Iterable[str]) -> dict[str, str]:
+    """Return a letter for each phase, no two alike: the first one of its name that is free."""
+    found: dict[str, str] = {"other": "."}
+    for name in names:
+        if name not in found:
+            wanted = (*_NAMES.get(name, name), *string.ascii_uppercase, *string.digits)
+            taken = found.values()
+            found[name] = next((each for each in wanted if each.isalnum() and each not in taken), "?")
+    return found
 
 
 def name_of(phase: str) -> str:

@@ -1,6 +1,6 @@
 """The runs in ``top``: their verdicts first, then the ranks that these name, then the others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,11 +13,20 @@ from rich.text import Text
 from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
-from torchperfd_daemon.commands._bars import Bar, Legend, colours, name_of
-from torchperfd_daemon.views.live import STOPPED, WAIT, RankView, RunView
+from torchperfd_daemon.commands._bars import Bar, Legend, colours, letters, name_of
+from torchperfd_daemon.commands._frame import Frame
+from torchperfd_daemon.commands._trend import sparkline
+from torchperfd_daemon.views.live import STALLED, STOPPED, WAIT, RankView, RunView
 
 _HEALTHY: Final = "none"
 _NOT_KNOWN: Final = "unknown"
+_TREND_CELLS: Final = 20
+_MOST_NAME: Final = 9
+_BEHIND: Final = 0.05
+_FAR_BEHIND: Final = 0.2
+"""From these shares of a rank's peers' own work on, what it has more is yellow, and red."""
+SELECTED: Final = "»"
+"""Marks the selected rank, in front of its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +55,38 @@ class _Shape:
     ranked: bool = False
     command: bool = False
     legend: bool = False
+    trend: bool = False
     others: int | None = 0
 
 
-_ALL: Final = _Shape(framed=True, ranked=True, command=True, legend=True, others=None)
+_ALL: Final = _Shape(framed=True, ranked=True, command=True, legend=True, trend=True, others=None)
 _GROWING: Final = (
     _Shape(framed=True),
     _Shape(framed=True, ranked=True),
     _Shape(framed=True, ranked=True, command=True),
-    _Shape(framed=True, ranked=True, command=True, legend=True),
+    _Shape(framed=True, ranked=True, command=True, trend=True),
+    _Shape(framed=True, ranked=True, command=True, trend=True, legend=True),
 )
 
 
 def panels(
-    runs: Sequence[RunView],
-    verdicts: Mapping[str, control_pb2.Verdict],
+    frame: Frame,
     height: int | None,
     console: Console,
     options: ConsoleOptions,
-    *,
-    with_node: bool,
+    selected: tuple[str, int] | None = None,
 ) -> Panels:
-    """Return panels of runs that fit a number of lines.
+    """Return panels of a frame's runs that fit a number of lines.
 
     Args:
-        runs: The runs, in the order in which they are shown.
         height: Number of lines available; None for no limit.
-        with_node: Whether ranks are shown with their node.
+        selected: The run and rank that are marked.
     """
+    runs, verdicts = frame.runs, frame.verdicts
 
     def drawn(index: int, shape: _Shape) -> RenderableType:
         run = runs[index]
-        return _run(run, verdicts.get(run.run), shape, with_node=with_node)
+        return _run(run, frame, shape, selected)
 
     if height is None:
         return Panels([drawn(index, _ALL) for index in range(len(runs))], complete=True)
@@ -132,11 +141,12 @@ def _is_well(verdict: control_pb2.Verdict | None) -> bool:
     return verdict is None or verdict.cause in (_HEALTHY, _NOT_KNOWN)
 
 
-def _run(
-    run: RunView, verdict: control_pb2.Verdict | None, shape: _Shape, *, with_node: bool
-) -> RenderableType:
+def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | None) -> RenderableType:
+    verdict = frame.verdicts.get(run.run)
     step = f" · {duration(run.step_seconds)} a step" if run.step_seconds else ""
-    title = f"{run.run} · {run.here} of {_table.count(run.world_size, 'rank')}{step}"
+    age = frame.ages.get(run.run)
+    last = f" · last step {duration(age)} ago" if age is not None else ""
+    title = f"{run.run} · {run.here} of {_table.count(run.world_size, 'rank')}{step}{last}"
     parts = [_verdict(verdict)]
     if not shape.framed:
         name = Text(f" {title}", style="bold", no_wrap=True, overflow="ellipsis")
@@ -144,9 +154,14 @@ def _run(
     if verdict is not None:
         parts += [_other(other) for other in verdict.others]
         if shape.command:
+            if verdict.fix:
+                parts.append(Text(f"  fix: {verdict.fix}"))
             parts.append(Text(f"  next: {verdict.next_command}", style="dim"))
+    if shape.trend:
+        parts += _trends(run.run, frame)
     if shape.ranked:
-        parts += _ranks(run, verdict, shape.others, with_node=with_node)
+        marked = selected[1] if selected is not None and selected[0] == run.run else None
+        parts += _ranks(run, verdict, shape.others, marked, with_node=bool(frame.nodes))
     if shape.legend:
         parts.append(Legend(colours(run)))
     return Panel(
@@ -154,8 +169,27 @@ def _run(
     )
 
 
+def _trends(run: str, frame: Frame) -> list[RenderableType]:
+    """Return a line with the newest step times and throughput; none where neither is known."""
+    steps, rates = frame.step_seconds.get(run, ()), frame.samples_per_second.get(run, ())
+    if not steps:
+        return []
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(" step ", style="dim").append(sparkline(steps, _TREND_CELLS), style="cyan")
+    line.append(f" {duration(steps[-1])}")
+    if rates:
+        line.append("  samples/s ", style="dim").append(sparkline(rates, _TREND_CELLS), style="cyan")
+        line.append(f" {rates[-1]:,.0f}" if rates[-1] >= 99.5 else f" {rates[-1]:.3g}")
+    return [line]
+
+
 def _ranks(
-    run: RunView, verdict: control_pb2.Verdict | None, others: int | None, *, with_node: bool
+    run: RunView,
+    verdict: control_pb2.Verdict | None,
+    others: int | None,
+    marked: int | None,
+    *,
+    with_node: bool,
 ) -> list[RenderableType]:
     """Return a table of a run's ranks, and how many are left out."""
     table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="bold dim")
@@ -165,6 +199,7 @@ def _ranks(
     for name, right in (("STATE", False), ("STEPS", True), ("STEP", True)):
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     table.add_column("WHAT A STEP IS SPENT ON", ratio=1, no_wrap=True)
+    table.add_column("MOST OF IT", no_wrap=True)
     for name in ("WAIT", "VS PEERS"):
         table.add_column(name, justify="right", no_wrap=True)
     matter = _that_matter(run, verdict)
@@ -172,10 +207,11 @@ def _ranks(
     if others is not None:
         # A run without a slow rank shows one all the same.
         rest = rest[: max(others, 0 if matter else 1)]
-    shown = sorted([*matter, *rest], key=lambda rank: rank.rank)
+    chosen = {rank.rank for rank in (*matter, *rest)}
+    shown = [rank for rank in run.ranks if rank.rank in chosen]
     by_phase = colours(run)
     for rank in shown:
-        number, *cells = _rank(rank, by_phase, run.step_seconds)
+        number, *cells = _rank(rank, by_phase, run.step_seconds, is_marked=rank.rank == marked)
         node = [rank.node] if with_node else []
         table.add_row(number, *node, *cells, style="bold red" if rank.slow else "")
     hidden = len(run.ranks) - len(shown)
@@ -191,18 +227,34 @@ def _that_matter(run: RunView, verdict: control_pb2.Verdict | None) -> list[Rank
     return [rank for rank in run.ranks if rank.slow or rank.rank in named or rank.state == STOPPED]
 
 
-def _rank(rank: RankView, by_phase: Mapping[str, str], longest: float) -> list[RenderableType]:
-    spent = [(name_of(name), by_phase[name], rank.phase_seconds.get(name, 0.0)) for name in by_phase]
+def _rank(
+    rank: RankView, by_phase: Mapping[str, str], longest: float, *, is_marked: bool
+) -> list[RenderableType]:
+    marks = letters(by_phase)
+    spent = [(marks[name], by_phase[name], rank.phase_seconds.get(name, 0.0)) for name in by_phase]
     behind = rank.behind_ratio
     return [
-        f"{'▶ ' if rank.slow else ''}{rank.rank}",
-        rank.state,
+        f"{SELECTED if is_marked else ''}{'▶ ' if rank.slow else ''}{rank.rank}",
+        Text(rank.state, style="bold red" if rank.state in (STOPPED, STALLED) else ""),
         str(rank.steps),
         duration(rank.step_seconds) if rank.window else "-",
         Bar(spent, longest),
+        _most(rank),
         _table.milliseconds(rank.phase_seconds[WAIT]) if rank.phase_seconds.get(WAIT) else "-",
-        f"{behind:+.1%}" if behind is not None else "-",
+        Text(f"{behind:+.1%}", style=_level_of(behind)) if behind is not None else "-",
     ]
+
+
+def _most(rank: RankView) -> str:
+    """Return the longest phase of a rank's step, and its share."""
+    if not rank.phase_seconds or not rank.step_seconds:
+        return "-"
+    name, seconds = max(rank.phase_seconds.items(), key=lambda item: item[1])
+    return f"{name_of(name)[:_MOST_NAME]} {seconds / rank.step_seconds:.0%}"
+
+
+def _level_of(behind: float) -> str:
+    return "red" if behind >= _FAR_BEHIND else "yellow" if behind >= _BEHIND else ""
 
 
 def _verdict(verdict: control_pb2.Verdict | None) -> RenderableType:
@@ -210,7 +262,10 @@ def _verdict(verdict: control_pb2.Verdict | None) -> RenderableType:
         return Text("? no verdict yet", style="green")
     is_well = _is_well(verdict)
     mark = "✓ " if verdict.cause == _HEALTHY else "? " if is_well else "✗ "
-    text = Text.assemble((mark, "green" if is_well else "red"), (verdict.summary, "" if is_well else "bold"))
+    summary = verdict.summary
+    if verdict.cause == _HEALTHY:
+        summary = summary.replace(_HEALTHY, "healthy", 1)
+    text = Text.assemble((mark, "green" if is_well else "red"), (summary, "" if is_well else "bold"))
     return text.append(_share(verdict), style="red")
 
 

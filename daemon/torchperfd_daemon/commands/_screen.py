@@ -1,83 +1,115 @@
 """The screen of ``top``: one frame of node, runs, ranks and verdicts."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
-from torchperfd_daemon.commands._bars import Bar
+from torchperfd_daemon.commands._bars import LEVEL, Bar
+from torchperfd_daemon.commands._frame import Frame
 from torchperfd_daemon.commands._run_panels import lines_of, panels
-from torchperfd_daemon.views.live import RunView
+from torchperfd_daemon.commands._top_pages import Window, help_page, rank_page
+from torchperfd_daemon.commands._top_state import Page, TopState
+from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.views.node_view import GpuView, NodeView
 
 _GIB: Final = 1024**3
 _BAR_WIDTH: Final = 20
 _MOST_GPUS: Final = 8
 _FULL: Final = 0.9
-"""From this share on, a bar of memory is a warning."""
+_NEARLY_FULL: Final = 0.75
+"""From these shares on, a bar of memory or of CPUs is red, and yellow."""
+_KEYS: Final = (
+    ("↑↓", "rank"),
+    ("⏎", "details"),
+    ("s", "sort"),
+    ("/", "filter"),
+    ("p", "pause"),
+    ("k", "stacks"),
+    ("c", "capture"),
+    ("?", "help"),
+    ("q", "quit"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The data of one moment.
-
-    Attributes:
-        clock: The time of day, for people.
-        problem: Why the data is stale, or which daemons do not answer; empty without a problem.
-        nodes: How many have answered for the fleet; 0 where only this one was asked.
-    """
-
-    node: str
-    clock: str
-    view: NodeView
-    runs: Sequence[RunView]
-    verdicts: Mapping[str, control_pb2.Verdict] = field(default_factory=dict)
-    problem: str = ""
-    nodes: int = 0
-
-
-def draw(frame: Frame, height: int | None = None) -> RenderableType:
+def draw(frame: Frame, height: int | None = None, state: TopState | None = None) -> RenderableType:
     """Return a frame as something that rich can print.
 
     Args:
         height: Number of lines available. Verdicts come first, then the ranks that they name, then the rest;
             hidden rows are counted. None for no limit.
+        state: What a person has chosen; None where no key can be pressed.
     """
-    return _Drawn(frame, height)
+    return _Drawn(frame, height, state)
 
 
 class _Drawn:
     """A frame, laid out for the width of the console that prints it."""
 
-    def __init__(self, frame: Frame, height: int | None) -> None:
-        self._frame, self._height = frame, height
+    def __init__(self, frame: Frame, height: int | None, state: TopState | None) -> None:
+        self._frame, self._height, self._state = frame, height, state
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        frame = self._frame
-        head: list[RenderableType] = [_head(frame)]
+        state, height = self._state, self._height
+        frame = self._frame if state is None else state.arrange(self._frame)
+        head: list[RenderableType] = [_head(self._frame, state)]
         if frame.problem:
             head.append(Text(f"! {frame.problem}", style="bold red"))
         yield from head
+        if state is None or height is None:
+            yield from self._body(frame, height, head, console, options)
+            return
+        foot = _foot(state)
+        room = max(1, height - sum(lines_of(part, console, options) for part in (*head, foot)))
+        body = Group(*self._body(frame, height - 1, head, console, options))
+        offset = 0
+        if state.page is Page.HELP:
+            body = Group(help_page())
+        elif state.page is Page.TEXT:
+            body, offset = Group(*map(Text, state.text)), state.offset
+        elif state.page is Page.RANK and state.selected is not None:
+            body = Group(rank_page(frame, *state.selected))
+        elif state.selected is not None:
+            body = Group(*panels(frame, None, console, options, state.selected).parts)
+            yield from self._framed(Window(body, room), foot, room, console, options)
+            return
+        yield from self._framed(Window(body, room, offset), foot, room, console, options)
+
+    def _framed(
+        self, body: Window, foot: RenderableType, room: int, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
+        """Yield the body, as many empty lines as it leaves, and the last line of the screen."""
+        yield body
+        empty = room - lines_of(body, console, options)
+        if empty > 0:
+            yield Text("\n" * (empty - 1))
+        yield foot
+
+    def _body(
+        self,
+        frame: Frame,
+        height: int | None,
+        head: Sequence[RenderableType],
+        console: Console,
+        options: ConsoleOptions,
+    ) -> Iterator[RenderableType]:
         node = _node(frame.view)
         if not frame.runs:
             yield node
-            yield Text(" no runs; start one with `torchperfd run train.py`", style="dim")
+            yield Text(f" {NO_RUNS}" if not self._frame.runs else " no run matches the filter", style="dim")
             return
-        fleet = bool(frame.nodes)
-        if self._height is None:
+        if height is None:
             yield node
-            yield from panels(frame.runs, frame.verdicts, None, console, options, with_node=fleet).parts
+            yield from panels(frame, None, console, options).parts
             return
-        room = self._height - sum(lines_of(part, console, options) for part in head)
+        room = height - sum(lines_of(part, console, options) for part in head)
         # The node is shortened first, so that verdicts and the ranks that they name fit.
         for shown in (node, _node(frame.view, short=True), None):
             left = room - (lines_of(shown, console, options) if shown is not None else 0)
-            runs = panels(frame.runs, frame.verdicts, left, console, options, with_node=fleet)
+            runs = panels(frame, left, console, options)
             if runs.complete or shown is None:
                 if shown is not None:
                     yield shown
@@ -85,7 +117,19 @@ class _Drawn:
                 return
 
 
-def _head(frame: Frame) -> RenderableType:
+def _foot(state: TopState) -> RenderableType:
+    """Return the last line: the filter that is typed, else what there is to say, else the keys."""
+    if state.is_typing:
+        return Text(f" filter: {state.pattern}▏", style="bold", no_wrap=True, overflow="ellipsis")
+    if state.message:
+        return Text(f" {state.message}", style="bold", no_wrap=True, overflow="ellipsis")
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for key, words in _KEYS:
+        text.append(key, style="reverse").append(f" {words} ", style="dim")
+    return text
+
+
+def _head(frame: Frame, state: TopState | None) -> RenderableType:
     ranks = sum(len(run.ranks) for run in frame.runs)
     head = Table.grid(expand=True)
     head.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -95,9 +139,18 @@ def _head(frame: Frame) -> RenderableType:
         what += f" on {_table.count(frame.nodes, 'node')}"
     head.add_row(
         Text.assemble((" torchperfd ", "bold reverse"), f" {frame.node} · {what}"),
-        Text(f"{frame.clock}  q quits ", style="dim"),
+        Text.assemble((_chosen(state), "yellow"), (f"{frame.clock} ", "dim")),
     )
     return head
+
+
+def _chosen(state: TopState | None) -> str:
+    """Return what differs from the usual picture, for the head."""
+    if state is None:
+        return ""
+    parts = ["paused" if state.is_paused else "", f"filter {state.pattern}" if state.pattern else ""]
+    parts.append(f"by {state.order_name}" if state.order else "")
+    return "".join(f"{part}  " for part in parts if part)
 
 
 def _node(view: NodeView, *, short: bool = False) -> RenderableType:
@@ -108,7 +161,7 @@ def _node(view: NodeView, *, short: bool = False) -> RenderableType:
     if view.cpu is not None or view.memory_total:
         grid.add_row(
             " CPU",
-            _level(view.cpu, 1.0),
+            _level(view.cpu, 1.0, rising=True),
             _percent(view.cpu),
             " memory",
             _level(view.memory_used, view.memory_total),
@@ -159,11 +212,13 @@ def _all_gpus(gpus: Sequence[GpuView]) -> list[RenderableType]:
     ]
 
 
-def _level(value: float | None, whole: float | None) -> RenderableType:
+def _level(value: float | None, whole: float | None, *, rising: bool = False) -> RenderableType:
+    """Return a bar, coloured by thresholds if a high level is a warning: of memory, and with ``rising``."""
     if value is None or not whole:
         return Text("-", justify="right")
-    colour = "red" if whole > 1 and value >= _FULL * whole else "green"
-    return Bar([("#", colour, value)], whole, _BAR_WIDTH)
+    part = value / whole if whole > 1 or rising else 0.0
+    colour = "red" if part >= _FULL else "yellow" if part >= _NEARLY_FULL else "green"
+    return Bar([(LEVEL, colour, value)], whole, _BAR_WIDTH)
 
 
 def _percent(value: float | None) -> Text:

@@ -11,10 +11,14 @@ from rich.live import Live
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._frame import Frame
 from torchperfd_daemon.commands._keys import Keys
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, missing, scope_options
-from torchperfd_daemon.commands._screen import Frame, draw
+from torchperfd_daemon.commands._screen import draw
+from torchperfd_daemon.commands._top_actions import TopActions
+from torchperfd_daemon.commands._top_state import Action, TopState
+from torchperfd_daemon.commands._trend import Throughput, ages, step_seconds
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views import node_view as _node_view
@@ -31,7 +35,7 @@ _NEWEST_STEPS: Final = 64
 @socket_option
 @json_option
 def command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
-    """Show runs, ranks, the node's GPUs and the verdict, twice a second, until q or Ctrl-C.
+    """Show runs, ranks, the node's GPUs and the verdict, twice a second, until q or Ctrl-C; ? shows all keys.
 
     Off a terminal and with --json, one frame is printed.
     With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
@@ -51,26 +55,72 @@ def command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) 
         return
     try:
         with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-            _follow(frame, scope, socket, keys, live)
+            Top(scope, socket, keys, live).follow(frame)
     except KeyboardInterrupt:
         return
 
 
-def _follow(frame: Frame, scope: Scope, socket: str | None, keys: Keys, live: Live) -> None:
-    """Refresh until q is pressed; wait for a daemon that has ended to restart."""
-    while True:
-        try:
-            with connect(socket) as daemon:
-                while True:
-                    frame = _ask(daemon, scope)
-                    live.update(draw(frame, live.console.height), refresh=True)
-                    if keys.quit_within(_EVERY_S):
-                        return
-        except TorchperfdError as error:
-            stale = replace(frame, problem=str(error), clock=_clock())
-            live.update(draw(stale, live.console.height), refresh=True)
-            if keys.quit_within(_EVERY_S):
-                return
+class Top:
+    """The screen while it is on: refreshes twice a second, and acts on keys.
+
+    Args:
+        scope: The runs.
+        socket: The socket of the daemon; None for the usual places.
+    """
+
+    def __init__(self, scope: Scope, socket: str | None, keys: Keys, live: Live) -> None:
+        self._scope, self._socket, self._keys, self._live = scope, socket, keys, live
+        self._state = TopState()
+        self._actions = TopActions(socket, fleet=scope.fleet)
+        self._throughput = Throughput()
+
+    def follow(self, frame: Frame) -> None:
+        """Refresh until q is pressed; wait for a daemon that has ended to restart."""
+        while True:
+            try:
+                with connect(self._socket) as daemon:
+                    while True:
+                        if not self._state.is_paused:
+                            frame = self._ask(daemon)
+                        if not self._show(frame):
+                            return
+            except TorchperfdError as error:
+                if not self._show(replace(frame, problem=str(error), clock=_clock())):
+                    return
+
+    def _ask(self, daemon: Any) -> Frame:
+        frame = _ask(daemon, self._scope)
+        if not frame.nodes:
+            self._throughput.update(daemon, frame.runs, time.monotonic())
+            frame = replace(frame, samples_per_second=self._throughput.rates())
+        return frame
+
+    def _show(self, frame: Frame) -> bool:
+        """Show a frame until the next one is due; return False once q is pressed."""
+        deadline = time.monotonic() + _EVERY_S
+        while True:
+            self._take_results()
+            self._live.update(draw(frame, self._live.console.height, self._state), refresh=True)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return True
+            for key in self._keys.within(left):
+                if not self._act(self._state.press(key, self._state.arrange(frame)), frame):
+                    return False
+
+    def _act(self, action: Action, frame: Frame) -> bool:
+        run = self._state.run(self._state.arrange(frame))
+        if action is Action.CAPTURE:
+            self._actions.capture(run)
+        elif action is Action.STACKS:
+            self._actions.stacks(run)
+        return action is not Action.QUIT
+
+    def _take_results(self) -> None:
+        while not self._actions.messages.empty():
+            self._state.message = self._actions.messages.get()
+        while not self._actions.texts.empty():
+            self._state.show_text(self._actions.texts.get())
 
 
 def _ask(daemon: Any, scope: Scope) -> Frame:
@@ -87,6 +137,9 @@ def _ask(daemon: Any, scope: Scope) -> Frame:
         verdicts={each.run: each for each in judged.verdicts},
         nodes=len(steps.nodes),
         problem=missing(steps) or missing(judged),
+        step_seconds=step_seconds(steps.ranks),
+        ages=ages(steps.ranks, time.time()),
+        steps=steps.ranks,
     )
 
 

@@ -38,8 +38,9 @@ _TOKENS_PER_SAMPLE: Final = 4096
 _FLOPS_PER_STEP: Final = 1.6e14
 _PEAK_FLOPS: Final = 989e12
 
-# Out of each of these many steps, loaders starve in the last ones.
+# Out of each of these many steps, loaders starve in some, from half a minute after the start on.
 _STARVED_EVERY: Final = 800
+_STARVED_FROM: Final = 70
 _STARVED_FOR: Final = 200
 _STARVED_DATA_MS: Final = 240.0
 _VALIDATE_EVERY: Final = 250
@@ -209,4 +210,4 @@ class SimulatedRanks:
 
 
 def _starved(step: int) -> bool:
-    return step % _STARVED_EVERY >= _STARVED_EVERY - _STARVED_FOR
+    return _STARVED_FROM <= step % _STARVED_EVERY < _STARVED_FROM + _STARVED_FOR

@@ -19,7 +19,8 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.commands import diagnose
-from torchperfd_daemon.commands._screen import Frame, draw
+from torchperfd_daemon.commands._frame import Frame
+from torchperfd_daemon.commands._screen import draw
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.service import live
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
@@ -146,10 +147,10 @@ def test_bars_are_colours_on_a_terminal_and_letters_without() -> None:
     shown = frame("healthy")
     coloured = drawn(shown, force_terminal=True, color_system="standard")
     plain = drawn(shown, force_terminal=True, color_system="standard", no_color=True)
-    assert "█" in coloured
-    assert "\x1b[34m" in coloured
-    assert "█" not in plain
-    assert "\x1b[34m" not in plain
+    assert "\x1b[30;45mb    " in coloured
+    assert "\x1b[30;44mf" in coloured
+    assert "\x1b[30;45m" not in plain
+    assert "\x1b[30;44m" not in plain
     assert "fffff" in plain
 
 

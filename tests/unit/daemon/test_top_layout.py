@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands._screen import Frame, draw
+from torchperfd_daemon.commands._frame import Frame
+from torchperfd_daemon.commands._screen import draw
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 from torchperfd_daemon.views.live import RankView, RunView
 from torchperfd_daemon.views.node_view import GpuView, NodeView

@@ -1,0 +1,87 @@
+"""What keys of ``top`` ask of the daemon, on a thread of its own: a capture, and stacks."""
+
+import io
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.commands._capture_progress import state_of
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.service import translate_stacks
+from torchperfd_daemon.stacks import merge
+from torchperfd_daemon.stacks.report import render_text
+from torchperfd_daemon.views.stacks import each_once
+
+_STEPS: Final = 5
+_TIMEOUT_S: Final = 60.0
+_STACKS_TIMEOUT_S: Final = 5.0
+
+
+class TopActions:
+    """Runs one action at a time.
+
+    Args:
+        socket: The socket of the daemon; None for the usual places.
+        fleet: Whether ranks of all nodes are meant.
+    """
+
+    def __init__(self, socket: str | None, *, fleet: bool) -> None:
+        self._socket, self._fleet = socket, fleet
+        self._thread: threading.Thread | None = None
+        self.messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """What to say, the newest last."""
+        self.texts: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """Texts to show on a page of their own."""
+
+    def capture(self, run: str) -> None:
+        """Capture the next steps of a run."""
+        self._begin(lambda: self._capture(run))
+
+    def stacks(self, run: str) -> None:
+        """Fetch the stacks of a run's ranks."""
+        self._begin(lambda: self._stacks(run))
+
+    def _begin(self, action: Callable[[], None]) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self.messages.put("the last action is still in progress")
+            return
+        self._thread = threading.Thread(target=self._run, args=(action,), name="top-action", daemon=True)
+        self._thread.start()
+
+    def _run(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except TorchperfdError as error:
+            self.messages.put(f"! {error}")
+
+    def _capture(self, run: str) -> None:
+        self.messages.put(f"capturing {_STEPS} steps of {run} …")
+        options = session_pb2.CaptureOptions(steps=_STEPS)
+        request = control_pb2.CaptureRequest(
+            run=run, options=options, timeout_seconds=_TIMEOUT_S, fleet=self._fleet
+        )
+        with connect(self._socket) as daemon:
+            for progress in daemon.Capture(request, timeout=_TIMEOUT_S + 60):
+                words = f"capture {progress.capture_id}: {state_of(progress)}"
+                if progress.state == control_pb2.CAPTURE_STATE_COMPLETE:
+                    words += f"; torchperfd analyze {progress.capture_id}"
+                elif progress.reason:
+                    words += f", {progress.reason}"
+                self.messages.put(words)
+
+    def _stacks(self, run: str) -> None:
+        self.messages.put(f"fetching the stacks of {run} …")
+        request = control_pb2.StacksRequest(run=run, timeout_seconds=_STACKS_TIMEOUT_S, fleet=self._fleet)
+        with connect(self._socket) as daemon:
+            messages = daemon.Stacks(request, timeout=_STACKS_TIMEOUT_S + 10)
+            answers = [
+                translate_stacks.rank_stacks(each) for each in messages if not each.HasField("unreachable")
+            ]
+        answers = each_once(answers)
+        text = io.StringIO()
+        render_text(run, answers, merge(answers), text)
+        self.texts.put(text.getvalue())
+        self.messages.put("")

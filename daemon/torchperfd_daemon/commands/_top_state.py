@@ -1,0 +1,182 @@
+"""What a person has chosen in ``top``: the order, the filter, the rank, the page. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+from torchperfd_daemon.commands._frame import Frame
+from torchperfd_daemon.commands._keys import (
+    BACKSPACE,
+    DOWN,
+    ENTER,
+    ESCAPE,
+    GONE,
+    PAGE_DOWN,
+    PAGE_UP,
+    UP,
+)
+from torchperfd_daemon.views.live import WAIT, RankView, RunView
+
+_PAGE_LINES: Final = 10
+
+
+class Page(Enum):
+    """What fills the screen."""
+
+    RUNS = "runs"
+    RANK = "rank"
+    TEXT = "text"
+    HELP = "help"
+
+
+class Action(Enum):
+    """What a key asks of the daemon or of ``top`` itself."""
+
+    NONE = "none"
+    QUIT = "quit"
+    CAPTURE = "capture"
+    STACKS = "stacks"
+
+
+_ORDERS: Final[tuple[tuple[str, Callable[[RankView], float]], ...]] = (
+    ("rank", lambda rank: rank.rank),
+    ("step", lambda rank: -rank.step_seconds),
+    ("own work", lambda rank: -rank.own_seconds),
+    ("wait", lambda rank: -rank.phase_seconds.get(WAIT, 0.0)),
+)
+
+
+@dataclass(slots=True)
+class TopState:
+    """What a person has chosen.
+
+    Attributes:
+        order: Position in the list of orders.
+        pattern: Runs, nodes and states that contain it are shown; empty for all.
+        is_typing: Whether keys go into the pattern.
+        is_paused: Whether the picture stands still.
+        selected: Run and rank; None for none.
+        page: What fills the screen.
+        offset: The first line that is shown of a page longer than the screen.
+        text: The lines of the text page.
+        message: What to say about the last action; empty for nothing.
+    """
+
+    order: int = 0
+    pattern: str = ""
+    is_typing: bool = False
+    is_paused: bool = False
+    selected: tuple[str, int] | None = None
+    page: Page = Page.RUNS
+    offset: int = 0
+    text: list[str] = field(default_factory=list)
+    message: str = ""
+
+    @property
+    def order_name(self) -> str:
+        """The name of the order of ranks."""
+        return _ORDERS[self.order][0]
+
+    def arrange(self, frame: Frame) -> Frame:
+        """Return a frame with the runs and ranks that the pattern leaves, in the chosen order."""
+        return replace(frame, runs=[run for run in map(self._arranged, frame.runs) if run.ranks])
+
+    def press(self, key: str, frame: Frame) -> Action:
+        """Take a key; return what it asks for.
+
+        Args:
+            frame: What is on the screen, arranged.
+        """
+        if key == GONE:
+            return Action.QUIT
+        self.message = ""
+        if self.is_typing:
+            self._type(key)
+        elif key in ("q", "Q"):
+            return Action.QUIT
+        elif key in (UP, DOWN, PAGE_UP, PAGE_DOWN):
+            self._move(key, frame)
+        elif key in ("k", "c") and self.run(frame):
+            return Action.STACKS if key == "k" else Action.CAPTURE
+        else:
+            self._choose(key, frame)
+        return Action.NONE
+
+    def run(self, frame: Frame) -> str:
+        """Return the run that an action is about: the selected rank's, else the first; empty for none."""
+        if self.selected is not None:
+            return self.selected[0]
+        return frame.runs[0].run if frame.runs else ""
+
+    def show_text(self, text: str) -> None:
+        """Show a text on a page of its own."""
+        self.page, self.offset, self.text = Page.TEXT, 0, text.splitlines()
+
+    def _choose(self, key: str, frame: Frame) -> None:
+        if key in ("?", "h"):
+            self.page = Page.RUNS if self.page is Page.HELP else Page.HELP
+        elif key == ESCAPE:
+            self._back()
+        elif key == ENTER:
+            ranks = _ranks(frame)
+            if self.selected is None and ranks:
+                self.selected = _named(frame) or ranks[0]
+            self.page, self.offset = (Page.RANK if self.selected else Page.RUNS), 0
+        elif key == "s":
+            self.order = (self.order + 1) % len(_ORDERS)
+        elif key in ("p", " "):
+            self.is_paused = not self.is_paused
+        elif key == "/":
+            self.is_typing = True
+
+    def _type(self, key: str) -> None:
+        if key in (ENTER, ESCAPE):
+            self.is_typing = False
+            self.pattern = self.pattern if key == ENTER else ""
+        elif key == BACKSPACE:
+            self.pattern = self.pattern[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self.pattern += key
+
+    def _back(self) -> None:
+        if self.page is not Page.RUNS:
+            self.page = Page.RUNS
+        elif self.selected is not None:
+            self.selected = None
+        else:
+            self.pattern = ""
+
+    def _move(self, key: str, frame: Frame) -> None:
+        lines = {UP: -1, DOWN: 1, PAGE_UP: -_PAGE_LINES, PAGE_DOWN: _PAGE_LINES}[key]
+        if self.page is Page.TEXT:
+            self.offset = max(0, min(self.offset + lines, len(self.text) - 1))
+            return
+        ranks = _ranks(frame)
+        if not ranks or self.page is Page.HELP:
+            return
+        here = ranks.index(self.selected) if self.selected in ranks else (-1 if lines > 0 else len(ranks))
+        self.selected = ranks[max(0, min(here + lines, len(ranks) - 1))]
+
+    def _arranged(self, run: RunView) -> RunView:
+        ranks = sorted(run.ranks, key=_ORDERS[self.order][1])
+        if self.pattern.lower() not in run.run.lower():
+            ranks = [rank for rank in ranks if self._matches(rank)]
+        return replace(run, ranks=tuple(ranks))
+
+    def _matches(self, rank: RankView) -> bool:
+        words = (rank.node.lower(), rank.state, str(rank.rank), rank.coordinates.lower())
+        return any(self.pattern.lower() in word for word in words)
+
+
+def _ranks(frame: Frame) -> list[tuple[str, int]]:
+    return [(run.run, rank.rank) for run in frame.runs for rank in run.ranks]
+
+
+def _named(frame: Frame) -> tuple[str, int] | None:
+    """Return the rank that the first verdict names; None if it names none that is shown."""
+    for run in frame.runs:
+        verdict = frame.verdicts.get(run.run)
+        if verdict is not None and (run.run, verdict.rank) in _ranks(frame):
+            return run.run, verdict.rank
+    return None
