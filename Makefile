@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 .PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos dashboards docs \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice \
 	bench-analysis bench-memory bench-exit bench-capture \
-	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-trials build clean
+	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-trials bench-runs build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -87,6 +87,9 @@ bench-templates: setup  ## What step templates save on millisecond steps; a minu
 
 bench-overhead: setup  ## What a step costs beside the other profilers; about forty minutes.
 	$(BIN)/python -m benchmarks.overhead
+
+bench-runs: setup  ## How often a comparison of two runs is right, on simulated pairs; four minutes.
+	$(BIN)/python -m benchmarks.run_comparison
 
 bench-memory: setup  ## Whether ten million steps fit into the memory of one million; two minutes.
 	$(BIN)/python -m benchmarks.memory_flat

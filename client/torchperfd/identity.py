@@ -2,11 +2,16 @@
 
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +65,14 @@ def read_identity(
         # torchrun's default for a run without a name: the same for every run there is.
         elastic = ""
     # A pod's uid comes after the rendezvous: a job of several pods is one run.
-    shared = elastic or slurm_job_id or _rendezvous_name(environ, Path(script).stem) or pod_uid
+    stem = Path(script).stem
+    shared = elastic or slurm_job_id or _rendezvous_name(environ, stem, node) or pod_uid
+    if _UUID.fullmatch(shared):
+        # As torchrun makes on one node. Its digits are random, so the first eight are as good as all.
+        shared = f"{stem}-{shared[:8].lower()}"
+    generated = f"{stem}-{_short_id(node, _boot_id(proc), namespace, pid, start)}"
     return Identity(
-        run=run or environ.get("TORCHPERFD_RUN") or shared or f"{Path(script).stem}-{start:x}-{pid}",
+        run=run or environ.get("TORCHPERFD_RUN") or shared or generated,
         rank=_rank(environ),
         world_size=_integer(environ, "WORLD_SIZE", "SLURM_NTASKS", default=1),
         local_rank=_integer(environ, "LOCAL_RANK", "SLURM_LOCALID"),
@@ -79,7 +89,12 @@ def read_identity(
     )
 
 
-def _rendezvous_name(environ: Mapping[str, str], stem: str) -> str:
+def _short_id(*parts: object) -> str:
+    """Return eight hexadecimal digits that are the same for the same parts."""
+    return f"{crc32(repr(parts).encode()):08x}"
+
+
+def _rendezvous_name(environ: Mapping[str, str], stem: str, node: str) -> str:
     """Return a name that every rank of the job makes up alike; empty where they have nothing in common."""
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not port:
@@ -87,11 +102,12 @@ def _rendezvous_name(environ: Mapping[str, str], stem: str) -> str:
     if environ.get("TORCHELASTIC_RUN_ID"):
         # On one node the launcher is the common parent; several have only the address where ranks meet.
         several_nodes = _integer(environ, "GROUP_WORLD_SIZE", default=1) > 1
-        return f"{stem}-{address if several_nodes else os.getppid()}-{port}"
+        meeting = (address, port) if several_nodes else (node, os.getppid(), port)
+        return f"{stem}-{_short_id(*meeting)}"
     is_loopback = address in ("", "localhost", "::1") or address.startswith("127.")
     if _integer(environ, "WORLD_SIZE", default=1) == 1 or is_loopback:
         return ""
-    return f"{stem}-{address}-{port}"
+    return f"{stem}-{_short_id(address, port)}"
 
 
 def _rank(environ: Mapping[str, str]) -> int:
@@ -107,6 +123,13 @@ def _integer(environ: Mapping[str, str], *names: str, default: int = 0) -> int:
         if text.isdigit():
             return int(text)
     return default
+
+
+def _boot_id(proc: Path) -> str:
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _process_facts(proc: Path) -> tuple[int, int]:

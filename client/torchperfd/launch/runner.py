@@ -30,9 +30,10 @@ Usage: torchperfd run [OPTIONS] SCRIPT [ARGS]...
   time of the run. Under torchrun: torchrun ... -m torchperfd run SCRIPT.
 
 Options:
-  --run NAME      Name of the run; the launcher's job id by default. (torchrun takes
-                  --run for its own --run-path, and replaces --rdzv-id on one node:
-                  there, set the environment variable TORCHPERFD_RUN.)
+  --run NAME      Name of the run; the launcher's job id by default, or the script's
+                  name and a short id. (torchrun takes --run for its own --run-path,
+                  and replaces --rdzv-id on one node: there, set the environment
+                  variable TORCHPERFD_RUN.)
   --job NAME      What people call this kind of run; the script's name by default.
   --report FILE   Write the account of the run as JSON (schema torchperfd.run/1).
   --baseline RUN  At the end, compare with a kept run or with a file of --report.

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import pytest
 
 from torchperfd.identity import Identity, read_identity
 
+SHORT = re.compile(r"train_digits-[0-9a-f]{8}")
 STAT = (
     "4321 (python3) S 1 4321 4321 0 -1 4194304 1000 0 0 0 10 5 0 0 20 0 3 0 "
     "7654321 123456789 2000 18446744073709551615 1 1 0 0 0 0 0 16781312 134217730 0 0 0 17 1 0 0 0 0 0"
@@ -42,8 +44,10 @@ class Reader:
 
 
 def test_unlaunched_process_is_rank_0_of_1_named_after_script(read: Reader) -> None:
+    run = read().run
+    assert SHORT.fullmatch(run)
     assert read() == Identity(
-        run=f"train_digits-{7654321:x}-{os.getpid()}",
+        run=run,
         rank=0,
         world_size=1,
         local_rank=0,
@@ -79,13 +83,40 @@ def test_torchrun_says_which_rank_it_is(read: Reader) -> None:
 
 def test_ranks_of_several_nodes_agree_on_name_by_rendezvous(read: Reader) -> None:
     unnamed = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "2"}
-    assert read(unnamed).run.endswith("-10.0.0.1-29500")
+    run = read(unnamed).run
+    assert SHORT.fullmatch(run)
+    others = {"RANK": "3", "LOCAL_RANK": "3", "GROUP_RANK": "0", "NODE_NAME": "another"}
+    assert read({**unnamed, **others}).run == run
+    assert read({**unnamed, "MASTER_PORT": "29501"}).run != run
+
+
+def test_uuid_of_a_launcher_becomes_script_and_short_id(read: Reader) -> None:
+    """The same on all ranks, and after an elastic restart, which changes only the count and the port."""
+    launched = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "F50BA658-ca32-4ac8-9d27-b5ddb200a20b"}
+    later = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "4711", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert read(launched).run == "train_digits-f50ba658"
+    assert read({**launched, **later}).run == "train_digits-f50ba658"
+    assert read({"POD_UID": "8f14e45f-ceea-467a-9575-25ffb2c1f6f5"}).run == "train_digits-8f14e45f"
+    assert read({**launched, "TORCHPERFD_RUN": "bert"}).run == "bert"
+
+
+def test_generated_names_differ_between_processes_and_boots(read: Reader) -> None:
+    names = {read().run, read({"NODE_NAME": "n7"}).run}
+    (read.proc / "self/stat").write_text(STAT.replace("7654321", "7654322"))
+    names.add(read().run)
+    (read.proc / "sys/kernel/random").mkdir(parents=True)
+    (read.proc / "sys/kernel/random/boot_id").write_text("8f14e45f-ceea\n")
+    names.add(read().run)
+    assert len(names) == 4
 
 
 def test_torchrun_default_run_name_is_ignored(read: Reader) -> None:
     """All such runs have it: the ranks of one agree on their launcher instead."""
     identity = read({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
-    assert identity.run == f"train_digits-{os.getppid()}-29500"
+    assert SHORT.fullmatch(identity.run)
+    assert (
+        read({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "RANK": "2", "LOCAL_RANK": "2"}).run == identity.run
+    )
 
 
 def test_slurm_says_which_rank_it_is(read: Reader) -> None:
@@ -129,7 +160,8 @@ def test_job_of_two_pods_is_one_run(read: Reader, launcher: dict[str, str]) -> N
     runs = {
         read({**meeting, "POD_UID": uid, "RANK": rank}).run for uid, rank in (("aaaa", "0"), ("bbbb", "1"))
     }
-    assert runs == {"train_digits-bert-master-0-23456"}
+    assert len(runs) == 1
+    assert SHORT.fullmatch(runs.pop())
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "::1", ""])
