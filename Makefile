@@ -39,11 +39,11 @@ demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse;
 	$(BIN)/python client/examples/demo.py
 
 test: setup lint test-unit  ## Style, types, architecture and all tests that are quick; a quarter of an hour with set-up.
-	$(BIN)/python -m pytest tests/scenarios tests/integration -m 'not slow'
+	$(BIN)/python -m pytest tests/scenarios tests/integration tests/tutorials -m 'not slow'
 
 test-all: test test-wire $(VENV)/.frameworks  ## All that CI runs: the slow tests, real frameworks, and other versions of grpcio as well.
 	$(BIN)/python -m pytest tests/frameworks
-	$(BIN)/python -m pytest tests/scenarios tests/integration -m slow
+	$(BIN)/python -m pytest tests/scenarios tests/integration tests/tutorials -m slow
 
 test-nightly: export TORCHPERFD_TEST_FRESH_SEED = 1
 test-nightly: test-all  ## The same with examples that no run has played before.

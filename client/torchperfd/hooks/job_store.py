@@ -8,7 +8,9 @@ from typing import Any
 def is_there() -> bool:
     """Return whether the script has initialised torch's process groups."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    return c10d is not None and bool(c10d.is_initialized())
+    # Another thread may be importing the module, which then has some of its names only.
+    is_initialized = getattr(c10d, "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def connect(timeout: timedelta) -> Any:

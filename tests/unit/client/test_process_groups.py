@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -127,4 +128,11 @@ def test_named_groups_are_coordinates(make: str, places: list[tuple[str, int, in
 
 
 def test_a_process_without_groups_has_no_coordinates() -> None:
+    assert read_coordinates({}) == ()
+
+
+def test_coordinates_of_a_module_in_import_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread imports torch.distributed, so the module has no name yet."""
+    name = "torch.distributed.distributed_c10d"
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     assert read_coordinates({}) == ()
