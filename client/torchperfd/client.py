@@ -297,6 +297,7 @@ class Client:
         self.parts.captures.loop_ended()
         from torchperfd.v1 import session_pb2
 
+        self._flusher.reports_blocks = True
         self._flusher.refresh(send=True)
         self._flusher.announce(session_pb2.RUN_STATE_FINISHED)
         self.parts.outputs.conclude(self.report)

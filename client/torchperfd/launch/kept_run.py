@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd._version import __version__
 from torchperfd.launch.keeping_options import KeepingOptions
+from torchperfd.report.document import blocks_document
 from torchperfd.runs.store import RunStore
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
-    from torchperfd.steps.phases import PhaseNames
-    from torchperfd.steps.step_blocks import BlockSums
 
 _LONGEST_S: Final = 0.4
 
@@ -52,21 +51,6 @@ def add_facts(
     for rank in document["ranks"]:
         if rank["rank"] == client.rank:
             rank["blocks"] = blocks
-
-
-def blocks_document(blocks: "BlockSums", names: "PhaseNames") -> dict[str, Any] | None:
-    """Return blocks of steps as they are written: mean seconds of a step, to five digits; None for none."""
-    if not blocks.step_ns:
-        return None
-
-    def means(column: tuple[int, ...]) -> list[float]:
-        return [float(f"{ns / blocks.steps / 1e9:.5g}") for ns in column]
-
-    return {
-        "steps": blocks.steps,
-        "step_seconds": means(blocks.step_ns),
-        "phases": {names.name(slot): means(column) for slot, column in blocks.phase_ns.items()},
-    }
 
 
 class ReportWriter:

@@ -294,7 +294,8 @@ def _rank_reports(client: "Client", answer: "control_pb2.GetRunResponse | None")
             names = PhaseNames()
             totals = wire.read_totals(rank.account, names)
             dropped = rank.account.dropped_steps.get("ring", 0)
-            reports.append(RankReport(rank.identity.rank, totals, names, dropped))
+            blocks = wire.read_blocks(rank.account, names)
+            reports.append(RankReport(rank.identity.rank, totals, names, dropped, blocks))
     return sorted(reports, key=lambda report: report.rank)
 
 

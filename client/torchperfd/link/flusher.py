@@ -46,6 +46,11 @@ class Flusher:
         outbox: Where reports go.
         faults: Where failures of ours are counted.
         counters: Counts beside the steps.
+
+    Attributes:
+        totals: Of all drained steps; replaced, never changed.
+        blocks: Sums of consecutive steps.
+        reports_blocks: Whether reports have these; set once the loop has ended.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Flusher:
     ) -> None:
         self.totals = Totals()
         self.blocks = StepBlocks()
+        self.reports_blocks = False
         self._replay = replay
         self._recorder = replay.recorder
         self._names = names
@@ -157,7 +163,10 @@ class Flusher:
         if not send and not (unsent and due):
             return
         try:
-            message = wire.totals_message(totals, self._names, self._recorder.recorded, self.dropped())
+            blocks = self.blocks.sums() if self.reports_blocks else None
+            message = wire.totals_message(
+                totals, self._names, self._recorder.recorded, self.dropped(), blocks
+            )
             arrivals = self._recorder.arrivals
             batch = wire.step_batch(unsent, self._names, arrivals.drain()) if unsent else None
         except Exception as error:  # noqa: BLE001 - the caller may be the script

@@ -5,6 +5,8 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+from google.protobuf.message import DecodeError
+
 from torchperfd._version import __version__
 from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
@@ -15,6 +17,7 @@ from torchperfd.steps.arrivals import Arrivals
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
+from torchperfd.steps.step_blocks import BlockSums
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import contract, session_pb2
@@ -87,9 +90,13 @@ def collective_report(request_id: int, groups: Sequence[GroupProgress]) -> sessi
 
 
 def totals_message(
-    totals: Totals, names: PhaseNames, recorded: int, dropped: Mapping[str, int]
+    totals: Totals,
+    names: PhaseNames,
+    recorded: int,
+    dropped: Mapping[str, int],
+    blocks: BlockSums | None = None,
 ) -> session_pb2.ClientMessage:
-    """Pack the totals since attach."""
+    """Pack the totals since attach; with the blocks of steps once the loop has ended."""
     message = session_pb2.Account(
         recorded_steps=recorded,
         dropped_steps=dict(dropped),
@@ -128,6 +135,8 @@ def totals_message(
         message.sync_waits.add(**asdict(wait))
     if totals.loader is not None:
         message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(totals.loader)))
+    if blocks is not None:
+        message.step_blocks = _pack_blocks(blocks, names)
     if totals.cuda is not None:
         message.cuda.allocated_bytes = totals.cuda.allocated
         message.cuda.reserved_bytes = totals.cuda.reserved
@@ -167,6 +176,35 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
             _read_kind(packed, totals.of(packed.kind), names)
     _read_kind(message.warmup, totals.warmup, names)
     return totals
+
+
+def read_blocks(message: session_pb2.Account, names: PhaseNames) -> BlockSums | None:
+    """Unpack another rank's blocks of steps; None where it has sent none, or they are damaged."""
+    packed = session_pb2.StepBlocks()
+    try:
+        packed.ParseFromString(message.step_blocks)
+        step_ns = _read_column(packed.step_ns)
+        phase_ns = {names.slot(each.phase): _read_column(each.ns) for each in packed.phases}
+    except (DecodeError, ValueError):
+        return None
+    columns = (step_ns, *phase_ns.values())
+    if not step_ns or not packed.steps or any(len(each) != len(step_ns) or min(each) < 0 for each in columns):
+        return None
+    return BlockSums(packed.steps, step_ns, phase_ns)
+
+
+def _pack_blocks(blocks: BlockSums, names: PhaseNames) -> bytes:
+    packed = session_pb2.StepBlocks(steps=blocks.steps, step_ns=join_columns([array("q", blocks.step_ns)]))
+    for slot, column in blocks.phase_ns.items():
+        packed.phases.add(phase=names.name(slot), ns=join_columns([array("q", column)]))
+    return packed.SerializeToString()
+
+
+def _read_column(packed: bytes) -> tuple[int, ...]:
+    column = array("q", packed)
+    if sys.byteorder != "little":
+        column.byteswap()
+    return tuple(column)
 
 
 def _read_loader(packed: session_pb2.LoaderUse) -> LoaderUse:

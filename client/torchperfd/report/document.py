@@ -5,10 +5,13 @@ from typing import Any
 
 from torchperfd.report.numbers import between_ns, fit_ns, steady_steps
 from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.step_blocks import BlockSums
 from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
 
 
-def rank_document(rank: int, totals: Totals, names: PhaseNames) -> dict[str, Any]:
+def rank_document(
+    rank: int, totals: Totals, names: PhaseNames, blocks: BlockSums | None = None
+) -> dict[str, Any]:
     """Return one rank's part of a ``torchperfd.run/1`` document.
 
     ``train`` has all steps, the first included; ``warmup`` is that first one again, by itself.
@@ -55,6 +58,22 @@ def rank_document(rank: int, totals: Totals, names: PhaseNames) -> dict[str, Any
             {"name": hook.name, "on": hook.is_on, "reason": hook.reason or None} for hook in totals.hooks
         ],
         "coordinates": [asdict(place) for place in totals.coordinates],
+        "blocks": blocks_document(blocks, names) if blocks is not None else None,
+    }
+
+
+def blocks_document(blocks: BlockSums, names: PhaseNames) -> dict[str, Any] | None:
+    """Return blocks of steps as they are written: mean seconds of a step, to five digits; None for none."""
+    if not blocks.step_ns:
+        return None
+
+    def means(column: tuple[int, ...]) -> list[float]:
+        return [float(f"{ns / blocks.steps / 1e9:.5g}") for ns in column]
+
+    return {
+        "steps": blocks.steps,
+        "step_seconds": means(blocks.step_ns),
+        "phases": {names.name(slot): means(column) for slot, column in blocks.phase_ns.items()},
     }
 
 

@@ -8,6 +8,7 @@ from torchperfd.report import csv, html, markdown, text
 from torchperfd.report.document import rank_document
 from torchperfd.report.numbers import Table, tabulate
 from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.step_blocks import BlockSums
 from torchperfd.steps.totals import Totals
 
 
@@ -22,6 +23,7 @@ class RankReport:
         totals: The totals it was made of; must not change any more.
         names: What their phases are called.
         dropped: Steps that the recorder had to throw away.
+        blocks: Sums of consecutive steps; None before the loop has ended, and where they are unknown.
         table: Every number that is shown.
     """
 
@@ -29,6 +31,7 @@ class RankReport:
     totals: Totals
     names: PhaseNames
     dropped: int = 0
+    blocks: BlockSums | None = None
     table: Table = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +61,7 @@ class RankReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rank's part of a ``torchperfd.run/1`` document."""
-        return rank_document(self.rank, self.totals, self.names)
+        return rank_document(self.rank, self.totals, self.names, self.blocks)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -510,6 +510,7 @@ class Account(google.protobuf.message.Message):
     COORDINATES_FIELD_NUMBER: builtins.int
     BACKGROUND_SAVES_FIELD_NUMBER: builtins.int
     SYNC_WAITS_FIELD_NUMBER: builtins.int
+    STEP_BLOCKS_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
     loader_ready: builtins.int
     """batches that waited at the newest draw; absent without workers"""
@@ -525,6 +526,8 @@ class Account(google.protobuf.message.Message):
     """Unix time of the first step's start; 0 when unknown"""
     ended_ns: builtins.int
     """Unix time of the newest step's end"""
+    step_blocks: builtins.bytes
+    """a StepBlocks, once the loop has ended; empty before"""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KindAccount]: ...
     @property
@@ -603,9 +606,10 @@ class Account(google.protobuf.message.Message):
         coordinates: collections.abc.Iterable[global___Coordinate] | None = ...,
         background_saves: global___PhaseAccount | None = ...,
         sync_waits: collections.abc.Iterable[global___SyncWait] | None = ...,
+        step_blocks: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "background_saves", b"background_saves", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "background_saves", b"background_saves", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "sync_waits", b"sync_waits", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "background_saves", b"background_saves", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "step_blocks", b"step_blocks", "sync_waits", b"sync_waits", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_flops_per_step", b"_flops_per_step"]) -> typing.Literal["flops_per_step"] | None: ...
     @typing.overload
@@ -616,6 +620,32 @@ class Account(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_peak_flops", b"_peak_flops"]) -> typing.Literal["peak_flops"] | None: ...
 
 global___Account = Account
+
+@typing.final
+class StepBlocks(google.protobuf.message.Message):
+    """Consecutive blocks of training steps after the first, for the comparison of runs. int64 columns, by block."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: builtins.int
+    STEP_NS_FIELD_NUMBER: builtins.int
+    PHASES_FIELD_NUMBER: builtins.int
+    steps: builtins.int
+    """in each block"""
+    step_ns: builtins.bytes
+    """of the block's steps together"""
+    @property
+    def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhaseColumn]: ...
+    def __init__(
+        self,
+        *,
+        steps: builtins.int = ...,
+        step_ns: builtins.bytes = ...,
+        phases: collections.abc.Iterable[global___PhaseColumn] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["phases", b"phases", "step_ns", b"step_ns", "steps", b"steps"]) -> None: ...
+
+global___StepBlocks = StepBlocks
 
 @typing.final
 class SyncWait(google.protobuf.message.Message):

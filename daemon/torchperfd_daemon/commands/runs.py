@@ -128,7 +128,7 @@ def _cells(kept: KeptRun, record: RunRecord | None, _: str) -> list[str]:
         when,
         f"{record.steps:,}",
         "" if step is None else _table.milliseconds(step),
-        verdict.replace("_", " ") or "unknown",
+        {"": "unknown", "none": "healthy"}.get(verdict, verdict.replace("_", " ")),
         size(kept.bytes),
     ]
 

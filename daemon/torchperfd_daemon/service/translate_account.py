@@ -23,6 +23,8 @@ _MOST_REASON_CHARACTERS: Final = 256
 _MOST_SYNC_WAITS: Final = 8
 _MOST_UUID_CHARACTERS: Final = 64
 _MOST_FILE_CHARACTERS: Final = 1000
+# 256 blocks of at most 28 columns need 58 KiB.
+_MOST_BLOCKS_BYTES: Final = 64 << 10
 _WHERE: Final = frozenset(("ring", "outbox"))
 _ELSEWHERE: Final = "other"
 
@@ -76,6 +78,7 @@ def totals(message: session_pb2.Account) -> Totals:
             )
             for wait in message.sync_waits[:_MOST_SYNC_WAITS]
         ),
+        step_blocks=message.step_blocks if len(message.step_blocks) <= _MOST_BLOCKS_BYTES else b"",
     )
 
 

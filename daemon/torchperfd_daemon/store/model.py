@@ -180,6 +180,8 @@ class Totals:
     """The rank's place in each dimension of its job."""
     sync_waits: tuple[SyncWait, ...] = ()
     """The lines that wait longest for the device, the longest first."""
+    step_blocks: bytes = b""
+    """A serialised message ``StepBlocks``, passed on unread; empty while the loop runs."""
 
     @property
     def sync_wait_ns(self) -> int:

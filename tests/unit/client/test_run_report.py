@@ -296,6 +296,7 @@ def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) ->
         "peak_flops_per_second",
         "model_flops_utilization",
         "overhead_ratio",
+        "blocks",
     ]
     assert list(rank) == list(empty)
     assert list(rank["train"]) == list(empty["train"])

@@ -17,9 +17,10 @@ from torchperfd.hook_state import HookState
 from torchperfd.identity import read_identity
 from torchperfd.link import wire
 from torchperfd.steps.loader_use import LoaderUse
-from torchperfd.steps.phases import DATA, PHASE_SLOTS, PhaseNames
+from torchperfd.steps.phases import DATA, FORWARD, PHASE_SLOTS, PhaseNames
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
+from torchperfd.steps.step_blocks import BlockSums
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import contract, session_pb2
@@ -208,7 +209,7 @@ def test_every_field_of_the_totals_is_sent() -> None:
         (LoaderUse, session_pb2.LoaderUse),
     ):
         beside = {
-            session_pb2.Account: {"recorded_steps", "dropped_steps", "kinds"},
+            session_pb2.Account: {"recorded_steps", "dropped_steps", "kinds", "step_blocks"},
             session_pb2.KindAccount: {"kind"},
             session_pb2.PhaseAccount: {"phase"},
         }
@@ -303,3 +304,36 @@ def test_columns_are_little_endian_whatever_the_machine(monkeypatch: pytest.Monk
 
 def integers(blob: bytes) -> list[Any]:
     return [int.from_bytes(blob[at : at + 8], "little", signed=True) for at in range(0, len(blob), 8)]
+
+
+def test_blocks_of_steps_survive_the_wire() -> None:
+    names = PhaseNames()
+    augment = names.slot("augment")
+    blocks = BlockSums(4, (1000, 2000), {FORWARD: (600, 1300), augment: (400, 700)})
+    message = wire.totals_message(Totals(), names, 9, {}, blocks).account
+    others = PhaseNames()
+    others.slot("another")
+    received = wire.read_blocks(session_pb2.Account.FromString(message.SerializeToString()), others)
+    assert received is not None
+    assert (received.steps, received.step_ns) == (4, (1000, 2000))
+    assert received.phase_ns == {FORWARD: (600, 1300), others.slot("augment"): (400, 700)}
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"\xff\xff",
+        session_pb2.StepBlocks(steps=1, step_ns=b"odd").SerializeToString(),
+        session_pb2.StepBlocks(steps=0, step_ns=bytes(8)).SerializeToString(),
+        session_pb2.StepBlocks(steps=1, step_ns=b"\xff" * 8).SerializeToString(),
+        session_pb2.StepBlocks(
+            steps=1, step_ns=bytes(16), phases=[session_pb2.PhaseColumn(phase="data", ns=bytes(8))]
+        ).SerializeToString(),
+        session_pb2.StepBlocks(
+            steps=1, step_ns=bytes(8), phases=[session_pb2.PhaseColumn(phase="\n", ns=bytes(8))]
+        ).SerializeToString(),
+    ],
+)
+def test_damaged_blocks_of_steps_are_none(packed: bytes) -> None:
+    assert wire.read_blocks(session_pb2.Account(step_blocks=packed), PhaseNames()) is None

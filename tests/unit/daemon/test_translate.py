@@ -394,3 +394,10 @@ def test_capture_options_survive_the_wire() -> None:
         CaptureOptions(1, False, True, False),
     ):
         assert translate.capture_options(translate.capture_options_message(own)) == own
+
+
+def test_blocks_of_steps_are_passed_on_unless_too_large() -> None:
+    for packed, kept in ((b"any", b"any"), (bytes(65 << 10), b"")):
+        totals = translate_account.totals(session_pb2.Account(step_blocks=packed))
+        assert totals.step_blocks == kept
+        assert translate_account.account_message(totals).step_blocks == kept
