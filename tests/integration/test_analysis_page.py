@@ -65,6 +65,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entries, pictures = zip(*(document_of(events_of(rank), rank) for rank in (0, 1)), strict=True)
     shown = {
         "schema": analysis.SCHEMA,
+        "capture": {
+            "capture_id": "one",
+            "run": "bert-17",
+            "job": "train.py",
+            "trigger": "command",
+            "requested_at": 1_700_000_000.0,
+            "world_size": 3,
+            "steps": [5, 7],
+            "nodes": ["node-a"],
+            "torch_versions": ["2.13.0"],
+            "python_versions": ["3.11.7"],
+            "torchperfd_versions": [],
+        },
         "advice": [
             {
                 "rule": "host-bound",
@@ -130,7 +143,7 @@ def test_page_shows_all_requests_nothing_and_runs_no_name(browser: Browser, page
     shown = browser.run("document.getElementById('report').innerText")
     text = "".join(f"{line.strip()}\n" for line in shown.splitlines() if line.strip())
     check_golden("analyze_page.txt", text)
-    assert browser.run("document.title") == "one, 2 ranks · torchperfd"
+    assert browser.run("document.title") == "bert-17: one, 2 ranks · torchperfd"
     assert browser.run("document.images.length") == 0
     assert browser.complaints == []
     assert browser.requests == [page.as_uri()]
@@ -294,3 +307,90 @@ def test_a_trace_of_which_little_is_known_has_a_page_too(chromium: Browser, tmp_
     chromium.open(file)
     assert "There are no steps" in chromium.run("document.body.innerText")
     assert chromium.complaints == []
+
+
+@pytest.fixture(scope="module")
+def slow_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page on which rank 1 is the slow one, with Python frames of the script and of libraries."""
+    frames = [
+        event("train.py(3): main", 0, 900_000, cat="python_function"),
+        event("torch/nn/modules/module.py(9): _call_impl", 100_000, 800_000, cat="python_function"),
+        event("model.py(7): forward", 150_000, 700_000, cat="python_function"),
+        event("<built-in method linear>", 200_000, 600_000, cat="python_function"),
+        event("aten::linear", 250_000, 500_000),
+    ]
+    entries, pictures = zip(
+        *(document_of(events_of(rank) if rank == 0 else frames, rank) for rank in (0, 1)), strict=True
+    )
+    across = {"verdict": "rank 1 keeps the others waiting", "found": "", "slowest": 1, "ranks": []}
+    shown = {"schema": analysis.SCHEMA, "ranks": list(entries), "across": across, "failed": []}
+    file = tmp_path_factory.mktemp("slow") / "page.html"
+    file.write_text(analysis.render_html(shown, pictures))
+    return file
+
+
+def opened(browser: Browser, page: Path, fragment: str = "") -> Browser:
+    browser.complaints.clear()
+    browser.look_like(1200)
+    # From the page itself, another fragment would load nothing.
+    browser.visit("about:blank")
+    browser.visit(f"{page.as_uri()}#{fragment}")
+    return browser
+
+
+def chosen_rank(browser: Browser) -> str:
+    name: str = browser.run("(({value, options}) => options[value].text)(document.getElementById('rank'))")
+    return name
+
+
+def test_page_opens_on_the_rank_that_is_slow(chromium: Browser, slow_rank: Path) -> None:
+    browser = opened(chromium, slow_rank)
+    assert texts(browser, "main > .verdict") == ["Rank 1 keeps the others waiting."]
+    assert chosen_rank(browser) == "rank 1"
+    assert "/captures/one/rank1.json" in texts(browser, "main > p.soft")
+
+
+def test_page_without_a_slow_rank_opens_on_the_first(browser: Browser) -> None:
+    assert chosen_rank(browser) == "rank 0"
+
+
+def test_frames_of_libraries_are_hidden_until_asked_for(chromium: Browser, slow_rank: Path) -> None:
+    browser = opened(chromium, slow_rank)
+    own = ["thread 1", "train.py(3): main", "model.py(7): forward", "aten::linear"]
+    assert texts(browser, ".flame button") == own
+    browser.run("document.getElementById('library').click()")
+    browser.drawn()
+    shown = texts(browser, ".flame button")
+    assert set(shown) - set(own) == {"torch/nn/modules/module.py(9): _call_impl", "<built-in method linear>"}
+    assert opened(browser, slow_rank, browser.run("location.hash.slice(1)")).complaints == []
+    assert texts(browser, ".flame button") == shown
+
+
+def test_address_keeps_rank_order_filter_and_part(chromium: Browser, page: Path) -> None:
+    browser = opened(chromium, page)
+    browser.run("document.getElementById('rank').focus()")
+    browser.press("ArrowDown")
+    browser.click("table[aria-label=Operators] th:nth-child(2) button")
+    browser.click("table[aria-label=Operators] th:nth-child(2) button")
+    write(browser, "Find in the flame graph", "addmm")
+    browser.run(f"document.querySelector('{CANVAS}').focus()")
+    browser.press("+")
+    address = browser.run("location.hash.slice(1)")
+    pixels = f"document.querySelector('{CANVAS}').toDataURL()"
+    before = browser.run(pixels)
+    browser = opened(browser, page, address)
+    assert chosen_rank(browser) == "rank 1"
+    assert texts(browser, "table[aria-label=Operators] th[aria-sort=ascending]") == ["calls"]
+    assert texts(browser, ".flame button.found") == ["aten::addmm"]
+    browser.run(f"document.querySelector('{CANVAS}').focus()")
+    assert browser.run(pixels) == before
+    assert browser.run("location.hash.slice(1)") == address
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize("fragment", ["rank=7", "part=5-1", "part=x", "sort+Operators=none", "%E0%A4%A"])
+def test_damaged_address_shows_the_page_as_without(chromium: Browser, page: Path, fragment: str) -> None:
+    browser = opened(chromium, page, fragment)
+    assert chosen_rank(browser) == "rank 0"
+    assert texts(browser, ".timeline canvas")
+    assert browser.complaints == []

@@ -109,6 +109,7 @@ class Device(msgspec.Struct):
         generation: The first number of its CUDA compute capability.
     """
 
+    name: str = ""
     memory: int = msgspec.field(name="totalGlobalMem", default=0)
     generation: int = msgspec.field(name="computeMajor", default=0)
 

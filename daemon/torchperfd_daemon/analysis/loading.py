@@ -283,6 +283,7 @@ class _Columns:
             reading=reading,
             unrecorded_phase_ns=capture.phases(),
             loader=capture.loader_facts(),
+            device_names=tuple(dict.fromkeys(each.name for each in events.header.devices if each.name)),
             device_generation=min((max(each.generation, 0) for each in events.header.devices), default=0),
         )
         trace.processes = host_processes(trace)

@@ -1,6 +1,7 @@
-"""Which Python frames of a trace are torchperfd's: its threads, and the runner around the user's script."""
+"""Which Python frames are not the script's: torchperfd's threads and runner, and those of libraries."""
 
 import re
+import sys
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,29 @@ _RUNNER: Final = re.compile(
 )
 _OF_EVERY_THREAD: Final = re.compile(r"(.*/)?threading\.py\(\d+\)")
 _OWN: Final = re.compile(r"(.*/)?(torchperfd|grpc)/[\w/]+\.py\(\d+\)")
+_PACKAGES: Final = frozenset(
+    (
+        *("accelerate", "apex", "datasets", "deepspeed", "einops", "fastai", "ignite", "lightning", "numpy"),
+        *("pandas", "peft", "PIL", "pytorch_lightning", "safetensors", "scipy", "sklearn", "timm", "torch"),
+        *("torchaudio", "torchdata", "torchmetrics", "torchperfd", "torchvision", "tqdm"),
+        *("transformers", "triton"),
+        *sys.stdlib_module_names,
+    )
+)
+"""First parts of paths as torch writes them: relative to the folders that Python imports from."""
+_INSTALLED: Final = re.compile(r"(.*/)?(site-packages|dist-packages|lib/python\d[\d.]*)/")
+_FRAME: Final = re.compile(r"(?P<path>[^()]*?)(\.py)?\(\d+\)")
+
+
+def is_library(name: str) -> bool:
+    """Return whether a name is that of a Python frame in a library, the standard one or a built-in."""
+    if name.startswith(("<built-in ", "<frozen ")):
+        return True
+    frame = _FRAME.match(name)
+    if frame is None:
+        return False
+    path = frame["path"]
+    return _INSTALLED.match(path) is not None or path.split("/")[0] in _PACKAGES
 
 
 def runner_rows(trace: Trace, calls: Nesting) -> Int64:

@@ -45,6 +45,7 @@ def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[s
             "skipped": summary.skipped,
             "damaged": summary.damaged,
             "duration_us": summary.duration_ns / 1000,
+            "device_names": list(summary.device_names),
         },
         "process": summary.process,
         "quality": quality_to_dict(summary.quality),

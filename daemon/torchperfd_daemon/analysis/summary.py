@@ -32,6 +32,7 @@ class Summary:
         skipped: Events left out because they were broken.
         damaged: The file was cut or its JSON broken; the numbers cover what could be read.
         duration_ns: From the earliest start to the latest end.
+        device_names: The models of the machine's accelerators, each once.
         rank: The rank in the file; None if the file does not contain it.
         breakdown: Where device time goes, over every device event in the file.
         linked: The same over those whose launch is in the file.
@@ -79,6 +80,7 @@ class Summary:
     quality: Quality = field(default_factory=Quality)
     devices: tuple[Device, ...] = ()
     process: str | None = None
+    device_names: tuple[str, ...] = ()
     others: tuple["Summary", ...] = ()
 
     def share(self, operator: Operator) -> float:
@@ -146,4 +148,5 @@ def summarise(
         quality=assess(trace, links),
         devices=tuple(device.devices()),
         process=None if trace.process is None else str(trace.process),
+        device_names=trace.device_names,
     )

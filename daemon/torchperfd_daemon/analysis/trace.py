@@ -130,6 +130,7 @@ class Trace:
         process: The one of them that these events are of; None for all.
         unrecorded_phase_ns: The same of its phases, by name.
         loader: How the process used its loader; None if the file does not contain it.
+        device_names: The models of the accelerators, each once.
         device_generation: The first number of the oldest accelerator's CUDA compute capability; 0 if unknown.
     """
 
@@ -169,6 +170,7 @@ class Trace:
     unrecorded_phase_ns: dict[str, float] = field(default_factory=dict)
     loader: LoaderFacts | None = None
     device_generation: int = 0
+    device_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.name)

@@ -15,6 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from torchperfd.v1 import access
 from torchperfd_daemon import analysis, memory
+from torchperfd_daemon.commands._capture_facts import capture_facts
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._memory import analyze_snapshots
 from torchperfd_daemon.commands._traces import find_trace, note, warn
@@ -107,6 +108,7 @@ def command(
     advice = analysis.gather([(rank, summary.advice) for rank, summary in summaries])
     document = {
         "schema": analysis.SCHEMA,
+        "capture": capture_facts(paths),
         "advice": analysis.advice_to_dict(advice),
         "ranks": [analysis.to_dict(summary, rank, sort_by) for rank, summary in summaries],
         "across": None if across is None else analysis.across_to_dict(across),

@@ -48,7 +48,7 @@ def test_the_json_has_one_shape_for_a_file_and_a_capture(analyze: Any, tmp_path:
     assert [entry["rank"] for entry in alone["ranks"]] == [None]
     assert [entry["rank"] for entry in named["ranks"]] == [2]
     assert [entry["rank"] for entry in capture["ranks"]] == [2, 10]
-    assert alone.keys() == capture.keys() == {"schema", "advice", "ranks", "across", "failed"}
+    assert alone.keys() == capture.keys() == {"schema", "capture", "advice", "ranks", "across", "failed"}
     assert alone["schema"] == "torchperfd.analysis/1"
 
     entry = alone["ranks"][0]

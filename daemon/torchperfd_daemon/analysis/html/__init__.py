@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from torchperfd_daemon.analysis.own_frames import is_library
 from torchperfd_daemon.analysis.picture import Picture
 from torchperfd_daemon.analysis.trace import Int64
 
@@ -53,7 +54,8 @@ def render_html(document: dict[str, Any], pictures: Sequence[Picture | None]) ->
     """Return the page.
 
     Args:
-        document: The output of ``--json``, schema ``torchperfd.analysis/1``.
+        document: The output of ``--json``, schema ``torchperfd.analysis/1``; where it has ``capture``, the
+            page's title has its run.
         pictures: The picture of each entry of its ``ranks``; None for a rank without one.
     """
     rows = max(_FEWEST_ROWS, _ROWS // max(1, len(pictures)))
@@ -70,6 +72,8 @@ def render_html(document: dict[str, Any], pictures: Sequence[Picture | None]) ->
     title = (
         names[0] if len(names) == 1 else f"{Path(ranks[0]['trace']['path']).parent.name}, {len(names)} ranks"
     )
+    if run := (document.get("capture") or {}).get("run"):
+        title = f"{run}: {title}"
     return _PAGE.format(
         policy=policy,
         title=escape(f"{title} · torchperfd"),
@@ -114,6 +118,7 @@ def _picture(picture: Picture) -> dict[str, Any]:
         ],
         "flame": {
             "names": flame.names,
+            "library": [number for number, name in enumerate(flame.names) if is_library(name)],
             "parent": flame.parent.tolist(),
             "name": flame.name.tolist(),
             "total_ns": flame.total_ns.tolist(),

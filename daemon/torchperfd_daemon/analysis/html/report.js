@@ -13,6 +13,22 @@
     ["idle_us", "idle", "fill-idle"],
   ];
 
+  // --- the view, in the page's address ---------------------------------------------------------------
+
+  // What was chosen (rank, order, filters, part of the timeline), so that a link shows another reader the same.
+  const view = new URLSearchParams(location.hash.slice(1));
+
+  function remember(key, value) {
+    if (value === "" || value === null) view.delete(key);
+    else view.set(key, value);
+    const page = location.href.split("#")[0];
+    try {
+      history.replaceState(null, "", view.size ? `${page}#${view}` : page);
+    } catch {
+      // A page inside a sandboxed frame has no address of its own to change; it works without.
+    }
+  }
+
   // --- words and numbers ---------------------------------------------------------------------------
 
   function integer(value) {
@@ -91,20 +107,25 @@
 
   // A column is {label, of: row => value, show: value => text, share: row => 0 to 1, text: it is words}.
   function sortingTable(caption, columns, rows, sortedBy) {
-    let by = sortedBy;
-    let descending = true;
+    const [kept, direction] = (view.get(`sort ${caption}`) ?? "").split(" ▸ ");
+    const keptAt = columns.findIndex((column) => column.label === kept);
+    let by = keptAt < 0 ? sortedBy : keptAt;
+    let descending = keptAt < 0 || direction !== "up";
     let shown = SHOWN;
     const body = element("tbody", {});
     const count = element("span", { class: "soft", "aria-live": "polite" });
     const more = element("button", { type: "button", class: "more", onclick: () => { shown = Infinity; fill(); } });
     const filter = element("input", {
-      type: "search", "aria-label": `Filter ${caption}`, placeholder: "filter", oninput: () => fill(),
+      type: "search", "aria-label": `Filter ${caption}`, placeholder: "filter",
+      oninput: () => { remember(`filter ${caption}`, filter.value); fill(); },
     });
+    filter.value = rows.length > 5 ? view.get(`filter ${caption}`) ?? "" : "";
     const texts = rows.map((row) => columns.filter((each) => each.text).map((each) => each.of(row)).join(" ").toLowerCase());
     const heads = columns.map((column, at) => {
       const sort = () => {
         descending = by === at ? !descending : !column.text;
         by = at;
+        remember(`sort ${caption}`, `${column.label} ▸ ${descending ? "down" : "up"}`);
         fill();
       };
       return element("th", { scope: "col", class: column.text ? "text" : "number" },
@@ -209,6 +230,31 @@
     return element("div", {}, columns.length ? sortingTable(title, columns, rows, Math.max(0, first)) : null, ...parts);
   }
 
+  // --- the head ---------------------------------------------------------------------------------------
+
+  function sentence(text) {
+    return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
+  }
+
+  // What was recorded, where, with what and when: as much of it as is known.
+  function identity() {
+    const capture = report.capture ?? {};
+    const devices = [...new Set(report.ranks.flatMap((entry) => entry.trace.device_names ?? []))];
+    const versions = (name, key) => (capture[key]?.length ? `${name} ${capture[key].join(", ")}` : "");
+    const when = capture.requested_at ? new Date(capture.requested_at * 1000).toISOString() : "";
+    const facts = [
+      ["run", capture.run], ["script or job", capture.job], ["nodes", (capture.nodes ?? []).join(", ")],
+      ["device", devices.join(", ")],
+      ["versions", [versions("torch", "torch_versions"), versions("Python", "python_versions"),
+        versions("torchperfd", "torchperfd_versions")].filter(Boolean).join(", ")],
+      ["recorded", when && `${when.slice(0, 10)} ${when.slice(11, 19)} UTC`],
+      ["asked for by", capture.trigger],
+      ["ranks", capture.world_size ? `${report.ranks.length} of ${capture.world_size}` : ""],
+    ].filter(([, value]) => value);
+    return facts.length ? element("dl", { class: "identity" }, ...facts.map(([label, value]) =>
+      element("div", {}, element("dt", {}, label), element("dd", {}, value)))) : null;
+  }
+
   // --- the sections, top to bottom ------------------------------------------------------------------
 
   function advice(items) {
@@ -228,7 +274,6 @@
     const ranks = anything("Ranks", across.ranks ?? []);
     const collectives = anything("Collectives", across.collectives ?? []);
     return section("Across ranks",
-      across.verdict ? element("p", {}, element("strong", {}, across.verdict.charAt(0).toUpperCase() + across.verdict.slice(1), ".")) : null,
       ...(across.caveats ?? []).map((each) => element("p", { class: "soft" }, each)),
       element("p", { class: "soft" }, across.found ?? ""),
       ranks && element("h3", {}, "ranks"), ranks, collectives && element("h3", {}, "collectives"), collectives);
@@ -252,11 +297,11 @@
     const notes = [];
     notes.push(...entry.quality.notes.map((note) => `Data quality: ${note}.`));
     if (!durations.length) notes.push("There are no steps: the loop did not call profiler.step().");
-    if (!device.n_gpu_events) notes.push("Nothing ran on a device.");
+    const onHost = device.n_gpu_events ? null : element("p", { class: "soft" }, "Nothing ran on a device.");
     return section("In short",
       element("dl", { class: "tiles" }, ...tiles.map(([label, value, small]) =>
         element("div", {}, element("dt", {}, label), element("dd", {}, `${value} `, element("small", {}, small))))),
-      ...notes.map((note) => element("p", { class: "warning" }, note)));
+      ...notes.map((note) => element("p", { class: "warning" }, note)), onHost);
   }
 
   function stackedBar(breakdown) {
@@ -404,6 +449,8 @@
     if (!lanes.length) return null;
     const whole = Math.max(1, entry.trace.duration_us * 1000);
     let [from, to] = [0, whole];
+    const kept = (view.get("part") ?? "").split("-").map(Number);
+    if (kept.length === 2 && kept[0] >= 0 && kept[0] + NARROWEST_NS <= kept[1] && kept[1] <= whole) [from, to] = kept;
     let chosen = null;
     let pending = false;
     const tops = [];
@@ -491,6 +538,7 @@
       const span = Math.min(whole, Math.max(NARROWEST_NS, end - start));
       from = Math.min(Math.max(0, (start + end - span) / 2), whole - span);
       to = from + span;
+      remember("part", span < whole ? `${Math.round(from)}-${Math.round(to)}` : "");
       redraw();
     }
 
@@ -613,20 +661,58 @@
   const THINNEST_PX = 2.5;
 
   function flameSection(entry, redraws) {
-    const { names, parent, name, total_ns: total, calls, left_out: leftOut } = entry.picture.flame;
-    if (!parent.length) return null;
-    const children = parent.map(() => []);
-    const own = total.slice();
-    const threads = [];
-    parent.forEach((above, node) => {
-      if (above < 0) threads.push(node);
-      else {
-        children[above].push(node);
-        own[above] -= total[node];
-      }
-    });
-    children.forEach((each) => each.sort((a, b) => total[b] - total[a]));
-    threads.sort((a, b) => total[b] - total[a]);
+    const { names, left_out: leftOut } = entry.picture.flame;
+    if (!entry.picture.flame.parent.length) return null;
+    const library = new Set(entry.picture.flame.library ?? []);
+    const withLibrary = element("input", { type: "checkbox", id: "library", onchange: () => {
+      remember("library", withLibrary.checked ? "shown" : "");
+      load();
+      zoom(-1, false);
+    } });
+    withLibrary.checked = view.get("library") === "shown";
+    let parent, name, total, calls, children, own, threads;
+
+    // A frame that is not shown passes its calls on to the frame above it, where those of one name are one box.
+    function load() {
+      const flame = entry.picture.flame;
+      const hidden = withLibrary.checked ? new Set() : library;
+      const place = [];
+      const known = new Map();
+      [parent, name, total, calls] = [[], [], [], []];
+      flame.parent.forEach((given, node) => {
+        const above = given < 0 ? -1 : place[given];
+        if (given >= 0 && hidden.has(flame.name[node])) {
+          place[node] = above;
+          return;
+        }
+        const key = given < 0 ? `thread ${node}` : `${above} ${flame.name[node]}`;
+        let at = known.get(key);
+        if (at === undefined) {
+          at = parent.push(above) - 1;
+          name.push(flame.name[node]);
+          total.push(0);
+          calls.push(0);
+          known.set(key, at);
+        }
+        place[node] = at;
+        total[at] += flame.total_ns[node];
+        calls[at] += flame.calls[node];
+      });
+      children = parent.map(() => []);
+      own = total.slice();
+      threads = [];
+      parent.forEach((above, node) => {
+        if (above < 0) threads.push(node);
+        else {
+          children[above].push(node);
+          own[above] -= total[node];
+        }
+      });
+      children.forEach((each) => each.sort((a, b) => total[b] - total[a]));
+      threads.sort((a, b) => total[b] - total[a]);
+    }
+
+    load();
     const span = (each) => each.reduce((all, node) => all + total[node], 0);
     let zoomed = -1;
     let wanted = "";
@@ -723,12 +809,16 @@
       }
     });
     const filter = element("input", { type: "search", placeholder: "find", "aria-label": "Find in the flame graph",
-      oninput: () => { wanted = filter.value.toLowerCase(); mark(); } });
+      oninput: () => { remember("find", filter.value); wanted = filter.value.toLowerCase(); mark(); } });
+    filter.value = view.get("find") ?? "";
+    wanted = filter.value.toLowerCase();
     redraws.push(draw);
     return section("Flame graph",
-      element("div", { class: "bar" }, element("button", { type: "button", onclick: () => zoom(-1, false) }, "All"), filter, matches),
+      element("div", { class: "bar" }, element("button", { type: "button", onclick: () => zoom(-1, false) }, "All"), filter,
+        library.size ? element("label", { for: "library" }, withLibrary, " library frames") : null, matches),
       graph, said,
       element("p", { class: "soft" }, "Host time by call path, outermost on top, over all steps; a wide box took long. Click one to zoom to it, once more for all.",
+        library.size ? " Frames of libraries and of Python itself are hidden at first; their time counts in the frame above." : "",
         leftOut ? ` ${integer(leftOut)} call paths that took least are left out.` : ""));
   }
 
@@ -782,6 +872,10 @@
 
   function page() {
     const rankName = (entry) => (entry.process !== null ? `process ${entry.process}` : entry.rank === null ? "the trace" : `rank ${entry.rank}`);
+    const nameOf = (entry) => String(entry.process ?? entry.rank ?? "");
+    // The rank of the address, else the one that the others wait for, else the first.
+    const wanted = [view.get("rank"), report.across?.slowest].filter((each) => each !== null && each !== undefined).map(String);
+    const first = Math.max(0, wanted.map((each) => report.ranks.findIndex((entry) => nameOf(entry) === each)).find((at) => at >= 0) ?? 0);
     const path = element("p", { class: "soft" });
     const body = element("div", {});
     const show = (entry) => {
@@ -790,17 +884,24 @@
       body.replaceChildren(...rankSections(entry));
       redraws.forEach((each) => each());
     };
-    const switcher = element("select", { id: "rank", onchange: () => show(report.ranks[Number(switcher.value)]) },
+    const switcher = element("select", { id: "rank", onchange: () => {
+      remember("rank", nameOf(report.ranks[Number(switcher.value)]));
+      show(report.ranks[Number(switcher.value)]);
+    } },
       ...report.ranks.map((entry, at) => element("option", { value: String(at) }, rankName(entry))));
     root.append(...[
       element("h1", {}, document.title),
+      report.across?.verdict ? element("p", { class: "verdict" }, sentence(report.across.verdict)) : null,
+      identity(),
       ...report.failed.map((each) => element("p", { class: "warning" }, `Rank ${each.rank ?? "?"} is missing: ${each.error}`)),
-      report.across ? acrossSection(report.across) : null,
       report.advice?.length ? advice(report.advice) : null,
+      report.across ? acrossSection(report.across) : null,
       report.ranks.length > 1 ? element("div", { class: "bar" }, element("label", { for: "rank" }, "Rank"), switcher) : null,
       path, body, tip,
     ].filter(Boolean));
-    show(report.ranks[0]);
+    switcher.value = String(first);
+    show(report.ranks[first]);
+    addEventListener("hashchange", () => location.reload());
     let width = innerWidth;
     addEventListener("resize", () => {
       if (innerWidth !== width) redraws.forEach((each) => each());
