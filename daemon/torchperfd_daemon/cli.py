@@ -7,6 +7,8 @@ from typing import Any, Final
 import click
 
 from torchperfd._version import __version__
+from torchperfd_daemon.commands._examples import examples_text
+from torchperfd_daemon.commands._usage import usage_text
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.text import printable
 
@@ -30,9 +32,29 @@ COMMANDS: Final = {
     "bench": "Measure a DataLoader's settings, or compare implementations.",
     "doctor": "Find what slows this node down, and how to fix it.",
     "dashboards": "Write Grafana's dashboards and Prometheus' rules.",
+    "completion": "Print the completion script of a shell.",
     "config": "Show the configuration in force, and the origin of each value.",
     "version": "Print versions.",
 }
+
+
+GROUPS: Final = {
+    "Run and watch": (
+        "run",
+        "top",
+        "open",
+        "ps",
+        "ranks",
+        "steps",
+        "diagnose",
+        "whatif",
+        "stacks",
+        "goodput",
+    ),
+    "Capture and analyse": ("capture", "captures", "analyze", "compare", "runs", "bench"),
+    "The node": ("doctor", "serve", "config", "dashboards", "completion", "version"),
+}
+"""The commands as the help groups them."""
 
 
 class _LazyGroup(click.Group):
@@ -46,17 +68,27 @@ class _LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"torchperfd_daemon.commands.{cmd_name}")
         command: click.Command = module.command
+        if not command.epilog:
+            command.epilog = examples_text(cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        grouped = {name for names in GROUPS.values() for name in names}
+        others = tuple(name for name in COMMANDS if name not in grouped)
+        for title, names in {**GROUPS, "Others": others}.items():
+            rows = [(name, COMMANDS[name]) for name in names if name in COMMANDS]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="torchperfd")
+@click.version_option(__version__, "-V", "--version", prog_name="torchperfd")
 def cli() -> None:
-    """Why is my PyTorch training slow, and which rank is to blame?"""
+    """Why is my PyTorch training slow, and which rank is slow?"""
+
+
+cli.epilog = examples_text("")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -73,7 +105,7 @@ def run_command(argv: list[str] | None = None) -> int:
         click.echo(printable(f"torchperfd: {error}"), err=True)
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        click.echo(usage_text(error), err=True)
         return error.exit_code
     except click.Abort:
         return 130

@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         options = parse(argv)
     except _BadUsageError as error:
-        sys.stderr.write(f"torchperfd run: {error}; see torchperfd run --help\n")
+        sys.stderr.write(f"torchperfd: {error}; see `torchperfd run --help`\n")
         sys.exit(2)
     if options is None:
         sys.stdout.write(USAGE)
@@ -151,7 +151,7 @@ def _run(options: RunOptions) -> None:
 
     script = options.script
     if not script.is_module and not Path(script.target).is_file():
-        sys.stderr.write(f"torchperfd run: can't open file {script.target!r}; is the path right?\n")
+        sys.stderr.write(f"torchperfd: can't open file {script.target!r}; is the path right?\n")
         sys.exit(2)
     # The identity, read in attach, names the run after the script.
     sys.argv = [script.target, *script.arguments]

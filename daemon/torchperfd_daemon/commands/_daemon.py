@@ -73,8 +73,12 @@ def connect(
             return
     if refused:
         raise DaemonUnreachableError("; ".join(refused))
+    if len(paths) == 1:
+        raise DaemonUnreachableError(
+            f"no daemon answers at {' or '.join(paths)}", "start one with `torchperfd serve`"
+        )
     raise DaemonUnreachableError(
-        f"no daemon answers at {' or '.join(paths)}", "start one with `torchperfd serve`"
+        "no training runs under torchperfd on this machine", "start one with `torchperfd run train.py`"
     )
 
 

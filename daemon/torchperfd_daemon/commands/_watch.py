@@ -12,7 +12,7 @@ from torchperfd_daemon.errors import PartialResultError
 _EVERY_S: Final = 1.0
 _HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
 
-NO_RUNS: Final = "no runs; start one with `torchperfd run train.py`"
+NO_RUNS: Final = "no training runs under torchperfd on this machine; start one with `torchperfd run train.py`"
 
 watch_option = click.option("--watch", is_flag=True, help="Again each second, until Ctrl-C.")
 
@@ -49,6 +49,39 @@ def show(frame: Callable[[], tuple[str, str]], *, watch: bool, as_json: bool) ->
             if not on_terminal and not as_json:
                 click.echo()
             time.sleep(_EVERY_S)
+    except KeyboardInterrupt:
+        return
+
+
+def again(
+    once: Callable[[], None],
+    *,
+    watch: bool,
+    as_json: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Run a command that prints; when watching, again each second until Ctrl-C.
+
+    A result that is partial is reported and does not end the watching.
+
+    Raises:
+        TorchperfdError: The command has failed.
+    """
+    if not watch:
+        once()
+        return
+    on_terminal = not as_json and sys.stdout.isatty()
+    try:
+        while True:
+            if on_terminal:
+                click.echo(_HOME_AND_CLEAR, nl=False)
+            try:
+                once()
+            except PartialResultError as error:
+                click.echo(str(error), err=True)
+            if not on_terminal and not as_json:
+                click.echo()
+            sleep(_EVERY_S)
     except KeyboardInterrupt:
         return
 

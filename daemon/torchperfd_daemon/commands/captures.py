@@ -28,6 +28,7 @@ from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._download import fetch
 from torchperfd_daemon.commands._names import capture_argument, whole_name
 from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
+from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
 from torchperfd_daemon.text import printable
 from torchperfd_daemon.views.captures import listing_dict, uploaded
@@ -57,12 +58,25 @@ def command(context: click.Context, captures_dir: Path | None) -> None:
     type=click.IntRange(0),
     help=f"At most so many, the newest; 0 is all. By default {_ROWS} in the table, all as JSON.",
 )
+@watch_option
 @json_option
 @click.pass_context
 def list_captures(
-    context: click.Context, run: str, state: str | None, since: float, limit: int | None, as_json: bool
+    context: click.Context,
+    run: str,
+    state: str | None,
+    since: float,
+    limit: int | None,
+    watch: bool,
+    as_json: bool,
 ) -> None:
     """List captures, newest first."""
+    again(lambda: _list(context, run, state, since, limit, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _list(
+    context: click.Context, run: str, state: str | None, since: float, limit: int | None, *, as_json: bool
+) -> None:
     catalog: Catalog = context.obj
     named = context.parent is not None and context.parent.params["captures_dir"] is not None
     if limit is None:

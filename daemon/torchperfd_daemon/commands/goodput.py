@@ -10,6 +10,7 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._names import whole_name
 from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.report import render_text, to_dict
 from torchperfd_daemon.service import translate_goodput
@@ -19,13 +20,18 @@ _TIMEOUT_S: Final = 10.0
 
 @click.command("goodput")
 @click.option("--run", default="", help="Which run; all by default, the newest first.")
+@watch_option
 @socket_option
 @json_option
-def command(run: str, socket: str | None, as_json: bool) -> None:
+def command(run: str, watch: bool, socket: str | None, as_json: bool) -> None:
     """Show how every rank-second of a run was spent, across its restarts.
 
     Also covers runs that have ended: the node's daemon keeps them for 90 days.
     """
+    again(lambda: _print(run, socket, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     with connect(socket) as daemon:
         if run:
             # Runs that have ended are known to the goodput store only.
@@ -42,4 +48,4 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
     elif runs:
         render_text(runs, sys.stdout)
     else:
-        click.echo("no runs; start one with `torchperfd run train.py`", err=True)
+        click.echo(NO_RUNS, err=True)

@@ -12,25 +12,31 @@ from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import fleet_option, json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, job_option, missing
-from torchperfd_daemon.commands._watch import NO_RUNS
+from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.fleet import fleet_dict
 from torchperfd_daemon.views.runs import run_dict
 
 _TIMEOUT_S: Final = 10.0
+_HEADS: Final = ("RANK", "PID", "STATE", "STEPS", "STEP", "DATA", "LAST STEP")
 
 
 @click.command("ps")
 @job_option
 @fleet_option
+@watch_option
 @socket_option
 @json_option
-def command(job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
+def command(job: str, fleet: bool, watch: bool, socket: str | None, as_json: bool) -> None:
     """List the runs on this node and what each rank is doing.
 
     With --fleet or --job, those on all nodes; daemons that do not answer are named (exit code 5).
     """
+    again(lambda: _print(job, fleet, socket, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _print(job: str, fleet: bool, socket: str | None, *, as_json: bool) -> None:
     with connect(socket) as daemon:
         info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_TIMEOUT_S)
         listed = Scope(job=job, fleet=fleet).runs(daemon)
@@ -53,14 +59,29 @@ def command(job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
 
 
 def _print_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> None:
-    heads = ["RUN", "RANK", "PID", "STATE", "STEPS", "STEP", "DATA", "LAST STEP"]
-    rows = [[run.run, *_cells(rank)] for run in runs for rank in run.ranks]
-    if with_node:
-        heads.insert(0, "NODE")
-        nodes = [rank.identity.node for run in runs for rank in run.ranks]
-        rows = [[node, *cells] for node, cells in zip(nodes, rows, strict=True)]
-    left = ("NODE", "RUN", "STATE", "LAST STEP")
-    click.echo("\n".join(_table.lines(heads, rows, left=left)))
+    table = _lines(runs, ["RUN"], with_node=with_node)
+    if max(map(len, table)) <= _table.WIDTH:
+        click.echo("\n".join(table))
+        return
+    # A long name has a line of its own.
+    for number, run in enumerate(runs):
+        click.echo("\n" * bool(number) + f"run {run.run}")
+        click.echo("\n".join(_lines([run], [], with_node=with_node)))
+
+
+def _lines(runs: Sequence[control_pb2.Run], first: Sequence[str], *, with_node: bool) -> list[str]:
+    """Return a table of ranks; ``first`` has the column of the run, if there is one."""
+    heads = [*(["NODE"] if with_node else []), *first, *_HEADS]
+    rows = [
+        [
+            *([rank.identity.node] if with_node else []),
+            *([run.run] if first else []),
+            *_cells(rank),
+        ]
+        for run in runs
+        for rank in run.ranks
+    ]
+    return _table.lines(heads, rows, left=("NODE", "RUN", "STATE", "LAST STEP"))
 
 
 def _cells(rank: control_pb2.RankStatus) -> list[str]:

@@ -1,7 +1,9 @@
 """``torchperfd ranks``."""
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import click
 
@@ -14,6 +16,8 @@ from torchperfd_daemon.commands._watch import show, watch_option
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.fleet import fleet_dict
+
+_TRAINING: Final = "training"
 
 
 @click.command("ranks")
@@ -29,7 +33,8 @@ def command(
 
     Times are means of the newest training steps; those on the devices where ranks wait for each other there,
     as with NCCL. VS PEERS compares a rank's own work, which is its step less the wait for others, with the
-    median of the other ranks.
+    median of the other ranks, and ◀ marks a slow rank. REST is the sum of the phases that 80 columns have no
+    room for. STATE is left out while all ranks train.
     With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
     """
     scope = Scope(run, job, fleet)
@@ -50,21 +55,8 @@ def command(
 
 def text(view: _view.RunView, *, fleet: bool = False) -> str:
     """Return a run's table and remarks, for the ranks of this node or of all nodes."""
-    phases = view.phases
-    placed = any(rank.coordinates for rank in view.ranks)
-    heads = [
-        "RANK",
-        *(["PLACE"] if placed else []),
-        "NODE",
-        "STATE",
-        "STEPS",
-        "STEP",
-        *map(str.upper, phases),
-    ]
-    heads += ["WAIT", "VS PEERS", ""] if view.waits else ["VS PEERS", ""]
-    rows = [_cells(rank, phases, waits=view.waits, placed=placed) for rank in view.ranks]
-    # Node and state are words, the rest numbers.
-    table = _table.lines(heads, rows, left=("PLACE", "NODE", "STATE", ""))
+    sizes = {name: max(rank.phase_seconds.get(name, 0.0) for rank in view.ranks) for name in view.phases}
+    table = _table.fitted(view.phases, sizes, lambda own, summed: _lines(view, own, summed, fleet=fleet))
     return "\n".join([_title(view, fleet=fleet), *table, *_remarks(view)])
 
 
@@ -75,23 +67,33 @@ def _title(view: _view.RunView, *, fleet: bool) -> str:
     return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; {unit}"
 
 
-def _cells(rank: _view.RankView, phases: Sequence[str], *, waits: bool, placed: bool) -> list[str]:
-    times = [_time(rank, name) for name in phases]
-    behind = "-" if rank.behind_ratio is None else f"{rank.behind_ratio:+.1%}"
-    cells = [
-        str(rank.rank),
-        *([rank.coordinates or "-"] if placed else []),
-        *(rank.node, rank.state, str(rank.steps)),
-        _table.milliseconds(rank.step_seconds) if rank.window else "-",
-        *times,
-    ]
-    if waits:
-        cells.append(_time(rank, _view.WAIT))
-    return [*cells, behind, "◀ slow" if rank.slow else ""]
+def _lines(view: _view.RunView, phases: Sequence[str], summed: Sequence[str], *, fleet: bool) -> list[str]:
+    """Return the table, with one column for all phases that are summed up."""
+    columns: dict[str, Callable[[_view.RankView], str]] = {"RANK": lambda rank: str(rank.rank)}
+    if any(rank.coordinates for rank in view.ranks):
+        columns["PLACE"] = lambda rank: rank.coordinates or "-"
+    if fleet or len(view.nodes) > 1:
+        columns["NODE"] = lambda rank: rank.node
+    if {rank.state for rank in view.ranks} != {_TRAINING}:
+        columns["STATE"] = lambda rank: rank.state
+    columns["STEPS"] = lambda rank: str(rank.steps)
+    columns["STEP"] = lambda rank: _table.milliseconds(rank.step_seconds) if rank.window else "-"
+    for name in phases:
+        columns[name.upper()] = functools.partial(_time, names=[name])
+    if summed:
+        columns["REST"] = functools.partial(_time, names=summed)
+    if view.waits:
+        columns["WAIT"] = functools.partial(_time, names=[_view.WAIT])
+    columns["VS PEERS"] = lambda rank: "-" if rank.behind_ratio is None else f"{rank.behind_ratio:+.1%}"
+    columns[""] = lambda rank: "◀" if rank.slow else ""
+    rows = [[cell(rank) for cell in columns.values()] for rank in view.ranks]
+    # Node and state are words, the rest numbers.
+    return _table.lines([*columns], rows, left=("PLACE", "NODE", "STATE", ""))
 
 
-def _time(rank: _view.RankView, phase: str) -> str:
-    return _table.milliseconds(rank.phase_seconds[phase]) if phase in rank.phase_seconds else "-"
+def _time(rank: _view.RankView, names: Sequence[str]) -> str:
+    known = [rank.phase_seconds[name] for name in names if name in rank.phase_seconds]
+    return _table.milliseconds(sum(known)) if known else "-"
 
 
 def _remarks(view: _view.RunView) -> list[str]:

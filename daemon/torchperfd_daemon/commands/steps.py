@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 
 import click
 import numpy as np
@@ -11,6 +12,7 @@ from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, last_option
+from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.steps import steps_dict
@@ -20,10 +22,15 @@ from torchperfd_daemon.views.steps import steps_dict
 @click.option("--rank", type=click.IntRange(0), required=True, help="Which rank.")
 @click.option("--run", default="", help="The run; may be omitted when only one has such a rank.")
 @last_option(20)
+@watch_option
 @socket_option
 @json_option
-def command(rank: int, run: str, last: int, socket: str | None, as_json: bool) -> None:
+def command(rank: int, run: str, last: int, watch: bool, socket: str | None, as_json: bool) -> None:
     """List a rank's newest training steps, oldest first, with the milliseconds of each phase."""
+    again(lambda: _print(rank, run, last, socket, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _print(rank: int, run: str, last: int, socket: str | None, *, as_json: bool) -> None:
     with connect(socket) as daemon:
         ranks = Scope(run).whole(daemon).steps(daemon, last, [rank]).ranks
     if len(ranks) > 1:
@@ -52,14 +59,20 @@ def lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
     phases = [*view.phases, *([_view.WAIT] if _view.spent(work, _view.WAIT) else [])]
     ends = np.frombuffer(steps.end_ns, "<i8") / 1e9
     durations = np.frombuffer(steps.duration_ns, "<i8") / 1e9
-    heads = ["STEP", "ENDED", "MS", *("WAIT" if name == _view.WAIT else name.upper() for name in phases)]
-    rows = [
-        [
-            str(steps.first_step + position),
-            f"{max(0.0, now - ends[position]):.1f} s ago",
-            _table.milliseconds(durations[position]),
-            *(_table.milliseconds(columns[name][position]) for name in phases),
+    sizes = {name: float(columns[name].mean()) for name in phases}
+
+    def drawn(own: Sequence[str], summed: Sequence[str]) -> list[str]:
+        heads = ["STEP", "ENDED", "MS", *("WAIT" if name == _view.WAIT else name.upper() for name in own)]
+        rows = [
+            [
+                str(steps.first_step + position),
+                f"{max(0.0, now - ends[position]):.1f} s ago",
+                _table.milliseconds(durations[position]),
+                *(_table.milliseconds(columns[name][position]) for name in own),
+                *([_table.milliseconds(sum(columns[name][position] for name in summed))] if summed else []),
+            ]
+            for position in range(steps.count)
         ]
-        for position in range(steps.count)
-    ]
-    return _table.lines(heads, rows)
+        return _table.lines([*heads, *(["REST"] if summed else [])], rows)
+
+    return _table.fitted(phases, sizes, drawn)

@@ -13,7 +13,7 @@ from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import json_option, socket_option
-from torchperfd_daemon.commands._watch import NO_RUNS
+from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
 from torchperfd_daemon.diagnosis.whatif import Pauses, Removed, Replay, WhatIf, replay
@@ -27,15 +27,20 @@ _TIMEOUT_S: Final = 10.0
 
 @click.command("whatif")
 @click.option("--run", default="", help="Which run; all by default.")
+@watch_option
 @socket_option
 @json_option
-def command(run: str, socket: str | None, as_json: bool) -> None:
+def command(run: str, watch: bool, socket: str | None, as_json: bool) -> None:
     """Predict how much faster a run would be without each cause of its slowness.
 
     Replays the newest recorded steps of all its ranks with one cause removed: a rank's excess over its
     peers, the wait for data, saving, garbage collection, the exchange itself. For a run that has become
     slower, replays the steps since then, and also predicts the step without the growth.
     """
+    again(lambda: _print(run, socket, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     with connect(socket) as daemon:
         run = whole_run(daemon, run)
         messages = daemon.GetSteps(control_pb2.GetStepsRequest(run=run), timeout=_TIMEOUT_S).ranks

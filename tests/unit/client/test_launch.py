@@ -89,7 +89,7 @@ def test_invalid_command_line_is_one_line_and_exit_code_2(
         launch.main(words)
     assert exit_.value.code == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"torchperfd run: {complaint}; see torchperfd run --help\n")
+    assert (out, err) == ("", f"torchperfd: {complaint}; see `torchperfd run --help`\n")
 
 
 def test_a_script_that_is_not_there_is_one_line_and_exit_code_2(
@@ -100,7 +100,7 @@ def test_a_script_that_is_not_there_is_one_line_and_exit_code_2(
             launch.main([str(missing)])
         assert exit_.value.code == 2
         out, err = capsys.readouterr()
-        assert (out, err) == ("", f"torchperfd run: can't open file '{missing}'; is the path right?\n")
+        assert (out, err) == ("", f"torchperfd: can't open file '{missing}'; is the path right?\n")
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])

@@ -2,6 +2,8 @@
 
 import json
 import platform
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -13,6 +15,7 @@ import pytest
 from torchperfd._version import NATIVE_ABI, NATIVE_MODULES, __version__, missing_native_modules
 from torchperfd_daemon import cli, errors
 from torchperfd_daemon.commands import version
+from torchperfd_daemon.commands._examples import EXAMPLES
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -48,14 +51,79 @@ def test_every_command_is_there(name: str) -> None:
 def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
     code, out, err = run("fly")
     assert (code, out) == (2, "")
-    assert "No such command 'fly'" in err
+    assert err == "torchperfd: no such command 'fly'; see `torchperfd --help`\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["diagnos"], "diagnose"),
+        (["rank"], "ranks"),
+        (["captures", "lst"], "list"),
+        (["ps", "--flet"], "--fleet"),
+    ],
+)
+def test_unknown_names_say_which_may_be_meant(run: Run, arguments: list[str], meant: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert re.search(rf"[Dd]id you mean '?{meant}", err), err
+    assert err.count("\n") == 1
+
+
+def test_every_command_is_in_one_group_of_the_help() -> None:
+    grouped = [name for names in cli.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(set(grouped))
+    assert set(grouped) <= set(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name])
+def test_examples_name_options_that_exist(name: str) -> None:
+    command = cli.cli.get_command(click.Context(cli.cli), name)
+    assert command is not None
+    for line, _ in EXAMPLES[name]:
+        words = shlex.split(line.partition(" > ")[0])
+        assert words[:2] == ["torchperfd", name]
+        leaf, rest = command, words[2:]
+        if isinstance(command, click.Group):
+            found = command.get_command(click.Context(command), rest[0])
+            assert found is not None, line
+            leaf, rest = found, rest[1:]
+        known = {option for parameter in leaf.params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("-")} <= known, line
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name])
+def test_help_of_a_command_ends_with_its_examples(run: Run, name: str) -> None:
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    shown = " ".join(out.split())
+    assert all(" ".join(line.split()) in shown for line, _ in EXAMPLES[name])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(run: Run, shell: str) -> None:
+    code, out, _ = run("completion", shell)
+    assert code == 0
+    assert f"_TORCHPERFD_COMPLETE={shell}_complete" in out
+
+
+def test_completion_completes_commands_and_options() -> None:
+    from click.shell_completion import ShellComplete
+
+    complete = ShellComplete(cli.cli, {}, "torchperfd", "_TORCHPERFD_COMPLETE")
+    assert {each.value for each in complete.get_completions([], "ca")} == {"capture", "captures"}
+    assert "--steps" in {each.value for each in complete.get_completions(["capture"], "--s")}
 
 
 @pytest.mark.parametrize("arguments", [["ps", "--no-such"], ["capture", "--steps", "0"], ["captures", "rm"]])
 def test_a_wrong_option_is_a_usage_error(run: Run, arguments: list[str]) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
-    assert err.startswith("Usage: torchperfd ")
+    assert err.startswith("torchperfd: ")
+    assert err.endswith(
+        f"; see `torchperfd {' '.join(arguments[: 1 + (arguments[0] == 'captures')])} --help`\n"
+    )
+    assert err.count("\n") == 1
 
 
 def test_version_as_text(run: Run) -> None:
@@ -114,7 +182,7 @@ def test_without_a_daemon_it_is_said_in_one_line(run: Run, tmp_path: Path, argum
     assert err == f"torchperfd: no daemon answers at {missing}; start one with `torchperfd serve`\n"
 
 
-def test_without_a_daemon_the_usual_places_are_named(
+def test_without_a_daemon_the_next_thing_is_to_train(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCHPERFD_SOCKET", raising=False)
@@ -122,7 +190,8 @@ def test_without_a_daemon_the_usual_places_are_named(
     monkeypatch.setattr("torchperfd.v1.contract.SYSTEM_SOCKET", str(tmp_path / "system.sock"))
     code, _, err = run("ps")
     assert code == 4
-    assert f"at {tmp_path}/system.sock or {tmp_path}/torchperfd/daemon.sock;" in err
+    words = "no training runs under torchperfd on this machine; start one with `torchperfd run train.py`"
+    assert err == f"torchperfd: {words}\n"
     monkeypatch.setenv("TORCHPERFD_SOCKET", str(tmp_path / "mine.sock"))
     assert f"at {tmp_path}/mine.sock;" in run("ps")[2]
 

@@ -16,6 +16,7 @@ from torchperfd_daemon import cli
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
+from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service.rank_session import Session
@@ -113,7 +114,7 @@ def add_rank(
 
 
 def test_no_runs_is_said_on_stderr(served: Served, command: Command) -> None:
-    assert command("ps") == (0, "", "no runs; start one with `torchperfd run train.py`\n")
+    assert command("ps") == (0, "", f"{NO_RUNS}\n")
     assert json.loads(command("ps", "--json")[1]) == {
         "schema": "torchperfd.ps/1",
         "node": "node-a",

@@ -21,6 +21,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.commands import diagnose
 from torchperfd_daemon.commands._frame import Frame
 from torchperfd_daemon.commands._screen import draw
+from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.service import live
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
@@ -174,7 +175,7 @@ def test_what_is_in_trouble_is_said() -> None:
     shown = frame("healthy")
     text = drawn(Frame("node-a", "12:00:00", _node_view.node([]), [], {}, "no daemon answers"))
     assert "! no daemon answers" in text
-    assert "no runs" in text
+    assert "no training runs" in text
     assert "nothing is measured of this node yet" in text
     assert "no daemon answers" not in drawn(shown)
 
@@ -357,7 +358,7 @@ def test_whatif_needs_steps_that_all_ranks_have_made(served: Served, command: Co
 
 @pytest.mark.parametrize("name", ["ranks", "diagnose", "whatif"])
 def test_no_runs_is_said_on_stderr(command: Command, name: str) -> None:
-    assert command(name) == (0, "", "no runs; start one with `torchperfd run train.py`\n")
+    assert command(name) == (0, "", f"{NO_RUNS}\n")
     code, out, _ = command(name, "--json")
     assert (code, [*json.loads(out).values()][1]) == (0, [])
     code, _, err = command(name, "--run", "gone")
