@@ -59,6 +59,7 @@ def test_the_json_has_one_shape_for_a_file_and_a_capture(analyze: Any, tmp_path:
         "skipped": 2,
         "damaged": False,
         "duration_us": 3000.0,
+        "device_names": ["Example GPU"],
     }
     assert [(step["index"], step["start_us"], step["duration_us"]) for step in entry["steps"]] == [
         (7, 50.125, 1000.875),
