@@ -2,7 +2,7 @@
 
     python tools/docs_site.py [--out site]
 
-Copies every Markdown page of the repository, and what these link to, into one folder, adds the page that is
+Copies every Markdown page of the repository, and what these link to, into one folder, adds the pages that are
 generated from code, and has mkdocs build the site from it. A page that is missing from the menu, a link to
 nothing and an anchor that does not exist are errors. Beside each HTML page lies its Markdown; ``llms.txt``
 lists them all.
@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import click
 import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -88,34 +87,10 @@ def _copy(file: Path, source: Path) -> None:
 
 def generated_pages() -> dict[str, str]:
     """Return the pages that come from code, by file name."""
-    return {"commands.md": commands_page()}
+    sys.path.insert(0, str(ROOT))  # for a run of this file, which has its own folder there
+    from tools.reference import pages
 
-
-def commands_page() -> str:
-    """Return the page of all commands and their options, from the command line itself."""
-    from torchperfd.launch.runner import USAGE
-    from torchperfd_daemon.cli import COMMANDS, cli
-
-    lines = ["# All commands and options", "", "From `torchperfd COMMAND --help`.", ""]
-    context = click.Context(cli, info_name="torchperfd")
-    for name in COMMANDS:
-        if name == "run":  # it hands over to the process that trains
-            lines += ["## torchperfd run", "", "```", USAGE.rstrip(), "```", ""]
-            continue
-        command = cli.get_command(context, name)
-        assert command is not None
-        lines += _help_of(command, context, name, "##")
-    return "\n".join(lines)
-
-
-def _help_of(command: click.Command, parent: click.Context, name: str, heading: str) -> Iterator[str]:
-    context = click.Context(command, info_name=name, parent=parent, terminal_width=100)
-    yield from (f"{heading} {context.command_path}", "", "```", command.get_help(context), "```", "")
-    if isinstance(command, click.Group):
-        for each in command.list_commands(context):
-            nested = command.get_command(context, each)
-            assert nested is not None
-            yield from _help_of(nested, context, each, f"{heading}#")
+    return pages()
 
 
 def list_of_pages(settings: dict[str, Any], source: Path) -> str:

@@ -296,8 +296,8 @@ def exercise_formats(recorded: Recorded) -> None:
 
 def exercise_samples_per_second(recorded: Recorded) -> None:
     metrics = json.loads((recorded.folder / "metrics.json").read_text())
-    prefix = "torchperfd/train/phase_samples_per_second/"
-    assert {prefix + name for name in ("data", "forward", "backward", "optimizer")} <= set(metrics)
+    shares = {f"torchperfd_phases/{name}_share" for name in ("data", "forward", "backward", "optimizer")}
+    assert {"torchperfd/samples_per_second", *shares} <= set(metrics)
 
 
 def exercise_loggers(recorded: Recorded) -> None:

@@ -16,17 +16,15 @@ from resnet import resnet18
 
 
 class PrintLogger:
-    """Prints the speed of each phase, as the loggers for W&B, TensorBoard and MLflow chart it."""
+    """Prints the speed and the longest phases, as the loggers for W&B, TensorBoard and MLflow chart them."""
 
     every_steps = 40
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        prefix = "torchperfd/train/phase_samples_per_second/"
-        speeds = {
-            name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)
-        }
-        longest = sorted(speeds, key=lambda name: speeds[name])[:4]
-        print(f"step {step:>3}", *(f"{name} {speeds[name]:,.0f}/s" for name in longest), sep="  ", flush=True)
+        phases = {name: value for name, value in metrics.items() if name.startswith("torchperfd_phases/")}
+        longest = sorted(phases, key=lambda name: -phases[name])[:3]
+        speed = metrics["torchperfd/samples_per_second"]
+        print(f"step {step:>3}  {speed:,.0f} samples/s", *(f"{name} {phases[name]:.0%}" for name in longest))
 
     def log_table(self, report: Any) -> None:
         Path("phases.md").write_text(report.to_markdown())

@@ -1,0 +1,63 @@
+"""The pages of the reference that come from code have all of it."""
+
+import inspect
+
+import pytest
+from tools import reference
+
+import torchperfd
+from torchperfd import loggers
+from torchperfd_daemon import errors
+from torchperfd_daemon.cli import COMMANDS
+from torchperfd_daemon.config.options import OPTIONS
+from torchperfd_daemon.diagnosis.verdict import Cause
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return reference.pages()
+
+
+def test_page_of_commands_has_each_command(pages: dict[str, str]) -> None:
+    assert all(f"## torchperfd {name}\n" in pages["commands.md"] for name in COMMANDS)
+
+
+def test_page_of_options_has_each_option_with_its_variable(pages: dict[str, str]) -> None:
+    shown = [option for option in OPTIONS if not option.flag_only]
+    assert shown
+    for option in shown:
+        assert f"| `{option.key}` | `{option.name}`, `{option.variable}` |" in pages["configuration.md"]
+
+
+def test_page_of_verdicts_links_each_cause(pages: dict[str, str]) -> None:
+    for cause in Cause:
+        assert f"| [{cause.value}](../causes/{cause.slug}.md) |" in pages["verdicts.md"]
+
+
+def test_page_of_exit_codes_has_the_code_of_each_error(pages: dict[str, str]) -> None:
+    found = [each for _, each in inspect.getmembers(errors, inspect.isclass) if hasattr(each, "exit_code")]
+    assert len(found) > 5
+    assert all(f"\n| {error.exit_code} | " in pages["exit-codes.md"] for error in found)
+
+
+def test_page_of_python_has_each_public_name(pages: dict[str, str]) -> None:
+    for module in (torchperfd, loggers):
+        for name in module.__all__:
+            if not name.startswith("__"):
+                assert f"\n### {module.__name__}.{name}\n" in pages["python.md"]
+
+
+def test_page_of_python_has_signatures_and_no_internals(pages: dict[str, str]) -> None:
+    page = pages["python.md"]
+    assert "phase(name: str) -> Phase\n" in page
+    assert "    loggers: Iterable[Logger] = (),\n" in page
+    assert "- `CaptureTimeoutError`: It did not end within `timeout` seconds." in page
+    assert "become_inert" not in page
+    assert "torchperfd.captures." not in page
+
+
+def test_integrations_that_the_page_names_exist() -> None:
+    from tests.unit.test_doc_examples import names_of
+
+    for module, classes in reference._INTEGRATIONS.items():
+        assert set(classes) <= names_of(module)

@@ -1,0 +1,242 @@
+"""The reference pages of the documentation that come from code: text by file name."""
+
+import enum
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import click
+
+_PUBLIC_MODULES: Final = ("torchperfd", "torchperfd.loggers")
+_INTEGRATIONS: Final = {
+    "torchperfd.integrations.lightning": ("Callback", "Profiler"),
+    "torchperfd.integrations.transformers": ("TorchperfdCallback",),
+    "torchperfd.integrations.fastai": ("TorchperfdCallback",),
+    "torchperfd.integrations.ignite": ("attach",),
+}
+_INTERNAL: Final = frozenset(
+    {
+        *("become_inert", "detach_by", "export_metrics", "finish", "on_result", "take_options"),
+        *("watch_model", "whole_run"),
+    }
+)
+"""Methods that other modules call, and no script."""
+_MADE_BY_CALLS: Final = frozenset({"Capture", "Client", "JobCapture"})
+"""Classes that a script does not make itself."""
+_ERRORS: Final = ("torchperfd.errors", "torchperfd_daemon.errors")
+_NOISE: Final = re.compile(r"\b(?:collections\.abc|pathlib|typing|torchperfd(?:\.\w+)+)\.|~")
+_WORDS: Final = {
+    1: "failure",
+    2: "invalid command line, or a request that contradicts itself",
+    130: "Ctrl-C",
+}
+
+
+def pages() -> dict[str, str]:
+    """Return the pages, by file name."""
+    return {
+        "commands.md": commands_page(),
+        "configuration.md": configuration_page(),
+        "verdicts.md": verdicts_page(),
+        "exit-codes.md": exit_codes_page(),
+        "python.md": python_page(),
+    }
+
+
+def commands_page() -> str:
+    """Return the page of all commands and their options, from the command line itself."""
+    from torchperfd.launch.runner import USAGE
+    from torchperfd_daemon.cli import COMMANDS, cli
+
+    lines = ["# All commands and options", "", "From `torchperfd COMMAND --help`.", ""]
+    context = click.Context(cli, info_name="torchperfd")
+    for name in COMMANDS:
+        if name == "run":  # it hands over to the process that trains
+            lines += ["## torchperfd run", "", "```", USAGE.rstrip(), "```", ""]
+            continue
+        command = cli.get_command(context, name)
+        assert command is not None
+        lines += _help_of(command, context, name, "##")
+    return "\n".join(lines)
+
+
+def _help_of(command: click.Command, parent: click.Context, name: str, heading: str) -> Iterator[str]:
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=100)
+    yield from (f"{heading} {context.command_path}", "", "```", command.get_help(context), "```", "")
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            nested = command.get_command(context, each)
+            assert nested is not None
+            yield from _help_of(nested, context, each, f"{heading}#")
+
+
+def configuration_page() -> str:
+    """Return the page of all options of ``serve``, each with its flag, variable, key and default."""
+    from torchperfd_daemon.config.options import OPTIONS
+
+    lines = [
+        "# All options of the daemon",
+        "",
+        "From the options of `torchperfd serve`. [Configuration](../configuration.md) has their formats.",
+        "",
+        "| key | flag, variable | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for option in OPTIONS:
+        if option.flag_only:
+            continue
+        default = "computed" if callable(option.default) else _cell(option.default)
+        names = f"`{option.name}`, `{option.variable}`"
+        lines.append(f"| `{option.key}` | {names} | {default} | {_escaped(option.help)} |")
+    return "\n".join([*lines, ""])
+
+
+def verdicts_page() -> str:
+    """Return the page of all causes: the least share from which each is reported, and the next command."""
+    from torchperfd_daemon.diagnosis.attribution import EVER_SINCE, LEAST_SHARE
+    from torchperfd_daemon.diagnosis.verdict import Cause, next_command
+
+    lines = [
+        "# All verdicts",
+        "",
+        f"A cause is reported from {LEAST_SHARE:.0%} of the step on. Where all ranks have lost the time alike"
+        " since the start, the share in the second column counts, because every run loses some.",
+        "[Diagnosis](../diagnosis.md#causes) has how each is measured.",
+        "",
+        "| verdict | reported from, since the start | label `cause` of metrics | next command |",
+        "|---|---|---|---|",
+    ]
+    for cause in Cause:
+        none = cause in (Cause.HANG, Cause.NONE, Cause.UNKNOWN)
+        share = "" if none else f"{EVER_SINCE.get(cause, LEAST_SHARE):.0%}"
+        link = f"[{cause.value}](../causes/{cause.slug}.md)"
+        command = "torchperfd stacks --run RUN" if cause is Cause.HANG else next_command(cause, "RUN")
+        lines.append(f"| {link} | {share} | `{cause.value}` | `{command}` |")
+    return "\n".join([*lines, ""])
+
+
+def exit_codes_page() -> str:
+    """Return the page of exit codes, from the classes of errors that carry them."""
+    from torchperfd.errors import TorchperfdError
+
+    importlib.import_module("torchperfd_daemon.errors")
+    codes: dict[int, list[str]] = {}
+    for error in _all_below(TorchperfdError):
+        if error.__module__ in _ERRORS:
+            codes.setdefault(error.exit_code, []).append(_first_line(error))
+    lines = [
+        "# Exit codes",
+        "",
+        "`torchperfd run` ends as the script ends: with its exit code, or by its signal. All other commands:",
+        "",
+        "| code | when |",
+        "|---|---|",
+        "| 0 | success |",
+    ]
+    for code in sorted({*codes, *_WORDS}):
+        reasons = [_WORDS[code]] if code in _WORDS else list(dict.fromkeys(codes[code]))
+        lines.append(f"| {code} | {'; '.join(reason.rstrip('.') for reason in reasons)} |")
+    note = "`torchperfd doctor` ends with 1 if it finds something. An error is one line with the fix."
+    return "\n".join([*lines, "", note, ""])
+
+
+def python_page() -> str:
+    """Return the page of the Python API, from signatures and docstrings."""
+    lines = ["# Python API", "", "From signatures and docstrings. All else in the package may change.", ""]
+    for name in _PUBLIC_MODULES:
+        module = importlib.import_module(name)
+        lines += [f"## {name}", ""]
+        for each in sorted(module.__all__):
+            if not each.startswith("__"):
+                lines += _documented(getattr(module, each), f"{name}.{each}", "###")
+    lines += [
+        "## torchperfd.integrations",
+        "",
+        "[Frameworks](../integrations.md) has what each adds.",
+        "",
+    ]
+    lines += [f"- `{name}`: `{'`, `'.join(classes)}`" for name, classes in _INTEGRATIONS.items()]
+    return "\n".join([*lines, ""])
+
+
+def _documented(thing: Any, name: str, heading: str) -> Iterator[str]:
+    yield from (f"{heading} {name}", "")
+    is_shown = not (inspect.isclass(thing) and issubclass(thing, BaseException | enum.Enum))
+    is_shown = is_shown and not getattr(thing, "_is_protocol", False)
+    if callable(thing) and is_shown and thing.__name__ not in _MADE_BY_CALLS:
+        yield from ("```", _signature(thing, name.rpartition(".")[2]), "```", "")
+    yield from (*_docstring(thing), "")
+    if not inspect.isclass(thing) or issubclass(thing, BaseException):
+        return
+    for each, member in inspect.getmembers(thing):
+        if each.startswith("_") or each in _INTERNAL or each not in vars(thing):
+            continue
+        if isinstance(member, property) or inspect.isfunction(member):
+            yield from _member(each, member)
+
+
+def _member(name: str, member: property | Callable[..., Any]) -> Iterator[str]:
+    if isinstance(member, property):
+        yield from (f"#### {name}", "", *_docstring(member), "")
+        return
+    yield from (f"#### {name}()", "", "```", _signature(member, name), "```", "", *_docstring(member), "")
+
+
+def _signature(thing: Callable[..., Any], name: str) -> str:
+    """Return a signature, one argument a line if it is long."""
+    signature = inspect.signature(thing)
+    kept = [each for each in signature.parameters.values() if each.name != "self"]
+    text = _NOISE.sub("", f"{name}{signature.replace(parameters=kept)}")
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    if len(text) <= 100:
+        return text
+    inner, _, rest = text[len(name) + 1 :].rpartition(")")
+    return f"{name}(\n    " + ",\n    ".join(_split(inner)) + f",\n){rest}"
+
+
+def _split(arguments: str) -> Iterator[str]:
+    """Yield the arguments of a signature: split at commas that are in no bracket."""
+    depth, began = 0, 0
+    for position, character in enumerate(arguments):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            yield arguments[began:position].strip()
+            began = position + 1
+    yield arguments[began:].strip()
+
+
+def _docstring(thing: Any) -> list[str]:
+    """Return a docstring as Markdown: code in single quotes, sections as lists."""
+    text = inspect.getdoc(thing) or ""
+    text = re.sub(r":\w+:`~?\.?([^`]+)`", r"`\1`", text).replace("``", "`")
+    lines: list[str] = []
+    for line in text.splitlines():
+        if section := re.fullmatch(r"(Args|Raises|Returns|Attributes|Yields):", line):
+            lines += [f"**{section[1]}**", ""]
+        elif entry := re.fullmatch(r"    (\*{0,2}\w+): (.*)", line):
+            lines.append(f"- `{entry[1]}`: {entry[2]}")
+        elif line.startswith("        ") and lines and lines[-1].startswith(("- ", "  ")):
+            lines.append(f"  {line.strip()}")
+        else:
+            lines.append(line)
+    return lines
+
+
+def _all_below(error: type[Any]) -> Iterator[type[Any]]:
+    yield error
+    for each in error.__subclasses__():
+        yield from _all_below(each)
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").splitlines()[0]
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
