@@ -76,8 +76,8 @@ class Instruments:
         self.pauses = GcPauses()
         self.compilations = Compilations()
         self.background_saves = BackgroundSaves()
-        self.loader = LoaderSampler()
         self.worker_stacks = WorkerStacks()
+        self.loader = LoaderSampler(self.worker_stacks)
         self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
         self._iterators = Iterators(self.buffer)
         self.hooks = Hooks(

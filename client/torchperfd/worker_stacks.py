@@ -127,17 +127,20 @@ class WorkerStacks:
     def __init__(self) -> None:
         self.name = f"torchperfd-{secrets.token_hex(8)}"
 
-    def read(self, seconds: float) -> list[WorkerStack]:
+    def read(self, seconds: float, pids: Sequence[int] | None = None) -> list[WorkerStack]:
         """Return the stacks of those workers that answer in time, by process id.
 
         A worker does not answer while native code holds its interpreter.
+
+        Args:
+            pids: Those to ask; by default all children of this process that are workers.
         """
         deadline = time.monotonic() + seconds
         poll = select.poll()
         waiting: dict[int, tuple[socket.socket, int, bytearray]] = {}
         found: list[WorkerStack] = []
         try:
-            for pid in _children()[:_MOST_WORKERS]:
+            for pid in (_children() if pids is None else pids)[:_MOST_WORKERS]:
                 connection = self._connect(pid)
                 if connection is not None:
                     waiting[connection.fileno()] = connection, pid, bytearray()

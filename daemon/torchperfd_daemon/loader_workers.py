@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Final
 
+from torchperfd.input_stages import InputStages
+
 MOST_WORKERS: Final = 16
 """More are never advised: what takes longer wants cheaper items."""
 LEAST_GAIN: Final = 0.05
@@ -88,6 +90,7 @@ class LoaderFacts:
         shuffles: Its sampler is torch's ``RandomSampler``.
         batches_per_step: Draws in a training step; 0 where unknown, which counts as one.
         queued: The share of the time in which the training thread was ready to run that it had no CPU.
+        stages: What the stages of making a batch take.
     """
 
     workers: int = 0
@@ -104,10 +107,13 @@ class LoaderFacts:
     shuffles: bool = False
     batches_per_step: float = 0.0
     queued: float | None = None
+    stages: InputStages | None = None
 
     def is_sound(self) -> bool:
         """Return whether all figures are such as a loader can have; they come from a wire or from a file."""
-        figures = [getattr(self, each.name) for each in fields(self)]
+        figures = [getattr(self, each.name) for each in fields(self) if each.name != "stages"]
+        if self.stages is not None:
+            figures += [getattr(self.stages, each.name) for each in fields(self.stages)]
         return all(0 <= each < _MOST_FIGURE for each in figures if each is not None)
 
 

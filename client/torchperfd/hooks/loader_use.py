@@ -3,6 +3,7 @@
 A draw is sampled after each flush, about once a second, and costs the training thread some 50 µs.
 """
 
+import contextlib
 import time
 import weakref
 from collections import deque
@@ -12,9 +13,11 @@ from typing import Any, Final
 
 from torchperfd.hooks.context import HookContext, HookUnavailableError
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
+from torchperfd.hooks.stage_samples import StageSamples
 from torchperfd.hooks.worker_queue import ready_batches
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps.loader_use import LoaderUse, available_cpus
+from torchperfd.worker_stacks import WorkerStacks
 
 _REMEMBERED: Final = 32
 """Samples that the means are over."""
@@ -29,7 +32,7 @@ def install(context: HookContext) -> None:
     sampler, links = context.links.loader_sampler, context.links
     if links.watch_draws is None:
         raise HookUnavailableError("the hook loader is off")
-    keep_classes_out_of_graphs(LoaderSampler, TimedDraw)
+    keep_classes_out_of_graphs(LoaderSampler, TimedDraw, StageSamples)
     sampler.install(links.watch_draws, torch.is_grad_enabled, describe_loader, torch.Tensor)
 
     def at_draw(iterator: Any) -> bool:
@@ -44,9 +47,14 @@ def install(context: HookContext) -> None:
 
 
 class LoaderSampler:
-    """Takes the samples. Its methods run on the training thread, unless documented otherwise."""
+    """Takes the samples. Its methods run on the training thread, unless documented otherwise.
 
-    def __init__(self) -> None:
+    Args:
+        workers: Reads the stacks of the loader's workers.
+    """
+
+    def __init__(self, workers: WorkerStacks | None = None) -> None:
+        self._stages = StageSamples(workers or WorkerStacks())
         self._due = False
         self._watch: Callable[[], None] | None = None
         self._is_training: Callable[[], bool] = lambda: True
@@ -90,10 +98,14 @@ class LoaderSampler:
         self._due = True
 
     def arm(self) -> None:
-        """Have the next draw sampled; called on the flushing thread."""
+        """Have the next draw sampled, and sample a worker; called on the flushing thread."""
         if self._watch is not None:
             self._due = True
             self._watch()
+        iterator = self._iterator()
+        if iterator is not None and self._workers:
+            with contextlib.suppress(AttributeError, OSError):
+                self._stages.sample_workers(iterator)
 
     def at_draw(self, iterator: Any, ready: int) -> bool:
         """Take what a draw that begins may show; return whether the draw after it has to come here as well.
@@ -118,9 +130,10 @@ class LoaderSampler:
                 self._rests.clear()
                 self._received.clear()
                 self._made.clear()
+                self._stages.clear()
             self._iterator, self._workers = weakref.ref(iterator), workers
             self._about = self._describe(iterator)
-        iterator._next_data = TimedDraw(self, iterator, ready)
+        iterator._next_data = TimedDraw(self, iterator, ready, self._stages.timed)
         return True
 
     def sampled(
@@ -188,6 +201,7 @@ class LoaderSampler:
             shuffles=self._about[2],
             batches_per_step=batches_per_step,
             queued=_ratio([(queued, queued + own) for queued, own in list(self._lines)]),
+            stages=self._stages.means(self._workers, spent / batches / 1e9 if batches else None),
         )
 
     def _follow_workers(self, iterator: Any) -> None:
@@ -213,12 +227,20 @@ class TimedDraw:
         sampler: Takes the sample.
         iterator: Whose next batch it is.
         ready: Batches that its workers have ready; -1 without workers.
+        draw: Draws a batch from an iterator by its method, and times the stages.
     """
 
-    def __init__(self, sampler: LoaderSampler, iterator: Any, ready: int) -> None:
+    def __init__(
+        self,
+        sampler: LoaderSampler,
+        iterator: Any,
+        ready: int,
+        draw: Callable[[Any, Callable[[], Any]], Any],
+    ) -> None:
         self._sampler = sampler
         self._iterator = iterator
         self._ready = ready
+        self._draw = draw
         self._original = iterator._next_data
 
     def __call__(self) -> Any:
@@ -226,7 +248,7 @@ class TimedDraw:
         vars(self._iterator).pop("_next_data", None)
         queued = _queued_ns()
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        batch = self._original()
+        batch = self._draw(self._iterator, self._original)
         before = queued, cpu
         wall, cpu = time.perf_counter_ns() - wall, time.thread_time_ns() - cpu
         try:

@@ -12,6 +12,7 @@ from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
 from torchperfd.hook_state import HookState
 from torchperfd.identity import Identity
+from torchperfd.input_stages import InputStages
 from torchperfd.link.flight_recorder import GroupProgress
 from torchperfd.steps.arrivals import Arrivals
 from torchperfd.steps.loader_use import LoaderUse
@@ -208,7 +209,10 @@ def _read_column(packed: bytes) -> tuple[int, ...]:
 
 
 def _read_loader(packed: session_pb2.LoaderUse) -> LoaderUse:
-    return LoaderUse(**{field.name: value for field, value in packed.ListFields()})
+    known = {field.name: value for field, value in packed.ListFields()}
+    if "stages" in known:
+        known["stages"] = InputStages(**{field.name: value for field, value in known["stages"].ListFields()})
+    return LoaderUse(**known)
 
 
 def _pack_kind(packed: session_pb2.KindAccount, kind: int, totals: KindTotals, names: PhaseNames) -> None:

@@ -42,6 +42,7 @@ def rank_document(
             for generation, pauses in enumerate(totals.gc)
         ],
         "loader_ready_batches": totals.ready,
+        "input_stages": asdict(totals.loader.stages) if totals.loader and totals.loader.stages else None,
         "cuda": {
             "allocated_bytes": memory.allocated,
             "reserved_bytes": memory.reserved,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.phases import DATA, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
 
 FIT = "fit"
@@ -11,6 +11,8 @@ EPOCH = "epoch"
 TRAIN = "train"
 VALIDATE = "validate"
 _WORTH_TELLING = 0.01
+_LEAST_DATA_SHARE = 0.05
+"""Below it, how batches are made does not matter to training."""
 """Least share of the fit at which garbage collection is reported."""
 
 
@@ -61,6 +63,7 @@ class Table:
         background_save_seconds: The time for which one was being saved.
         sync_wait_seconds: Per training step, the wait for the device in calls such as ``item``.
         sync_line: The line where most of that is, such as ``item() at train.py:57``; empty without a wait.
+        input_stages: What making a batch takes, in words; empty where it is not known or not worth telling.
         skipped: Optimizer steps that were called off.
         gc_seconds: Pauses of the garbage collector; None where they are not worth telling.
         overhead: What the client costs, as a part of the time of training.
@@ -84,6 +87,7 @@ class Table:
     background_save_seconds: float
     sync_wait_seconds: float
     sync_line: str
+    input_stages: str
     skipped: int
     gc_seconds: float | None
     overhead: float | None
@@ -95,6 +99,12 @@ class Table:
     def on_device(self) -> bool:
         """Whether anything was timed on the device."""
         return any(row.device_mean_seconds is not None for row in self.rows)
+
+
+def _input_stages(totals: Totals, train: KindTotals) -> str:
+    stages = totals.loader.stages if totals.loader is not None else None
+    shown = stages is not None and _share(train.phases[DATA].ns, train.ns) >= _LEAST_DATA_SHARE
+    return stages.words if stages is not None and shown else ""
 
 
 def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> Table:
@@ -121,6 +131,7 @@ def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> T
         background_save_seconds=totals.background_saves.seconds,
         sync_wait_seconds=totals.sync_wait_ns / totals.train.steps / 1e9 if totals.train.steps else 0.0,
         sync_line=totals.sync_waits[0].words if totals.sync_waits else "",
+        input_stages=_input_stages(totals, train),
         skipped=totals.train.skipped,
         gc_seconds=gc_ns / 1e9 if _share(gc_ns, fit_ns(totals)) >= _WORTH_TELLING else None,
         overhead=totals.overhead,

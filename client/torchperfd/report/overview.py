@@ -110,6 +110,8 @@ def remarks(report: RankReport) -> Iterator[str]:
         yield f"checkpoints in the background {table.background_saves}"
     if totals.warmup.steps and totals.train.steps > 1:
         yield f"first step {duration(totals.warmup.ns / 1e9)}"
+    if table.input_stages:
+        yield table.input_stages
     if table.flops_utilization is not None:
         yield f"MFU {table.flops_utilization:.1%}"
     if table.skipped:

@@ -90,6 +90,8 @@ def _facts(table: Table) -> Iterator[str]:
     if table.sync_line:
         waited = duration(table.sync_wait_seconds)
         yield f"sync_wait: {waited} a step wait for the device, most of it in {table.sync_line}"
+    if table.input_stages:
+        yield f"input: {table.input_stages}"
     if table.skipped:
         yield f"skipped optimizer steps: {table.skipped:,}"
     if table.gc_seconds is not None:

@@ -5,6 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchperfd.input_stages import InputStages
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderUse:
@@ -26,6 +28,7 @@ class LoaderUse:
         shuffles: Its sampler is torch's ``RandomSampler``.
         batches_per_step: Draws in a training step; 0 before the first.
         queued: The share of the time in which the training thread was ready to run that it had no CPU.
+        stages: What the stages of making a batch take.
     """
 
     workers: int = 0
@@ -42,6 +45,7 @@ class LoaderUse:
     shuffles: bool = False
     batches_per_step: float = 0.0
     queued: float | None = None
+    stages: InputStages | None = None
 
 
 def available_cpus(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self/cgroup")) -> float:

@@ -739,6 +739,7 @@ class LoaderUse(google.protobuf.message.Message):
     SHUFFLES_FIELD_NUMBER: builtins.int
     BATCHES_PER_STEP_FIELD_NUMBER: builtins.int
     QUEUED_FIELD_NUMBER: builtins.int
+    STAGES_FIELD_NUMBER: builtins.int
     workers: builtins.int
     cpus: builtins.float
     """that the process may use: affinity, quota, its share of the node's"""
@@ -763,6 +764,10 @@ class LoaderUse(google.protobuf.message.Message):
     batches_per_step: builtins.float
     queued: builtins.float
     """share of the training thread's time ready to run without a CPU"""
+    @property
+    def stages(self) -> global___InputStages:
+        """absent before enough samples"""
+
     def __init__(
         self,
         *,
@@ -780,9 +785,10 @@ class LoaderUse(google.protobuf.message.Message):
         shuffles: builtins.bool = ...,
         batches_per_step: builtins.float = ...,
         queued: builtins.float | None = ...,
+        stages: global___InputStages | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "draw_cpu", b"draw_cpu", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "batch_bytes", b"batch_bytes", "batch_size", b"batch_size", "batch_tensors", b"batch_tensors", "batches_per_step", b"batches_per_step", "cpus", b"cpus", "draw_cpu", b"draw_cpu", "indexable", b"indexable", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "shuffles", b"shuffles", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "draw_cpu", b"draw_cpu", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "stages", b"stages", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "batch_bytes", b"batch_bytes", "batch_size", b"batch_size", "batch_tensors", b"batch_tensors", "batches_per_step", b"batches_per_step", "cpus", b"cpus", "draw_cpu", b"draw_cpu", "indexable", b"indexable", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "shuffles", b"shuffles", "stages", b"stages", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued", "workers", b"workers"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_draw_cpu", b"_draw_cpu"]) -> typing.Literal["draw_cpu"] | None: ...
     @typing.overload
@@ -797,6 +803,54 @@ class LoaderUse(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_worker_queued", b"_worker_queued"]) -> typing.Literal["worker_queued"] | None: ...
 
 global___LoaderUse = LoaderUse
+
+@typing.final
+class InputStages(google.protobuf.message.Message):
+    """What making one batch takes, in seconds of the process that makes it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    FETCH_SECONDS_FIELD_NUMBER: builtins.int
+    COLLATE_SECONDS_FIELD_NUMBER: builtins.int
+    SEND_SECONDS_FIELD_NUMBER: builtins.int
+    PIN_SECONDS_FIELD_NUMBER: builtins.int
+    IDLE_FIELD_NUMBER: builtins.int
+    workers: builtins.int
+    samples: builtins.int
+    """batches or, of workers, stacks"""
+    fetch_seconds: builtins.float
+    collate_seconds: builtins.float
+    send_seconds: builtins.float
+    pin_seconds: builtins.float
+    idle: builtins.float
+    """part of the workers' time without indices to work on, 0 to 1"""
+    def __init__(
+        self,
+        *,
+        workers: builtins.int = ...,
+        samples: builtins.int = ...,
+        fetch_seconds: builtins.float | None = ...,
+        collate_seconds: builtins.float | None = ...,
+        send_seconds: builtins.float | None = ...,
+        pin_seconds: builtins.float | None = ...,
+        idle: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_collate_seconds", b"_collate_seconds", "_fetch_seconds", b"_fetch_seconds", "_idle", b"_idle", "_pin_seconds", b"_pin_seconds", "_send_seconds", b"_send_seconds", "collate_seconds", b"collate_seconds", "fetch_seconds", b"fetch_seconds", "idle", b"idle", "pin_seconds", b"pin_seconds", "send_seconds", b"send_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_collate_seconds", b"_collate_seconds", "_fetch_seconds", b"_fetch_seconds", "_idle", b"_idle", "_pin_seconds", b"_pin_seconds", "_send_seconds", b"_send_seconds", "collate_seconds", b"collate_seconds", "fetch_seconds", b"fetch_seconds", "idle", b"idle", "pin_seconds", b"pin_seconds", "samples", b"samples", "send_seconds", b"send_seconds", "workers", b"workers"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_collate_seconds", b"_collate_seconds"]) -> typing.Literal["collate_seconds"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_fetch_seconds", b"_fetch_seconds"]) -> typing.Literal["fetch_seconds"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_idle", b"_idle"]) -> typing.Literal["idle"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_pin_seconds", b"_pin_seconds"]) -> typing.Literal["pin_seconds"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_send_seconds", b"_send_seconds"]) -> typing.Literal["send_seconds"] | None: ...
+
+global___InputStages = InputStages
 
 @typing.final
 class KindAccount(google.protobuf.message.Message):

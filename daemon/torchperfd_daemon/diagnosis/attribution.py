@@ -16,7 +16,7 @@ from torchperfd_daemon.diagnosis.idle_devices import (
     idle_before,
 )
 from torchperfd_daemon.diagnosis.imbalance import find_imbalance
-from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, Remedy, loader_remedy
+from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, Remedy, loader_remedy, stage_words
 from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, next_command
 
 LEAST_SHARE: Final = 0.05
@@ -179,6 +179,8 @@ class CauseAttribution:
         if hidden >= _SHOWN_SHARE * cost:
             text += f", {duration(hidden)} more while the device works"
         text += absorbed_words(absorbed)
+        if cause is Cause.INPUT_BOUND:
+            text += stage_words(rank.loader)
         self._add_verdict(cause, rank, None if alike else rank.rank, phase, text, cost)
         if not alike:
             self._claim(rank, cause, cost + absorbed)

@@ -34,6 +34,12 @@ def unmeasured() -> WorkerCost:
     return UNMEASURED_COST
 
 
+def stage_words(facts: LoaderFacts | None) -> str:
+    """Return what the stages of making a batch take, to append to the evidence; empty if unknown."""
+    words = facts.stages.words if facts is not None and facts.stages is not None else ""
+    return f"; {words}" if words else ""
+
+
 def loader_remedy(
     facts: LoaderFacts | None,
     step_seconds: float,

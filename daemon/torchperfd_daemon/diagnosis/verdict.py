@@ -8,7 +8,7 @@ from typing import Final
 
 from torchperfd.durations import duration
 from torchperfd.slow_line import SlowLine
-from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, unmeasured
+from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, stage_words, unmeasured
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 INPUT_BOUND_SHARE: Final = 0.2
@@ -142,7 +142,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
             None if alike else worst.rank,
             "data",
             f"waiting for data takes {duration(waited)} of each {duration(worst.step_seconds)} step"
-            f" ({worst.share('data'):.0%})",
+            f" ({worst.share('data'):.0%}){stage_words(worst.loader)}",
             waited,
             capture,
             step_seconds=worst.step_seconds,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.input_stages import InputStages
 from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.loader_workers import LoaderFacts
@@ -98,13 +99,17 @@ def coordinate_messages(own: Sequence[Coordinate]) -> list[session_pb2.Coordinat
 
 def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
     """Unpack how a rank uses its loader; None for figures that no loader has."""
-    facts = LoaderFacts(**{field.name: value for field, value in message.ListFields()})
+    known = {field.name: value for field, value in message.ListFields()}
+    if "stages" in known:
+        known["stages"] = InputStages(**{field.name: value for field, value in known["stages"].ListFields()})
+    facts = LoaderFacts(**known)
     return facts if facts.is_sound() else None
 
 
 def loader_message(own: LoaderFacts) -> session_pb2.LoaderUse:
     """Pack how a rank uses its loader."""
-    return pack(session_pb2.LoaderUse, own)
+    stages = None if own.stages is None else pack(session_pb2.InputStages, own.stages)
+    return pack(session_pb2.LoaderUse, own, stages=stages)
 
 
 def account_message(own: Totals) -> session_pb2.Account:

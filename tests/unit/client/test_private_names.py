@@ -50,6 +50,9 @@ NAMES: dict[str, tuple[set[str], set[str]]] = {
     "_dataset": ({"loader_use"}, set()),
     "_workers": ({"loader_use"}, set()),
     "_rcvd_idx": ({"loader_use"}, set()),
+    "_dataset_fetcher": (set(), set()),
+    "_pin_memory": (set(), set()),
+    "_pin_memory_thread": (set(), set()),
     "_utils": ({"worker_entry"}, set()),
     "_worker_loop": ({"worker_entry"}, set()),
     # Optimizers.

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from unicodedata import east_asian_width
 
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
 from torchperfd.durations import duration
+from torchperfd.input_stages import InputStages
 from torchperfd.report import RankReport, run_document
 from torchperfd.report.words import rate
 from torchperfd.sizes import size
+from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
@@ -79,6 +82,16 @@ def test_each_layout_is_its_golden_file(full: RankReport, layout: str) -> None:
     suffix = {"text": "txt", "markdown": "md"}.get(layout, layout)
     rendered = getattr(full, f"to_{layout}")().rstrip("\n") + "\n"
     check_golden(f"report.{suffix}", rendered)
+
+
+@pytest.mark.parametrize(("data_ns", "shown"), [(60 * MS, True), (40 * MS, False)])
+def test_report_has_the_stages_of_a_loop_that_waits(data_ns: int, shown: bool) -> None:
+    train = KindTotals(steps=100, ns=1000 * MS, samples=100)
+    train.phases[DATA], train.phases[FORWARD] = phase(100, data_ns), phase(100, 1000 * MS - data_ns)
+    stages = InputStages(2, 40, 0.004, 0.001, idle=0.1)
+    own = RankReport(0, Totals(train, loader=LoaderUse(workers=2, stages=stages)), PhaseNames())
+    assert (f"\n  input: {stages.words}\n" in f"{own.to_text()}\n") is shown
+    assert own.to_dict()["input_stages"] == asdict(stages)
 
 
 def test_it_prints_and_shows_itself(report: RankReport) -> None:
@@ -291,6 +304,7 @@ def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) ->
     assert unknown == [
         "fit",
         "loader_ready_batches",
+        "input_stages",
         "cuda",
         "flops_per_step",
         "peak_flops_per_second",

@@ -15,6 +15,7 @@ from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
 from torchperfd.hook_state import HookState
 from torchperfd.identity import read_identity
+from torchperfd.input_stages import InputStages
 from torchperfd.link import wire
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import DATA, FORWARD, PHASE_SLOTS, PhaseNames
@@ -150,6 +151,7 @@ _LOADER = st.builds(
     *(st.integers(0, 99), st.floats(0, 1e3), _FIGURE, _FIGURE, st.integers(0, 99), _COUNT),
     *(st.integers(0, 2**20), _FIGURE, _FIGURE, _FIGURE, st.booleans(), st.booleans(), st.floats(0, 1e3)),
     _FIGURE,
+    st.none() | st.builds(InputStages, st.integers(0, 99), st.integers(0, 99), *(_FIGURE,) * 5),
 )
 
 
@@ -207,6 +209,7 @@ def test_every_field_of_the_totals_is_sent() -> None:
         (CudaMemory, session_pb2.CudaMemory),
         (GcTotals, session_pb2.GcAccount),
         (LoaderUse, session_pb2.LoaderUse),
+        (InputStages, session_pb2.InputStages),
     ):
         beside = {
             session_pb2.Account: {"recorded_steps", "dropped_steps", "kinds", "step_blocks"},

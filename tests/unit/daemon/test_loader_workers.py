@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from torchperfd.input_stages import InputStages
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RankProfile, diagnose, rank_causes
 from torchperfd_daemon.loader_workers import (
     MOST_WORKERS,
@@ -188,6 +189,16 @@ def test_verdict_input_bound_has_the_rules_number() -> None:
     (held,) = rank_causes("r", [seen], lambda: COST)
     for verdict in (mean, held):
         assert verdict.fix == f"{advice.setting} ({advice.assumes})"
+
+
+def test_verdict_input_bound_has_the_stages() -> None:
+    stages = InputStages(0, 30, 120 * MS, 30 * MS)
+    facts = replace(WAITS, stages=stages)
+    mean = diagnose("r", [profile(facts, 170, 150)], lambda: COST)
+    seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, loader=facts)
+    (held,) = rank_causes("r", [seen], lambda: COST)
+    for verdict in (mean, held):
+        assert verdict.evidence.endswith("; making a batch takes 150 ms: fetch 120 ms, collate 30 ms")
 
 
 def test_verdict_promises_no_more_than_it_costs() -> None:

@@ -238,8 +238,11 @@ def test_a_rank_that_no_run_has_is_refused() -> None:
 
 @pytest.mark.parametrize("cpus", [-1.0, float("nan"), float("inf"), 1e300])
 def test_loader_facts_impossible_figures_are_not_known(cpus: float) -> None:
-    message = session_pb2.Account(loader=session_pb2.LoaderUse(workers=1, cpus=cpus))
-    assert translate_account.totals(message).loader is None
+    for loader in (
+        session_pb2.LoaderUse(workers=1, cpus=cpus),
+        session_pb2.LoaderUse(stages=session_pb2.InputStages(idle=cpus)),
+    ):
+        assert translate_account.totals(session_pb2.Account(loader=loader)).loader is None
 
 
 def test_totals_take_bounded_memory() -> None:
