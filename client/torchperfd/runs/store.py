@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -68,7 +67,7 @@ class RunStore:
         """
         content = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
         with self._opened(create=True) as directory:
-            part = f".{secrets.token_hex(8)}.part"
+            part = f".{os.urandom(8).hex()}.part"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             try:
                 with open(os.open(part, flags, 0o600, dir_fd=directory), "wb") as file:  # noqa: PTH123

@@ -12,6 +12,8 @@ from torchperfd.runs.comparison import compare_runs
 from torchperfd.runs.comparison_text import comparison_markdown, comparison_text
 from torchperfd.runs.record import SCHEMA, RunRecord
 from torchperfd.runs.store import RunStore, read_file
+from torchperfd_daemon.commands._captures_dir import open_catalog
+from torchperfd_daemon.commands._names import whole_capture
 from torchperfd_daemon.errors import NoSuchTargetError, SlowerError, explained
 
 # Keys of a report in any order fit into far less, if it is one.
@@ -19,7 +21,7 @@ _HEAD_BYTES: Final = 4096
 _CAPTURE_ID_BEGINS: Final = re.compile(r"[0-9]{1,8}|[0-9]{8}-[0-9]{0,6}|[0-9]{8}-[0-9]{6}-[0-9a-f]{0,6}")
 
 
-def find_run(given: str, store: RunStore) -> RunRecord | None:
+def find_run(given: str, store: RunStore, captures_dir: Path | None) -> RunRecord | None:
     """Return the run that an argument names: a report's file, or a kept run by a prefix of its id.
 
     Returns:
@@ -27,18 +29,23 @@ def find_run(given: str, store: RunStore) -> RunRecord | None:
 
     Raises:
         NoSuchRunError: Several kept runs begin so.
+        NoSuchTargetError: A run and a capture begin so.
         RunFileError: The report is damaged.
     """
     if os.path.lexists(given):
         return read_file(given) if _is_report(Path(given)) else None
     with explained(f"cannot read {store.directory}"):
         run_id = store.find(given)
-    return store.read(run_id) if run_id is not None else None
-
-
-def may_be_capture(given: str) -> bool:
-    """Return whether an argument that is no file looks like the beginning of a capture's id."""
-    return not os.path.lexists(given) and _CAPTURE_ID_BEGINS.fullmatch(given) is not None
+    if run_id is None:
+        return None
+    # Slurm's job ids are numbers, as captures' ids begin with one. Asking for these may take a second.
+    if run_id != given and _CAPTURE_ID_BEGINS.fullmatch(given):
+        capture_id = whole_capture(open_catalog(captures_dir), given)
+        if capture_id != given:
+            raise NoSuchTargetError(
+                f"run {run_id} and capture {capture_id} begin with {given}", "write more of one"
+            )
+    return store.read(run_id)
 
 
 def print_comparison(

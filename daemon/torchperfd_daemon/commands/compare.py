@@ -15,7 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from torchperfd.runs.record import RunRecord
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
-from torchperfd_daemon.commands._compare_runs import find_run, may_be_capture, print_comparison, refuse_mixed
+from torchperfd_daemon.commands._compare_runs import find_run, print_comparison, refuse_mixed
 from torchperfd_daemon.commands._runs_dir import open_runs, runs_dir_option
 from torchperfd_daemon.commands._share import Share
 from torchperfd_daemon.commands._traces import find_trace, note, warn
@@ -76,7 +76,7 @@ def command(
         raise UsageError("--json and --markdown exclude each other", "leave one out")
     if (after is None) == (ranks is None):
         raise UsageError("compare needs two sides", "name a B, or two --ranks of A")
-    runs = _runs(before, after, runs_dir) if after is not None else None
+    runs = _runs(before, after, runs_dir, captures_dir) if after is not None else None
     if runs is not None:
         _refuse_options(context, "limit", "sort_by", "comm_pattern", "captures_dir")
         print_comparison(*runs, as_json=as_json, markdown=markdown, fail_above=fail_above)
@@ -102,16 +102,16 @@ def command(
         raise PartialResultError(f"{len(failed)} of {len(pairs)} ranks are missing: {failed[0]}")
 
 
-def _runs(before: str, after: str, runs_dir: Path | None) -> tuple[RunRecord, RunRecord] | None:
+def _runs(
+    before: str, after: str, runs_dir: Path | None, captures_dir: Path | None
+) -> tuple[RunRecord, RunRecord] | None:
     """Return the two runs that are named, None where captures are.
 
     Raises:
         NoSuchTargetError: One is a run, and the other is not.
     """
-    if may_be_capture(before) and may_be_capture(after):
-        return None
     store = open_runs(runs_dir)
-    one, other = find_run(before, store), find_run(after, store)
+    one, other = (find_run(each, store, captures_dir) for each in (before, after))
     if one is None and other is None:
         return None
     if one is None:

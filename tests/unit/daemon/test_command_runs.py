@@ -162,6 +162,20 @@ def test_compare_ambiguous_prefix_lists_the_candidates(run: Run) -> None:
     assert "train-3f2a, train-77aa" in err
 
 
+def test_compare_takes_runs_that_are_named_by_numbers(run: Run, store: RunStore, tmp_path: Path) -> None:
+    """As Slurm's job ids are; the beginning of a capture's id is a number as well."""
+    content = json.loads(store.content("train-3f2a"))
+    for name in ("20261", "202617"):
+        store.keep(content | {"run": name})
+    assert run("compare", "20261", "202617")[0] == 0
+    (tmp_path / "captures/20261799-165610-645ff7").mkdir(parents=True)
+    assert run("compare", "20261", "202617")[0] == 0
+    store.remove("20261")
+    code, out, err = run("compare", "train-3", "20261", "--captures-dir", str(tmp_path / "captures"))
+    assert (code, out) == (3, "")
+    assert "run 202617 and capture 20261799-165610-645ff7 begin with 20261; write more of one" in err
+
+
 def test_compare_short_run_names_the_remedy(run: Run, store: RunStore) -> None:
     short: dict[str, Any] = run_file("short-1", steps=4, seconds={"forward": 0.01})
     store.keep(short)
