@@ -22,6 +22,7 @@ _MAJOR: Final = 0.03
 """Least share of the step of a phase that shows the machine's speed."""
 _LEAST_MAJOR: Final = 3
 _AGREEING: Final = 2 / 3
+_LEAST_REST: Final = 0.2
 _SLOW_RANK: Final = 0.05
 
 
@@ -115,6 +116,10 @@ def compare_runs(before: RunRecord, after: RunRecord) -> RunComparison:
     """
     sides = _mean_blocks(before, "A"), _mean_blocks(after, "B")
     step = compare_means(sides[0].step, sides[1].step)
+    if not step.before:
+        raise RunFileError(
+            f"run A, {before.run}, cannot be compared: its steps take no time", "repeat the run"
+        )
     columns = _columns(*sides)
     has_changed = step.chance <= _STEP_LEVEL and abs(step.difference) >= MATERIAL * step.before
     factor = _machine_factor(columns, step) if has_changed else None
@@ -225,25 +230,48 @@ def _machine_factor(columns: _Columns, step: MeanChange) -> float | None:
 def _phases(columns: _Columns, step: MeanChange, factor: float) -> tuple[PhaseChange, ...]:
     means = {name: compare_means(before, after, factor) for name, (before, after) in columns.items()}
     beyond_noise = _holm({name: mean.chance for name, mean in means.items()}, _PHASES_LEVEL)
+    changed: list[str] = []
+    for name in beyond_noise:
+        mean = means[name]
+        is_material = abs(mean.difference) >= MATERIAL * step.before
+        if is_material and _differs_from_rest(columns, name, changed, rises=mean.difference > 0):
+            changed.append(name)
     found = [
-        PhaseChange(
-            name,
-            mean,
-            mean.difference / step.before,
-            name in beyond_noise and abs(mean.difference) >= MATERIAL * step.before,
-        )
+        PhaseChange(name, mean, mean.difference / step.before, name in changed)
         for name, mean in means.items()
     ]
     return tuple(sorted(found, key=lambda phase: (not phase.is_changed, -abs(phase.share), phase.name)))
 
 
-def _holm(chances: Mapping[str, float], level: float) -> set[str]:
-    """Return which differ; any is wrongly named in at most ``level`` of all comparisons (Holm, 1979)."""
-    named: set[str] = set()
+def _differs_from_rest(columns: _Columns, name: str, changed: Sequence[str], *, rises: bool) -> bool:
+    """Return whether a phase has changed beside the rest of the step, block by block, in that direction.
+
+    What slows down all phases of a block alike cancels out. Phases that are known to have changed are no part
+    of the rest. Where less than a fifth of the step is left, it shows nothing, and the answer is True.
+    """
+    ratios: list[list[float]] = []
+    for side in (0, 1):
+        own = columns[name][side]
+        others = [each[side] for other, each in columns.items() if other != name and other not in changed]
+        rest = [math.fsum(values) for values in zip(*others, strict=True)]
+        whole = math.fsum(math.fsum(each[side]) for each in columns.values())
+        if math.fsum(rest) < _LEAST_REST * whole or not all(rest):
+            return True
+        ratios.append([mine / others for mine, others in zip(own, rest, strict=True)])
+    relative = compare_means(ratios[0], ratios[1])
+    return relative.chance <= _PHASES_LEVEL and (relative.difference > 0) == rises
+
+
+def _holm(chances: Mapping[str, float], level: float) -> list[str]:
+    """Return which differ, the clearest first.
+
+    Any is wrongly named in at most ``level`` of all comparisons (Holm, 1979).
+    """
+    named: list[str] = []
     for name in sorted(chances, key=lambda name: chances[name]):
         if chances[name] > level / (len(chances) - len(named)):
             break
-        named.add(name)
+        named.append(name)
     return named
 
 

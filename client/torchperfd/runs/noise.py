@@ -84,7 +84,7 @@ def _test(before: Sequence[float], after: Sequence[float]) -> MeanChange:
             continue
         # Welch and Satterthwaite; what differs from run to run is taken as known.
         freedom = (groups - 1) * error**4 / max(sum(square**2 for square in squares), 1e-300)
-        freedom = min(freedom, 1000.0)
+        freedom = min(max(freedom, groups - 1), 1000.0)
         chance = max(chance, two_sided((means[1] - means[0]) / error, freedom))
         margin = max(margin, error * quantile_95(freedom))
     return MeanChange(*means, margin, chance if margin or means[0] != means[1] else 1.0)

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.run_comparison.simulation import PHASES, Noise, simulate
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.golden import check_golden
 from tests.support.run_documents import run_file
 
@@ -14,7 +16,7 @@ from torchperfd.runs.comparison import RunComparison, compare_runs
 from torchperfd.runs.comparison_text import comparison_markdown, comparison_text, headline
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.noise import compare_means
-from torchperfd.runs.record import RunRecord, read_record
+from torchperfd.runs.record import RankBlocks, RunRecord, read_record
 from torchperfd.runs.student import quantile_95, two_sided
 
 STEPS = 600
@@ -138,6 +140,39 @@ def test_compare_report_without_blocks_is_a_clear_error() -> None:
         compare_runs(without, record())
     with pytest.raises(RunFileError, match="it has no training steps"):
         compare_runs(record(), replace(without, ranks=()))
+
+
+TIMES = st.one_of(st.floats(0, 1e12), st.sampled_from([0.0, 1e-320, 1e-90, 1.0]))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=40), st.lists(TIMES, min_size=8, max_size=40))
+def test_compare_any_numbers_is_a_result_or_an_error(
+    pairs: list[tuple[float, float]], after: list[float]
+) -> None:
+    """A report that was made up has numbers that no run has."""
+    sides = []
+    for columns in ({"data": [a for a, _ in pairs], "forward": [b for _, b in pairs]}, {"data": after}):
+        step = [max(values) for values in zip(*columns.values(), strict=True)]
+        rank = record().ranks[0]
+        blocks = RankBlocks(1, tuple(step), {name: tuple(each) for name, each in columns.items()})
+        sides.append(replace(record(), ranks=(replace(rank, blocks=blocks),)))
+    try:
+        comparison = compare_runs(*sides)
+    except RunFileError:
+        return
+    assert comparison_text(comparison)
+    assert comparison.step.before > 0
+
+
+def test_compare_ranks_of_unequal_length_use_what_they_share() -> None:
+    ranks = [
+        run_file("ddp", steps=steps, seconds={"forward": 0.03}, rank=rank)["ranks"][0]
+        for rank, steps in enumerate((20, 14))
+    ]
+    comparison = compare_runs(record(ranks=ranks), record(ranks=ranks[::-1]))
+    assert comparison.step.before == pytest.approx(0.03)
+    assert not comparison.is_changed
 
 
 def test_compare_what_else_differs_is_listed() -> None:
