@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos dashboards docs man \
+.PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos screenshots dashboards docs man \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice \
 	bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-trials bench-runs build clean
@@ -75,6 +75,9 @@ docs: setup  ## Build the documentation site into site/; broken links are errors
 
 man: setup  ## Write the man page to deploy/man/torchperfd.1, from the command line itself.
 	$(BIN)/python tools/man_page.py
+
+screenshots: setup  ## Draw the pictures of the live page in docs/images; needs Chromium; up to three minutes.
+	$(BIN)/python tools/screenshots.py
 
 dashboards: setup  ## Regenerate grafana/dashboards.
 	$(BIN)/python -m grafana.build

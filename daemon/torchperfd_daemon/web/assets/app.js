@@ -22,7 +22,6 @@ const LEAST_MS_BETWEEN_DRAWS = 250;
 class Page {
   constructor() {
     const saved = document.getElementById("saved");
-    if (!saved) takeFromAddress();
     this._feed = saved ? new SavedFeed(JSON.parse(saved.textContent)) : new Feed();
     if (saved && !location.hash) location.replace(this._feed.place || "#/");
     this._main = document.getElementById("view");
@@ -144,12 +143,12 @@ function banner(feed) {
   return [];
 }
 
-// An address without a hash, as a person may type it: /runs/NAME and /captures/ID.
+// An address without a hash, as a person or `torchperfd open --run` gives it: /runs/NAME and /captures/ID.
+if (!document.getElementById("saved")) takeFromAddress();
 const typed = /^\/(runs|captures|node)(?:\/([^/]+))?\/?$/.exec(location.pathname);
 if (typed && !document.getElementById("saved")) {
   const [, kind, name] = typed;
   const rest = name ? `${kind === "runs" ? "run" : "capture"}/${name}` : kind === "runs" ? "" : kind;
-  const kept = location.hash.startsWith("#token=") ? location.hash : `#/${rest}`;
-  history.replaceState(null, "", `/${kept}`);
+  history.replaceState(null, "", `/#/${rest}`);
 }
 new Page();

@@ -8,7 +8,7 @@ export const BOTTOM = 20;
 export const TOP = 14;
 export const RIGHT = 8;
 
-const MARKS = { checkpoint: "C", validation: "V", capture: "P", verdict: "!", state: "S" };
+const MARKS = { checkpoint: "C", validation: "V", capture: "P", verdict: "!", state: "S", change: "Δ" };
 
 /** Return steps of 1, 2 or 5 that divide a range into at most `most` parts. */
 export function niceStep(range, most) {
@@ -78,4 +78,4 @@ export function marks(context, height, { from, until }, x, list) {
   }
 }
 
-export const MARK_WORDS = "Marks: C checkpoint, V validation, P capture, ! change of verdict, S change of state.";
+export const MARK_WORDS = "Marks: C checkpoint, V validation, P capture, ! change of verdict, S change of state, Δ onset of the slowdown.";

@@ -41,7 +41,7 @@ export function table(caption, columns, rows, rowAttributes) {
   );
   return element(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    { class: "scroll", tabindex: "0", role: "group", "aria-label": caption },
     element(
       "table",
       {},
@@ -59,6 +59,11 @@ export function disclosure(title, build) {
     if (made.open && made.childElementCount === 1) made.append(build());
   });
   return made;
+}
+
+/** Return words in which what stands between backticks is code. */
+export function withCode(words) {
+  return words.split("`").map((part, at) => (at % 2 ? element("code", {}, part) : part));
 }
 
 /** Return one figure with its name. */

@@ -18,7 +18,7 @@ export function goodputCard(entry) {
     { name: "Used for", cell: ([name]) => [element("i", { class: `swatch bucket-${name}` }), NAMES[name] ?? name] },
     { name: "Share", numeric: true, cell: ([, seconds]) => percent(seconds / whole) },
     { name: "Rank time", numeric: true, cell: ([, seconds]) => duration(seconds) },
-    { name: "GPU hours lost", numeric: true, cell: ([name]) => (entry.lost_gpu_hours?.[name] > 0 ? digits(entry.lost_gpu_hours[name]) : "–") },
+    { name: "GPU hours lost", numeric: true, cell: ([name]) => hours(entry.lost_gpu_hours?.[name]) },
   ];
   const restarts = entry.restarts ? `, ${entry.restarts} restarts` : "";
   return card(
@@ -28,4 +28,8 @@ export function goodputCard(entry) {
     partsBar(parts, whole, `Goodput ${percent(entry.goodput_ratio)}: ${parts.map((part) => part.name).join(", ")}`),
     table("Use of rank-seconds", columns, buckets.sort((a, b) => b[1] - a[1])),
   );
+}
+
+function hours(lost) {
+  return !(lost > 0) ? "–" : lost < 0.005 ? "< 0.01" : digits(lost);
 }

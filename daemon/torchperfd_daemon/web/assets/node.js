@@ -1,6 +1,6 @@
 // The node: GPUs, CPU, memory, pressure, disks, network, collectors and what doctor found.
 
-import { card, chip, element, table } from "./elements.js";
+import { card, chip, element, table, withCode } from "./elements.js";
 import { partsBar } from "./legend.js";
 import { bytes, isNumber, percent } from "./numbers.js";
 import { Part } from "./parts.js";
@@ -56,8 +56,9 @@ export class NodeView {
   }
 }
 
-function meter(share, words) {
-  const kind = !isNumber(share) ? "" : share > NEARLY_FULL ? "meter-high" : "meter";
+// `fills`: being nearly full is a problem, as of memory; a busy GPU is none.
+function meter(share, words, fills = true) {
+  const kind = !isNumber(share) ? "" : fills && share > NEARLY_FULL ? "meter-high" : "meter";
   return element("div", { class: "metered" }, partsBar([{ name: words, className: kind, value: share }], 1, words), element("span", {}, words));
 }
 
@@ -73,7 +74,7 @@ function doctorCard({ doctor, view }) {
       {},
       element("b", {}, `${finding.subject}: ${finding.problem}`),
       finding.why ? `: ${finding.why}.` : "",
-      finding.fix ? element("div", {}, "Fix: ", finding.fix.replaceAll("`", "")) : null,
+      finding.fix ? element("div", {}, "Fix: ", withCode(finding.fix)) : null,
     ),
   );
   const skipped = (doctor.skipped ?? []).map((one) => `${one.check}: ${one.reason}`);
@@ -90,7 +91,7 @@ function gpuCard(gpus) {
   const columns = [
     { name: "GPU", cell: (gpu) => gpu.gpu },
     { name: "Model", cell: (gpu) => gpu.model ?? "–" },
-    { name: "Busy", class: "bar-cell", cell: (gpu) => meter(gpu.utilization_ratio, percent(gpu.utilization_ratio)) },
+    { name: "Busy", class: "bar-cell", cell: (gpu) => meter(gpu.utilization_ratio, percent(gpu.utilization_ratio), false) },
     { name: "Memory", class: "bar-cell", cell: (gpu) => meter(gpu.memory_used_bytes / gpu.memory_total_bytes, `${bytes(gpu.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`) },
     { name: "Power", numeric: true, cell: (gpu) => (isNumber(gpu.power_watts) ? `${Math.round(gpu.power_watts)} W` : "–") },
     { name: "Temperature", numeric: true, cell: (gpu) => (isNumber(gpu.temperature_celsius) ? `${Math.round(gpu.temperature_celsius)} °C` : "–") },

@@ -77,7 +77,7 @@ function runCard(run) {
     ),
     run.job_name && run.job_name !== run.run ? element("p", { class: "note" }, `job ${run.job_name}`) : null,
     element("p", { class: "verdict-head" }, chip(verdictWords(run.verdict), kind), " ", run.verdict?.evidence ?? ""),
-    element("div", { class: "spark-row" }, sparkline(run.sparkline?.step_seconds ?? [], `Step time of ${run.run}, last 10 minutes`)),
+    element("div", { class: "spark-row" }, sparkline(run.sparkline?.step_seconds ?? [], `Step time of ${run.run}, last 10 minutes`, 380, 46)),
     element("dl", { class: "facts short" }, facts.flatMap(([name, words]) => [element("dt", {}, name), element("dd", {}, words)])),
     run.captures_in_progress?.length
       ? element(

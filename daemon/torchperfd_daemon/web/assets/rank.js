@@ -49,7 +49,7 @@ export class RankView {
       window: "newest 256 steps",
       newest: kept?.steps?.end_unix_seconds?.at(-1) ?? entry?.last_step_unix_seconds,
       stepSeconds: entry?.step_seconds,
-      runs: run ? [{ ...run, world_size: 1, ranks: entry ? [{ ...entry, rank: 0 }] : [] }].map((one) => ({ ...one, run: "" })) : [],
+      runs: run ? [{ ...run, world_size: 0, ranks: entry ? [entry] : [{ rank: this._rank, connected: false }] }] : [],
     };
   }
 

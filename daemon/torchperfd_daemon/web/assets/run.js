@@ -47,7 +47,7 @@ export class RunView {
       ),
       card(
         "Excess own work",
-        { wide: true, note: "Own work above the median of the ranks, second by second: pale is none, the darkest is 50 % or more. Hatched: no step ended.", extra: scaleLegend() },
+        { wide: true, note: "Own work above the median of the ranks, second by second: the strongest colour is 50 % or more. Hatched: no step ended.", extra: scaleLegend() },
         this._heat.box,
       ),
       ranksCard,
@@ -86,11 +86,13 @@ export class RunView {
     const entry = documents.run?.run;
     this._parts.head.update([entry && headFacts(entry), failures.run?.message, failures.history?.message, this._feed.isSaved], () => this._head(entry));
     if (!entry) return;
-    const verdict = documents.run.verdict ?? null;
-    this._parts.verdict.update([verdict, Math.round((entry.step_seconds ?? 0) * 1e4)], () => [
+    const verdict = documents.run.verdict ?? entry.verdict ?? null;
+    // The cost is of the verdict's own window, which may differ from the mean of recent steps.
+    const stepSeconds = (verdict?.window_seconds && history?.recentStep(verdict.window_seconds)) || entry.step_seconds;
+    this._parts.verdict.update([verdict, duration(stepSeconds)], () => [
       verdictCard(verdict, {
         run: this._run,
-        stepSeconds: entry.step_seconds,
+        stepSeconds,
         isSaved: this._feed.isSaved,
         onStacks: (found) => this._stacks.replaceChildren(...(found ? [card("Stacks", { wide: true }, found)] : [])),
       }),
@@ -98,7 +100,7 @@ export class RunView {
     const known = new Map((entry.ranks ?? []).map((rank) => [rank.rank, rank]));
     const live = documents.ranks?.runs?.find((each) => each.run === entry.run) ?? documents.ranks?.runs?.[0];
     if (live) this._updateRanks(live, known);
-    if (history) this._updateHistory(history, known, live);
+    if (history) this._updateHistory(history, known, live, verdict);
     const goodput = documents.run.goodput ?? documents.goodput?.runs?.find((each) => each.run === entry.run);
     this._parts.goodput.update(goodput ?? null, () => (goodput ? [goodputCard(goodput)] : []));
     this._parts.memory.update((entry.ranks ?? []).map((rank) => [rank.rank, rank.cuda]), () => [memoryCard(entry.ranks ?? [])]);
@@ -142,9 +144,17 @@ export class RunView {
     ].filter(Boolean));
   }
 
-  _updateHistory(history, known, live) {
+  // The onset stays where it was once its step is too old for the history.
+  _onset(history, verdict) {
+    const step = verdict?.onset_step;
+    if (step === null || step === undefined) return [];
+    if (this._onsetOf?.step !== step) this._onsetOf = { step, at: history.beginOf(step) };
+    return this._onsetOf.at === null ? [] : [{ kind: "change", unix_seconds: this._onsetOf.at, rank: verdict.rank, text: `slower since step ${step}` }];
+  }
+
+  _updateHistory(history, known, live, verdict) {
     const missing = [...known.values()].filter((rank) => rank.connected === false).map((rank) => rank.rank);
-    const marked = (live?.ranks ?? []).filter((rank) => rank.slow).map((rank) => rank.rank);
+    const marked = (live?.ranks ?? []).filter((rank) => rank.slow || rank.rank === verdict?.rank).map((rank) => rank.rank);
     const shown = JSON.stringify([history.version, known.size, missing, marked]);
     if (shown === this._shown) return;
     this._shown = shown;
@@ -165,7 +175,8 @@ export class RunView {
     const span = history.span();
     if (span) {
       const columns = rows.filter((row) => row.seconds).map(({ seconds }) => ({ at: seconds.unix_seconds, seconds: seconds.step_seconds, phases: seconds.phase_seconds ?? {} }));
-      const data = { ...acrossRanks(columns, span.from, span.until), ...span, marks: history.marks };
+      const onset = this._onset(history, verdict);
+      const data = { ...acrossRanks(columns, span.from, span.until), ...span, marks: [...history.marks, ...onset] };
       this._times.show(data);
       this._phases.show(data);
       this._heat.show(rows, span.from, span.until);

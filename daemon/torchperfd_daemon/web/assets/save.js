@@ -32,7 +32,7 @@ export async function savedPage(saved) {
     '<a class="skip" href="#view" id="skip">Skip to the content</a>',
     '<header class="top"><a class="brand" href="#/">torchperfd</a><nav aria-label="Views" id="tabs"></nav><div class="tools" id="tools"></div></header>',
     '<div id="banner" role="status" aria-live="polite"></div>',
-    '<div id="scope" class="scope" role="group" aria-label="What this view covers"></div>',
+    '<div id="scope" class="scope" role="region" aria-label="What this view covers"></div>',
     '<main id="view" tabindex="-1"></main>',
     `${open(' type="application/json" id="saved"')}${data}${close}`,
     `${open("")}${bundle(modules)}${close}`,

@@ -5,31 +5,31 @@ import { element } from "./elements.js";
 import { duration } from "./numbers.js";
 import { largest, percentile } from "./statistics.js";
 
-const WIDTH = 180;
-const HEIGHT = 30;
 
 /** Return a canvas for values in seconds; null is a gap. */
-export function sparkline(values, described) {
+export function sparkline(values, described, width = 180, height = 30) {
   const known = values.filter(Number.isFinite);
   const words = known.length
     ? `${described}: now ${duration(known.at(-1))}, median ${duration(percentile(known, 0.5))}, highest ${duration(largest(known))}`
     : `${described}: no data`;
   const canvas = element("canvas", { class: "sparkline", role: "img", "aria-label": words, title: words });
   const ratio = Math.min(3, devicePixelRatio || 1);
-  canvas.width = WIDTH * ratio;
-  canvas.height = HEIGHT * ratio;
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
   const draw = () => {
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, WIDTH, HEIGHT);
+    context.clearRect(0, 0, width, height);
     const top = largest(known, 1) * 1.05 || 1;
     context.strokeStyle = colour("p50");
     context.lineWidth = 1.5;
     context.beginPath();
     let drawing = false;
     values.forEach((value, at) => {
-      const x = 2 + (at / Math.max(1, values.length - 1)) * (WIDTH - 4);
-      const y = HEIGHT - 2 - (value / top) * (HEIGHT - 4);
+      const x = 2 + (at / Math.max(1, values.length - 1)) * (width - 4);
+      const y = height - 2 - (value / top) * (height - 4);
       if (!Number.isFinite(value)) drawing = false;
       else if (drawing) context.lineTo(x, y);
       else {

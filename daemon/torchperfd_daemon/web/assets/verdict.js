@@ -1,7 +1,7 @@
 // The verdict card: the cause first, then where, the evidence, the cost, the fix, and the next action as a button.
 
 import { actionButton, capture, stacks } from "./actions.js";
-import { card, chip, element } from "./elements.js";
+import { card, chip, element, withCode } from "./elements.js";
 import { age, duration, percent } from "./numbers.js";
 
 const HEALTHY = "none";
@@ -35,15 +35,15 @@ export function verdictCard(verdict, { run, stepSeconds, isSaved, onStacks }) {
     ["Cost", costWords(verdict, stepSeconds)],
     ["Since", verdict.onset_step !== null && verdict.onset_step !== undefined ? `step ${verdict.onset_step}` : null],
     ["Evidence of", verdict.window_seconds ? `the last ${age(verdict.window_seconds)}` : null],
-    ["Why", verdict.why],
-    ["Fix", verdict.fix ?? verdict.remedy],
-    ["Expected", verdict.expected ?? verdict.gain],
+    ["Line", lineWords(verdict.line)],
+    ["Fix", verdict.fix],
+    ["Expected gain", verdict.saves_seconds > 0 ? `${duration(verdict.saves_seconds)} of each step` : null],
   ].filter(([, words]) => typeof words === "string" && words !== "");
   return card(
     "Verdict",
     { wide: true },
     head,
-    facts.length ? element("dl", { class: "facts" }, facts.flatMap(([name, words]) => [element("dt", {}, name), element("dd", {}, words)])) : null,
+    facts.length ? element("dl", { class: "facts" }, facts.flatMap(([name, words]) => [element("dt", {}, name), element("dd", {}, withCode(words))])) : null,
     others(verdict, stepSeconds),
     isSaved ? null : element("div", { class: "row" }, nextAction(verdict, run, onStacks)),
     verdict.next_command ? element("p", { class: "note" }, "In a terminal: ", element("code", {}, verdict.next_command)) : null,
@@ -58,6 +58,14 @@ function whereWords({ rank, node, phase, cause }) {
     phase ? `in ${phase}` : null,
   ];
   return parts.filter(Boolean).join(" ");
+}
+
+function lineWords(line) {
+  if (!line) return null;
+  const loading = line.in_workers ? "the workers' loading" : "loading";
+  if (!line.file) return `${line.stage} is ${percent(line.stage_share)} of ${loading}; no line of it stands out`;
+  const calls = line.call ? `, calls ${line.call}` : "";
+  return `${line.file.split("/").at(-1)}:${line.line} in ${line.function}${calls}: ${percent(line.share)} of ${loading}`;
 }
 
 function costWords({ cost_seconds_per_step: cost, stalled_seconds: stalled }, stepSeconds) {

@@ -1,0 +1,89 @@
+"""The live page beside a real job of two ranks: what a person would do in the first minutes."""
+
+from pathlib import Path
+
+import pytest
+from tests.browser import Browser
+from tests.support.node import Node, torchrun
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
+
+# Rank 1 works longer than rank 0 before each exchange; the job ends once a file is there.
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+import torchperfd
+
+client = torchperfd.attach()
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+ended = torch.zeros(1)
+for _ in client.wrap(iter(int, 1)):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    time.sleep(0.12 if rank == 1 else 0.02)
+    ended = torch.tensor([float(os.path.exists(sys.argv[1]))])
+    dist.all_reduce(ended)
+    optimizer.step()
+    if ended:
+        break
+dist.destroy_process_group()
+"""
+
+MAIN = "document.getElementById('view').innerText"
+BANNER = "document.getElementById('banner').innerText"
+SCOPE = "document.getElementById('scope').innerText"
+NOTE = "document.querySelector('#stream .note').textContent"
+STEPS = f"Number(/Steps \\d+\\u2013(\\d+)/.exec({NOTE})?.[1] ?? NaN)"
+
+
+def test_job_is_watched_captured_and_read(node: Node, tmp_path: Path) -> None:
+    script, end = tmp_path / "slow_rank.py", tmp_path / "end"
+    script.write_text(SCRIPT)
+    node.start_daemon()
+    with (
+        node.running(*torchrun(2), str(script), str(end), TORCHPERFD_RUN="two-ranks") as process,
+        Browser(online=True) as browser,
+    ):
+        browser.look_like(1280)
+        base = f"http://127.0.0.1:{node.metrics_port}"
+        browser.visit(f"{base}/")
+        browser.wait_for(f"{MAIN}.includes('two-ranks')", "the run on the overview")
+        opened = node.command("open", "--print-url", "--run", "two-ranks")
+        assert opened.returncode == 0, opened.stderr
+        browser.visit(opened.stdout.strip())
+        browser.wait_for("document.querySelector('h1').textContent === 'two-ranks'", "the run's view")
+        assert browser.run("location.href") == f"{base}/#/run/two-ranks"
+
+        first = browser.wait_for(STEPS, "a step")
+        browser.wait_for(f"{STEPS} > {first}", "a later step")
+        browser.wait_for(f"{SCOPE}.includes('2 of 2 ranks report')", "both ranks")
+        browser.wait_for("document.querySelector('tr.slow th')?.textContent === '1'", "the slow rank")
+        browser.wait_for(f"{MAIN}.includes('slow rank') && {MAIN}.includes('rank 1 on')", "the verdict")
+
+        browser.run("document.querySelector('[data-key=capture]').click()")
+        browser.wait_for("document.querySelector('.outcome a')", "the capture")
+        browser.run("document.querySelector('.outcome a').click()")
+        browser.wait_for(f"{MAIN}.includes('2 of 2 ended')", "the capture's end")
+        # The report is made at idle priority, which a busy job leaves no room for.
+        end.touch()
+        assert process.wait(60) == 0
+        browser.run("document.querySelector('[data-key=report]').click()")
+        report = browser.wait_for("document.getElementById('report-link')?.href", "the report")
+        assert report.startswith(f"{base}/links/")
+        browser.visit(report)
+        browser.wait_for("document.body.innerText.includes('rank 1')", "the slow rank in the report")
+        assert browser.complaints == []
+
+        browser.visit(f"{base}/#/run/two-ranks")
+        browser.wait_for(f"{MAIN}.includes('two-ranks')", "the run's view")
+        node.stop_daemon()
+        browser.wait_for(f"{BANNER}.includes('does not answer')", "the banner")
+        node.start_daemon()
+        browser.wait_for(f"{BANNER} === ''", "the connection")
+        assert browser.complaints == []
+        hosts = {url.split("/")[2] for url in browser.requests if url.startswith("http")}
+        assert hosts == {f"127.0.0.1:{node.metrics_port}"}
