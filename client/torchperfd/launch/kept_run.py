@@ -17,7 +17,8 @@ from torchperfd.v1 import contract
 if TYPE_CHECKING:
     from torchperfd.client import Client
 
-_LONGEST_S: Final = 0.4
+_LEFT_S: Final = 0.2
+"""Of the time until the deadline, what is left for the daemon."""
 
 
 def add_facts(
@@ -75,7 +76,7 @@ class ReportWriter:
         Returns:
             The command that shows the report, or why it is not kept.
         """
-        self._thread.join(max(0.05, min(_LONGEST_S, deadline - time.monotonic())))
+        self._thread.join(max(0.05, deadline - _LEFT_S - time.monotonic()))
         if self._thread.is_alive():
             return "not: the disk is too slow"
         return f"not: {self.problem}" if self.problem else f"torchperfd runs show {self.run_id}"
