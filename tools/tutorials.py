@@ -185,7 +185,18 @@ class Workplace:
     def report(self, arguments: Sequence[str]) -> Mapping[str, Any]:
         """Run a script; return the training part of its report."""
         self.run(
-            shlex.join(["torchperfd", "run", "--quiet", "--no-daemon", "--report", "report.json", *arguments])
+            shlex.join(
+                [
+                    "torchperfd",
+                    "run",
+                    "--quiet",
+                    "--no-daemon",
+                    "--no-keep",
+                    "--report",
+                    "report.json",
+                    *arguments,
+                ]
+            )
         )
         document = json.loads((self._folder / "report.json").read_text())
         train: Mapping[str, Any] = document["ranks"][0]["train"]

@@ -21,10 +21,16 @@ class PrintLogger:
     every_steps = 40
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        phases = {name: value for name, value in metrics.items() if name.startswith("torchperfd_phases/")}
+        prefix = "torchperfd_phases/"
+        found = [name for name in metrics if name.startswith(prefix)]
+        phases = {name.removeprefix(prefix): metrics[name] for name in found}
         longest = sorted(phases, key=lambda name: -phases[name])[:3]
         speed = metrics["torchperfd/samples_per_second"]
-        print(f"step {step:>3}  {speed:,.0f} samples/s", *(f"{name} {phases[name]:.0%}" for name in longest))
+        print(
+            f"step {step:>3}  {speed:,.0f} samples/s",
+            *(f"{name} {phases[name]:.0%}" for name in longest),
+            sep="  ",
+        )
 
     def log_table(self, report: Any) -> None:
         Path("phases.md").write_text(report.to_markdown())
