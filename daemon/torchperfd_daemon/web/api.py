@@ -11,6 +11,7 @@ from torchperfd_daemon.captures import CaptureRecord
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.web.access import Access, PageToken
 from torchperfd_daemon.web.acting import Acting
+from torchperfd_daemon.web.answer_cache import AnswerCache
 from torchperfd_daemon.web.captures_api import CapturesApi
 from torchperfd_daemon.web.endpoint import Handler, endpoint, rank_list
 from torchperfd_daemon.web.event_hub import EventHub
@@ -29,11 +30,17 @@ class Api:
 
     Args:
         verdict: Returns the published verdict on a run.
+        cache: Where documents are kept for a moment.
     """
 
     def __init__(
-        self, parts: Parts, token: PageToken, verdict: Callable[[str], Verdict | None] = lambda _: None
+        self,
+        parts: Parts,
+        token: PageToken,
+        verdict: Callable[[str], Verdict | None] = lambda _: None,
+        cache: AnswerCache | None = None,
     ) -> None:
+        self._cache = cache or AnswerCache()
         self._token = token
         self._parts = parts
         reader = Reader(parts)
@@ -57,7 +64,7 @@ class Api:
             self._get("/diagnose", runs.diagnose),
             self._get("/goodput", runs.goodput),
             self._get("/node", self._node.node),
-            self._get("/events", self._events),
+            Route(f"{_ROOT}/events", endpoint(self._token, self._events), methods=["GET"]),
             self._get("/captures", captures.captures),
             self._get(f"{capture}/analysis", captures.analysis, acts=True),
             self._get(f"{capture}/report", captures.report, acts=True),
@@ -97,10 +104,15 @@ class Api:
         await self._reports.close()
 
     def _get(self, path: str, handler: Handler, *, acts: bool = False) -> Route:
-        return Route(f"{_ROOT}{path}", endpoint(self._token, handler, acts=acts), methods=["GET"])
+        cache = None if acts else self._cache
+        return Route(f"{_ROOT}{path}", endpoint(self._token, handler, cache, acts=acts), methods=["GET"])
 
     def _post(self, path: str, handler: Handler) -> Route:
-        return Route(f"{_ROOT}{path}", endpoint(self._token, handler, acts=True), methods=["POST"])
+        async def act(request: Request, access: Access) -> Response:
+            self._cache.clear()
+            return await handler(request, access)
+
+        return Route(f"{_ROOT}{path}", endpoint(self._token, act, acts=True), methods=["POST"])
 
     async def _events(self, request: Request, access: Access) -> Response:
         given = request.query_params.get("run", "")

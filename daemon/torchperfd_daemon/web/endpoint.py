@@ -14,6 +14,7 @@ from starlette.responses import Response
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.service.local_call import CallRefusedError
 from torchperfd_daemon.web.access import Access, PageToken
+from torchperfd_daemon.web.answer_cache import AnswerCache
 from torchperfd_daemon.web.guard import error_response
 
 log = logging.getLogger("torchperfd.http")
@@ -37,20 +38,32 @@ _CONFLICT: Final = 409
 
 
 def endpoint(
-    token: PageToken, handler: Handler, *, acts: bool = False
+    token: PageToken, handler: Handler, cache: AnswerCache | None = None, *, acts: bool = False
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return a route's function: it finds out what the caller may do, and turns errors into answers.
 
     Args:
+        cache: Where the answers of the last second are; None for a route whose answers are not kept.
         acts: Only for the holder of the token.
     """
+
+    async def checked(request: Request, access: Access) -> Response:
+        if cache is None:
+            return await handler(request, access)
+        zipped = "gzip" in request.headers.get("accept-encoding", "")
+        key = access, request.url.path, request.url.query, zipped
+        kept = cache.get(key)
+        if kept is None:
+            kept = await handler(request, access)
+            cache.add(key, kept)
+        return kept
 
     async def answer(request: Request) -> Response:
         access = token.access_of(request.headers)
         if access is Access.REFUSED or (acts and access is not Access.OWNER):
             return error_response(401, "this needs the page's token", "open the page with `torchperfd open`")
         try:
-            return await handler(request, access)
+            return await checked(request, access)
         except CallRefusedError as error:
             problem, _, remedy = error.details.rpartition("; ")
             return error_response(

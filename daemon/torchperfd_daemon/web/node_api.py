@@ -10,7 +10,6 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.views.node import Values, collector_dicts, gpu_dicts, node_dict, values_of
@@ -95,5 +94,8 @@ class NodeApi:
             for rank in self._parts.store.ranks()
             if rank.connected and rank.is_process_known and not (each := rank.identity).is_simulated
         }
+        # Imported for this alone: most daemons are never asked.
+        from torchperfd_daemon import doctor
+
         facts = await asyncio.to_thread(doctor.read_facts, ranks)
         self._examined = self._clock(), doctor.to_dict(doctor.examine(facts), facts.skipped)

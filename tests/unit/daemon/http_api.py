@@ -11,6 +11,7 @@ from tests.support.served import GIVE_UP_S, Served, serving, short_directory
 
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.web.access import PageToken
+from torchperfd_daemon.web.answer_cache import AnswerCache
 from torchperfd_daemon.web.api import Api
 from torchperfd_daemon.web.app import build_app
 from torchperfd_daemon.web.reader import Parts
@@ -60,7 +61,7 @@ def play(scenario: Callable[[Page], Awaitable[None]]) -> None:
                     node="node-a",
                     instance="i1",
                 )
-                api = Api(parts, PageToken(TOKEN), served.verdicts.get)
+                api = Api(parts, PageToken(TOKEN), served.verdicts.get, AnswerCache(0.0))
                 app = build_app(MetricsPage([]), lambda: True, routes=api.routes())
                 try:
                     await asyncio.wait_for(scenario(Page(served, api, app)), GIVE_UP_S * 2)

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from tests.support.served import serving_from_a_thread
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.web.access import Access, PageToken, read_token, remove_token, token_path
+from torchperfd_daemon.web.answer_cache import KEPT_S, AnswerCache
 from torchperfd_daemon.web.links import LINK_S, Links
 
 
@@ -82,6 +84,25 @@ def test_tokens_cannot_be_guessed() -> None:
 )
 def test_access_follows_the_token(headers: dict[str, str], access: Access) -> None:
     assert PageToken("t").access_of(Headers(headers)) is access
+
+
+def test_answers_are_kept_for_less_than_a_second() -> None:
+    now = [0.0]
+    cache = AnswerCache(clock=lambda: now[0])
+    answer = Response(b"{}")
+    cache.add("a", answer)
+    assert cache.get("a") is answer
+    assert cache.get("b") is None
+    now[0] = KEPT_S
+    assert cache.get("a") is None
+    cache.add("a", Response(status_code=404))
+    cache.add("b", Response(bytes(1 << 20)))
+    assert (cache.get("a"), cache.get("b")) == (None, None)
+    for number in range(100):
+        cache.add(number, answer)
+    assert (cache.get(0), cache.get(99)) == (None, answer)
+    cache.clear()
+    assert cache.get(99) is None
 
 
 def test_links_end_after_a_minute_and_are_bounded() -> None:
