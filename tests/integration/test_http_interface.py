@@ -146,12 +146,12 @@ def test_a_run_is_watched_captured_and_reported(node: Node) -> None:
     path = f"/api/v1/captures/{capture_id}/files/{name}"
     assert client.ask("GET", path)[0] == 401
     code, trace = client.ask("GET", path, **client.token)
-    assert (code, trace) == (200, (node.captures / capture_id / name).read_bytes())
+    assert (code, trace) == (200, json.loads((node.captures / capture_id / name).read_bytes()))
     eventually(lambda: client.get("runs")["finished"], GIVE_UP_S, node.log)
     assert "by uid" in node.log()
 
 
-def test_streams_end_with_the_daemon_and_the_next_has_another_token(node: Node) -> None:
+def test_streams_end_with_the_daemon_and_tokens_change(node: Node) -> None:
     node.start_daemon()
     client = Client(node)
     first = client.token
@@ -170,6 +170,7 @@ def test_streams_end_with_the_daemon_and_the_next_has_another_token(node: Node) 
     assert "Traceback" not in node.log()
 
 
+@pytest.mark.slow
 def test_a_stream_outlives_the_deadline_of_requests(node: Node) -> None:
     node.start_daemon()
     with Client(node).events("/api/v1/events") as found:
