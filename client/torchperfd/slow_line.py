@@ -1,4 +1,4 @@
-"""Where a process that is slow to load spends its time, by samples of its stack."""
+"""Where a process that is slow spends its time, by samples of its stack."""
 
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -6,18 +6,20 @@ from pathlib import PurePath
 
 @dataclass(frozen=True, slots=True)
 class SlowLine:
-    """The stage of loading that takes longest, and the line in it that does.
+    """The stage of loading, or the part of a step, that takes longest, and the line in it that does.
 
     Attributes:
-        stage: ``fetch``, ``collate``, ``pin``, ``sampler`` or ``other``.
+        stage: Of loading: ``fetch``, ``collate``, ``pin``, ``sampler``, ``send`` or ``other``; of a step:
+            ``forward``, ``optimizer`` or ``other``.
         stage_share: The part of the samples in this stage, 0 to 1.
         file: Of the line; empty where no line stands out.
         line: Its number.
         function: That the line is in.
         call: What the line calls; empty if unknown.
         share: The part of the samples at this line, 0 to 1.
-        samples: Of processes that were loading.
+        samples: Of processes that were loading, or of the host's work in a step.
         in_workers: The samples are of DataLoader workers, not of the training thread.
+        of_step: The samples are of the host's work in a step, not of loading.
     """
 
     stage: str
@@ -29,15 +31,18 @@ class SlowLine:
     share: float = 0.0
     samples: int = 0
     in_workers: bool = False
+    of_step: bool = False
 
     @property
     def words(self) -> str:
         """It in one line, such as ``train.py:37 in __getitem__, calls sleep: 93% of loading (fetch 98%)``."""
-        loading = "the workers' loading" if self.in_workers else "loading"
+        whole = "the workers' loading" if self.in_workers else "loading"
+        if self.of_step:
+            whole = "the host's work"
         if not self.file:
-            return f"{self.stage} is {self.stage_share:.0%} of {loading}; no line of it stands out"
+            return f"{self.stage} is {self.stage_share:.0%} of {whole}; no line of it stands out"
         calls = f", calls {self.call}" if self.call else ""
         return (
             f"{PurePath(self.file).name}:{self.line} in {self.function}{calls}:"
-            f" {self.share:.0%} of {loading} ({self.stage} {self.stage_share:.0%})"
+            f" {self.share:.0%} of {whole} ({self.stage} {self.stage_share:.0%})"
         )

@@ -769,8 +769,9 @@ class SlowLine(google.protobuf.message.Message):
     SHARE_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
     IN_WORKERS_FIELD_NUMBER: builtins.int
+    OF_STEP_FIELD_NUMBER: builtins.int
     stage: builtins.str
-    """of loading: fetch, collate, pin, sampler or other"""
+    """of loading: fetch, collate, pin, sampler, send or other; else a part of the step"""
     stage_share: builtins.float
     """of the samples, those in this stage, 0 to 1"""
     file: builtins.str
@@ -782,9 +783,11 @@ class SlowLine(google.protobuf.message.Message):
     share: builtins.float
     """of the samples, those at this line"""
     samples: builtins.int
-    """of processes that were loading"""
+    """of processes that were loading, or of the host's work"""
     in_workers: builtins.bool
     """the samples are of DataLoader workers"""
+    of_step: builtins.bool
+    """the samples are of the host's work in a step, not of loading"""
     def __init__(
         self,
         *,
@@ -797,8 +800,9 @@ class SlowLine(google.protobuf.message.Message):
         share: builtins.float = ...,
         samples: builtins.int = ...,
         in_workers: builtins.bool = ...,
+        of_step: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["call", b"call", "file", b"file", "function", b"function", "in_workers", b"in_workers", "line", b"line", "samples", b"samples", "share", b"share", "stage", b"stage", "stage_share", b"stage_share"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "file", b"file", "function", b"function", "in_workers", b"in_workers", "line", b"line", "of_step", b"of_step", "samples", b"samples", "share", b"share", "stage", b"stage", "stage_share", b"stage_share"]) -> None: ...
 
 global___SlowLine = SlowLine
 

@@ -1,7 +1,8 @@
-"""Counts samples of processes that load data, and finds the stage and the line that take longest. Pure."""
+"""Counts samples of what a process does, and finds the stage and the line that take longest. Pure."""
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 from torchperfd.slow_line import SlowLine
@@ -20,9 +21,14 @@ _NO_LINE: Final[_Line] = ("", 0, "", "")
 
 
 class LineCounts:
-    """The samples so far."""
+    """The samples so far.
 
-    def __init__(self) -> None:
+    Args:
+        of_step: They are of the host's work in a step, not of loading.
+    """
+
+    def __init__(self, *, of_step: bool = False) -> None:
+        self._of_step = of_step
         self._counts: Counter[tuple[str, _Line]] = Counter()
         self._in_workers = 0
 
@@ -59,8 +65,15 @@ class LineCounts:
         for (file, number, function, _), count in lines.items():
             places[file, number, function, ""] += count
         (place, count) = places.most_common(1)[0]
-        found = SlowLine(stage, in_stage / total, samples=total, in_workers=2 * self._in_workers > total)
+        found = SlowLine(
+            stage,
+            in_stage / total,
+            samples=total,
+            in_workers=2 * self._in_workers > total,
+            of_step=self._of_step,
+        )
         if place == _NO_LINE or count < LEAST_LINE_SHARE * total:
             return found
         call = max((line for line in lines if line[:3] == place[:3]), key=lambda line: lines[line])[3]
-        return SlowLine(stage, found.stage_share, *place[:3], call, count / total, total, found.in_workers)
+        file, number, function, _ = place
+        return replace(found, file=file, line=number, function=function, call=call, share=count / total)

@@ -1,20 +1,20 @@
-"""Samples the stacks of a rank that waits for its data, to name the slow stage and the slow line.
+"""Samples the stacks of a rank, to name the line of the script at which a run loses its time.
 
-Only while a verdict names the phase ``data``, and no more often than the limits here. Each sample is the
+Only while a verdict lays the time to the host, and no more often than the limits here. Each sample is the
 rank's own answer: the stacks of its training thread and of its DataLoader workers.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from torchperfd.slow_line import SlowLine
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.line_counts import LineCounts
-from torchperfd_daemon.stacks import Loading, Stage, Thread, loading
+from torchperfd_daemon.stacks import Part, Stage, Thread, host_part, loading, script_line
 from torchperfd_daemon.store import Rank
 
 MOST_SAMPLES: Final = 40
@@ -32,6 +32,19 @@ LoadingStacks = Callable[[Rank, float], Awaitable[tuple[Thread, ...] | None]]
 """Returns the training thread and the workers of a rank within so many seconds; None without an answer."""
 
 _Key = tuple[str, Cause, int | None]
+_Sample = tuple[str, tuple[str, int, str, str] | None]
+"""What a thread does, and where: file, line, function, and what the line calls."""
+
+_LOADING: Final = frozenset({Part.WAIT})
+_OF_PHASES: Final = (Cause.SLOW_RANK, Cause.UNKNOWN)
+_NOTHING: Final = frozenset[Part]()
+_OF_PHASE: Final[Mapping[str, frozenset[Part]]] = {
+    "forward": frozenset({Part.FORWARD}),
+    "loss": frozenset({Part.FORWARD, Part.OTHER}),
+    "optimizer": frozenset({Part.OPTIMIZER}),
+    # Native code, other ranks and files, where no line of the loop helps.
+    **dict.fromkeys(("backward", "collective_wait", "checkpoint", "validate"), _NOTHING),
+}
 
 
 @dataclass(slots=True)
@@ -67,7 +80,7 @@ class LineSampler:
         """Return the first verdict of a run whose line is to be sampled now, with the rank to ask."""
         for verdict in verdicts:
             attempt = self._attempts.get(_key(verdict))
-            if verdict.phase != "data" or (attempt and self._clock() < attempt.due_at):
+            if not _parts(verdict) or (attempt and self._clock() < attempt.due_at):
                 continue
             here = [rank for rank in ranks if rank.connected and verdict.rank in (None, rank.identity.rank)]
             if here and len(self._running) < _MOST_AT_ONCE and self._may_sample(verdict.run):
@@ -80,7 +93,7 @@ class LineSampler:
         attempt.due_at = self._clock() + AGAIN_AFTER_S
         self._running.add(verdict.run)
         try:
-            found = await self._sample(verdict.run, rank)
+            found = await self._sample(verdict, rank)
         finally:
             self._running.discard(verdict.run)
         before = attempt.line
@@ -104,28 +117,59 @@ class LineSampler:
     def _may_sample(self, run: str) -> bool:
         return run not in self._running and not self._is_capturing(run)
 
-    async def _sample(self, run: str, rank: Rank) -> SlowLine | None:
-        counts, missed = LineCounts(), 0
+    async def _sample(self, verdict: Verdict, rank: Rank) -> SlowLine | None:
+        parts = _parts(verdict)
+        counts, missed = LineCounts(of_step=parts != _LOADING), 0
         for _ in range(MOST_SAMPLES):
             await self._sleep(self._chance.uniform(*_PAUSE_S))
-            if self._is_capturing(run) or not rank.connected:
+            if self._is_capturing(verdict.run) or not rank.connected:
                 break
             threads = await self._stacks_of(rank, _ANSWER_S)
             missed = missed + 1 if threads is None else 0
-            for thread, each in _loading_threads(threads or ()):
-                place = each.place
-                line = (place.file, place.line, place.function, each.call) if place else None
-                counts.add(each.stage.value, line, in_worker=thread.worker_pid != 0)
+            for thread in threads or ():
+                found = _host_sample(thread, parts) if parts != _LOADING else _loading_sample(thread)
+                if found is not None:
+                    counts.add(*found, in_worker=thread.worker_pid != 0)
             if counts.is_certain or missed >= _MOST_MISSED:
                 break
-        return counts.result()
+        result = counts.result()
+        # That most of the forward is in the forward is no news.
+        return result if result is None or result.file or not result.of_step else None
 
 
-def _loading_threads(threads: Sequence[Thread]) -> Iterator[tuple[Thread, Loading]]:
-    for thread in threads:
-        each = loading(thread) if thread.training or thread.worker_pid else None
-        if each is not None and each.stage is not Stage.WAIT:
-            yield thread, each
+def _parts(verdict: Verdict) -> frozenset[Part]:
+    """Return the parts of a step whose samples explain a verdict; :data:`_LOADING` for a wait for data.
+
+    Empty for verdicts that no line of the training thread explains.
+    """
+    if verdict.phase == "data":
+        return _LOADING
+    if verdict.cause is Cause.HOST_BOUND:
+        return frozenset({Part.FORWARD, Part.OPTIMIZER, Part.OTHER})
+    if verdict.cause in _OF_PHASES and verdict.phase and verdict.cost_seconds_per_step:
+        # A phase that is not in the table is `other`, or one of the script's own.
+        return _OF_PHASE.get(verdict.phase, frozenset({Part.OTHER}))
+    return _NOTHING
+
+
+def _loading_sample(thread: Thread) -> _Sample | None:
+    each = loading(thread) if thread.training or thread.worker_pid else None
+    if each is None or each.stage is Stage.WAIT:
+        return None
+    place = each.place
+    return each.stage.value, (place.file, place.line, place.function, each.call) if place else None
+
+
+def _host_sample(thread: Thread, parts: frozenset[Part]) -> _Sample | None:
+    if not thread.training or not thread.frames:
+        return None
+    part = host_part(thread.frames)
+    if part not in parts:
+        return None
+    found = script_line(thread.frames)
+    if found is None:
+        return part.value, None
+    return part.value, (found.place.file, found.place.line, found.place.function, found.call)
 
 
 def _key(verdict: Verdict) -> _Key:

@@ -1,12 +1,13 @@
 """Derives from a stack what a thread does to load data: the stage, and the line of the script."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from torchperfd_daemon.stacks.activity import is_library, place_in_script
 from torchperfd_daemon.stacks.model import Frame, Thread
+from torchperfd_daemon.stacks.script_line import line_at
 
 _DATA: Final = "torch/utils/data/"
 _FETCHER: Final = ("torch/utils/data/_utils/fetch.py", "fetch")
@@ -15,8 +16,6 @@ _PIN: Final = "torch/utils/data/_utils/pin_memory.py"
 _WORKER: Final = ("torch/utils/data/_utils/worker.py", "_worker_loop")
 _ITERATOR: Final = "torch/utils/data/dataloader.py"
 _SAMPLE: Final = "_next_index"
-# Before Python 3.12 each has a frame.
-_COMPREHENSIONS: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 _RECEIVES: Final = ("_get_data", "_try_get_data", "_next_data")
 
 
@@ -92,12 +91,8 @@ def _at(stage: Stage, inner: Sequence[Frame]) -> Loading:
         place = place or (entered[-1] if entered else None)
     if place is None:
         return Loading(stage)
-    number = next(number for number, frame in enumerate(inner) if frame is place)
-    call = inner[number - 1].function if number else place.call
-    if place.function in _COMPREHENSIONS:
-        outer = next((frame for frame in inner[number:] if frame.function not in _COMPREHENSIONS), place)
-        place = replace(place, function=outer.function)
-    return Loading(stage, place, "" if call.startswith("<") else call)
+    line = line_at(inner, place)
+    return Loading(stage, line.place, line.call)
 
 
 def _outermost(frames: Sequence[Frame], file: str, function: str) -> int | None:

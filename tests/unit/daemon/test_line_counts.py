@@ -42,6 +42,15 @@ def test_result_without_a_line_that_stands_out_names_the_stage() -> None:
     assert found.words == "fetch is 100% of loading; no line of it stands out"
 
 
+def test_result_of_a_step_has_its_own_words() -> None:
+    made = LineCounts(of_step=True)
+    for _ in range(10):
+        made.add("other", AUGMENT, in_worker=False)
+    found = made.result()
+    assert found is not None
+    assert found.words == "data.py:52 in augment: 100% of the host's work (other 100%)"
+
+
 def test_result_of_unknown_places_names_the_stage() -> None:
     assert counts(("pin", None, 10)).result() == SlowLine("pin", 1.0, samples=10)
 

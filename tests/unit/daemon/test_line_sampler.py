@@ -109,7 +109,67 @@ def test_sampler_samples_a_lasting_verdict_again() -> None:
     assert sampled.sampler.with_lines(VERDICT) is VERDICT
 
 
-@pytest.mark.parametrize("verdict", [replace(VERDICT, phase="forward"), replace(VERDICT, rank=1)])
-def test_sampler_ignores_other_phases_and_ranks(verdict: Verdict) -> None:
+MODEL = (
+    Frame("/job/model.py", 12, "forward", "roll"),
+    Frame("/env/lib/python3.11/site-packages/torch/nn/modules/module.py", 1700, "_call_impl"),
+    Frame("/job/train.py", 20, "<module>"),
+)
+AUGMENT = (Frame("/job/train.py", 50, "augment", "crop"), Frame("/job/train.py", 20, "<module>"))
+SLOW = replace(VERDICT, cause=Cause.SLOW_RANK, rank=0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "frames", "expected"),
+    [
+        (replace(SLOW, phase="other"), AUGMENT, ("other", "/job/train.py", 50, "augment", "crop")),
+        (replace(SLOW, phase="augment"), AUGMENT, ("other", "/job/train.py", 50, "augment", "crop")),
+        (replace(SLOW, phase="forward"), MODEL, ("forward", "/job/model.py", 12, "forward", "roll")),
+        (
+            replace(VERDICT, cause=Cause.HOST_BOUND, phase=""),
+            *(MODEL, ("forward", "/job/model.py", 12, "forward", "roll")),
+        ),
+        (replace(SLOW, phase="forward"), AUGMENT, None),
+        (replace(SLOW, phase="other"), MODEL, None),
+        (replace(SLOW, phase="other"), WAITS, None),
+    ],
+)
+def test_sampler_names_the_line_of_the_hosts_work(
+    verdict: Verdict, frames: tuple[Frame, ...], expected: tuple[str, str, int, str, str] | None
+) -> None:
+    sampled = Sampled((training(*frames), worker(0, *FETCHES, LOOP)))
+    assert sampled.sampler.due([verdict], [sampled.rank]) is not None
+    sampled.sample(verdict)
+    line = sampled.sampler.with_lines(verdict).line
+    found = (line.stage, line.file, line.line, line.function, line.call) if line else None
+    assert found == expected
+    assert line is None or line.of_step
+
+
+def test_sampler_without_a_line_of_the_step_reports_nothing() -> None:
+    """The loader's slow stage is worth a line without a place; that the forward is slow is known."""
+    spread = [(replace(MODEL[0], line=number), *MODEL[1:]) for number in range(40)]
+    sampled = Sampled()
+
+    async def ask(rank: Rank, seconds: float) -> tuple[Thread, ...]:
+        return (training(*spread.pop()),)
+
+    sampled.sampler = LineSampler(ask, sleep=sampled._sleep)
+    sampled.sample(replace(SLOW, phase="forward"))
+    assert not spread
+    assert sampled.sampler.with_lines(replace(SLOW, phase="forward")).line is None
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        replace(SLOW, phase="backward"),
+        replace(SLOW, phase="collective_wait"),
+        replace(SLOW, phase=""),
+        replace(VERDICT, cause=Cause.GARBAGE_COLLECTION, phase=""),
+        replace(VERDICT, cause=Cause.NONE, phase="forward", cost_seconds_per_step=0.0),
+        replace(VERDICT, rank=1),
+    ],
+)
+def test_sampler_ignores_verdicts_that_no_line_explains(verdict: Verdict) -> None:
     sampled = Sampled()
     assert sampled.sampler.due([verdict], [sampled.rank]) is None

@@ -1,0 +1,44 @@
+"""The line of the script that a stack is at, and what that line calls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from torchperfd_daemon.stacks.activity import place_in_script
+from torchperfd_daemon.stacks.model import Frame
+
+# Before Python 3.12 each has a frame.
+_COMPREHENSIONS: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptLine:
+    """A line.
+
+    Attributes:
+        place: Its frame, with the function around a comprehension.
+        call: The name of what it calls; empty if unknown.
+    """
+
+    place: Frame
+    call: str
+
+
+def script_line(frames: Sequence[Frame]) -> ScriptLine | None:
+    """Return the innermost line of the script; None if no frame is of the script.
+
+    Args:
+        frames: Innermost first.
+    """
+    place = place_in_script(frames)
+    return line_at(frames, place) if place is not None else None
+
+
+def line_at(frames: Sequence[Frame], place: Frame) -> ScriptLine:
+    """Return the line of one of the frames, the innermost first."""
+    number = next(number for number, frame in enumerate(frames) if frame is place)
+    call = frames[number - 1].function if number else place.call
+    if place.function in _COMPREHENSIONS:
+        outer = next((frame for frame in frames[number:] if frame.function not in _COMPREHENSIONS), place)
+        place = replace(place, function=outer.function)
+    return ScriptLine(place, "" if call.startswith("<") else call)
