@@ -38,6 +38,8 @@ def compare_with_baseline(
     document: dict[str, Any],
     fail_above: float | None,
     write: Callable[[str], object],
+    *,
+    colour: bool = False,
 ) -> int:
     """Print how a run compares with its baseline.
 
@@ -46,6 +48,7 @@ def compare_with_baseline(
         document: Run B, of schema ``torchperfd.run/1``.
         fail_above: See :class:`KeepingOptions`.
         write: Takes the text.
+        colour: Whether the text has colours.
 
     Returns:
         The exit code: 0; 7 where the step is slower by more than is allowed; 1 where that cannot be judged.
@@ -55,7 +58,9 @@ def compare_with_baseline(
     except TorchperfdError as error:
         write(f"torchperfd: no comparison with the baseline: {error}\n")
         return 0 if fail_above is None else 1
-    write(f"\n── torchperfd · compared with the baseline, A ──\n{comparison_text(comparison)}\n")
+    write(
+        f"\n── torchperfd · compared with the baseline, A ──\n{comparison_text(comparison, colour=colour)}\n"
+    )
     if fail_above is None or not comparison.is_slower_than(fail_above):
         return 0
     write(f"torchperfd: the step is slower than the baseline's by more than {100 * fail_above:g} %\n")

@@ -258,7 +258,9 @@ def _conclude(
     if baseline is not None:
         from torchperfd.launch.baseline import compare_with_baseline
 
-        code = compare_with_baseline(baseline, document, options.keeping.fail_above, sys.stderr.write)
+        colour = ansi.wants_colour(sys.stderr)
+        limit = options.keeping.fail_above
+        code = compare_with_baseline(baseline, document, limit, sys.stderr.write, colour=colour)
     client.detach_by(deadline)
     if daemon is not None:
         daemon.leave(max(0.05, deadline - time.monotonic()))

@@ -2,31 +2,34 @@
 
 import time
 
+from torchperfd.card.ansi import paint
 from torchperfd.runs.comparison import PhaseChange, RunComparison
 from torchperfd.runs.record import RunRecord
 
 _HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "")
 
 
-def comparison_text(comparison: RunComparison) -> str:
-    """Return lines for people, without a newline at the end."""
+def comparison_text(comparison: RunComparison, *, colour: bool = False) -> str:
+    """Return lines for people, without a newline at the end; slower is red, and faster is green."""
     lines = [
         f"A  {_side(comparison.before)}",
         f"B  {_side(comparison.after)}",
         "",
-        headline(comparison),
+        paint(headline(comparison), _style(comparison), colour=colour),
         *findings(comparison),
         "",
     ]
+    styles = ["dim", *map(_phase_style, comparison.phases)]
     rows = [_HEADS, *map(_cells, comparison.phases)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    for row in rows:
+    for row, style in zip(rows, styles, strict=True):
         cells = [
             row[0].ljust(widths[0]),
             *(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True)),
             row[5],
         ]
-        lines.append("  ".join(cells).rstrip())
+        line = "  ".join(cells).rstrip()
+        lines.append(paint(line, style, colour=colour) if style else line)
     return "\n".join([*lines, "", *_context(comparison)]).rstrip()
 
 
@@ -112,6 +115,18 @@ def _cells(phase: PhaseChange) -> tuple[str, ...]:
         _percent(phase.share),
         _outcome(phase),
     )
+
+
+def _style(comparison: RunComparison) -> str:
+    if not comparison.is_changed:
+        return "bold"
+    return "bad" if comparison.step.difference > 0 else "good"
+
+
+def _phase_style(phase: PhaseChange) -> str:
+    if not phase.is_changed:
+        return ""
+    return "bad" if phase.share > 0 else "good"
 
 
 def _outcome(phase: PhaseChange) -> str:

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
 import click
 
+from torchperfd.card.ansi import wants_colour
 from torchperfd.runs.comparison import compare_runs
 from torchperfd.runs.comparison_text import comparison_markdown, comparison_text
 from torchperfd.runs.record import SCHEMA, RunRecord
@@ -63,7 +65,7 @@ def print_comparison(
     elif markdown:
         click.echo(comparison_markdown(comparison))
     else:
-        click.echo(comparison_text(comparison))
+        click.echo(comparison_text(comparison, colour=wants_colour(sys.stdout)), color=True)
     if fail_above is not None and comparison.is_slower_than(fail_above):
         raise SlowerError(f"a step of B is slower by more than the limit of {fail_above:.1%}")
 

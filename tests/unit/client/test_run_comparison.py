@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -207,6 +208,15 @@ def test_comparison_text_and_markdown_are_as_before() -> None:
     check_golden("run_comparison.txt", comparison_text(comparison) + "\n")
     check_golden("run_comparison.md", comparison_markdown(comparison) + "\n")
     assert max(map(len, comparison_text(comparison).splitlines())) <= 80
+
+
+def test_comparison_colours_change_no_word() -> None:
+    comparison = pair(11, planted={"backward": 0.15, "data": -0.05})
+    coloured = comparison_text(comparison, colour=True)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == comparison_text(comparison)
+    lines = coloured.splitlines()
+    assert [line[:7] for line in lines if "backward  " in line] == ["\x1b[1;31m"]
+    assert [line[:7] for line in lines if "data  " in line] == ["\x1b[1;32m"]
 
 
 def test_comparison_document_has_each_phase() -> None:
