@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "runs": "List the runs whose reports are kept.",
     "compare": "Show what changed between two runs, two captures, or two ranks.",
     "bench": "Measure a DataLoader's settings, or compare implementations.",
+    "tune": "Find faster settings for a training script, verified.",
     "doctor": "Find what slows this node down, and how to fix it.",
     "dashboards": "Write Grafana's dashboards and Prometheus' rules.",
     "completion": "Print the completion script of a shell.",
@@ -51,7 +52,7 @@ GROUPS: Final = {
         "stacks",
         "goodput",
     ),
-    "Capture and analyse": ("capture", "captures", "analyze", "compare", "runs", "bench"),
+    "Capture and analyse": ("capture", "captures", "analyze", "compare", "runs", "bench", "tune"),
     "The node": ("doctor", "serve", "config", "dashboards", "completion", "version"),
 }
 """The commands as the help groups them."""

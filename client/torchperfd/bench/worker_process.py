@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,9 +54,16 @@ class WorkerProcess:
         module: To run, as ``python -m`` does; see :mod:`torchperfd.bench.worker_pipe`.
         arguments: Of the module, ahead of the two descriptors.
         free_memory: That of this machine when None.
+        environment: Of the process; this process's own when None.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], free_memory: FreeMemory | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        free_memory: FreeMemory | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._free_memory = free_memory or free_and_total_memory
         self._unread = b""
         requests, self._requests = os.pipe()
@@ -68,6 +75,7 @@ class WorkerProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(requests, answers),
                 start_new_session=True,
+                env=environment,
             )
         finally:
             os.close(requests)

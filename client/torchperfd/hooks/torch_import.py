@@ -34,6 +34,7 @@ class ModuleImport(MetaPathFinder):
         self._name = name
         self._action: Callable[[], None] | None = action
         self._interrupted: ModuleType | None = None
+        self._is_searching = False
 
     def wait(self) -> None:
         """Begin to wait."""
@@ -52,10 +53,20 @@ class ModuleImport(MetaPathFinder):
 
         A caller may only want to know whether there is such a module: keep waiting for its import.
         """
-        if fullname != self._name:
+        # Another that waits for the same module asks this one, which is asking it.
+        if fullname != self._name or self._is_searching:
             return None
         if self._interrupted is not None:
             return ModuleSpec(fullname, _ModuleAgain(self._interrupted, self._imported))
+        self._is_searching = True
+        try:
+            return self._find_elsewhere(fullname, path, target)
+        finally:
+            self._is_searching = False
+
+    def _find_elsewhere(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None

@@ -36,6 +36,10 @@ EXAMPLES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ("torchperfd captures get 20261127 -o traces", "copy one, by a prefix of its id"),
     ),
     "stacks": (("torchperfd stacks", "where does each rank stand, and which one blocks the others?"),),
+    "tune": (
+        ("torchperfd tune train.py", "which settings make it faster, and by how much?"),
+        ("torchperfd tune --only loader train.py", "only those of its DataLoader"),
+    ),
     "goodput": (("torchperfd goodput --run bert", "what became of each second, across restarts"),),
     "analyze": (
         ("torchperfd analyze 20261127", "a capture, by a prefix of its id"),

@@ -224,3 +224,13 @@ import torch
 print(calls == [torch, torch], len(sys.meta_path) == finders, torch.__spec__.origin[-11:])
 """)
     assert said == ["torch runs", "interrupted", "True True __init__.py"]
+
+
+def test_torch_import_with_two_waits_runs_both_actions(python: Interpreter) -> None:
+    lines = python(
+        "when_torch_is_imported(lambda: print('first'))\n"
+        "when_torch_is_imported(lambda: print('second'))\n"
+        "import torch\n"
+        "print(type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__)\n"
+    )
+    assert lines == ["torch runs", "first", "second", "SourceFileLoader SourceFileLoader"]

@@ -1,0 +1,246 @@
+"""Tries changes of a script one after another, and keeps those that are certainly faster. Pure.
+
+Each change is tried on top of those that were kept before it. The script without it and with it are measured
+in turn, because a machine's speed changes within seconds. A change is kept if the 95 % confidence interval of
+the ratio lies below one by more than what is worth an edit.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from torchperfd.bench.functions_bench import Comparison, compare_rounds
+from torchperfd.tune.candidates import Group, Requested, propose
+from torchperfd.tune.changes import Change, merged
+from torchperfd.tune.losses import LossCheck, check_losses, repeats
+from torchperfd.tune.trial import Trial
+from torchperfd.tune.trial_process import TrialFailedError
+
+LEAST_GAIN: Final = 0.02
+LEAST_ROUNDS: Final = 6
+MOST_ROUNDS: Final = 18
+HOPELESS_ROUNDS: Final = 3
+# A change whose first pairs are slower by so much is given up.
+_SLOWER: Final = 1.03
+_CLEAR: Final = 0.93
+# The whole gain is measured until its interval is so narrow.
+_NARROW: Final = 1.08
+
+
+class Trials(Protocol):
+    """Runs the script."""
+
+    def run(self, changes: Sequence[Change]) -> Trial:
+        """Run it once with changes.
+
+        Raises:
+            TrialFailedError: There is nothing to measure.
+        """
+
+    def pairs(
+        self, without: Sequence[Change], with_it: Sequence[Change]
+    ) -> Generator[tuple[float, float], None, None]:
+        """Measure two sets of changes in turn; yield their steps in seconds, without end.
+
+        Raises:
+            TrialFailedError: There is nothing to measure.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A change that is faster.
+
+    Attributes:
+        change: To make.
+        beside: Its steps beside those without it.
+        losses: How its losses compare with those of the script without it.
+    """
+
+    change: Change
+    beside: Comparison
+    losses: LossCheck
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A change that was tried and is not kept; ``reason`` is in words."""
+
+    change: Change
+    reason: str
+
+
+@dataclass(slots=True)
+class Tuning:
+    """What was found.
+
+    Attributes:
+        unchanged: The first run of the script.
+        repeated: How an unchanged run repeats its losses: ``exact``, ``close`` or ``any``.
+        kept: In the order of trial.
+        dropped: Tried, and not kept.
+        skipped: Not worth a trial, in words.
+        total: All that is kept beside the unchanged script; None where nothing is, or that was not measured.
+        ended: Why it ended early: ``interrupted`` or ``time``; empty for not at all.
+    """
+
+    unchanged: Trial
+    repeated: str = ""
+    kept: list[Kept] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    total: Comparison | None = None
+    ended: str = ""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What is kept; of several changes of one thing, the last."""
+        changes: tuple[Change, ...] = ()
+        for each in self.kept:
+            changes = merged(changes, each.change)
+        return changes
+
+
+class _TimeIsUpError(Exception):
+    """No further run may begin."""
+
+
+class TuningSearch:
+    """Searches.
+
+    Args:
+        trials: Runs the script.
+        requested: Changes that may change what is trained.
+        clock: Seconds.
+        budget: Seconds after which no run begins.
+        progress: Called with what is measured next.
+    """
+
+    def __init__(
+        self,
+        trials: Trials,
+        requested: Requested,
+        clock: Callable[[], float],
+        budget: float,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._trials = trials
+        self._requested = requested
+        self._clock = clock
+        self._budget = budget
+        self._progress = progress
+        self._began = clock()
+
+    def tune(self) -> Tuning:
+        """Return what is faster.
+
+        Raises:
+            TrialFailedError: The unchanged script cannot be measured.
+        """
+        found = Tuning(self._run((), "the script as it is"))
+        try:
+            self._search(found)
+        except KeyboardInterrupt:
+            found.ended = "interrupted"
+        except _TimeIsUpError:
+            found.ended = "time"
+        return found
+
+    def _search(self, found: Tuning) -> None:
+        current = self._run((), "the script as it is, again")
+        found.repeated = repeats(found.unchanged, current)
+        tried: set[Change] = set()
+        while True:
+            groups, found.skipped = propose(current, found.changes, self._requested)
+            remaining = (
+                Group(new, group.share)
+                for group in groups
+                if (new := tuple(each for each in group.changes if each not in tried))
+            )
+            group = next(remaining, None)
+            if group is None:
+                break
+            tried.update(group.changes)
+            with_it = self._try(found, current, group)
+            if with_it is not None:
+                current = with_it
+        if len(found.kept) == 1:
+            found.total = found.kept[0].beside
+        elif found.kept:
+            found.total = self._measure_total(found.changes)
+
+    def _try(self, found: Tuning, current: Trial, group: Group) -> Trial | None:
+        """Try alternatives; return a run with the best of them where that is kept."""
+        kept = found.changes
+        usable: list[tuple[Change, Trial, LossCheck]] = []
+        for each in group.changes:
+            try:
+                trial = self._run(merged(kept, each), each.code())
+            except TrialFailedError as error:
+                found.dropped.append(Dropped(each, f"failed: {error.problem}"))
+                continue
+            losses = check_losses(current, trial, each.losses, found.repeated)
+            if losses.is_allowed:
+                usable.append((each, trial, losses))
+            else:
+                found.dropped.append(Dropped(each, losses.words))
+        if not usable:
+            return None
+        usable.sort(key=lambda one: one[1].step_seconds)
+        best, trial, losses = usable[0]
+        found.dropped += [Dropped(each, f"slower than {best.code()}") for each, _, _ in usable[1:]]
+        try:
+            beside = self._compare(kept, merged(kept, best), best.code())
+        except TrialFailedError as error:
+            beside = f"failed: {error.problem}"
+        if isinstance(beside, str):
+            found.dropped.append(Dropped(best, beside))
+            return None
+        found.kept.append(Kept(best, beside, losses))
+        return trial
+
+    def _compare(self, without: Sequence[Change], with_it: Sequence[Change], name: str) -> Comparison | str:
+        """Return how a change compares, or why it is not kept."""
+        for pairs in self._pairs(without, with_it, name):
+            ratio = compare_rounds(*zip(*pairs, strict=True)).ratio if len(pairs) > 1 else 1.0
+            if len(pairs) == HOPELESS_ROUNDS and ratio > _SLOWER:
+                return f"slower: {ratio:.2f} of the time, in {len(pairs)} pairs"
+            if len(pairs) < LEAST_ROUNDS:
+                continue
+            beside = compare_rounds(*zip(*pairs, strict=True))
+            # What differs little may be a property of the two processes, so that others have to confirm it.
+            if beside.high < _CLEAR or (beside.high < 1 - LEAST_GAIN and len(pairs) > LEAST_ROUNDS):
+                return beside
+            if beside.ratio > 1 - LEAST_GAIN or len(pairs) >= MOST_ROUNDS:
+                return f"no certain gain: {beside.low:.2f} to {beside.high:.2f} of the time"
+        raise AssertionError("pairs have no end")
+
+    def _measure_total(self, changes: Sequence[Change]) -> Comparison:
+        for pairs in self._pairs((), changes, "all together"):
+            if len(pairs) >= LEAST_ROUNDS:
+                beside = compare_rounds(*zip(*pairs, strict=True))
+                if beside.high / beside.low < _NARROW or len(pairs) >= MOST_ROUNDS:
+                    return beside
+        raise AssertionError("pairs have no end")
+
+    def _pairs(
+        self, without: Sequence[Change], with_it: Sequence[Change], name: str
+    ) -> Iterator[list[tuple[float, float]]]:
+        """Yield all pairs so far, with one more each time."""
+        pairs: list[tuple[float, float]] = []
+        with contextlib.closing(self._trials.pairs(without, with_it)) as measured:
+            while True:
+                self._check_time()
+                self._progress(f"{name}, pair {len(pairs) + 1}")
+                pairs.append(next(measured))
+                yield pairs
+
+    def _run(self, changes: Sequence[Change], words: str) -> Trial:
+        self._check_time()
+        self._progress(words)
+        return self._trials.run(changes)
+
+    def _check_time(self) -> None:
+        if self._clock() - self._began > self._budget:
+            raise _TimeIsUpError

@@ -1,0 +1,144 @@
+"""What one run of the script gave: the length of its steps, its losses, and what it is made of. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of the script's own code.
+
+    Attributes:
+        file: Its path.
+        line: Counted from 1.
+    """
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderFacts:
+    """A DataLoader that the script trains from.
+
+    Attributes:
+        site: The line that makes it; None where that is not the script's.
+        name: Its class.
+        workers: ``num_workers``.
+        prefetch: ``prefetch_factor``; 0 without workers.
+        is_persistent: ``persistent_workers``.
+        is_pinned: ``pin_memory``.
+        is_iterable: Its dataset is iterable: other workers would give other data.
+    """
+
+    site: Site | None
+    name: str
+    workers: int
+    prefetch: int
+    is_persistent: bool
+    is_pinned: bool
+    is_iterable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFacts:
+    """An optimizer.
+
+    Attributes:
+        site: The line that makes it; None where that is not the script's.
+        name: Its class.
+        can_fuse: It takes ``fused``.
+        can_foreach: It takes ``foreach``.
+        fused: As the script has it.
+        foreach: As the script has it.
+        tensors: How many parameters it updates.
+    """
+
+    site: Site | None
+    name: str
+    can_fuse: bool
+    can_foreach: bool
+    fused: bool | None
+    foreach: bool | None
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptFacts:
+    """What a script is made of.
+
+    Attributes:
+        loaders: Those that it trains from.
+        optimizers: All that it makes.
+        zeroing: Lines that call ``zero_grad`` with ``set_to_none=False``.
+        threads: Of torch's operators.
+        threads_site: The line that sets them; None without one.
+        cpus: That the process may use.
+        uses_cuda: It has initialised CUDA.
+        matmul_precision: As ``torch.get_float32_matmul_precision`` gives it.
+    """
+
+    loaders: tuple[LoaderFacts, ...] = ()
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    zeroing: tuple[Site, ...] = ()
+    threads: int = 1
+    threads_site: Site | None = None
+    cpus: float = 1.0
+    uses_cuda: bool = False
+    matmul_precision: str = "highest"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run.
+
+    Attributes:
+        step_seconds: Mean training step, after the first ones.
+        steps: How many were measured.
+        phases: Mean seconds of a step by phase.
+        losses: The first ones, on which ``backward`` was called.
+        batches: Check sums of the indices of the first batches, in the sampler's order.
+        facts: What the script is made of.
+    """
+
+    step_seconds: float
+    steps: int
+    phases: Mapping[str, float] = field(default_factory=dict)
+    losses: tuple[float, ...] = ()
+    batches: tuple[int, ...] = ()
+    facts: ScriptFacts = field(default_factory=ScriptFacts)
+
+    def share(self, phase: str) -> float:
+        """Return the share of a step that a phase has, 0 to 1."""
+        return self.phases.get(phase, 0.0) / self.step_seconds if self.step_seconds else 0.0
+
+
+def read_trial(document: Mapping[str, Any]) -> Trial:
+    """Return the run of a document that a trial process sent: ``dataclasses.asdict`` of a trial."""
+    facts = document["facts"]
+    return Trial(
+        step_seconds=document["step_seconds"],
+        steps=document["steps"],
+        phases=document["phases"],
+        losses=tuple(document["losses"]),
+        batches=tuple(document["batches"]),
+        facts=ScriptFacts(
+            loaders=tuple(LoaderFacts(**_sited(each)) for each in facts["loaders"]),
+            optimizers=tuple(OptimizerFacts(**_sited(each)) for each in facts["optimizers"]),
+            zeroing=tuple(Site(**each) for each in facts["zeroing"]),
+            threads=facts["threads"],
+            threads_site=_site(facts["threads_site"]),
+            cpus=facts["cpus"],
+            uses_cuda=facts["uses_cuda"],
+            matmul_precision=facts["matmul_precision"],
+        ),
+    )
+
+
+def _sited(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {**document, "site": _site(document["site"])}
+
+
+def _site(document: Mapping[str, Any] | None) -> Site | None:
+    return None if document is None else Site(**document)

@@ -1,0 +1,173 @@
+"""Runs trials of a script: alone, or two side by side that are measured in turn."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torchperfd.bench.worker_process import WorkerFailedError, WorkerProcess
+from torchperfd.errors import TorchperfdError
+from torchperfd.tune.changes import Change
+from torchperfd.tune.trial import Trial, read_trial
+
+PAIRS_PER_PROCESS: Final = 6
+"""After so many pairs both processes are started anew: some are slower for as long as they live."""
+_GRACE_S: Final = 15.0
+"""A process that misses its own deadline, because the script holds the interpreter, has so much longer."""
+_PAIR_SHARE: Final = 0.25
+"""Part of the time for one run that each measurement of a pair takes."""
+
+
+class TrialFailedError(TorchperfdError):
+    """A run of the script gave no measurement.
+
+    Args:
+        problem: The reason.
+        remedy: What to do.
+        exit_code: Of the command.
+    """
+
+    def __init__(self, problem: str, remedy: str = "", exit_code: int = 1) -> None:
+        super().__init__(problem, remedy)
+        self.exit_code = exit_code
+
+
+class ScriptTrials:
+    """Runs a script again and again.
+
+    Args:
+        script: To run.
+    """
+
+    def __init__(self, script: "TrialScript") -> None:
+        self._script = script
+        self._can_stand_by = True
+
+    def run(self, changes: Sequence[Change]) -> Trial:
+        """Run the script once with changes.
+
+        Raises:
+            TrialFailedError: It raised, ended early, or made too few steps in time.
+        """
+        with _Process(self._script, changes) as process:
+            early = process.start()
+            trial = process.measure(1.0) if early is None else early
+        # A device may have no memory for two.
+        self._can_stand_by &= not trial.facts.uses_cuda
+        return trial
+
+    def pairs(
+        self, without: Sequence[Change], with_it: Sequence[Change]
+    ) -> Generator[tuple[float, float], None, None]:
+        """Measure the script with two sets of changes in turn; yield their steps in seconds, without end.
+
+        Both processes live side by side, and one is held while the other is measured. Where that cannot be,
+        each measurement is a run of its own.
+
+        Raises:
+            TrialFailedError: One of them gave nothing to measure.
+        """
+        count = 0
+        while self._can_stand_by:
+            try:
+                for pair in self._pairs_side_by_side(without, with_it, count):
+                    yield pair
+                    count += 1
+            except TrialFailedError:
+                # A port, a lock or memory that only one of them can have; or it has too few steps.
+                self._can_stand_by = False
+        while True:
+            order = (with_it, without) if count % 2 else (without, with_it)
+            seconds = [self.run(changes).step_seconds for changes in order]
+            yield (seconds[1], seconds[0]) if count % 2 else (seconds[0], seconds[1])
+            count += 1
+
+    def _pairs_side_by_side(
+        self, without: Sequence[Change], with_it: Sequence[Change], count: int
+    ) -> Iterator[tuple[float, float]]:
+        with _Process(self._script, without) as first, _Process(self._script, with_it) as second:
+            for process in (first, second):
+                if process.start() is not None:
+                    raise TrialFailedError("the script is too short")
+            for number in range(count, count + PAIRS_PER_PROCESS):
+                # In alternating order, so that a machine that becomes slower favours neither.
+                order = (second, first) if number % 2 else (first, second)
+                seconds = {process: process.measure(_PAIR_SHARE).step_seconds for process in order}
+                if first.has_ended or second.has_ended:
+                    return
+                yield seconds[first], seconds[second]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialScript:
+    """What to run, and how long.
+
+    Attributes:
+        target: A file, or a module.
+        arguments: Of the script.
+        is_module: The target is a module, as with ``python -m``.
+        seconds: To measure steps for, in each run.
+        steps: The fewest steps to measure, where the script makes so many.
+        timeout: Seconds for each run.
+    """
+
+    target: str
+    arguments: tuple[str, ...]
+    is_module: bool
+    seconds: float
+    steps: int
+    timeout: float
+
+    def missing(self) -> str:
+        """Return the script's path where there is no such file; empty where there is."""
+        return "" if self.is_module or Path(self.target).is_file() else self.target
+
+
+class _Process:
+    """One process that runs the script, and is held unless it is measured.
+
+    Attributes:
+        has_ended: The script has ended by itself.
+    """
+
+    def __init__(self, script: TrialScript, changes: Sequence[Change]) -> None:
+        self._script = script
+        self.has_ended = False
+        specification = {**dataclasses.asdict(script), "changes": [each.to_dict() for each in changes]}
+        # The order of sets of strings, so that two runs train the same.
+        environment = {"PYTHONHASHSEED": "0", **os.environ}
+        self._process = WorkerProcess(
+            "torchperfd.tune.trial_worker", [json.dumps(specification)], environment=environment
+        )
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.close()
+
+    def start(self) -> Trial | None:
+        """Wait until the script trains; return what was measured where it has ended already."""
+        answer = self._ask(None)
+        return None if "ready" in answer else self._read(answer)
+
+    def measure(self, share: float) -> Trial:
+        """Measure steps for a share of the usual time."""
+        steps = max(2, round(share * self._script.steps))
+        return self._read(self._ask({"steps": steps, "seconds": share * self._script.seconds}))
+
+    def _ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
+        try:
+            answer = self._process.ask(request, self._script.timeout + _GRACE_S)
+        except WorkerFailedError as error:
+            raise TrialFailedError(str(error)) from error
+        if "failed" in answer:
+            raise TrialFailedError(answer["failed"], exit_code=answer.get("exit_code", 1))
+        return answer
+
+    def _read(self, answer: dict[str, Any]) -> Trial:
+        self.has_ended = answer.get("has_ended", False)
+        return read_trial(answer)

@@ -1,0 +1,111 @@
+"""The result of ``torchperfd tune``, for people and as JSON."""
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from torchperfd.bench.functions_bench import Comparison
+from torchperfd.durations import duration
+from torchperfd.tune.changes import ANY, LOADER, OPTIMIZER, Change
+from torchperfd.tune.edits import Edits
+from torchperfd.tune.search import Tuning
+from torchperfd.tune.trial import ScriptFacts
+
+SCHEMA: Final = "torchperfd.tune/1"
+_ENDED: Final = {
+    "interrupted": "by Ctrl-C; this is what had been verified until then",
+    "time": "by the time limit; this is what had been verified until then (more time: --limit)",
+}
+
+
+def tune_text(found: Tuning, edits: Edits, seconds: float) -> str:
+    """Return the result as lines, without a newline at the end.
+
+    Args:
+        found: The result.
+        edits: To make it permanent.
+        seconds: That it took.
+    """
+    facts = found.unchanged.facts
+    lines = [f"took      {duration(seconds)}"]
+    if found.ended:
+        lines.append(f"ended     {_ENDED[found.ended]}")
+    lines.append(f"step      {duration(found.unchanged.step_seconds)}, as the script is")
+    if found.total is not None:
+        lines.append(f"tuned     {gain_words(found.total)}")
+    elif found.kept:
+        lines.append("tuned     not measured together")
+    else:
+        lines.append("tuned     nothing that was tried is certainly faster")
+    if found.repeated == ANY:
+        lines.append("losses    not checked: two unchanged runs differ, or no losses were seen")
+    for title, rows in (
+        (
+            "kept",
+            [
+                (_code(each.change, facts), f"{gain_words(each.beside)}; {each.losses.words}")
+                for each in found.kept
+            ],
+        ),
+        ("not kept", [(_code(each.change, facts), each.reason) for each in found.dropped]),
+    ):
+        if rows:
+            lines += ["", title]
+            for code, words in rows:
+                lines += [f"  {code}", f"      {words}"]
+    if found.skipped:
+        lines += ["", "not tried", *(f"  {reason}" for reason in found.skipped)]
+    if found.kept:
+        lines += ["", "edit"]
+        lines += [f"  {line}" for line in edits.diff.splitlines()]
+        lines += [f"  {sentence}" for sentence in edits.sentences]
+    return "\n".join(lines)
+
+
+def tune_document(found: Tuning, edits: Edits, seconds: float) -> dict[str, Any]:
+    """Return the document of schema ``torchperfd.tune/1``."""
+    facts = found.unchanged.facts
+    total = found.total
+    return {
+        "schema": SCHEMA,
+        "step_seconds": found.unchanged.step_seconds,
+        "phases_seconds": dict(found.unchanged.phases),
+        "is_deterministic": found.repeated != ANY,
+        "speedup": _speedup(total) if total is not None else None,
+        "kept": [
+            {
+                **each.change.to_dict(),
+                "code": _code(each.change, facts),
+                "speedup": _speedup(each.beside),
+                "losses": each.losses.result,
+                "losses_words": each.losses.words,
+            }
+            for each in found.kept
+        ],
+        "not_kept": [
+            {**each.change.to_dict(), "code": _code(each.change, facts), "reason": each.reason}
+            for each in found.dropped
+        ],
+        "not_tried": found.skipped,
+        "edits": asdict(edits),
+        "took_seconds": seconds,
+        "is_complete": not found.ended,
+        "ended": found.ended or None,
+    }
+
+
+def gain_words(beside: Comparison) -> str:
+    """Return how much faster something is, with its interval."""
+    return f"{1 / beside.ratio:.2f} times as fast (95 %: {1 / beside.high:.2f} to {1 / beside.low:.2f})"
+
+
+def _speedup(beside: Comparison) -> dict[str, float]:
+    return {"ratio": 1 / beside.ratio, "low": 1 / beside.high, "high": 1 / beside.low}
+
+
+def _code(change: Change, facts: ScriptFacts) -> str:
+    names: tuple[str, ...] = ()
+    if change.target == LOADER:
+        names = tuple(each.name for each in facts.loaders)
+    elif change.target == OPTIMIZER:
+        names = tuple(each.name for each in facts.optimizers)
+    return change.code(names[0] if len(set(names)) == 1 else "")
