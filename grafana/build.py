@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from grafana.alerting import check, rules_text, tests_text
-from grafana.cases import CASES
+from grafana.cases import CASES, RECORDED
 from grafana.daemon import daemon_dashboard
 from grafana.fleet import fleet_dashboard
 from grafana.node import node_dashboard
@@ -69,10 +69,10 @@ def files() -> dict[str, str]:
     Raises:
         RuleError: An alert lacks a runbook, a limit or a test.
     """
-    check(ALERTS, CASES)
+    check(ALERTS, CASES, RECORDINGS, RECORDED)
     return {f"dashboards/{name}": render(make()) for name, make in DASHBOARDS.items()} | {
         f"alerts/{RULES}": rules_text(RECORDINGS, ALERTS),
-        f"alerts/{TESTS}": tests_text(RULES, ALERTS, CASES),
+        f"alerts/{TESTS}": tests_text(RULES, ALERTS, CASES, RECORDED),
     }
 
 

@@ -80,10 +80,10 @@ def _now() -> Panels:
         rows_of(
             "Daemons",
             "One row for each daemon and version. A click on an instance opens its node.",
-            Column("reports", f"max by (instance, version, python_version) ({metric('build_info', _AT)})"),
+            Column("", f"max by (instance, version, python_version) ({metric('build_info', _AT)})"),
             Column("clients", f"max by (instance) ({metric('clients', _AT)})"),
             Column("captures", f"max by (instance) ({metric('captures', _AT)})"),
-            keys={"instance": node},
+            keys={"instance": node, "version": [], "python_version": []},
             height=6,
         ),
     ]

@@ -231,14 +231,16 @@ def _nodes() -> Panels:
         over_time(
             "Daemons that do not answer",
             "One for each daemon that Prometheus cannot scrape, by name. Empty while all answer.",
-            Target(f"{up(DAEMONS)} == 0", "{{instance}}"),
+            Target(f"1 - {up(DAEMONS)} > 0", "{{instance}}"),
             unit=units.NoUnit,
+            points=True,
         ),
         over_time(
             "Ranks missing by run",
             "Ranks of each run that no scraped daemon reports. Empty while none is missing.",
             Target(busiest(f"{missing()} > 0"), "{{run}}"),
             unit=units.NoUnit,
+            points=True,
             links=[Link("Open run", address(RUN, run="${__field.labels.run:percentencode}"))],
         ),
     ]
@@ -271,13 +273,14 @@ def _gpus() -> Panels:
         ),
         over_time(
             "Hardware throttling",
-            f"Share of time in which heat or a power brake holds down clocks, of the GPUs most affected. "
-            f"{_NO_GPU}",
+            "Share of time in which heat or a power brake holds down clocks, of the GPUs hit most. Empty "
+            "while no GPU is held down.",
             Target(
-                busiest(f"sum by (instance, gpu, reason) (rate({throttled}[$__rate_interval]))"),
+                busiest(f"sum by (instance, gpu, reason) (rate({throttled}[$__rate_interval])) > 0"),
                 "{{instance}} gpu {{gpu}} {{reason}}",
             ),
             unit=units.PercentUnit,
+            points=True,
             warn_above=threshold("TorchperfdGpuThrottled"),
             links=node_link,
         ),

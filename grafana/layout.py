@@ -61,6 +61,7 @@ def build(
                 builder.with_panel(panel)
     result = builder.build()
     result.schema_version = config.SCHEMA_VERSION
+    _close_gaps(result)
     _number(result)
     return result
 
@@ -118,6 +119,21 @@ def _link(uid: str, title: str) -> dashboard.DashboardLink:
         .include_vars(True)
         .keep_time(True)
     )
+
+
+def _close_gaps(result: model.Dashboard) -> None:
+    """Put what follows a collapsed row directly below its title, as Grafana itself saves it."""
+    hidden = 0
+    for panel in result.panels or []:
+        at = panel.grid_pos
+        assert at is not None
+        at.y -= hidden
+        for inner in panel.panels if isinstance(panel, model.RowPanel) else []:
+            assert inner.grid_pos is not None
+            inner.grid_pos.y -= hidden
+        if isinstance(panel, model.RowPanel) and panel.panels:
+            places = [inner.grid_pos for inner in panel.panels if inner.grid_pos]
+            hidden += max(place.y + place.h for place in places) - at.y - 1
 
 
 def _number(result: model.Dashboard) -> None:

@@ -92,7 +92,7 @@ def _now() -> Panels:
 
 def _gpus() -> Panels:
     used = f"{metric('gpu_memory_used_bytes', _GPUS)} / {metric('gpu_memory_total_bytes', _GPUS)}"
-    info = f"max by (gpu, gpu_uuid, model, driver_version) ({metric('gpu_info', _GPUS)})"
+    info = f"max by (gpu, model, driver_version) ({metric('gpu_info', _GPUS)})"
     return [
         over_time(
             "GPU utilisation",
@@ -118,9 +118,9 @@ def _gpus() -> Panels:
         rows_of(
             "GPUs and their owners",
             f"Model and driver of each GPU, and how many owners a scheduler gave it to. {_ABSENT}",
-            Column("present", info),
-            Column("owners", f"count by (gpu, gpu_uuid) ({metric('gpu_allocation_info', _GPUS)})"),
-            keys={"gpu": []},
+            Column("", info),
+            Column("owners", f"count by (gpu) ({metric('gpu_allocation_info', _GPUS)})"),
+            keys={"gpu": [], "model": [], "driver_version": []},
             span=12,
             height=8,
         ),
@@ -144,11 +144,13 @@ def _clocks() -> Panels:
         ),
         over_time(
             "Hardware throttling",
-            f"Share of time in which heat or a power brake holds down clocks. {_ABSENT}",
+            "Share of time in which heat or a power brake holds down clocks. Empty while no GPU is slowed.",
             Target(
-                busiest(rate("gpu_throttle_seconds_total", held, "gpu, reason")), "gpu {{gpu}} {{reason}}"
+                busiest(rate("gpu_throttle_seconds_total", held, "gpu, reason") + " > 0"),
+                "gpu {{gpu}} {{reason}}",
             ),
             unit=units.PercentUnit,
+            points=True,
             warn_above=threshold("TorchperfdGpuThrottled"),
         ),
         over_time(
@@ -236,7 +238,7 @@ def _ranks() -> Panels:
         rows_of(
             "Ranks and their GPUs",
             "Every rank of the node. A click on a rank opens its dashboard. Empty while no rank reports.",
-            Column("reports", f"max by (run, rank, gpu_uuid) ({metric('train_rank_info', _AT)})"),
+            Column("", f"max by (run, rank, gpu_uuid) ({metric('train_rank_info', _AT)})"),
             keys={
                 "rank": [
                     Link(
@@ -247,7 +249,9 @@ def _ranks() -> Panels:
                             rank="${__data.fields.rank:percentencode}",
                         ),
                     )
-                ]
+                ],
+                "run": [],
+                "gpu_uuid": [],
             },
             span=12,
             height=8,

@@ -34,6 +34,7 @@ class Column:
     """One query of a table: a value per row.
 
     Attributes:
+        title: Empty for a query that only adds rows and labels, and whose values are not shown.
         red_above: Values from here on are red; None for no colour.
         below: Red is below instead.
     """
@@ -62,9 +63,16 @@ def over_time(
     stacked: bool = False,
     top: float | None = None,
     warn_above: float | None = None,
+    points: bool = False,
     links: Sequence[Link] = (),
 ) -> timeseries.Panel:
-    """Draw series over time; `top` is where a full axis ends, `warn_above` draws a line."""
+    """Draw series over time.
+
+    Args:
+        top: Where a full axis ends.
+        warn_above: A dashed line.
+        points: Also draw single samples, of what is there for moments only.
+    """
     panel = (
         timeseries.Panel()
         .title(title)
@@ -75,8 +83,8 @@ def over_time(
         .height(8)
         .axis_soft_min(0)
         .line_width(1)
-        .fill_opacity(60 if stacked else 8)
-        .show_points(common_model.VisibilityMode.NEVER)
+        .fill_opacity(60 if stacked else 0)
+        .show_points(common_model.VisibilityMode.AUTO if points else common_model.VisibilityMode.NEVER)
         # By name, so that a phase has one colour in every panel.
         .color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
         .legend(
@@ -179,12 +187,14 @@ def rows_of(
     span: int = 24,
     height: int = 9,
 ) -> table.Panel:
-    """Draw a table with one row for each combination of the labels in `keys`, which may lead elsewhere.
+    """Draw a table with one row for each combination of labels; pages keep a thousand rows readable.
 
-    Every query has just these labels, apart from labels that become columns of their own. Pages keep it
-    readable with a thousand rows.
+    Args:
+        keys: The labels, in the order of their columns, and where a click on each leads.
     """
-    names = {f"Value #{letter}": column.title for letter, column in _lettered(columns)}
+    named = [(f"Value #{letter}", column.title) for letter, column in _lettered(columns)]
+    hidden = ["Time", *(field for field, title in named if not title)]
+    shown = [*keys, *(field for field, title in named if title)]
     panel = (
         table.Panel()
         .title(title)
@@ -200,12 +210,18 @@ def rows_of(
         .with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
         .with_transformation(
             model.DataTransformerConfig(
-                id_val="organize", options={"excludeByName": {"Time": True}, "renameByName": names}
+                id_val="organize",
+                options={
+                    "excludeByName": dict.fromkeys(hidden, True),
+                    "indexByName": {field: at for at, field in enumerate(shown)},
+                    "renameByName": {field: title for field, title in named if title},
+                },
             )
         )
     )
     for column in columns:
-        panel.override_by_name(column.title, _column_settings(column))
+        if column.title:
+            panel.override_by_name(column.title, _column_settings(column))
     for key, links in keys.items():
         if links:
             urls = [{"title": link.title, "url": link.url} for link in links]

@@ -11,6 +11,7 @@ from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import units
 
 _OF: Final = 'run="$run",rank="$rank"'
+_NO_LINKS: Final[list[Link]] = []
 _NO_CUDA: Final = "Empty without a CUDA device."
 _ITS_GPU: Final = (
     "* on (gpu_uuid) group_left () max by (gpu_uuid) ("
@@ -42,6 +43,11 @@ def rank_dashboard() -> model.Dashboard:
 
 def _now() -> Panels:
     seconds, count = step_seconds(_OF), steps(_OF)
+    identity = {
+        "run": [Link("Run", address(RUN, run="${__data.fields.run:percentencode}"))],
+        "instance": [Link("Node", address(NODE, instance="${__data.fields.instance:percentencode}"))],
+        **dict.fromkeys(("job_name", "script", "framework", "torch_version", "gpu_uuid", "hooks"), _NO_LINKS),
+    }
     return [
         now(
             "State",
@@ -92,11 +98,8 @@ def _now() -> Panels:
         rows_of(
             "Identity",
             "The rank's script, node, framework and versions. A click on the instance opens its node.",
-            Column("reports", f"{metric('train_rank_info', _OF)}"),
-            keys={
-                "instance": [Link("Node", address(NODE, instance="${__data.fields.instance:percentencode}"))],
-                "run": [Link("Run", address(RUN, run="${__data.fields.run:percentencode}"))],
-            },
+            Column("", f"max by ({', '.join(identity)}) ({metric('train_rank_info', _OF)})"),
+            keys=identity,
             height=4,
         ),
     ]

@@ -248,14 +248,23 @@ def _throughput() -> Panels:
             Target(f"min({steps(RANKS, 'rank')})", "slowest rank"),
             Target(f"max({steps(RANKS, 'rank')})", "fastest rank"),
             unit=units.CountsPerSecond,
+            span=8,
         ),
         over_time(
-            "Samples and tokens per second",
-            "Samples and, if the script reports them, tokens that the chosen ranks train on per second of "
-            "wall time, together. Empty of tokens unless the script reports them.",
+            "Samples per second",
+            "Samples that the chosen ranks train on per second of wall time, together; zero where the batch "
+            "size is not known.",
             Target(rate("train_samples_total", RANKS), "samples"),
+            unit=units.CountsPerSecond,
+            span=8,
+        ),
+        over_time(
+            "Tokens per second",
+            "Tokens that the chosen ranks train on per second of wall time, together. Empty unless the "
+            "script reports how many there are.",
             Target(rate("train_tokens_total", RANKS), "tokens"),
             unit=units.CountsPerSecond,
+            span=8,
         ),
         over_time(
             "Time on the device per step, by phase",

@@ -47,14 +47,14 @@ def queries(
     found = []
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
-            expr = _fill(_values_of_label(variable["query"]), values)
+            expr = filled(_values_of_label(variable["query"]), values)
             # A node without GPUs has no GPU to choose.
             found.append(Query(f"variable {variable['name']}", expr, "torchperfd_gpu_" in expr))
     for panel in panels(dashboard):
         may_be_empty = "Empty " in panel["description"]
         for target in panel["targets"]:
             name = f"{panel['title']} ({target['refId']})"
-            found.append(Query(name, _fill(target["expr"], values), may_be_empty))
+            found.append(Query(name, filled(target["expr"], values), may_be_empty))
     return found
 
 
@@ -82,7 +82,13 @@ def _values_of_label(query: str) -> str:
     return f'group by ({label}) ({metric}{{{inside}{label}!=""}})'
 
 
-def _fill(expr: str, values: dict[str, str]) -> str:
+def filled(expr: str, values: dict[str, str]) -> str:
+    """Fill variables and macros into an expression.
+
+    Raises:
+        ValueError: A variable has no value.
+    """
+
     def value(match: re.Match[str]) -> str:
         name = match["braced"] or match["bare"]
         if name not in values:

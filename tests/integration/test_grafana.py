@@ -47,6 +47,7 @@ EMPTY = {
     "GPU-hours lost by cause": "no cause has cost anything yet",
     "GPUs lost to causes": "no cause has cost anything yet",
     "Runs that lost most": "no cause has cost anything yet",
+    "Hardware throttling": "no GPU is hot in the first minute",
     "Beside the steps": "the simulated job saves every few minutes",
     "Goodput": "time is settled a few seconds after the start",
     "Rank time by use": "time is settled a few seconds after the start",

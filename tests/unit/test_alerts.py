@@ -11,7 +11,7 @@ import pytest
 import yaml
 from grafana import config
 from grafana.alerting import Alert, Case, Firing, RuleError, check
-from grafana.cases import CASES
+from grafana.cases import CASES, RECORDED
 from grafana.rules import ALERTS, RECORDINGS
 from tests.metric_names import unknown
 
@@ -20,7 +20,7 @@ FOLDER = ROOT / "grafana" / "alerts"
 RULES = FOLDER / "torchperfd.rules.yaml"
 TESTS = FOLDER / "torchperfd.test.yaml"
 RUNBOOKS = ROOT / "docs" / "runbooks"
-RECORDED = re.compile(r"\w+:torchperfd_\w+:\w+")
+RECORDED_NAME = re.compile(r"\w+:torchperfd_\w+:\w+")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def test_runbooks_name_panels_and_rows_that_exist() -> None:
 def test_rules_are_made_of_metrics_of_the_daemon() -> None:
     recorded = {rule.record for rule in RECORDINGS}
     for rule in [*rules("alert"), *rules("record")]:
-        assert set(RECORDED.findall(rule["expr"])) <= recorded
-        assert not unknown(RECORDED.sub("", rule["expr"])), rule
+        assert set(RECORDED_NAME.findall(rule["expr"])) <= recorded
+        assert not unknown(RECORDED_NAME.sub("", rule["expr"])), rule
 
 
 def test_limits_of_the_table_are_those_of_the_rules() -> None:
@@ -125,7 +125,12 @@ def test_incomplete_alert_cannot_be_built(
         check([alert], cases)
 
 
+def test_recording_rule_without_a_test_cannot_be_built() -> None:
+    with pytest.raises(RuleError, match="no test of its values"):
+        check(ALERTS, CASES, RECORDINGS, [])
+
+
 def test_complete_alerts_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(ALERTS, CASES)
+    check(ALERTS, CASES, RECORDINGS, RECORDED)
     monkeypatch.setattr(config, "LIMITS", {ALERT.name: config.Limit(0, "1m")})
     check([ALERT], [FIRES, SILENT])

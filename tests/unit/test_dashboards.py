@@ -129,13 +129,26 @@ def every_panel(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_panel_ids_are_unique_and_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
     ids = [panel["id"] for panel in every_panel(dashboard)]
     assert len(set(ids)) == len(ids)
-    taken: set[tuple[int, int]] = set()
-    for panel in every_panel(dashboard):
+    nested = [panel["panels"] for panel in dashboard["panels"] if panel.get("panels")]
+    for together in (dashboard["panels"], *nested):
+        taken: set[tuple[int, int]] = set()
+        for panel in together:
+            at = panel["gridPos"]
+            assert at["x"] + at["w"] <= 24, panel["title"]
+            cells = {(at["x"] + dx, at["y"] + dy) for dx in range(at["w"]) for dy in range(at["h"])}
+            assert not cells & taken, panel["title"]
+            taken |= cells
+
+
+def test_dashboard_has_no_gap_between_rows(dashboard: dict[str, Any]) -> None:
+    bottom = 0
+    for panel in dashboard["panels"]:
         at = panel["gridPos"]
-        assert at["x"] + at["w"] <= 24, panel["title"]
-        cells = {(at["x"] + dx, at["y"] + dy) for dx in range(at["w"]) for dy in range(at["h"])}
-        assert not cells & taken, panel["title"]
-        taken |= cells
+        assert at["y"] <= bottom, panel["title"]
+        bottom = max(bottom, at["y"] + at["h"])
+    for row in dashboard["panels"]:
+        if row.get("panels"):
+            assert min(panel["gridPos"]["y"] for panel in row["panels"]) == row["gridPos"]["y"] + 1
 
 
 def test_detail_is_in_collapsed_rows(dashboard: dict[str, Any]) -> None:
@@ -152,7 +165,7 @@ def test_panels_of_many_series_are_bounded(dashboard: dict[str, Any]) -> None:
     for panel in panels(dashboard):
         for target in panel["targets"]:
             grown = set(re.findall(r"{{(run|rank|instance|gpu)}}", target["legendFormat"])) - single
-            if grown and "== 0" not in target["expr"] and "xid_last" not in target["expr"]:
+            if grown and not target["expr"].startswith("1 - up") and "xid_last" not in target["expr"]:
                 assert re.match(r"(topk|bottomk)\(\$top, ", target["expr"]), target["expr"]
 
 
