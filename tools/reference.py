@@ -96,7 +96,8 @@ def configuration_page() -> str:
 def verdicts_page() -> str:
     """Return the page of all causes: the least share from which each is reported, and the next command."""
     from torchperfd_daemon.diagnosis.attribution import EVER_SINCE, LEAST_SHARE
-    from torchperfd_daemon.diagnosis.verdict import Cause, next_command
+    from torchperfd_daemon.diagnosis.fixes import fix_of
+    from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
 
     lines = [
         "# All verdicts",
@@ -105,7 +106,7 @@ def verdicts_page() -> str:
         " since the start, the share in the second column counts, because every run loses some.",
         "[Diagnosis](../diagnosis.md#causes) has how each is measured.",
         "",
-        "| verdict | reported from, since the start | label `cause` of metrics | next command |",
+        "| verdict | reported from, since the start | next command | usual fix |",
         "|---|---|---|---|",
     ]
     for cause in Cause:
@@ -113,7 +114,8 @@ def verdicts_page() -> str:
         share = "" if none else f"{EVER_SINCE.get(cause, LEAST_SHARE):.0%}"
         link = f"[{cause.value}](../causes/{cause.slug}.md)"
         command = "torchperfd stacks --run RUN" if cause is Cause.HANG else next_command(cause, "RUN")
-        lines.append(f"| {link} | {share} | `{cause.value}` | `{command}` |")
+        fix = fix_of(Verdict(cause, "RUN", "", None, "", "", 0.0, command))
+        lines.append(f"| {link} | {share} | `{command}` | {_escaped(fix)} |")
     return "\n".join([*lines, ""])
 
 

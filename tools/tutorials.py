@@ -20,6 +20,7 @@ import ast
 import contextlib
 import difflib
 import json
+import math
 import os
 import re
 import shlex
@@ -241,13 +242,21 @@ class Gain:
         return self.before / self.after
 
 
-def measure(tutorial: Tutorial, place: Workplace, rounds: int) -> Gain:
-    """Run a tutorial's scripts before and after the change, alternately."""
+def measure(tutorial: Tutorial, place: Workplace, rounds: int, enough_ratio: float = math.inf) -> Gain:
+    """Run a tutorial's scripts before and after the change, alternately.
+
+    Args:
+        rounds: The most rounds.
+        enough_ratio: No more rounds once the gain is this large.
+    """
     found: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for arguments, values in zip((tutorial.before, tutorial.after), found, strict=True):
             values.append(tutorial.read(place.report(arguments)))
-    return Gain(min(found[0]), min(found[1]))
+        gain = Gain(min(found[0]), min(found[1]))
+        if gain.ratio >= enough_ratio:
+            break
+    return gain
 
 
 def parts(template: str) -> Iterator[tuple[str, str, str]]:

@@ -1,8 +1,12 @@
 """The pages of the reference that come from code have all of it."""
 
+import ast
 import inspect
+import re
+from unittest.mock import MagicMock
 
 import pytest
+from tests.support.node import ROOT
 from tools import reference
 
 import torchperfd
@@ -11,6 +15,7 @@ from torchperfd_daemon import errors
 from torchperfd_daemon.cli import COMMANDS
 from torchperfd_daemon.config.options import OPTIONS
 from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.web.api import Api
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +66,41 @@ def test_integrations_that_the_page_names_exist() -> None:
 
     for module, classes in reference._INTEGRATIONS.items():
         assert set(classes) <= names_of(module)
+
+
+class RoutesOnly(Api):
+    """The interface without anything behind its routes."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> MagicMock:
+        return MagicMock()
+
+
+def test_each_route_of_the_http_api_is_documented() -> None:
+    api = RoutesOnly()
+    paths = [re.sub(r"\{(\w+):path\}", r"{\1}", route.path) for route in api.routes()]
+    described = [path.removeprefix("/api/v1/") for path in paths if path.startswith("/api/v1/")]
+    assert len(described) > 15
+    page = (ROOT / "docs" / "http-api.md").read_text()
+    assert [path for path in described if not re.search(rf"`{re.escape(path)}[`?]", page)] == []
+
+
+def test_rules_of_advice_are_documented() -> None:
+    """Rules have a hyphen in their name, or stand in the page's list."""
+    page = (ROOT / "docs" / "advice.md").read_text().partition("## The rules")[2].partition("\n## ")[0]
+    documented = {
+        rule for names in re.findall(r"^\*\*(.*?)\.\*\*", page, re.MULTILINE) for rule in names.split(", ")
+    }
+    sources = (ROOT / "daemon" / "torchperfd_daemon" / "analysis" / "advice").glob("*.py")
+    constants = {
+        node.value
+        for source in sources
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert documented <= constants
+    rules = {text for text in constants if re.fullmatch(r"[a-z]+(-[a-z]+)+", text)}
+    assert len(rules) > 10
+    assert rules <= documented
