@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -319,12 +319,21 @@ def _slow_line(verdict: "control_pb2.Verdict") -> dict[str, Any] | None:
     return {each.name: getattr(verdict.line, each.name) for each in fields(SlowLine)}
 
 
+def _input_stages(verdict: "control_pb2.Verdict") -> dict[str, Any] | None:
+    from torchperfd.input_stages import InputStages
+
+    if not verdict.HasField("stages"):
+        return None
+    return asdict(InputStages(**{field.name: value for field, value in verdict.stages.ListFields()}))
+
+
 def _cause(verdict: "control_pb2.Verdict") -> dict[str, Any]:
     return {
         "cause": verdict.cause,
         "summary": verdict.summary,
         "evidence": verdict.evidence,
         "line": _slow_line(verdict),
+        "input_stages": _input_stages(verdict),
         "rank": verdict.rank if verdict.rank >= 0 else None,
         "phase": verdict.phase or None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,

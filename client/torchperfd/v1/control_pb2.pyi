@@ -697,6 +697,7 @@ class Verdict(google.protobuf.message.Message):
     OTHERS_FIELD_NUMBER: builtins.int
     FIX_FIELD_NUMBER: builtins.int
     SAVES_SECONDS_FIELD_NUMBER: builtins.int
+    STAGES_FIELD_NUMBER: builtins.int
     LINE_FIELD_NUMBER: builtins.int
     cause: builtins.str
     run: builtins.str
@@ -726,6 +727,10 @@ class Verdict(google.protobuf.message.Message):
         """further causes of the same run, the costliest first; they have none"""
 
     @property
+    def stages(self) -> torchperfd.v1.session_pb2.InputStages:
+        """of the rank that waits for its data, in the units of its batches"""
+
+    @property
     def line(self) -> global___SlowLine:
         """where the lost time goes, by samples of stacks; shown to the run's user only"""
 
@@ -748,10 +753,11 @@ class Verdict(google.protobuf.message.Message):
         others: collections.abc.Iterable[global___Verdict] | None = ...,
         fix: builtins.str = ...,
         saves_seconds: builtins.float = ...,
+        stages: torchperfd.v1.session_pb2.InputStages | None = ...,
         line: global___SlowLine | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "line", b"line", "onset_step", b"onset_step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "line", b"line", "onset_step", b"onset_step", "stages", b"stages"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Final
 
 from torchperfd.durations import duration
+from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, stage_words, unmeasured
 from torchperfd_daemon.loader_workers import LoaderFacts
@@ -85,6 +86,7 @@ class Verdict:
         window_seconds: The length of the newest window that the evidence covers; 0 without a window.
         step_seconds: The step that contains the cost; 0 without one.
         line: The slow line of the script, if stacks were sampled.
+        stages: For a wait for data, what the stages of making a batch take; None if unknown.
         others: Further causes of the same run, the costliest first. The costs of all add up.
         fix: What to change, for a remedy of which the saving is predicted; others are in ``fixes.py``.
         saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
@@ -105,6 +107,7 @@ class Verdict:
     window_seconds: float = 0.0
     step_seconds: float = 0.0
     line: SlowLine | None = None
+    stages: InputStages | None = None
     others: "tuple[Verdict, ...]" = ()
     fix: str = ""
     saves_seconds: float = 0.0
@@ -146,6 +149,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
             waited,
             capture,
             step_seconds=worst.step_seconds,
+            stages=worst.loader.stages if worst.loader else None,
             fix=remedy.fix,
             saves_seconds=remedy.saves_seconds,
         )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torchperfd.durations import duration
+from torchperfd.input_stages import InputStages
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
@@ -187,6 +188,7 @@ class RunWatch:
                 verdict,
                 window_seconds=window,
                 step_seconds=usual if verdict.rank is None else steps.get(verdict.rank, usual),
+                stages=_stages(verdict, ranks),
             )
             for verdict in rank_causes(self.run, ranks, THIS_MACHINE.get)
         ]
@@ -235,6 +237,15 @@ class RunWatch:
     def _add_cost(self, verdict: Verdict, seconds: float) -> None:
         self.lost[verdict.cause] = self.lost.get(verdict.cause, 0.0) + seconds
         self._worst[verdict.cause] = verdict
+
+
+def _stages(verdict: Verdict, ranks: Sequence[RankEvidence]) -> InputStages | None:
+    """Return the stages of the loader that a verdict is about: of the rank that waits longest, if of all."""
+    if verdict.phase != "data":
+        return None
+    named = [rank for rank in ranks if verdict.rank in (None, rank.rank) and rank.loader is not None]
+    worst = max(named, key=lambda rank: rank.phase_seconds.get("data", 0.0), default=None)
+    return worst.loader.stages if worst is not None and worst.loader is not None else None
 
 
 def _dated(verdict: Verdict, slowdown: Slowdown) -> Verdict:

@@ -101,9 +101,19 @@ def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
     """Unpack how a rank uses its loader; None for figures that no loader has."""
     known = {field.name: value for field, value in message.ListFields()}
     if "stages" in known:
-        known["stages"] = InputStages(**{field.name: value for field, value in known["stages"].ListFields()})
+        known["stages"] = _stages(message.stages)
     facts = LoaderFacts(**known)
     return facts if facts.is_sound() else None
+
+
+def input_stages(message: session_pb2.InputStages) -> InputStages | None:
+    """Unpack what the stages of making a batch take; None for figures that no loader has."""
+    stages = _stages(message)
+    return stages if LoaderFacts(stages=stages).is_sound() else None
+
+
+def _stages(message: session_pb2.InputStages) -> InputStages:
+    return InputStages(**{field.name: value for field, value in message.ListFields()})
 
 
 def loader_message(own: LoaderFacts) -> session_pb2.LoaderUse:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from torchperfd.v1 import control_pb2
+from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.fixes import fix_of
 from torchperfd_daemon.service.fields import pack
@@ -19,6 +19,7 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         rank=-1 if verdict.rank is None else verdict.rank,
         summary=verdict.summary,
         fix=fix_of(verdict),
+        stages=pack(session_pb2.InputStages, verdict.stages) if verdict.stages else None,
         line=slow_line_message(verdict.line) if verdict.line else None,
         others=[verdict_message(other) for other in verdict.others],
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from torchperfd_daemon.stacks.model import Frame
+from torchperfd_daemon.stacks.model import DRAWS, Frame
 
 # The outermost of these frames is the function that the script called: all_gather_object, not all_gather.
 _COLLECTIVES: Final = (
@@ -18,9 +18,9 @@ _REPLICATES: Final = ("sync", "broadcast", "verify")
 # The client's hooks wrap torch's functions: the wrapper's frame is between torch's frame and the native call.
 _HOOKS: Final = "/torchperfd/hooks/"
 _ENGINE: Final = ("torch/autograd/graph.py", "_engine_run_backward")
-_LOADER: Final = "torch/utils/data/dataloader.py"
+_LOADERS: Final = ("torch/utils/data/dataloader.py", DRAWS)
 # The client's hooks are called between the script and torch, and never wait themselves.
-_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", _HOOKS)
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", _HOOKS, DRAWS)
 
 
 class Kind(Enum):
@@ -65,7 +65,7 @@ def activity(frames: Sequence[Frame]) -> Activity:
         return Activity(Kind.COLLECTIVE, "DistributedDataParallel's broadcast", place)
     if innermost.file.endswith(_ENGINE[0]) and innermost.function == _ENGINE[1]:
         return Activity(Kind.BACKWARD, "", place)
-    if any(frame.file.endswith(_LOADER) for frame in frames):
+    if any(frame.file.endswith(_LOADERS) for frame in frames):
         return Activity(Kind.DATA, "", place)
     return Activity(Kind.CODE, "", place)
 

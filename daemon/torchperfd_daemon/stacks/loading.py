@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 from torchperfd_daemon.stacks.activity import is_library, place_in_script
-from torchperfd_daemon.stacks.model import Frame, Thread
+from torchperfd_daemon.stacks.model import DRAWS, Frame, Thread
 from torchperfd_daemon.stacks.script_line import line_at
 
 _DATA: Final = "torch/utils/data/"
@@ -73,7 +73,8 @@ def loading(thread: Thread) -> Loading | None:
         return Loading(Stage.WAIT)
     if any(_is_in(frame, _ITERATOR) for frame in frames):
         return Loading(Stage.OTHER)  # it starts workers, for example
-    return None
+    wrapped = _outermost(frames, DRAWS, "__next__")
+    return _at(Stage.FETCH, frames[:wrapped]) if wrapped is not None else None
 
 
 def worker_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:

@@ -10,6 +10,8 @@ _RECENT_STEPS: Final = 3
 # A wrapper in these files records an event, calls the wrapped function and records another event; it cannot
 # hang.
 _ONLY_CALLS_TORCH: Final = ("hooks/collectives.py", "hooks/gradients.py")
+DRAWS: Final = "/torchperfd/steps/wrapped.py"
+"""Its frame is kept: it shows that the script draws from an iterable that it has wrapped."""
 _THREADS_BEGIN_IN: Final = ("_bootstrap", "_bootstrap_inner")
 
 
@@ -148,7 +150,9 @@ def _tidied(thread: Thread, package: str) -> Thread:
     inner = 0
     while inner < len(frames) and frames[inner].file.startswith(package):
         inner += 1
-    kept = frames[:inner] + [frame for frame in frames[inner:] if not frame.file.startswith(package)]
+    kept = frames[:inner] + [
+        frame for frame in frames[inner:] if not frame.file.startswith(package) or frame.file.endswith(DRAWS)
+    ]
     if len(kept) < len(thread.frames):
         # These frames started `torchperfd run` and have no relation to the script.
         while kept and kept[-1].file == "<frozen runpy>":

@@ -3,8 +3,9 @@
 from dataclasses import asdict, fields
 from typing import Any
 
+from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
-from torchperfd.v1 import control_pb2
+from torchperfd.v1 import control_pb2, session_pb2
 
 
 def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
@@ -19,6 +20,11 @@ def slow_line(verdict: control_pb2.Verdict) -> SlowLine | None:
     return SlowLine(**{each.name: getattr(verdict.line, each.name) for each in fields(SlowLine)})
 
 
+def _stages(message: session_pb2.InputStages) -> dict[str, Any]:
+    known = {field.name: value for field, value in message.ListFields()}
+    return asdict(InputStages(**known))
+
+
 def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
     line = slow_line(verdict)
     return {
@@ -29,6 +35,7 @@ def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
         "phase": verdict.phase or None,
         "evidence": verdict.evidence,
         "line": asdict(line) if line else None,
+        "input_stages": _stages(verdict.stages) if verdict.HasField("stages") else None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,
         "stalled_seconds": verdict.stalled_seconds or None,
         "window_seconds": verdict.window_seconds or None,

@@ -14,6 +14,7 @@ from tests.support.golden import check_golden
 from tests.support.served import Served, serving_from_a_thread
 from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
 
+from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
@@ -288,9 +289,12 @@ def test_diagnose_shows_the_slow_line(served: Served, command: Command) -> None:
     other = Verdict(
         Cause.SLOW_RANK, "bert-17", "a", 1, "data", "waits", 0.01, "", step_seconds=0.1, line=line
     )
-    served.verdicts["bert-17"] = replace(other, cause=Cause.INPUT_BOUND, others=(other,))
+    stages = InputStages(2, 30, 0.05, 0.02, idle=0.1)
+    served.verdicts["bert-17"] = replace(other, cause=Cause.INPUT_BOUND, others=(other,), stages=stages)
     [verdict] = json.loads(command("diagnose", "--json")[1])["verdicts"]
     assert verdict["line"] == asdict(line) == verdict["others"][0]["line"]
+    assert verdict["input_stages"] == asdict(stages)
+    assert verdict["others"][0]["input_stages"] is None
     text = " ".join(command("diagnose")[1].split())
     assert text.count(f" why waits line {line.words} ") == 2
 

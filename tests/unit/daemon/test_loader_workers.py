@@ -197,6 +197,7 @@ def test_verdict_input_bound_has_the_stages() -> None:
     mean = diagnose("r", [profile(facts, 170, 150)], lambda: COST)
     seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, loader=facts)
     (held,) = rank_causes("r", [seen], lambda: COST)
+    assert mean.stages == stages
     for verdict in (mean, held):
         assert verdict.evidence.endswith("; making a batch takes 150 ms: fetch 120 ms, collate 30 ms")
 

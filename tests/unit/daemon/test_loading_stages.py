@@ -33,6 +33,9 @@ OPENS = Frame("/env/lib/python3.11/site-packages/PIL/Image.py", 3000, "open", "r
 GET = Frame("/env/lib/python3.11/multiprocessing/queues.py", 113, "get", "poll")
 
 
+WRAPPED = Frame("/checkout/client/torchperfd/steps/wrapped.py", 41, "__next__")
+
+
 def found(frames: tuple[Frame, ...], *, in_worker: bool) -> Loading | None:
     return loading(Thread(1, "", not in_worker, False, frames, 4711 if in_worker else 0))
 
@@ -109,6 +112,16 @@ def test_loading_of_a_worker_outside_a_fetch(
         ),
         ((Frame(f"{TORCH}/_utils/pin_memory.py", 60, "pin_memory"), *DRAW), Loading(Stage.PIN)),
         ((Frame(f"{TORCH}/dataloader.py", 1200, "__init__"), MODULE), Loading(Stage.OTHER)),
+        (
+            (OPENS, Frame("/job/shards.py", 8, "batches"), WRAPPED, MODULE),
+            Loading(Stage.FETCH, Frame("/job/shards.py", 8, "batches"), "open"),
+        ),
+        ((WRAPPED, MODULE), Loading(Stage.FETCH)),
+        # A wrapped loader is a loader.
+        (
+            (GET, Frame(f"{TORCH}/dataloader.py", 1291, "_try_get_data"), *DRAW[:2], WRAPPED),
+            Loading(Stage.WAIT),
+        ),
         ((MODULE,), None),
         ((SLEEPS, MODULE), None),
     ],

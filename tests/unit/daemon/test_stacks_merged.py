@@ -333,6 +333,16 @@ def _run() -> list[RankStacks]:
     return [*waiting, held, stopped]
 
 
+def test_draw_from_a_wrapped_iterable_waits_for_data() -> None:
+    wrapped = Frame(f"{PACKAGE}steps/wrapped.py", 41, "__next__")
+    shards = Frame("/job/shards.py", 8, "batches")
+    hook = Frame(f"{PACKAGE}launch/runner.py", 9, "run")
+    (thread,) = tidy((Thread(1, "MainThread", True, False, (shards, wrapped, TRAIN, hook)),), PACKAGE)
+    assert thread.frames == (shards, wrapped, TRAIN)
+    assert (activity(thread.frames).kind, activity(thread.frames).place) == (Kind.DATA, shards)
+    assert activity((wrapped, TRAIN)).place == TRAIN
+
+
 def _worker(number: int, *frames: Frame) -> Thread:
     started = (Frame("/env/lib/python3.11/multiprocessing/process.py", 108, "run"), *LOADING)
     return Thread(0, "", False, False, (*frames, *started), 5000 + number, number)

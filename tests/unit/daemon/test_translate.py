@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.served import columns, steps_message
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
 from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import control_pb2, session_pb2
@@ -343,9 +345,12 @@ def test_a_verdict_names_its_rank_or_minus_one() -> None:
 def test_slow_line_survives_the_way_through_another_node() -> None:
     line = SlowLine("fetch", 0.75, "/job/data.py", 37, "__getitem__", "decode", 0.5, 20, True)
     verdict = Verdict(Cause.INPUT_BOUND, "r", "", None, "data", "evidence", 0.5, "", line=line)
+    verdict = replace(verdict, stages=InputStages(2, 30, 0.05, 0.02, idle=0.1))
     message = translate_verdict.verdict_message(verdict)
     assert fleet_translate.verdict(message).line == line
-    message.line.share, message.line.file = math.nan, "a\x1b[2J"
+    assert fleet_translate.verdict(message).stages == verdict.stages
+    message.line.share, message.line.file, message.stages.idle = math.nan, "a\x1b[2J", math.inf
+    assert fleet_translate.verdict(message).stages is None
     tidied = fleet_translate.verdict(message).line
     assert tidied is not None
     assert (tidied.share, tidied.file) == (0.0, "a?[2J")
