@@ -214,3 +214,19 @@ def test_a_web_configuration_that_cannot_be_used_is_one_line(node: Node, text: s
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert str(config) in refused.stderr
     assert "; " in refused.stderr
+
+
+def test_streams_that_are_not_read_and_bodies_that_do_not_end(node: Node) -> None:
+    node.start_daemon()
+    with contextlib.ExitStack() as stack, costing_little(node):
+        streams = [stack.enter_context(connect(node)) for _ in range(40)]
+        answers = []
+        for stream in streams:
+            stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            answers.append(stream.recv(12))
+        assert answers.count(b"HTTP/1.1 503") == 40 - 16
+        for _ in range(100):
+            connection = stack.enter_context(connect(node))
+            connection.sendall(
+                b"POST /api/v1/runs/a/capture HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9000\r\n\r\n{"
+            )

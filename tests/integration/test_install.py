@@ -65,6 +65,7 @@ def test_the_wheel_holds_both_packages_and_the_generated_code(wheel: Path) -> No
         "torchperfd/v1/session_pb2.py",
         "torchperfd_daemon/server.py",
         "torchperfd_daemon/py.typed",
+        "torchperfd_daemon/web/assets/index.html",
     } <= names
     assert not any(name.startswith(("tests/", "benchmarks/", "examples/")) for name in names)
 

@@ -69,6 +69,23 @@ def test_limiter_past_deadline_aborts_only_slow_clients(now: list[float]) -> Non
     assert [connection.aborted for connection in (slow, served, reading, again)] == [1, 0, 0, 1]
 
 
+def test_limiter_extend_gives_a_long_answer_more_time(now: list[float]) -> None:
+    limiter = ConnectionLimiter(9, lambda: now[0])
+    streaming, gone = FakeConnection(), FakeConnection()
+    limiter.start_request(streaming)
+    for _ in range(5):
+        now[0] += REQUEST_TIMEOUT_S - 1
+        limiter.extend(streaming)
+        limiter.abort_slow()
+        assert not streaming.aborted
+    # Of a connection that has none, or is closed, it makes no deadline.
+    limiter.extend(gone)
+    assert len(limiter) == 1
+    now[0] += REQUEST_TIMEOUT_S
+    limiter.abort_slow()
+    assert streaming.aborted
+
+
 def test_limiter_late_response_does_not_readmit(now: list[float]) -> None:
     limiter = ConnectionLimiter(9, lambda: now[0])
     connection = FakeConnection()

@@ -1,0 +1,168 @@
+"""Pages of captures: made once, by one process at a time, and given up with the daemon."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.daemon.http_api import OWNER, Page, play
+from tests.unit.daemon.kept import add
+
+from torchperfd_daemon.captures import CaptureState, Catalog
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.web import reports
+from torchperfd_daemon.web.reports import MOST_KEPT, Reports, command_for
+
+CAPTURE = "20260101-000000-abcdef"
+WRITE = "import sys; open(sys.argv[1], 'w').write('<!doctype html>' + sys.argv[2])"
+
+
+def writing(folder: Path, page: Path) -> list[str]:
+    return [sys.executable, "-S", "-c", WRITE, str(page), folder.name]
+
+
+def failing(folder: Path, page: Path) -> list[str]:
+    return [sys.executable, "-S", "-c", "import sys; sys.exit('torchperfd: no trace at all')"]
+
+
+def hanging(folder: Path, page: Path) -> list[str]:
+    return [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
+
+
+def run(
+    catalog: Catalog,
+    command: Callable[[Path, Path], list[str]],
+    scenario: Callable[[Reports], Awaitable[None]],
+) -> None:
+    async def scene() -> None:
+        made = Reports(catalog, command)
+        try:
+            await scenario(made)
+        finally:
+            await made.close()
+
+    asyncio.run(scene())
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return Catalog(tmp_path / "captures")
+
+
+def test_command_analyses_at_idle_priority() -> None:
+    command = command_for(Path("/c/x"), Path("/p/x.html"))
+    assert command[2].endswith("low_priority.py")
+    assert command[3:] == ["analyze", "--html", "/p/x.html", "--workers", "1", "/c/x"]
+
+
+def test_page_is_made_once_in_a_private_directory(catalog: Catalog) -> None:
+    add(catalog, CAPTURE)
+
+    async def scenario(made: Reports) -> None:
+        report = made.request(CAPTURE)
+        assert report.state == "making"
+        assert made.request(CAPTURE) is report
+        await report.task
+        assert report.state == "ready"
+        assert made.request(CAPTURE) is report
+        assert report.page.read_text() == f"<!doctype html>{CAPTURE}"
+        assert report.page.parent.stat().st_mode & 0o777 == 0o700
+        folders.append(report.page.parent)
+
+    folders: list[Path] = []
+    run(catalog, writing, scenario)
+    assert not folders[0].exists()
+
+
+def test_a_failure_has_its_reason_and_can_be_tried_again(catalog: Catalog) -> None:
+    add(catalog, CAPTURE)
+
+    async def scenario(made: Reports) -> None:
+        report = made.request(CAPTURE)
+        await report.task
+        assert (report.state, report.reason) == ("failed", "no trace at all")
+        assert made.request(CAPTURE) is not report
+
+    run(catalog, failing, scenario)
+
+
+def test_an_analysis_that_takes_too_long_is_ended(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "TIMEOUT_S", 0.05)
+    add(catalog, CAPTURE)
+
+    async def scenario(made: Reports) -> None:
+        report = made.request(CAPTURE)
+        await report.task
+        assert "took more than" in report.reason
+
+    run(catalog, hanging, scenario)
+
+
+def test_analyses_in_progress_end_with_the_daemon(catalog: Catalog) -> None:
+    add(catalog, CAPTURE)
+
+    async def scenario(made: Reports) -> None:
+        made.request(CAPTURE)
+        await asyncio.sleep(0)
+        await made.close()
+        assert made.find(CAPTURE).task.cancelled()  # type: ignore[union-attr]
+
+    run(catalog, hanging, scenario)
+
+
+def test_only_captures_with_readable_traces_have_pages(catalog: Catalog) -> None:
+    add(catalog, CAPTURE)
+    add(catalog, "20260101-000001-abcdef", state=CaptureState.ARMED)
+    add(catalog, "20260101-000002-abcdef", {})
+    trace = catalog.folder(CAPTURE) / "rank0.json"
+
+    async def scenario(made: Reports) -> None:
+        for capture_id in ("20260101-000001-abcdef", "20260101-000002-abcdef"):
+            with pytest.raises(TorchperfdError):
+                made.request(capture_id)
+        with pytest.raises(NoSuchTargetError):
+            made.request("20260101-000003-abcdef")
+        trace.unlink()
+        trace.symlink_to("/etc/hostname")
+        with pytest.raises(NoSuchTargetError):
+            made.request(CAPTURE)
+
+    run(catalog, writing, scenario)
+
+
+def test_old_pages_make_room_for_new_ones(catalog: Catalog) -> None:
+    names = [f"20260101-0000{number:02}-abcdef" for number in range(MOST_KEPT + 2)]
+
+    async def scenario(made: Reports) -> None:
+        for name in names:
+            add(catalog, name)
+            await made.request(name).task
+        assert made.find(names[0]) is None
+        last = made.find(names[-1])
+        assert last is not None
+        assert len(list(last.page.parent.iterdir())) == MOST_KEPT
+
+    run(catalog, writing, scenario)
+
+
+def test_page_opens_through_a_link_without_the_token() -> None:
+    async def scenario(page: Page) -> None:
+        add(page.served.catalog, CAPTURE)
+        page.api._reports._command = writing
+        assert (await page.post(f"captures/{CAPTURE}/report")).json() == {"state": "making"}
+        early = await page.ask(f"/api/v1/captures/{CAPTURE}/report", headers=OWNER)
+        assert early.status_code == 409
+        await page.api._reports.request(CAPTURE).task
+        ready = (await page.post(f"captures/{CAPTURE}/report")).json()
+        assert ready["state"] == "ready"
+        opened = await page.ask(ready["url"])
+        assert (opened.status_code, opened.text) == (200, f"<!doctype html>{CAPTURE}")
+        policy = opened.headers["content-security-policy"]
+        # Of no origin, so that nothing in a trace could reach the interface, even as a script.
+        assert policy.startswith("sandbox allow-scripts")
+        assert "allow-same-origin" not in policy
+        assert "connect-src" not in policy
+        assert "default-src 'none'" in policy
+
+    play(scenario)
