@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 .PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos screenshots dashboards docs man \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice \
 	bench-analysis bench-memory bench-exit bench-capture \
-	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-trials bench-runs build clean
+	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-trials bench-runs build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -126,6 +126,9 @@ bench-faults: setup  ## Whether the diagnosis is right, on jobs with a known fau
 
 bench-soak: setup  ## Whether a healthy run that saves and validates a lot is left alone; 15 minutes.
 	$(BIN)/python -m benchmarks.faults.soak
+
+bench-page-daemon: setup  ## What three open pages cost the daemon; two minutes.
+	$(BIN)/python -m benchmarks.page.daemon
 
 bench-page: setup  ## What the live page weighs, and how fast it draws; half a minute.
 	$(BIN)/python -m benchmarks.page

@@ -19,9 +19,10 @@ _PERCENTILES: Final = (("p5", 0.05), ("p50", 0.5), ("p95", 0.95))
 _Floats = npt.NDArray[np.float64]
 
 
-def rounded(values: Iterable[float] | _Floats) -> list[float]:
+def rounded(values: _Floats, digits: int = _DIGITS) -> list[float]:
     """Return seconds to a tenth of a microsecond: more digits would only lengthen an answer."""
-    return [round(value, _DIGITS) for value in np.asarray(values, dtype=np.float64).tolist()]
+    numbers: list[float] = np.round(values, digits).tolist()
+    return numbers
 
 
 def whole_seconds(rank: Rank, after: int, now: float, newest: int = HISTORY_SECONDS) -> SecondColumns:
@@ -67,7 +68,7 @@ def steps_dict(rank: Rank, newest: int, since: float, *, phases: bool) -> dict[s
     }
     return {
         "first_step": max(0, rank.totals.train.steps - len(durations)),
-        "end_unix_seconds": [round(end, 6) for end in ends[left_out:].tolist()],
+        "end_unix_seconds": rounded(ends[left_out:], 6),
         "step_seconds": rounded(durations),
         **_own_and_wait(durations, columns.get(WAIT)),
         **({"phase_seconds": _phases(columns)} if phases else {}),

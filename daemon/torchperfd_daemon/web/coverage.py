@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchperfd.v1 import control_pb2
+from torchperfd_daemon.store import Rank
 from torchperfd_daemon.web.access import Access
 
 
 def view_dict(
     node: str,
     access: Access,
-    statuses: Iterable[control_pb2.RankStatus] = (),
+    statuses: "Iterable[control_pb2.RankStatus | Rank]" = (),
     *,
     fleet: bool = False,
     unreachable: Sequence[control_pb2.UnreachablePeer] = (),
@@ -21,7 +22,7 @@ def view_dict(
 
     Args:
         node: This daemon's.
-        statuses: The ranks that the document is about.
+        statuses: The ranks that the document is about, as messages or as they are kept here.
         fleet: Whether it is about all nodes.
         unreachable: Daemons that did not answer.
         window_seconds: The span of time that it is about; None for none.

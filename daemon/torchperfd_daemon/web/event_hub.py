@@ -185,8 +185,13 @@ class EventHub:
         steps: dict[int, msgspec.Raw] = {}
         seconds: dict[int, msgspec.Raw] = {}
         now = self._wall()
+        followed = [stream.ranks for stream in self._streams if stream.run == name]
+        wanted = None if None in followed else frozenset[int]().union(*filter(None, followed))
         for rank in ranks:
             number = rank.identity.rank
+            if wanted is not None and number not in wanted:
+                cursor.ranks.pop(number, None)
+                continue
             at = cursor.ranks.get(number)
             if at is None or at.rank is not rank:
                 at = cursor.ranks[number] = _RankCursor(rank)

@@ -144,9 +144,6 @@ class RunsApi:
         phases, now = flag(request, "phases", default=True), time.time()
         wanted = set(rank_list(request.query_params.get("ranks", ""), _MOST_RANKS))
         chosen = [rank for rank in ranks if not wanted or rank.identity.rank in wanted][:_MOST_RANKS]
-        listed = await self._reader.runs(access)
-        statuses = [status for run in listed.runs if run.run == name for status in run.ranks]
-        states = {status.identity.rank: live.state(status) for status in statuses}
         document = {
             "schema": "torchperfd.history/1",
             "run": name,
@@ -157,7 +154,7 @@ class RunsApi:
                 {
                     "rank": rank.identity.rank,
                     "node": rank.identity.node,
-                    "state": states.get(rank.identity.rank, "gone"),
+                    "state": live.rank_state(rank),
                     "seconds": history.seconds_dict(
                         history.whole_seconds(rank, int(since), now, seconds), phases=phases
                     ),
@@ -167,7 +164,7 @@ class RunsApi:
             ],
             "across": history.across_dict(ranks, max(1, seconds)),
             "marks": self._past.marks(name),
-            "view": self._view(access, statuses, window_seconds=float(seconds)),
+            "view": self._view(access, ranks, window_seconds=float(seconds)),
         }
         return await json_answer(request, document)
 
