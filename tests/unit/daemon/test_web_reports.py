@@ -35,14 +35,14 @@ def run(
     command: Callable[[Path, Path], list[str]],
     scenario: Callable[[Reports], Awaitable[None]],
 ) -> None:
-    async def scene() -> None:
+    async def whole() -> None:
         made = Reports(catalog, command)
         try:
             await scenario(made)
         finally:
             await made.close()
 
-    asyncio.run(scene())
+    asyncio.run(whole())
 
 
 @pytest.fixture
