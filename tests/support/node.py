@@ -43,6 +43,8 @@ class Node:
             "XDG_RUNTIME_DIR": str(self.directory),
             "XDG_STATE_HOME": str(self.directory / "state"),
             "OMP_NUM_THREADS": "1",
+            # What a run captures by itself depends on how long it lasts.
+            "TORCHPERFD_NO_ADVISE": "1",
             "PYTHONUNBUFFERED": "1",
         }
 

@@ -81,6 +81,7 @@ class VerdictCard:
         remark: Why there is no cause, in words; empty with causes.
         is_healthy: Whether the run was seen and nothing is wrong with it.
         next_command: The command that shows more; empty if none would work now.
+        trace: What the analysis of a capture of the run advises; empty without one.
     """
 
     run: str
@@ -88,6 +89,7 @@ class VerdictCard:
     remark: str = ""
     is_healthy: bool = False
     next_command: str = ""
+    trace: str = ""
 
     @property
     def summary(self) -> str:

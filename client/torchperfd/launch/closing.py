@@ -1,7 +1,7 @@
 """The end of ``torchperfd run`` on the terminal: the verdict card and the overview; the rest if asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.card import VerdictCard, card_of, unknown_card
@@ -42,6 +42,7 @@ def closing_card(
     *,
     advice: str = "",
     capture_id: str = "",
+    trace: str = "",
 ) -> VerdictCard:
     """Return the card for the end of a run. Its command works although the run has ended.
 
@@ -49,6 +50,7 @@ def closing_card(
         answer: What the daemon knows of the run; None if no daemon has answered.
         advice: What to do where training was seen but no step of it.
         capture_id: The newest capture of the run; empty without one.
+        trace: What the analysis of a capture advises; empty without one.
     """
     command = f"torchperfd analyze {capture_id}" if capture_id else ""
     if not any(each.table.rows for each in reports):
@@ -56,7 +58,8 @@ def closing_card(
     if answer is None or not answer.HasField("verdict"):
         return unknown_card(run, "no daemon has answered, so nothing compared the steps", command)
     usual = answer.verdict.next_command
-    return card_of(answer.verdict, command or (usual if usual in _AFTER_THE_RUN else ""))
+    card = card_of(answer.verdict, command or (usual if usual in _AFTER_THE_RUN else ""))
+    return replace(card, trace=trace)
 
 
 def percentiles_of(answer: "control_pb2.GetRunResponse | None", rank: int) -> Percentiles:

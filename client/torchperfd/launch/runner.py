@@ -14,6 +14,7 @@ from torchperfd.launch.script import Script, show
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
+    from torchperfd.launch.auto_capture import AutoCapture
     from torchperfd.link.embedded import EmbeddedDaemon
     from torchperfd.report import RankReport
     from torchperfd.runs.record import RunRecord
@@ -40,6 +41,8 @@ Options:
   --fail-above P  With --baseline: exit with code 7 if a step is slower by more, as 5%.
   --runs-dir DIR  Where the account is kept, for `torchperfd runs` and `compare`.
   --no-keep       Keep no account of the run.
+  --no-advise     Make no capture by itself. Without it, five steps are captured once when a cause
+                  takes a tenth of the step for ten seconds; never on CUDA devices.
   --on-oom        Leave a memory snapshot when CUDA has no memory left.
   --no-daemon     Start no daemon when none answers.
   --open          Open the daemon's live page in a browser.
@@ -64,6 +67,7 @@ class RunOptions:
     start_daemon: bool = True
     quiet: bool = False
     full: bool = False
+    advise: bool = True
     on_oom: bool = False
     open_page: bool = False
     warnings: list[str] = field(default_factory=list)
@@ -116,7 +120,7 @@ def parse(argv: Sequence[str]) -> RunOptions | None:
                     raise _BadUsageError(f"{name} needs a value")
                 value = argv[position]
             values[name] = value
-        elif word in ("--no-daemon", "--quiet", "--full", "--on-oom", "--open", *FLAGS):
+        elif word in ("--no-daemon", "--quiet", "--full", "--no-advise", "--on-oom", "--open", *FLAGS):
             flags.add(word)
         else:
             raise _BadUsageError(f"no such option: {word}")
@@ -137,6 +141,7 @@ def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOpti
         start_daemon="--no-daemon" not in flags,
         quiet="--quiet" in flags,
         full="--full" in flags,
+        advise="--no-advise" not in flags,
         on_oom="--on-oom" in flags,
         keeping=keeping,
         open_page="--open" in flags,
@@ -145,6 +150,7 @@ def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOpti
 
 def _run(options: RunOptions) -> None:
     from torchperfd.attachment import attach
+    from torchperfd.launch import auto_capture
     from torchperfd.launch.lightning import LightningLauncher
     from torchperfd.launch.live_address import announce
     from torchperfd.link import embedded, stream
@@ -164,6 +170,7 @@ def _run(options: RunOptions) -> None:
     client = attach(run=options.run, job=options.job or _job_name(script), on_oom=options.on_oom)
     announce(client, quiet=options.quiet, open_page=options.open_page)
     launcher = LightningLauncher(client.run, options.job or _job_name(script))
+    auto = auto_capture.begin(client, quiet=options.quiet, switched_off=not options.advise)
     ended: BaseException | None = None
     code = 0
     try:
@@ -176,7 +183,7 @@ def _run(options: RunOptions) -> None:
     finally:
         launcher.leave()
         try:
-            code = _conclude(client, daemon, options, baseline, ended)
+            code = _conclude(client, daemon, options, baseline, ended, auto)
         except Exception as error:  # noqa: BLE001 - the script has done its work: keep its exit code
             sys.stderr.write(f"torchperfd: the report could not be made: {error}\n")
     if ended is not None:
@@ -219,6 +226,7 @@ def _conclude(
     options: RunOptions,
     baseline: "RunRecord | None",
     ended: BaseException | None,
+    auto: "AutoCapture | None",
 ) -> int:
     """Report, keep, compare and detach; return the exit code that the comparison asks for."""
     from torchperfd.card import ansi
@@ -228,6 +236,8 @@ def _conclude(
     from torchperfd.v1 import access
 
     deadline = time.monotonic() + _LEAVE_BUDGET_S
+    if auto is not None:
+        auto.stop()
     client.finish()
     advice = client.advice
     answer = _whole_run(client) if client.rank == 0 else None
@@ -249,7 +259,12 @@ def _conclude(
     if not options.quiet and client.rank == 0:
         sys.stdout.flush()
         card = closing_card(
-            client.run, ranks, answer, advice=advice, capture_id=client.parts.captures.newest_id
+            client.run,
+            ranks,
+            answer,
+            advice=advice,
+            capture_id=client.parts.captures.newest_id or (auto.capture_id if auto is not None else ""),
+            trace=auto.advice(client.captures_dir) if auto is not None else "",
         )
         closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
         colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)

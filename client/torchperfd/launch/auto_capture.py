@@ -1,0 +1,155 @@
+"""The capture that ``torchperfd run`` makes by itself, once, when the verdict is worth explaining."""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd.durations import duration
+from torchperfd.errors import CaptureError
+from torchperfd.safety.logs import log
+
+if TYPE_CHECKING:
+    from torchperfd.captures.job_capture import JobCapture
+    from torchperfd.client import Client
+    from torchperfd.v1 import control_pb2
+
+STEPS: Final = 5
+LEAST_SHARE: Final = 0.1
+"""A verdict that costs a smaller share of the step is not worth a capture."""
+STABLE_LOOKS: Final = 3
+"""So many consecutive looks have to find the same cause on the same rank."""
+_LOOK_EVERY_S: Final = 5.0
+_ANSWER_S: Final = 1.0
+_MOST_ANALYSIS_BYTES: Final = 4 * 2**20
+_NOTHING_TO_CAPTURE: Final = frozenset({"none", "unknown", "hang"})
+_ANALYSIS: Final = "analysis.json"
+_CUDA_DRIVER: Final = "/dev/nvidiactl"
+
+
+def begin(client: "Client", *, quiet: bool, switched_off: bool) -> "AutoCapture | None":
+    """Begin to look for something worth a capture; None where no capture is wanted.
+
+    That is: it is switched off, the end of the run shows nothing, or this is not rank 0.
+    """
+    if quiet or switched_off or os.environ.get("TORCHPERFD_NO_ADVISE") or client.rank != 0:
+        return None
+    if Path(_CUDA_DRIVER).exists():
+        return None
+    # Read when the profiler starts for the first time; without it Kineto writes into the script's output.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    auto = AutoCapture(client)
+    auto.start()
+    return auto
+
+
+class StableVerdict:
+    """Decides when a verdict is worth a capture. Pure."""
+
+    def __init__(self) -> None:
+        self._found: tuple[str, int] | None = None
+        self._looks = 0
+
+    def update(self, verdict: "control_pb2.Verdict | None") -> bool:
+        """Take the verdict of one look; return whether it is large and has lasted long enough."""
+        step = verdict.step_seconds if verdict is not None else 0.0
+        if (
+            verdict is None
+            or verdict.cause in _NOTHING_TO_CAPTURE
+            or not step
+            or verdict.cost_seconds_per_step < LEAST_SHARE * step
+        ):
+            self._found, self._looks = None, 0
+            return False
+        found = (verdict.cause, verdict.rank)
+        self._looks = self._looks + 1 if found == self._found else 1
+        self._found = found
+        return self._looks >= STABLE_LOOKS
+
+
+class AutoCapture:
+    """Looks at the verdict from a thread of its own, and captures once. Only on rank 0.
+
+    Never on a CUDA device: a first capture there leaves CUPTI in the process, which costs launches time.
+
+    Args:
+        every: Seconds between two looks.
+    """
+
+    def __init__(self, client: "Client", every: float = _LOOK_EVERY_S) -> None:
+        self._client, self._every = client, every
+        self._stable = StableVerdict()
+        self._stopping = threading.Event()
+        self._capture: JobCapture | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        threading.Thread(target=self._run, name="torchperfd-advise", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more; returns at once. A capture in progress ends as any does."""
+        self._stopping.set()
+
+    @property
+    def capture_id(self) -> str:
+        """The id of the capture; empty while there is no trace."""
+        capture = self._capture
+        return capture.id if capture is not None and capture.paths else ""
+
+    def advice(self, captures_dir: str) -> str:
+        """Return the first change that the daemon's analysis of the capture advises; empty without one."""
+        if not self.capture_id:
+            return ""
+        return first_advice(Path(captures_dir) / self.capture_id / _ANALYSIS)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every):
+            try:
+                if self.look():
+                    return
+            except Exception as error:  # noqa: BLE001 - training goes on
+                log.warning("no capture is made by itself: %s", error)
+                return
+
+    def look(self) -> bool:
+        """Look at the verdict, and capture if it is time; return whether there is nothing left to do."""
+        if _uses_cuda():
+            return True
+        answer = self._client.whole_run(_ANSWER_S)
+        verdict = answer.verdict if answer is not None and answer.HasField("verdict") else None
+        if not self._stable.update(verdict) or self._stopping.is_set():
+            return False
+        here = {rank.identity.rank for rank in answer.ranks} if answer is not None else set()
+        wanted = verdict.rank if verdict is not None and verdict.rank in here else self._client.rank
+        try:
+            self._capture = self._client.capture(STEPS, ranks=[wanted])
+        except CaptureError as error:
+            log.info("no capture is made by itself: %s", error)
+        return True
+
+
+def first_advice(path: Path) -> str:
+    """Return the first advice of an analysis in one line; empty if there is none, or it cannot be read."""
+    try:
+        if path.stat().st_size > _MOST_ANALYSIS_BYTES:
+            return ""
+        document: Any = json.loads(path.read_bytes())
+        first = document["advice"][0]
+        setting = f": {first['setting']}" if first["setting"] else ""
+        line = f"{first['change']}{setting}"
+        saves = float(first["saves_us_per_step"]) / 1e6
+        saved = f", saves about {duration(saves)} a step" if saves > 0 else ""
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return ""
+    words = f"{line}{saved}"
+    return words if words.isprintable() else ""
+
+
+def _uses_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    is_initialized: Callable[[], bool] | None = getattr(cuda, "is_initialized", None)
+    return is_initialized is not None and is_initialized()
