@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos screenshots dashboards docs man \
-	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice \
+	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
 	bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-trials bench-runs build clean
 
@@ -99,6 +99,9 @@ bench-runs: setup  ## How often a comparison of two runs is right, on simulated 
 
 bench-memory: setup  ## Whether ten million steps fit into the memory of one million; two minutes.
 	$(BIN)/python -m benchmarks.memory_flat
+
+bench-tune: setup  ## Whether `torchperfd tune` finds and verifies the right gains, on six scripts; about ten minutes.
+	$(BIN)/python -m benchmarks.tune
 
 bench-advice: setup  ## Whether applying an advice saves what it predicts.
 	$(BIN)/python -m benchmarks.advice

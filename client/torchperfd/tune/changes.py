@@ -37,19 +37,23 @@ class Change:
         """How losses must compare: ``exact``, ``batches`` (or else the same ones), ``close`` or ``any``."""
         return _LOSSES.get(self.target, ANY)
 
+    @property
+    def arguments(self) -> str:
+        """The arguments as they are written."""
+        return ", ".join(f"{key}={value!r}" for key, value in self.values)
+
     def code(self, name: str = "") -> str:
         """Return what to write.
 
         Args:
             name: Class of the optimizer or the loader in the script; a general one by default.
         """
-        arguments = ", ".join(f"{key}={value!r}" for key, value in self.values)
         if self.target == LOADER:
-            return f"{name or 'DataLoader'}(..., {arguments})"
+            return f"{name or 'DataLoader'}(..., {self.arguments})"
         if self.target == OPTIMIZER:
-            return f"{name or 'Optimizer'}(..., {arguments})"
+            return f"{name or 'Optimizer'}(..., {self.arguments})"
         if self.target == ZERO_GRAD:
-            return f"zero_grad({arguments})"
+            return f"zero_grad({self.arguments})"
         first = repr(self.values[0][1]) if self.values else ""
         if self.target == THREADS:
             return f"torch.set_num_threads({first})"

@@ -152,7 +152,8 @@ class TuningSearch:
         found.repeated = repeats(found.unchanged, current)
         tried: set[Change] = set()
         while True:
-            groups, found.skipped = propose(current, found.changes, self._requested)
+            groups, skipped = propose(current, found.changes, self._requested)
+            found.skipped = found.skipped or skipped
             remaining = (
                 Group(new, group.share)
                 for group in groups
@@ -189,7 +190,9 @@ class TuningSearch:
             return None
         usable.sort(key=lambda one: one[1].step_seconds)
         best, trial, losses = usable[0]
-        found.dropped += [Dropped(each, f"slower than {best.code()}") for each, _, _ in usable[1:]]
+        found.dropped += [
+            Dropped(each, f"slower in a first run than {best.arguments}") for each, _, _ in usable[1:]
+        ]
         try:
             beside = self._compare(kept, merged(kept, best), best.code())
         except TrialFailedError as error:
@@ -205,7 +208,7 @@ class TuningSearch:
         for pairs in self._pairs(without, with_it, name):
             ratio = compare_rounds(*zip(*pairs, strict=True)).ratio if len(pairs) > 1 else 1.0
             if len(pairs) == HOPELESS_ROUNDS and ratio > _SLOWER:
-                return f"slower: {ratio:.2f} of the time, in {len(pairs)} pairs"
+                return f"slower: takes {ratio:.2f} times as long, in {len(pairs)} pairs"
             if len(pairs) < LEAST_ROUNDS:
                 continue
             beside = compare_rounds(*zip(*pairs, strict=True))

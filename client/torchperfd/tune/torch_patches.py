@@ -80,6 +80,7 @@ class TorchPatches:
         self._zeroing_seen = 0
         self._threads = torch.get_num_threads()
         self._threads_site: Site | None = None
+        self._precision = torch.get_float32_matmul_precision()
         self._depth = 0
         self._is_compiled = False
 
@@ -110,7 +111,7 @@ class TorchPatches:
             threads_site=self._threads_site,
             cpus=available_cpus(),
             uses_cuda=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
-            matmul_precision=torch.get_float32_matmul_precision(),
+            matmul_precision=self._precision,
         )
 
     def loss_values(self) -> tuple[float, ...]:

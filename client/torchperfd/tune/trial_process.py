@@ -73,7 +73,7 @@ class ScriptTrials:
         count = 0
         while self._can_stand_by:
             try:
-                for pair in self._pairs_side_by_side(without, with_it, count):
+                for pair in side_by_side((self._script, without), (self._script, with_it), count):
                     yield pair
                     count += 1
             except TrialFailedError:
@@ -84,21 +84,6 @@ class ScriptTrials:
             seconds = [self.run(changes).step_seconds for changes in order]
             yield (seconds[1], seconds[0]) if count % 2 else (seconds[0], seconds[1])
             count += 1
-
-    def _pairs_side_by_side(
-        self, without: Sequence[Change], with_it: Sequence[Change], count: int
-    ) -> Iterator[tuple[float, float]]:
-        with _Process(self._script, without) as first, _Process(self._script, with_it) as second:
-            for process in (first, second):
-                if process.start() is not None:
-                    raise TrialFailedError("the script is too short")
-            for number in range(count, count + PAIRS_PER_PROCESS):
-                # In alternating order, so that a machine that becomes slower favours neither.
-                order = (second, first) if number % 2 else (first, second)
-                seconds = {process: process.measure(_PAIR_SHARE).step_seconds for process in order}
-                if first.has_ended or second.has_ended:
-                    return
-                yield seconds[first], seconds[second]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +109,35 @@ class TrialScript:
     def missing(self) -> str:
         """Return the script's path where there is no such file; empty where there is."""
         return "" if self.is_module or Path(self.target).is_file() else self.target
+
+
+def side_by_side(
+    first: tuple[TrialScript, Sequence[Change]], second: tuple[TrialScript, Sequence[Change]], count: int = 0
+) -> Iterator[tuple[float, float]]:
+    """Run two scripts with changes in two processes, and hold one while the other is measured.
+
+    Args:
+        first: A script and its changes.
+        second: The other.
+        count: Pairs that were measured before.
+
+    Yields:
+        The steps of both, in seconds; up to :data:`PAIRS_PER_PROCESS` pairs, fewer where a script ends.
+
+    Raises:
+        TrialFailedError: One of them gave nothing to measure.
+    """
+    with _Process(*first) as one, _Process(*second) as other:
+        for process in (one, other):
+            if process.start() is not None:
+                raise TrialFailedError("the script is too short")
+        for number in range(count, count + PAIRS_PER_PROCESS):
+            # In alternating order, so that a machine that becomes slower favours neither.
+            order = (other, one) if number % 2 else (one, other)
+            seconds = {process: process.measure(_PAIR_SHARE).step_seconds for process in order}
+            if one.has_ended or other.has_ended:
+                return
+            yield seconds[one], seconds[other]
 
 
 class _Process:

@@ -138,7 +138,7 @@ def test_search_of_slower_change_gives_up_early() -> None:
     trials = FakeTrials(made_up(optimizer_seconds=0.05, facts=facts), lambda changes: 1.5 if changes else 1.0)
     found = tune(trials)
     assert found.kept == []
-    assert any(each.reason.startswith("slower: 1.5") for each in found.dropped)
+    assert any(each.reason.startswith("slower: takes 1.5") for each in found.dropped)
     assert sum(FUSED in changes for changes in trials.measured) <= 1 + HOPELESS_ROUNDS
 
 
