@@ -251,3 +251,24 @@ def test_skip_link_leads_to_the_content(browser: Browser, url: str) -> None:
     browser.press("Enter")
     assert browser.run("document.activeElement.id") == "view"
     assert browser.run("location.hash") == "#/"
+
+
+def test_statistics_keep_outliers_and_gaps(browser: Browser, url: str) -> None:
+    browser.visit(f"{url}/")
+    module = "const s = await import('/assets/statistics.js');"
+
+    def evaluate(expression: str) -> object:
+        return browser.run(f"(async () => {{ {module} return JSON.stringify({expression}); }})()")
+
+    assert evaluate("s.sampleLongest([1, 9, 1, 1, 1, 2], 3)") == '{"chosen":[1,2,5],"every":2}'
+    assert evaluate("s.sampleLongest([1, 2], 3)") == '{"chosen":[0,1],"every":1}'
+    columns = (
+        "[{at: [10, 12], seconds: [1, 3], phases: {data: [1, 3]}}, {at: [10], seconds: [2], phases: {}}]"
+    )
+    across = f"s.acrossRanks({columns}, 10, 12)"
+    assert evaluate(f"{across}.p95") == "[2,null,3]"
+    assert evaluate(f"[...{across}.phases.get('data')]") == "[0.5,null,3]"
+    assert evaluate("[...s.medians([[1, NaN], [3, NaN]], 2)]") == "[2,null]"
+    ranks = "Array.from({length: 500}, (_, rank) => ({rank, ownSeconds: rank === 77 ? 9 : 1 + rank / 1e4}))"
+    chosen = f"s.chooseRanks({ranks}, 20, [300]).shown.map((each) => each.rank)"
+    assert evaluate(f"{chosen}.length === 20 && {chosen}.includes(77) && {chosen}.includes(300)") == "true"

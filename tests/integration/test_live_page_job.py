@@ -64,6 +64,11 @@ def test_job_is_watched_captured_and_read(node: Node, tmp_path: Path) -> None:
         browser.wait_for("document.querySelector('tr.slow th')?.textContent === '1'", "the slow rank")
         browser.wait_for(f"{MAIN}.includes('slow rank') && {MAIN}.includes('rank 1 on')", "the verdict")
 
+        browser.run("document.querySelector('[data-key=stacks]').click()")
+        browser.wait_for(
+            "document.querySelector('.stacks pre')?.textContent.includes('slow_rank.py')", "stacks"
+        )
+
         browser.run("document.querySelector('[data-key=capture]').click()")
         browser.wait_for("document.querySelector('.outcome a')", "the capture")
         browser.run("document.querySelector('.outcome a').click()")
@@ -83,7 +88,10 @@ def test_job_is_watched_captured_and_read(node: Node, tmp_path: Path) -> None:
         node.stop_daemon()
         browser.wait_for(f"{BANNER}.includes('does not answer')", "the banner")
         node.start_daemon()
-        browser.wait_for(f"{BANNER} === ''", "the connection")
+        browser.wait_for(f"!{BANNER}.includes('does not answer')", "the connection")
+        # The new daemon has never seen the run, and the page still has what was known of it.
+        browser.wait_for(f"{MAIN}.includes('Below is what was last known of it')", "that the run is unknown")
+        assert "slow rank" in browser.run(MAIN)
         assert browser.complaints == []
         hosts = {url.split("/")[2] for url in browser.requests if url.startswith("http")}
         assert hosts == {f"127.0.0.1:{node.metrics_port}"}

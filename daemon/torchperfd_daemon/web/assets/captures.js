@@ -154,7 +154,9 @@ export class CaptureView {
         return;
       }
       if (answer.state === "ready") {
-        this._report.replaceChildren("The report is ready: ", element("a", { href: answer.url, target: "_blank", rel: "noopener", class: "button primary", id: "report-link" }, "open it in a new tab"), " (the link works for a minute)");
+        this._report.textContent = "";
+        const link = element("a", { href: answer.url, target: "_blank", rel: "noopener", id: "report-link" }, "open it in a new tab");
+        showOutcome("good", "The report is ready: ", link, ". The link works for a minute.");
         return;
       }
       if (answer.state === "failed") {

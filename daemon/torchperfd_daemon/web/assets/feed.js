@@ -9,7 +9,7 @@ const RETRY_MS = 1500;
 export const MOST_RANKS = 64;
 
 /** How often a document is read again, in milliseconds; events bring what has to be there sooner. */
-const EVERY_MS = { runs: 3000, run: 4000, ranks: 2000, goodput: 5000, captures: 4000, capture: 2000, node: 3000 };
+const EVERY_MS = { runs: 3000, run: 6000, ranks: 5000, captures: 15_000, capture: 2000, node: 4000 };
 
 /** Return the paths that a place shows, by the names under which views find them. */
 function pathsOf({ view, run, capture }) {
@@ -22,7 +22,6 @@ function pathsOf({ view, run, capture }) {
       const paths = {
         run: `runs/${name}`,
         ranks: `runs/${name}/ranks`,
-        goodput: `runs/${name}/goodput`,
         captures: `captures?run=${name}&limit=20`,
       };
       return view === "rank" ? { ...paths, node: "node" } : paths;

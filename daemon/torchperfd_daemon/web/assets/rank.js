@@ -8,7 +8,7 @@ import { bytes, change, duration, isNumber, percent, rate } from "./numbers.js";
 import { Part } from "./parts.js";
 import { label, ordered } from "./phases.js";
 import { stepBar } from "./rank_table.js";
-import { rankState, stateKind } from "./states.js";
+import { isMissing, rankState, stateKind } from "./states.js";
 import { percentile } from "./statistics.js";
 import { Stream } from "./stream.js";
 
@@ -61,7 +61,7 @@ export class RankView {
     const kept = this._feed.history?.ranks.get(this._rank);
     if (kept) {
       const names = Object.keys(kept.steps?.phase_seconds ?? {});
-      this._stream.show([{ ...kept, missing: entry?.connected === false, slow: Boolean(live?.slow) }]);
+      this._stream.show([{ ...kept, missing: Boolean(entry) && isMissing(entry), slow: Boolean(live?.slow) }]);
       this._parts.legend.update(names, () => [legend(names)]);
       const rows = phaseRows(kept.steps);
       this._parts.phases.update(rows.map((row) => [row.name, duration(row.p50), duration(row.p95)]), () => [phaseCard(rows, live)]);
@@ -105,7 +105,7 @@ export class RankView {
 }
 
 function rankFacts(entry, live) {
-  const gone = entry.connected === false;
+  const gone = isMissing(entry);
   return [
     ["Step", gone ? "–" : duration(live?.step_seconds ?? entry.step_seconds)],
     ["Own work", gone ? "–" : duration(live?.own_seconds)],

@@ -5,7 +5,7 @@ import { chip, element, table } from "./elements.js";
 import { partsBar } from "./legend.js";
 import { change, duration } from "./numbers.js";
 import { WAIT, colourClass, label, ordered } from "./phases.js";
-import { rankState, stateKind } from "./states.js";
+import { isMissing, rankState, stateKind } from "./states.js";
 import { largest } from "./statistics.js";
 
 /** Return the table. `ranks` are rows of /ranks; `known` maps a rank to its row of the run's document. */
@@ -17,16 +17,16 @@ export function rankTable(run, ranks, known) {
       cell: (rank) => element("a", { href: address({ view: "rank", run, rank: rank.rank }), "data-key": `row ${rank.rank}` }, String(rank.rank)),
     },
     { name: "State", cell: (rank) => stateChip(known.get(rank.rank) ?? rank) },
-    { name: "Step", numeric: true, cell: (rank) => (isMissing(rank, known) ? "–" : duration(rank.step_seconds)) },
-    { name: "Own work", numeric: true, cell: (rank) => (isMissing(rank, known) ? "–" : duration(rank.own_seconds)) },
-    { name: "Wait", numeric: true, cell: (rank) => (isMissing(rank, known) ? "–" : duration(rank.phase_seconds?.[WAIT])) },
-    { name: "vs. peers", numeric: true, cell: (rank) => (isMissing(rank, known) ? "–" : change(rank.behind_ratio)) },
-    { name: "What a step is spent on", class: "bar-cell", cell: (rank) => (isMissing(rank, known) ? element("span", { class: "soft" }, "no data") : stepBar(rank, top)) },
+    { name: "Step", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : duration(rank.step_seconds)) },
+    { name: "Own work", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : duration(rank.own_seconds)) },
+    { name: "Wait", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : duration(rank.phase_seconds?.[WAIT])) },
+    { name: "vs. peers", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : change(rank.behind_ratio)) },
+    { name: "What a step is spent on", class: "bar-cell", cell: (rank) => (isSilent(rank, known) ? element("span", { class: "soft" }, "no data") : stepBar(rank, top)) },
   ];
   const places = ranks.some((rank) => rank.coordinates);
   if (places) columns.splice(1, 0, { name: "Place", cell: (rank) => rank.coordinates ?? "" });
   if (new Set(ranks.map((rank) => rank.node)).size > 1) columns.splice(1, 0, { name: "Node", cell: (rank) => rank.node });
-  return table(`Ranks of ${run}`, columns, ranks, (rank) => ({ class: rank.slow ? "slow" : isMissing(rank, known) ? "missing" : null }));
+  return table(`Ranks of ${run}`, columns, ranks, (rank) => ({ class: rank.slow ? "slow" : isSilent(rank, known) ? "missing" : null }));
 }
 
 /** Return the bar of a rank's mean step by phase; `top` is the time of the whole width. */
@@ -40,8 +40,8 @@ export function stepBar({ rank, step_seconds: seconds, phase_seconds: phases }, 
   return partsBar(parts, top, `rank ${rank}: ${words}`);
 }
 
-function isMissing(rank, known) {
-  return (known.get(rank.rank) ?? rank).connected === false;
+function isSilent(rank, known) {
+  return isMissing(known.get(rank.rank) ?? rank);
 }
 
 function stateChip(rank) {

@@ -38,7 +38,8 @@ export async function send(path, { method = "GET", body = null, signal = undefin
   try {
     const answer = await response.json();
     problem = answer.error?.problem ?? problem;
-    remedy = answer.error?.remedy ?? "";
+    // The remedy for a read is for scripts: another path.
+    if (method !== "GET") remedy = answer.error?.remedy ?? "";
   } catch {
     // A proxy's answer is not ours; the status has to do.
   }

@@ -12,7 +12,7 @@ import { bytes, clock, count, duration, percent, rate } from "./numbers.js";
 import { Part } from "./parts.js";
 import { rankTable } from "./rank_table.js";
 import { newestOf, windowWords } from "./scope.js";
-import { rankState, stateKind } from "./states.js";
+import { isMissing, rankState, stateKind } from "./states.js";
 import { acrossRanks, percentile } from "./statistics.js";
 import { Stream } from "./stream.js";
 import { PhasesStacked, StepTimes, markWords } from "./time_charts.js";
@@ -101,7 +101,7 @@ export class RunView {
     const live = documents.ranks?.runs?.find((each) => each.run === entry.run) ?? documents.ranks?.runs?.[0];
     if (live) this._updateRanks(live, known);
     if (history) this._updateHistory(history, known, live, verdict);
-    const goodput = documents.run.goodput ?? documents.goodput?.runs?.find((each) => each.run === entry.run);
+    const { goodput } = documents.run;
     this._parts.goodput.update(goodput ?? null, () => (goodput ? [goodputCard(goodput)] : []));
     this._parts.memory.update((entry.ranks ?? []).map((rank) => [rank.rank, rank.cuda]), () => [memoryCard(entry.ranks ?? [])]);
   }
@@ -109,7 +109,9 @@ export class RunView {
   _head(entry) {
     const title = element("h1", {}, this._run);
     if (!entry) {
-      const problem = this._feed.failures.run?.message ?? (this._feed.isSaved ? "not part of this saved page" : null);
+      const failed = this._feed.failures.run?.message;
+      const left = failed && this._shown !== null ? `${failed}. Below is what was last known of it` : failed;
+      const problem = left ?? (this._feed.isSaved ? "Not part of this saved page" : null);
       return [title, problem ? element("p", { class: "notice bad" }, `${problem}.`) : element("p", { class: "soft" }, "Loading …")];
     }
     const facts = headFacts(entry);
@@ -153,14 +155,14 @@ export class RunView {
   }
 
   _updateHistory(history, known, live, verdict) {
-    const missing = [...known.values()].filter((rank) => rank.connected === false).map((rank) => rank.rank);
+    const missing = [...known.values()].filter(isMissing).map((rank) => rank.rank);
     const marked = (live?.ranks ?? []).filter((rank) => rank.slow || rank.rank === verdict?.rank).map((rank) => rank.rank);
     const shown = JSON.stringify([history.version, known.size, missing, marked]);
     if (shown === this._shown) return;
     this._shown = shown;
     const slow = new Set(marked);
     const rows = [...history.ranks.values()]
-      .map((rank) => ({ ...rank, missing: known.get(rank.rank)?.connected === false, slow: slow.has(rank.rank) }))
+      .map((rank) => ({ ...rank, missing: missing.includes(rank.rank), slow: slow.has(rank.rank) }))
       .sort((a, b) => a.rank - b.rank);
     for (const rank of known.values()) if (!history.ranks.has(rank.rank) && rows.length < MOST_RANKS) rows.push({ rank: rank.rank, missing: true });
     this._stream.show(rows);

@@ -19,7 +19,7 @@ export async function savedPage(saved) {
   await gather(ENTRY, modules);
   const style = await text("page.css");
   // A less-than sign inside a script element could end it; in JSON and in strings its escape means the same.
-  const data = JSON.stringify(saved).replaceAll("<", "\\u003c");
+  const data = JSON.stringify(saved, short).replaceAll("<", "\\u003c");
   const open = (attributes) => `<script${attributes}>`;
   const close = "<" + "/script>";
   return [
@@ -39,6 +39,12 @@ export async function savedPage(saved) {
     "</body></html>",
     "",
   ].join("\n");
+}
+
+// Five digits are more than the page shows; ten minutes of 64 ranks would take 9 MB with all of them.
+function short(_key, value) {
+  if (typeof value !== "number" || Number.isInteger(value)) return value;
+  return Math.abs(value) > 1e6 ? Math.round(value * 1000) / 1000 : Number(value.toPrecision(5));
 }
 
 /** Offer a text as a file to save. */

@@ -3,6 +3,7 @@
 import { element } from "./elements.js";
 import { age, clock, count, moment, ranges } from "./numbers.js";
 import { Part } from "./parts.js";
+import { isMissing } from "./states.js";
 
 const LATE_S = 5;
 const LATE_STEPS = 5;
@@ -13,7 +14,7 @@ const LATE_STEPS = 5;
  */
 export function coverageOf(run) {
   const here = run.ranks ?? [];
-  const silent = here.filter((rank) => rank.connected === false).map((rank) => rank.rank);
+  const silent = here.filter(isMissing).map((rank) => rank.rank);
   const known = new Set(here.map((rank) => rank.rank));
   const elsewhere = [];
   for (let rank = 0; rank < Math.min(run.world_size ?? 0, 100_000); rank += 1) if (!known.has(rank)) elsewhere.push(rank);

@@ -10,8 +10,13 @@ export function stateKind(state) {
   return KINDS[state] ?? "unknown";
 }
 
+/** Return whether a rank should report and does not; one that has finished need not. */
+export function isMissing(rank) {
+  return rank.connected === false && rank.state !== "finished";
+}
+
 /** Return a rank's state in words: one that is not connected is missing, whatever it last reported. */
 export function rankState(rank) {
-  if (rank.connected === false) return "missing";
+  if (isMissing(rank)) return "missing";
   return rank.stalled_seconds ? "stalled" : rank.state ?? "unknown";
 }
