@@ -394,3 +394,59 @@ def test_damaged_address_shows_the_page_as_without(chromium: Browser, page: Path
     assert chosen_rank(browser) == "rank 0"
     assert texts(browser, ".timeline canvas")
     assert browser.complaints == []
+
+
+@pytest.fixture(scope="module")
+def one_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of one step of 1 ms, with an operator, its launch and its kernel."""
+    events = [
+        event("ProfilerStep#5", 0, 1_000_000, cat="user_annotation"),
+        event("aten::linear", 100_000, 400_000, args={"Input Dims": [[64, 128], [128, 256]]}),
+        event("cudaLaunchKernel", 200_000, 300_000, cat="cuda_runtime", args={"correlation": 9}),
+        event("gemm", 600_000, 900_000, cat="kernel", thread=7, args={"correlation": 9}),
+    ]
+    entry, picture = document_of(events, 0)
+    file = tmp_path_factory.mktemp("step") / "page.html"
+    file.write_text(
+        analysis.render_html({"schema": analysis.SCHEMA, "ranks": [entry], "failed": []}, [picture])
+    )
+    return file
+
+
+STEP_CANVAS = "section[aria-label='Step 5 in full'] canvas"
+
+
+def click_step(browser: Browser, share: float, y: float) -> str:
+    """Click into the timeline of one step; return the description."""
+    browser.run(f'document.querySelector("{STEP_CANVAS}").scrollIntoView({{block: "center"}})')
+    box = f'document.querySelector("{STEP_CANVAS}").getBoundingClientRect()'
+    left, top, width = browser.run(f"(({{x, y, width}}) => [x, y, width])({box})")
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        browser.mouse(kind, left + share * width, top + y)
+    browser.drawn()
+    return texts(browser, "section[aria-label='Step 5 in full'] .said")[0]
+
+
+def test_step_in_full_shows_inputs_and_the_other_end(chromium: Browser, one_step: Path) -> None:
+    browser = opened(chromium, one_step)
+    # The lane of the thread: an axis of 24 px, a heading of 20, and rows of 17; then that of the stream.
+    linear, launch, kernel = 24 + 20 + 17 + 8, 24 + 20 + 34 + 8, 24 + 20 + 3 * 17 + 6 + 20 + 8
+    assert "inputs [[64, 128], [128, 256]]".replace(" ", "") in click_step(browser, 0.15, linear).replace(
+        " ", ""
+    )
+    assert "launches gemm, which starts 400 µs later" in click_step(browser, 0.25, launch)
+    assert "launched by cudaLaunchKernel, 400 µs earlier" in click_step(browser, 0.75, kernel)
+    assert browser.complaints == []
+
+
+def test_step_in_full_is_searched_by_name(chromium: Browser, one_step: Path) -> None:
+    browser = opened(chromium, one_step)
+    pixels = f'document.querySelector("{STEP_CANVAS}").toDataURL()'
+    before = browser.run(pixels)
+    write(browser, "Find in the step", "gemm")
+    browser.drawn()
+    found = browser.run(pixels)
+    assert found != before
+    browser = opened(browser, one_step, browser.run("location.hash.slice(1)"))
+    assert browser.run("document.querySelector(\"[aria-label='Find in the step']\").value") == "gemm"
+    assert browser.run(pixels) == found

@@ -144,7 +144,7 @@ def summarise(
         ),
         collectives=collectives(trace, found),
         samples=sample(trace, found, links) if samples else None,
-        picture=draw(trace, rectangles) if rectangles else None,
+        picture=draw(trace, rectangles, found) if rectangles else None,
         quality=assess(trace, links),
         devices=tuple(device.devices()),
         process=None if trace.process is None else str(trace.process),

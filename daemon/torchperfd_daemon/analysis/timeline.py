@@ -28,6 +28,7 @@ class Lane:
         level: How deep each rectangle is nested.
         start: Its start in ns since the trace's earliest event.
         name: An index into ``Timeline.names``; -1 if it is more than one event.
+        row: The event in the trace, the first one of several.
     """
 
     kind: Kind
@@ -37,6 +38,7 @@ class Lane:
     end: Int64
     name: Int64
     count: Int64
+    row: Int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,6 +149,7 @@ def _merge(
         "end": np.maximum.reduceat(end, first) if len(first) else end,
         "name": np.where(count == 1, names[first], -1),
         "count": count,
+        "row": row[first],
     }
     return columns, resolution
 

@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from torchperfd_daemon.analysis.own_frames import is_library
-from torchperfd_daemon.analysis.picture import Picture
+from torchperfd_daemon.analysis.picture import Picture, StepPicture
+from torchperfd_daemon.analysis.timeline import Lane
 from torchperfd_daemon.analysis.trace import Int64
 
 # What all ranks of a page share, so that it stays of a size that a browser opens at once.
@@ -104,18 +105,8 @@ def _picture(picture: Picture) -> dict[str, Any]:
         "resolution_ns": timeline.resolution_ns,
         "lanes_left_out": timeline.lanes_left_out,
         "events_left_out": timeline.events_left_out,
-        "lanes": [
-            {
-                "kind": lane.kind,
-                "label": lane.label,
-                "level": lane.level.tolist(),
-                "start": _distances(lane.start),
-                "length": (lane.end - lane.start).tolist(),
-                "name": lane.name.tolist(),
-                "count": lane.count.tolist(),
-            }
-            for lane in timeline.lanes
-        ],
+        "lanes": [_lane(lane) for lane in timeline.lanes],
+        "step": picture.step and _step(picture.step),
         "flame": {
             "names": flame.names,
             "library": [number for number, name in enumerate(flame.names) if is_library(name)],
@@ -125,6 +116,37 @@ def _picture(picture: Picture) -> dict[str, Any]:
             "calls": flame.calls.tolist(),
             "left_out": flame.left_out,
         },
+    }
+
+
+def _lane(lane: Lane) -> dict[str, Any]:
+    return {
+        "kind": lane.kind,
+        "label": lane.label,
+        "level": lane.level.tolist(),
+        "start": _distances(lane.start),
+        "length": (lane.end - lane.start).tolist(),
+        "name": lane.name.tolist(),
+        "count": lane.count.tolist(),
+    }
+
+
+def _step(step: StepPicture) -> dict[str, Any]:
+    return {
+        "index": step.index,
+        "start_ns": step.start,
+        "end_ns": step.end,
+        "names": step.timeline.names,
+        "shapes": step.shapes,
+        "resolution_ns": step.timeline.resolution_ns,
+        "lanes_left_out": step.timeline.lanes_left_out,
+        "events_left_out": step.timeline.events_left_out,
+        "lanes": [
+            _lane(lane) | {"shape": shape.tolist(), "correlation": correlation.tolist()}
+            for lane, shape, correlation in zip(
+                step.timeline.lanes, step.shape, step.correlation, strict=True
+            )
+        ],
     }
 
 

@@ -443,14 +443,18 @@
     return power * [1, 2, 5, 10].find((factor) => factor * power >= raw);
   }
 
-  function timelineSection(entry, redraws) {
-    const picture = entry.picture;
+  // The whole recording, or one step in full: with what its events were called with, and their launches.
+  function timelineSection(entry, redraws, step = null) {
+    const picture = step ?? entry.picture;
     const lanes = picture.lanes.map(unpack);
     if (!lanes.length) return null;
-    const whole = Math.max(1, entry.trace.duration_us * 1000);
-    let [from, to] = [0, whole];
-    const kept = (view.get("part") ?? "").split("-").map(Number);
-    if (kept.length === 2 && kept[0] >= 0 && kept[0] + NARROWEST_NS <= kept[1] && kept[1] <= whole) [from, to] = kept;
+    const [low, high] = step ? [step.start_ns, step.end_ns] : [0, Math.max(1, entry.trace.duration_us * 1000)];
+    const whole = high - low;
+    const part = step ? "step part" : "part";
+    let [from, to] = [low, high];
+    const kept = (view.get(part) ?? "").split("-").map(Number);
+    if (kept.length === 2 && kept[0] >= low && kept[0] + NARROWEST_NS <= kept[1] && kept[1] <= high) [from, to] = kept;
+    let wanted = step ? (view.get("step find") ?? "").toLowerCase() : "";
     let chosen = null;
     let pending = false;
     const tops = [];
@@ -474,8 +478,9 @@
       const style = getComputedStyle(document.documentElement);
       const colour = (name) => style.getPropertyValue(name).trim();
       const fills = hues.map((each) => `hsl(${each} ${colour("--hues-saturation")} ${colour("--hues-lightness")})`);
-      const [ink, soft, line, idle, onHue, focus] =
-        ["--ink", "--soft", "--line", "--idle", "--on-hue", "--focus"].map(colour);
+      const [ink, soft, line, idle, onHue, focus, mark] =
+        ["--ink", "--soft", "--line", "--idle", "--on-hue", "--focus", "--mark"].map(colour);
+      const found = picture.names.map((name) => name.toLowerCase().includes(wanted));
       const pen = canvas.getContext("2d");
       pen.setTransform(ratio, 0, 0, ratio, 0, 0);
       pen.clearRect(0, 0, width, height);
@@ -498,10 +503,10 @@
             if (right <= painted || right < 0) continue;
             painted = Math.ceil(right);
             const name = lane.name[at];
-            pen.fillStyle = name < 0 ? idle : fills[name];
+            pen.fillStyle = wanted && name >= 0 && found[name] ? mark : name < 0 || wanted ? idle : fills[name];
             pen.fillRect(left, y, right - left > 3 ? right - left - 0.6 : right - left, ROW - 2);
             if (right - left > 34) {
-              pen.fillStyle = name < 0 ? ink : onHue;
+              pen.fillStyle = name < 0 || wanted ? ink : onHue;
               const text = name < 0 ? `${integer(lane.count[at])} events` : picture.names[name];
               pen.fillText(text.slice(0, Math.floor((right - left - 8) / CHARACTER)), left + 4, y + ROW / 2 - 0.5);
             }
@@ -514,7 +519,26 @@
         pen.lineWidth = 2;
         const left = (lanes[number].starts[at] - from) * scale;
         pen.strokeRect(left, tops[number] + HEAD + level * ROW, Math.max(2, (lanes[number].ends[at] - from) * scale - left), ROW - 2);
+        for (const other of linked(chosen)) {
+          const middle = (each) => tops[each.number] + HEAD + each.level * ROW + ROW / 2 - 1;
+          pen.beginPath();
+          pen.moveTo(Math.max(left, 0), middle(chosen));
+          pen.lineTo((lanes[other.number].starts[other.at] - from) * scale, middle(other));
+          pen.stroke();
+        }
       }
+    }
+
+    // A launch's kernels, or a kernel's launch.
+    function linked({ number, at }) {
+      const wantedOne = step ? lanes[number].correlation[at] : -1;
+      if (wantedOne < 0) return [];
+      const onDevice = lanes[number].kind === "stream";
+      return lanes.flatMap((lane, other) => {
+        if ((lane.kind === "stream") === onDevice) return [];
+        return lane.correlation.flatMap((each, index) =>
+          (each === wantedOne ? [{ number: other, at: index, level: lane.level[index] }] : []));
+      });
     }
 
     function drawAxis(pen, width, scale, soft, line) {
@@ -536,9 +560,9 @@
 
     function show(start, end) {
       const span = Math.min(whole, Math.max(NARROWEST_NS, end - start));
-      from = Math.min(Math.max(0, (start + end - span) / 2), whole - span);
+      from = Math.min(Math.max(low, (start + end - span) / 2), high - span);
       to = from + span;
-      remember("part", span < whole ? `${Math.round(from)}-${Math.round(to)}` : "");
+      remember(part, span < whole ? `${Math.round(from)}-${Math.round(to)}` : "");
       redraw();
     }
 
@@ -570,7 +594,19 @@
       const what = lane.name[at] < 0
         ? `${integer(lane.count[at])} events, each shorter than ${time(picture.resolution_ns / 1000)}`
         : picture.names[lane.name[at]];
-      return `${what}\n${time(lane.length[at] / 1000)}, from ${time(lane.starts[at] / 1000)}, ${lane.label}`;
+      const text = [what, `${time(lane.length[at] / 1000)}, from ${time(lane.starts[at] / 1000)}, ${lane.label}`];
+      if (step && lane.name[at] >= 0) {
+        const shapes = step.shapes[lane.shape[at]];
+        if (shapes) text.push(`inputs ${shapes}`);
+        for (const other of linked({ number, at })) {
+          const theirs = lanes[other.number];
+          const later = time((theirs.starts[other.at] - lane.starts[at]) / 1000);
+          text.push(theirs.kind === "stream"
+            ? `launches ${step.names[theirs.name[other.at]] ?? "several events"}, which starts ${later} later`
+            : `launched by ${step.names[theirs.name[other.at]] ?? "one of several events"}, ${later.replace("-", "")} earlier`);
+        }
+      }
+      return text.join("\n");
     }
 
     function choose(found) {
@@ -625,7 +661,7 @@
       ArrowLeft: () => pan(-0.15), a: () => pan(-0.15), ArrowRight: () => pan(0.15), d: () => pan(0.15),
       "+": () => zoom(0.6, middle()), "=": () => zoom(0.6, middle()), w: () => zoom(0.6, middle()),
       "-": () => zoom(1 / 0.6, middle()), s: () => zoom(1 / 0.6, middle()),
-      0: () => show(0, whole), Home: () => show(0, whole),
+      0: () => show(low, high), Home: () => show(low, high),
       Enter: () => choose(hit(canvas.clientWidth / 2, tops[0] + HEAD + 1)),
     };
     canvas.addEventListener("keydown", (event) => {
@@ -636,21 +672,28 @@
 
     const button = (label, act) => element("button", { type: "button", onclick: act }, label);
     const steps = element("select", { "aria-label": "Show a step", onchange: () => {
-      const step = entry.steps[Number(steps.value)];
-      if (step) show((step.start_us - step.duration_us * 0.02) * 1000, (step.start_us + step.duration_us * 1.02) * 1000);
-      else show(0, whole);
+      const one = entry.steps[Number(steps.value)];
+      if (one) show((one.start_us - one.duration_us * 0.02) * 1000, (one.start_us + one.duration_us * 1.02) * 1000);
+      else show(low, high);
     } }, element("option", { value: "" }, "all steps"),
-    ...entry.steps.slice(0, CHARTED).map((step, at) => element("option", { value: String(at) }, `step ${step.index}`)));
+    ...entry.steps.slice(0, CHARTED).map((one, at) => element("option", { value: String(at) }, `step ${one.index}`)));
+    const search = element("input", { type: "search", placeholder: "find", "aria-label": "Find in the step", oninput: () => {
+      remember("step find", search.value);
+      wanted = search.value.toLowerCase();
+      redraw();
+    } });
+    search.value = wanted;
     redraws.push(redraw);
     const out = [];
     if (picture.resolution_ns) out.push(`Neighbours shorter than ${time(picture.resolution_ns / 1000)} are drawn as one grey rectangle.`);
     if (picture.lanes_left_out) out.push(`${integer(picture.lanes_left_out)} threads or streams that took least are left out.`);
     if (picture.events_left_out) out.push(`${integer(picture.events_left_out)} events are left out, on those or nested too deep.`);
-    out.push("Every event of the trace: open its file at ui.perfetto.dev.");
-    return section("Timeline",
+    if (step) out.push("This is the median step. A click on a launch or a kernel draws a line to its other end.");
+    else out.push("Every event of the trace: open its file at ui.perfetto.dev.");
+    return section(step ? `Step ${step.index} in full` : "Timeline",
       element("div", { class: "bar" }, button("Zoom in", () => zoom(0.5, middle())), button("Zoom out", () => zoom(2, middle())),
-        button("Left", () => pan(-0.3)), button("Right", () => pan(0.3)), button("All", () => show(0, whole)),
-        entry.steps.length > 1 ? steps : null),
+        button("Left", () => pan(-0.3)), button("Right", () => pan(0.3)), button("All", () => show(low, high)),
+        !step && entry.steps.length > 1 ? steps : null, step ? search : null),
       element("div", { class: "timeline" }, canvas), said,
       element("p", { class: "soft" }, "Drag to move, Ctrl and wheel or double click to zoom; with the keyboard: arrows, + and −, 0. ", out.join(" ")));
   }
@@ -865,7 +908,7 @@
     const idle = entry.idle ? anything("Why the device is idle", entry.idle) : null;
     return [
       headline(entry), deviceTime(entry), idle && section("Why the device is idle", idle), stepsSection(entry),
-      entry.picture && timelineSection(entry, redraws), entry.picture && flameSection(entry, redraws),
+      entry.picture && timelineSection(entry, redraws), entry.picture?.step && timelineSection(entry, redraws, entry.picture.step), entry.picture && flameSection(entry, redraws),
       operatorsSection(entry), kernelsSection(entry),
     ].filter(Boolean);
   }
