@@ -1,11 +1,15 @@
 """``torchperfd open``."""
 
+import html
+import os
+import secrets
 import webbrowser
+from pathlib import Path
 from urllib.parse import quote
 
 import click
 
-from torchperfd.v1 import contract, control_pb2
+from torchperfd.v1 import access, contract, control_pb2
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import socket_option
@@ -13,6 +17,7 @@ from torchperfd_daemon.errors import DaemonUnreachableError, TorchperfdError
 from torchperfd_daemon.web.access import read_token
 
 _TIMEOUT_S = 5.0
+_PAGE = "open.html"
 
 
 @click.command("open")
@@ -32,7 +37,7 @@ def command(run: str, print_url: bool, socket: str | None) -> None:
     url = page_url(socket, run)
     if print_url:
         click.echo(url)
-    elif webbrowser.open(url):
+    elif webbrowser.open(_private_page(url).as_uri()):
         click.echo(f"opened {url.partition('#')[0]}", err=True)
     else:
         raise TorchperfdError(
@@ -53,6 +58,32 @@ def page_url(socket: str | None, run: str = "") -> str:
     path, metrics_url, name = _daemon(socket, run)
     view = f"runs/{quote(name, safe='')}" if name else ""
     return f"{metrics_url.removesuffix('metrics')}{view}#token={read_token(path)}"
+
+
+def _private_page(url: str) -> Path:
+    """Write a page that leads to an address, for this user alone.
+
+    Other users can see a browser's command line, so the token must not be on it.
+
+    Raises:
+        TorchperfdError: It cannot be written.
+    """
+    path = Path(contract.user_runtime_dir()) / _PAGE
+    try:
+        directory = access.open_directory(str(path.parent), create=True)
+        try:
+            part = f".{_PAGE}.{secrets.token_hex(8)}"
+            file = access.open_file(directory, part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with open(file, "w") as page:  # noqa: PTH123
+                page.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(url)}">')
+            os.replace(part, _PAGE, src_dir_fd=directory, dst_dir_fd=directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise TorchperfdError(
+            f"cannot write {path}: {error.strerror or error}", "use `torchperfd open --print-url`"
+        ) from error
+    return path
 
 
 def _daemon(socket: str | None, run: str) -> tuple[str, str, str]:

@@ -122,8 +122,9 @@ def test_links_end_after_a_minute_and_are_bounded() -> None:
 
 
 def test_open_prints_the_address_with_the_token(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with serving_from_a_thread() as served:
         token = PageToken()
         token.store(served.socket)
@@ -138,8 +139,11 @@ def test_open_prints_the_address_with_the_token(
 
         monkeypatch.setattr("webbrowser.open", browse)
         assert cli.run_command(["open", "--run", "exp/1", "--socket", served.socket]) == 0
-        assert seen == [url.replace("/#", "/runs/exp%2F1#")]
-        # The token is in no line that stays on the screen.
+        assert read_token(served.socket) not in seen[0]
+        page = Path(seen[0].removeprefix("file://"))
+        assert page.stat().st_mode & 0o777 == 0o600
+        assert f'url={url.replace("/#", "/runs/exp%2F1#")}"' in page.read_text()
+        # The token is in no line that stays on the screen, and on no command line.
         assert read_token(served.socket) not in capfd.readouterr().err
         remove_token(served.socket)
         assert cli.run_command(["open", "--print-url", "--socket", served.socket]) == 1
