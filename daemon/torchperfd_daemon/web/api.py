@@ -31,6 +31,7 @@ class Api:
     Args:
         verdict: Returns the published verdict on a run.
         cache: Where documents are kept for a moment.
+        reports: What makes the pages of captures.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Api:
         token: PageToken,
         verdict: Callable[[str], Verdict | None] = lambda _: None,
         cache: AnswerCache | None = None,
+        reports: Reports | None = None,
     ) -> None:
         self._cache = cache or AnswerCache()
         self._token = token
@@ -48,7 +50,7 @@ class Api:
         self.hub = EventHub(parts, verdict)
         self.past.on_mark = self.hub.send_mark
         self._reader = reader
-        self._reports = Reports(parts.catalog)
+        self._reports = reports or Reports(parts.catalog)
         self._acting = Acting(parts, reader)
         self._runs = RunsApi(parts, reader, self.past)
         self._captures = CapturesApi(parts, self._reports)

@@ -105,7 +105,7 @@ class EventHub:
             self._captures.clear()
             self._names = []
         self._streams.append(stream)
-        self._look()
+        self.send_changes()
         self._greet(stream)
         self._listened.set()
         return stream
@@ -132,7 +132,7 @@ class EventHub:
                 await asyncio.wait_for(self._stepped.wait(), _LONGEST_WAIT_S)
                 await asyncio.sleep(_TOGETHER_S)
             try:
-                self._look()
+                self.send_changes()
             except Exception:
                 # A failure here must not end the daemon.
                 log.exception("events could not be sent")
@@ -148,7 +148,7 @@ class EventHub:
             data = event("capture", {"capture": capture_dict(record, access)})
             self._push(data, self._following(record.run, access))
 
-    def _look(self) -> None:
+    def send_changes(self) -> None:
         """Send what has changed since the last time."""
         runs = self._parts.store.runs()
         names = [*runs]

@@ -40,6 +40,14 @@ class EventStream:
         self._woken = asyncio.Event()
         self._closed = False
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The size of the events that wait."""
+        return self._bytes
+
     def push(self, data: bytes) -> None:
         """Add an event; the oldest ones make room for it."""
         self._waiting.append(data)

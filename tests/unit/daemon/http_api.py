@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -15,6 +16,7 @@ from torchperfd_daemon.web.answer_cache import AnswerCache
 from torchperfd_daemon.web.api import Api
 from torchperfd_daemon.web.app import build_app
 from torchperfd_daemon.web.reader import Parts
+from torchperfd_daemon.web.reports import Reports, command_for
 
 TOKEN = "right-token"
 OWNER = {"x-torchperfd-token": TOKEN}
@@ -27,6 +29,8 @@ class Page:
     served: Served
     api: Api
     app: ASGIApp
+    parts: Parts
+    reports: Reports
 
     async def ask(self, path: str, method: str = "GET", **more: Any) -> httpx.Response:
         """Send a request, by default without the token."""
@@ -47,7 +51,10 @@ class Page:
         return await self.ask(f"/api/v1/{path}", "POST", json=body, headers={**OWNER, **headers})
 
 
-def play(scenario: Callable[[Page], Awaitable[None]]) -> None:
+def play(
+    scenario: Callable[[Page], Awaitable[None]],
+    report_command: Callable[[Path, Path], list[str]] = command_for,
+) -> None:
     """Let a test's scenario run to its end."""
 
     async def run() -> None:
@@ -61,10 +68,11 @@ def play(scenario: Callable[[Page], Awaitable[None]]) -> None:
                     node="node-a",
                     instance="i1",
                 )
-                api = Api(parts, PageToken(TOKEN), served.verdicts.get, AnswerCache(0.0))
+                reports = Reports(served.catalog, report_command)
+                api = Api(parts, PageToken(TOKEN), served.verdicts.get, AnswerCache(0.0), reports)
                 app = build_app(MetricsPage([]), lambda: True, routes=api.routes())
                 try:
-                    await asyncio.wait_for(scenario(Page(served, api, app)), GIVE_UP_S * 2)
+                    await asyncio.wait_for(scenario(Page(served, api, app, parts, reports)), GIVE_UP_S * 2)
                 finally:
                     api.hub.close("end")
                     await api.close()

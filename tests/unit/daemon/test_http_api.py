@@ -14,6 +14,7 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.store import RankIdentity, State, StepColumns
 from torchperfd_daemon.views import live
 from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.reader import Reader
 
 NS = 1_000_000_000
 
@@ -62,7 +63,7 @@ def test_documents_are_those_of_the_commands() -> None:
         train(page.served.store, "one straggler")
         ranks = await page.get("runs/bert-17/ranks?last=64")
         assert ranks["schema"] == "torchperfd.ranks/1"
-        answer = await page.api._reader.steps("bert-17", 64, Access.STRANGER)
+        answer = await Reader(page.parts).steps("bert-17", 64, Access.STRANGER)
         assert ranks["runs"] == [live.run_dict(each) for each in live.runs(answer.ranks)]
         assert [rank["rank"] for rank in ranks["runs"][0]["ranks"] if rank["slow"]] == [2]
         steps = await page.get("runs/bert-17/ranks/2/steps?last=5")

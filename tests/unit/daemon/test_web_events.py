@@ -4,7 +4,8 @@ import asyncio
 import json
 from array import array
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from tests.unit.daemon.http_api import Page, play
@@ -15,7 +16,7 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.store import Rank, State, StepColumns
 from torchperfd_daemon.web import event_stream
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.event_hub import MOST_STREAMS
+from torchperfd_daemon.web.event_hub import MOST_STREAMS, EventHub
 from torchperfd_daemon.web.event_stream import MOST_WAITING, EventStream, event
 
 NS = 1_000_000_000
@@ -23,7 +24,7 @@ NS = 1_000_000_000
 
 async def taken(stream: EventStream) -> list[tuple[str, Any]]:
     """Return the events that wait, by name."""
-    assert stream._waiting
+    assert len(stream)
     chunks = stream.chunks()
     assert await anext(chunks) == b"retry: 2000\n\n"
     return parsed(await anext(chunks))
@@ -60,14 +61,14 @@ def test_new_steps_and_seconds_are_sent_once() -> None:
         ranks = page.served.store.runs()["bert-17"]
         for _ in range(4):
             add_step(page, ranks[1])
-        page.api.hub._look()
+        page.api.hub.send_changes()
         events = dict(await taken(stream))
         [row] = events["steps"]["ranks"]
         assert (row["rank"], row["step_seconds"]) == (1, [0.5] * 4)
         assert row["own_seconds"] == [0.4] * 4
         assert row["wait_seconds"] == [0.1] * 4
-        page.api.hub._look()
-        assert not stream._waiting
+        page.api.hub.send_changes()
+        assert not len(stream)
 
     play(scenario)
 
@@ -85,10 +86,10 @@ def test_a_stream_has_the_ranks_that_it_asked_for() -> None:
             await taken(stream)
         for rank in ranks:
             add_step(page, rank)
-        page.api.hub._look()
+        page.api.hub.send_changes()
         assert [row["rank"] for row in dict(await taken(one))["steps"]["ranks"]] == [2]
         assert len(dict(await taken(all_ranks))["steps"]["ranks"]) == len(ranks)
-        assert not other._waiting
+        assert not len(other)
 
     play(scenario)
 
@@ -100,7 +101,7 @@ def test_states_and_verdicts_are_sent_when_they_change() -> None:
         await taken(stream)
         page.served.store.runs()["bert-17"][3].state = State.CHECKPOINTING
         page.served.verdicts["bert-17"] = Verdict(Cause.HANG, "bert-17", "", 3, "", "in x.py:3", 0.0, "")
-        page.api.hub._look()
+        page.api.hub.send_changes()
         events = dict(await taken(stream))
         assert events["run"]["ranks"][3]["state"] == "checkpointing"
         assert events["verdict"]["verdict"]["rank"] == 3
@@ -109,29 +110,42 @@ def test_states_and_verdicts_are_sent_when_they_change() -> None:
         owner = opened(page, access=Access.OWNER)
         assert "x.py" in str(await taken(owner))
         del page.served.verdicts["bert-17"]
-        page.api.hub._look()
+        page.api.hub.send_changes()
         assert dict(await taken(stream))["verdict"]["verdict"] is None
 
     play(scenario)
 
 
+class Conducted:
+    """A coordinator with the captures that a test says."""
+
+    def __init__(self, *records: CaptureRecord) -> None:
+        self.live_records = [*records]
+
+    def live_record(self, capture_id: str) -> CaptureRecord | None:
+        return next((each for each in self.live_records if each.capture_id == capture_id), None)
+
+
 def test_captures_are_sent_with_each_change_and_their_end() -> None:
     async def scenario(page: Page) -> None:
         train(page.served.store, "healthy")
-        stream = opened(page)
-        await taken(stream)
         record = CaptureRecord("20260101-000000-abcdef", "bert-17", "command", 1.0, ranks=[RankTrace(0)])
-        page.served.coordinator._live[record.capture_id] = record, None  # type: ignore[assignment]
-        page.api.hub._look()
+        conducted = Conducted()
+        hub = EventHub(replace(page.parts, coordinator=cast(Any, conducted)))
+        stream = hub.open("bert-17", None, Access.STRANGER)
+        assert stream is not None
+        await taken(stream)
+        conducted.live_records.append(record)
+        hub.send_changes()
         assert dict(await taken(stream))["capture"]["capture"]["state"] == "preparing"
-        page.api.hub._look()
-        assert not stream._waiting
+        hub.send_changes()
+        assert not len(stream)
         record.ranks[0].state = record.state = CaptureState.COMPLETE
-        del page.served.coordinator._live[record.capture_id]
-        page.api.hub._look()
+        conducted.live_records.clear()
+        hub.send_changes()
         assert dict(await taken(stream))["capture"]["capture"]["state"] == "complete"
-        page.api.hub._look()
-        assert not stream._waiting
+        hub.send_changes()
+        assert not len(stream)
 
     play(scenario)
 
@@ -143,7 +157,7 @@ def test_a_stream_without_a_run_has_no_steps() -> None:
         await taken(stream)
         add_step(page, page.served.store.runs()["bert-17"][0])
         train(page.served.store, "healthy", run="second")
-        page.api.hub._look()
+        page.api.hub.send_changes()
         names = [name for name, _ in await taken(stream)]
         assert names == ["runs", "run", "verdict"]
 
@@ -179,7 +193,7 @@ def test_waiting_events_are_bounded_in_bytes() -> None:
     stream = EventStream("a", None, Access.STRANGER)
     for _ in range(20):
         stream.push(bytes(1 << 20))
-    assert sum(map(len, stream._waiting)) <= 4 << 20
+    assert stream.waiting_bytes <= 4 << 20
 
 
 def test_a_quiet_stream_has_heartbeats_and_ends_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +216,7 @@ def test_a_quiet_stream_has_heartbeats_and_ends_when_closed(monkeypatch: pytest.
 def test_hub_sleeps_while_no_client_listens() -> None:
     async def scenario(page: Page) -> None:
         looked = asyncio.Event()
-        page.api.hub._look = looked.set  # type: ignore[method-assign]
+        page.api.hub.send_changes = looked.set  # type: ignore[method-assign]
         task = asyncio.create_task(page.api.hub.run())
         for _ in range(10):
             await asyncio.sleep(0)

@@ -149,11 +149,10 @@ def test_old_pages_make_room_for_new_ones(catalog: Catalog) -> None:
 def test_page_opens_through_a_link_without_the_token() -> None:
     async def scenario(page: Page) -> None:
         add(page.served.catalog, CAPTURE)
-        page.api._reports._command = writing
         assert (await page.post(f"captures/{CAPTURE}/report")).json() == {"state": "making"}
         early = await page.ask(f"/api/v1/captures/{CAPTURE}/report", headers=OWNER)
         assert early.status_code == 409
-        await page.api._reports.request(CAPTURE).task
+        await page.reports.request(CAPTURE).task
         ready = (await page.post(f"captures/{CAPTURE}/report")).json()
         assert ready["state"] == "ready"
         opened = await page.ask(ready["url"])
@@ -165,4 +164,4 @@ def test_page_opens_through_a_link_without_the_token() -> None:
         assert "connect-src" not in policy
         assert "default-src 'none'" in policy
 
-    play(scenario)
+    play(scenario, writing)
