@@ -17,7 +17,7 @@ _STEP_LEVEL: Final = 0.01
 """Chance of a step time that is reported as changed and is not."""
 _PHASES_LEVEL: Final = 0.02
 """Chance of any phase at all that is reported as changed and is not."""
-_SEEN_LEVEL: Final = 0.05
+_MOVED: Final = 0.5
 _MAJOR: Final = 0.03
 """Least share of the step of a phase that shows the machine's speed."""
 _LEAST_MAJOR: Final = 3
@@ -199,8 +199,9 @@ def _machine_factor(columns: _Columns, step: MeanChange) -> float | None:
     """Return the factor by which all phases alike have changed; None where they have not.
 
     At least three phases of 3 % of the step must show it, two thirds of such phases must agree with their
-    median, and these must make up two thirds of the step. A phase agrees if it changed beyond noise by
-    itself, and its distance from the median is noise or below 1 % of the step.
+    median, and these must make up two thirds of the step. A phase agrees if it changed by at least half of
+    that, and its distance from the median is noise or below 1 % of the step. The median must explain at least
+    half of the change of the step.
     """
     major = {
         name: pair
@@ -214,15 +215,15 @@ def _machine_factor(columns: _Columns, step: MeanChange) -> float | None:
     factor = min(
         statistics.median_low(ratios), statistics.median_high(ratios), key=lambda x: abs(math.log(x))
     )
-    if abs(factor - 1) < MATERIAL:
+    explained = math.log(factor) / math.log(step.after / step.before) if step.after else 0.0
+    if abs(factor - 1) < MATERIAL or explained < _MOVED:
         return None
     agreeing = []
-    for before, after in major.values():
-        alone, beside = compare_means(before, after), compare_means(before, after, factor)
+    for ratio, (before, after) in zip(ratios, major.values(), strict=True):
+        beside = compare_means(before, after, factor)
         is_near = beside.chance > _STEP_LEVEL or abs(beside.difference) < MATERIAL * step.before
-        has_moved = alone.chance <= _SEEN_LEVEL and (alone.difference > 0) == (factor > 1)
-        if is_near and has_moved:
-            agreeing.append(alone.before)
+        if is_near and math.log(ratio) / math.log(factor) >= _MOVED:
+            agreeing.append(statistics.fmean(before))
     is_most = len(agreeing) >= max(_LEAST_MAJOR, _AGREEING * len(major))
     return factor if is_most and sum(agreeing) >= _AGREEING * step.before else None
 
