@@ -183,8 +183,12 @@ def _answer(listener: socket.socket, ident: int, uid: int) -> None:
                 connection.settimeout(_SEND_S)
                 if _peer(connection)[1] == uid:
                     connection.sendall(_stack(ident))
+                else:
+                    failures += 1
         except Exception:  # noqa: BLE001 - a worker never fails for its stack
             failures += 1
+    # Another user who goes on connecting would take time from the worker.
+    listener.close()
 
 
 def _stack(ident: int) -> bytes:

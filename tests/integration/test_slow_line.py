@@ -1,6 +1,5 @@
 """A real run that waits for its data: the verdict names the stage and the line, also in workers."""
 
-import json
 import sys
 from concurrent.futures import Future
 from functools import partial
@@ -50,11 +49,12 @@ CASES = {
 
 
 def lines_of(node: Node) -> list[Any]:
+    """Return the lines of all verdicts; on a busy machine, waiting for data need not be the first of them."""
     # The page first: a command takes a processor for a quarter of a second.
-    if node.metric('torchperfd_train_verdict{cause="input-bound"') != 1:
+    if not node.metric('torchperfd_train_lost_seconds_total{cause="input-bound"'):
         return []
-    verdicts = node.json("diagnose")["verdicts"]
-    return [verdict["line"] for verdict in verdicts if verdict["line"]]
+    verdicts = [one for verdict in node.json("diagnose")["verdicts"] for one in (verdict, *verdict["others"])]
+    return [verdict["line"] for verdict in verdicts if verdict["line"] and not verdict["line"]["of_step"]]
 
 
 def line_of(text: str) -> int:
@@ -62,35 +62,39 @@ def line_of(text: str) -> int:
     return number
 
 
-def train(case: str, directory: Path) -> tuple[Any, str, str]:
-    """Return the line of a run's verdict, its text, and where its workers stand."""
+def train(case: str, directory: Path) -> tuple[Any, bool]:
+    """Return the line of a run's verdict, and whether stacks of its workers were seen."""
     script = directory / f"{case.replace(' ', '-')}.py"
     script.write_text(SCRIPT)
     with new_node() as node:
         node.start_daemon()
         with node.running(sys.executable, "-m", "torchperfd", "run", str(script), *CASES[case]):
-            eventually(lambda: lines_of(node), WITHIN_S, node.log)
-            (line,) = lines_of(node)
-            assert line["file"] == str(script)
-            return line, node.command("diagnose").stdout, json.dumps(node.json("stacks")["workers"])
+            found: list[Any] = []
+
+            def is_known() -> bool:
+                found[:] = lines_of(node)
+                return bool(found)
+
+            eventually(is_known, WITHIN_S, node.log)
+            assert found[0]["file"] == str(script)
+            if not found[0]["in_workers"]:
+                return found[0], bool(node.json("stacks")["workers"])
+            eventually(lambda: node.json("stacks")["workers"], WITHIN_S, node.log)
+            return found[0], True
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[tuple[Any, str, str]]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[tuple[Any, bool]]]:
     directory = tmp_path_factory.mktemp("slow lines")
     return side_by_side({case: partial(train, case, directory) for case in CASES})
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_verdict_names_the_line_that_waits(
-    case: str, outcomes: dict[str, Future[tuple[Any, str, str]]]
-) -> None:
-    line, text, workers = outcomes[case].result()
+def test_verdict_names_the_line_that_waits(case: str, outcomes: dict[str, Future[tuple[Any, bool]]]) -> None:
+    line, seen_workers = outcomes[case].result()
     in_getitem = case.startswith("getitem")
     number = line_of("time.sleep(0.02)" if in_getitem else "time.sleep(0.08)")
     assert (line["line"], line["call"]) == (number, "sleep")
     assert line["function"] == ("__getitem__" if in_getitem else "collate")
     assert line["stage"] == ("fetch" if in_getitem else "collate")
-    assert line["in_workers"] == in_getitem
-    assert f".py:{number} in {line['function']}, calls sleep: " in text
-    assert (workers == "[]") != line["in_workers"]
+    assert line["in_workers"] == seen_workers == in_getitem

@@ -29,11 +29,13 @@ _LIBRARY: Final = re.compile(r".*(?:/(?:site|dist)-packages|/lib/python3[.\d]*t?
 
 
 def sentence(merged: Merged) -> str:
-    """Return one sentence with the odd ranks and the places of the others."""
+    """Return one sentence with the odd ranks, the places of the others, and the workers they wait for."""
     apart, others = [_without_stacks_text(rank) for rank in merged.without_stacks], list[str]()
     for group in merged.groups:
         (apart if set(group.ranks) <= set(merged.odd) else others).append(_group(group))
-    return "; ".join(_few(apart) + _few(others) + _few([_missed(each) for each in merged.missed]))
+    loaders = [_workers(group) for group in _awaited(merged)]
+    missed = [_missed(each) for each in merged.missed]
+    return "; ".join(_few(apart) + _few(others) + _few(loaders) + _few(missed))
 
 
 def to_dict(run: str, ranks: Sequence[RankStacks], merged: Merged, absent: Sequence[int]) -> dict[str, Any]:
@@ -150,6 +152,16 @@ def _does(activity: Activity, count: int) -> str:
     if activity.kind is Kind.DATA:
         return f"{'waits' if count == 1 else 'wait'} for data"
     return f"{be} at {_place(activity.place)}"
+
+
+def _awaited(merged: Merged) -> list[WorkerGroup]:
+    """Return the DataLoader workers that ranks wait for; not those that wait themselves."""
+    waiting = {rank for group in merged.groups if group.activity.kind is Kind.DATA for rank in group.ranks}
+    return [
+        group
+        for group in merged.workers
+        if group.loading.stage is not Stage.WAIT and waiting.intersection(group.ranks)
+    ]
 
 
 def _workers(group: WorkerGroup) -> str:

@@ -369,6 +369,10 @@ def test_workers_are_grouped_by_what_they_do() -> None:
         (((0, 2),), "wait"),
     ]
     assert merged.others == ()
+    assert sentence(merged) == (
+        "ranks 0-1 wait for data (train.py:37 in main);"
+        " DataLoader workers of ranks 0-1, 3 workers: fetch at data.py:37 in __getitem__, calling sleep"
+    )
     render_text("bert-17", reported, merged, out)
     assert (
         "\nDataLoader workers of ranks 0-1, 3 workers: fetch at data.py:37 in __getitem__, calling sleep\n"
