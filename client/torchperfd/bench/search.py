@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from torchperfd.bench.settings import DEFAULT_PREFETCH, LoaderFacts, LoaderSetting, Outcome, Speed, Unusable
+from torchperfd.loader_workers import MOST_WORKERS
 
-MOST_WORKERS: Final = 16
 _MORE_PREFETCH: Final = (4, 8)
 # More workers have to give this much more to go on; a prefetch factor as well.
 _LEAST_GAIN: Final = 0.05

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from torchperfd.loader_workers import MOST_WORKERS
 from torchperfd.tune.changes import (
     AMP,
     COMPILE,
@@ -20,7 +21,6 @@ from torchperfd.tune.trial import Trial
 
 LEAST_SHARE: Final = 0.03
 """What has a smaller share of the step cannot save enough to be measured."""
-MOST_WORKERS: Final = 16
 _LEAST_WAIT: Final = 0.1
 """Workers do not come evenly, so that the loop always waits a little."""
 _DEFAULT_PREFETCH: Final = 2
@@ -133,13 +133,15 @@ def _worker_counts(trial: Trial, workers: int) -> list[int]:
     cpus = trial.facts.cpus
     most = min(MOST_WORKERS, max(4, round(2 * cpus)))
     data = trial.phases.get("data", 0.0)
+    # The rule of the live verdict needs samples of the loader's draws; a short run may have none.
+    advised = [] if trial.advised_workers is None else [trial.advised_workers]
     if workers:
-        more = min(2 * workers, MOST_WORKERS)
-        return [count for count in (more, 0) if count != workers]
+        counts = dict.fromkeys([*advised, min(2 * workers, MOST_WORKERS), 0])
+        return [count for count in counts if count != workers]
     rest = max(trial.step_seconds - data, 1e-6)
     # One more than keeps up on average, since batches do not come evenly.
     needed = min(most, math.ceil(data / rest) + 1)
-    return sorted({needed, max(1, min(most, int(cpus) - 1))}, reverse=True)
+    return sorted({*advised, needed, max(1, min(most, int(cpus) - 1))} - {0}, reverse=True)
 
 
 def _optimizer(trial: Trial, kept: Sequence[Change]) -> Proposal:

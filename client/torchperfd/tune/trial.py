@@ -100,6 +100,8 @@ class Trial:
         losses: The first ones, on which ``backward`` was called.
         batches: Check sums of the indices of the first batches, in the sampler's order.
         facts: What the script is made of.
+        advised_workers: What :mod:`torchperfd.loader_workers` advises for the loader; None without advice.
+        advised_step_seconds: The step that it predicts then.
     """
 
     step_seconds: float
@@ -108,6 +110,8 @@ class Trial:
     losses: tuple[float, ...] = ()
     batches: tuple[int, ...] = ()
     facts: ScriptFacts = field(default_factory=ScriptFacts)
+    advised_workers: int | None = None
+    advised_step_seconds: float | None = None
 
     def share(self, phase: str) -> float:
         """Return the share of a step that a phase has, 0 to 1."""
@@ -133,6 +137,8 @@ def read_trial(document: Mapping[str, Any]) -> Trial:
             uses_cuda=facts["uses_cuda"],
             matmul_precision=facts["matmul_precision"],
         ),
+        advised_workers=document["advised_workers"],
+        advised_step_seconds=document["advised_step_seconds"],
     )
 
 

@@ -36,6 +36,12 @@ def tune_text(found: Tuning, edits: Edits, seconds: float) -> str:
         lines.append("tuned     not measured together")
     else:
         lines.append("tuned     nothing that was tried is certainly faster")
+    first = found.unchanged
+    if first.advised_workers is not None and first.advised_step_seconds is not None:
+        predicted = duration(first.advised_step_seconds)
+        lines.append(
+            f"advised   num_workers={first.advised_workers}, for {predicted} a step, by the rule of diagnose"
+        )
     if found.repeated == ANY:
         lines.append("losses    not checked: two unchanged runs differ, or no losses were seen")
     for title, rows in (
@@ -70,6 +76,8 @@ def tune_document(found: Tuning, edits: Edits, seconds: float) -> dict[str, Any]
         "step_seconds": found.unchanged.step_seconds,
         "phases_seconds": dict(found.unchanged.phases),
         "is_deterministic": found.repeated != ANY,
+        "advised_workers": found.unchanged.advised_workers,
+        "advised_step_seconds": found.unchanged.advised_step_seconds,
         "speedup": _speedup(total) if total is not None else None,
         "kept": [
             {

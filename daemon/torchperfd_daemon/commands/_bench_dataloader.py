@@ -8,11 +8,12 @@ import click
 from torchperfd.bench.loader_bench import bench_loader
 from torchperfd.bench.loader_measurer import LoaderProcess
 from torchperfd.bench.loader_text import loader_text
-from torchperfd.bench.search import MOST_WORKERS, SearchSpace, search_space
+from torchperfd.bench.search import SearchSpace, search_space
 from torchperfd.bench.settings import LoaderFacts, LoaderSetting
 from torchperfd_daemon.commands._numbers import Numbers
 from torchperfd_daemon.commands._status_line import StatusLine
 from torchperfd_daemon.errors import UsageError
+from torchperfd_daemon.loader_workers import MOST_WORKERS
 from torchperfd_daemon.text import printable
 
 _INTERRUPTED: Final = 130

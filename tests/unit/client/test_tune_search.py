@@ -269,6 +269,13 @@ def test_proposal_of_threads_has_no_count_in_use() -> None:
     assert [dict(each.values)["threads"] for each in group.changes] == [1, 8]
 
 
+def test_proposal_begins_with_the_rule_of_the_verdict() -> None:
+    facts = ScriptFacts((loader(),), threads=1, cpus=1.0)
+    trial = replace(made_up(data=0.05, facts=facts), advised_workers=3, advised_step_seconds=0.06)
+    (group,), _ = propose(trial, (), Requested())
+    assert 3 in [dict(each.values)["num_workers"] for each in group.changes]
+
+
 def test_proposal_after_workers_has_more_of_them() -> None:
     facts = ScriptFacts((loader(),), threads=1, cpus=1.0)
     kept = (change(LOADER, num_workers=4, persistent_workers=True),)
