@@ -35,12 +35,13 @@ def begin(client: "Client", *, quiet: bool, switched_off: bool) -> "AutoCapture 
 
     That is: it is switched off, the end of the run shows nothing, or this is not rank 0.
     """
-    if quiet or switched_off or os.environ.get("TORCHPERFD_NO_ADVISE") or client.rank != 0:
+    if quiet or switched_off or os.environ.get("TORCHPERFD_NO_ADVISE") or Path(_CUDA_DRIVER).exists():
         return None
-    if Path(_CUDA_DRIVER).exists():
-        return None
-    # Read when the profiler starts for the first time; without it Kineto writes into the script's output.
+    # On every rank, since rank 0 may have any of them captured. Kineto reads it when the profiler starts for
+    # the first time, and otherwise writes into the script's output.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    if client.rank != 0:
+        return None
     auto = AutoCapture(client)
     auto.start()
     return auto

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from torchperfd.card import card_of
 from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
@@ -154,6 +155,9 @@ def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | 
     if verdict is not None:
         parts += [_other(other) for other in verdict.others]
         if shape.command:
+            for cause in card_of(verdict).causes[:1]:
+                if cause.line:
+                    parts.append(Text(f"  line: {cause.line}"))
             if verdict.fix:
                 parts.append(Text(f"  fix: {verdict.fix}"))
             parts.append(Text(f"  next: {verdict.next_command}", style="dim"))

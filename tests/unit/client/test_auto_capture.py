@@ -1,6 +1,7 @@
 """The capture that ``torchperfd run`` makes by itself: when, of which rank, and what its analysis advises."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,3 +168,18 @@ def test_first_advice_never_drives_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "analysis.json"
     path.write_text(json.dumps({"advice": [{"change": "\x1b[2J", "setting": "", "saves_us_per_step": 0}]}))
     assert first_advice(path) == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_begin_keeps_kineto_quiet_on_every_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHPERFD_NO_ADVISE", raising=False)
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "")
+    monkeypatch.delenv("KINETO_LOG_LEVEL")
+    monkeypatch.setattr(auto_capture, "_CUDA_DRIVER", "/nowhere")
+    monkeypatch.setattr(AutoCapture, "start", lambda _: None)
+    client: Any = FakeClient(verdict(), rank)
+    assert (auto_capture.begin(client, quiet=False, switched_off=False) is not None) == (rank == 0)
+    assert os.environ["KINETO_LOG_LEVEL"] == "6"
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "1")
+    auto_capture.begin(client, quiet=False, switched_off=False)
+    assert os.environ["KINETO_LOG_LEVEL"] == "1"

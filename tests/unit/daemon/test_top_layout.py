@@ -117,6 +117,25 @@ def test_top_without_height_shows_all() -> None:
     assert sum(" training " in line for line in shown) == 64
 
 
+def test_top_shows_the_line_and_the_fix_of_the_verdict() -> None:
+    starved = verdict("a", -1, "input-bound")
+    starved.fix = "DataLoader(..., num_workers=4)"
+    starved.line.CopyFrom(
+        control_pb2.SlowLine(
+            stage="fetch",
+            stage_share=0.9,
+            share=0.8,
+            file="train.py",
+            line=37,
+            function="__getitem__",
+            samples=90,
+        )
+    )
+    text = unwrapped(lines([run("a", 2)], [starved], height=40))
+    assert "line: train.py:37 in __getitem__" in text
+    assert "fix: DataLoader(..., num_workers=4)" in text
+
+
 def test_top_hang_has_no_share_of_a_step() -> None:
     hang = control_pb2.Verdict(
         cause="hang", run="a", rank=1, stalled_seconds=23, summary="hang · rank 1 on n · no step for 23 s: x"
