@@ -241,4 +241,5 @@ def _cell(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
+    text = re.sub(r"(?<!`)\b__\w+__\b", r"`\g<0>`", text)
     return text.replace("|", "\\|").replace("<", "&lt;")

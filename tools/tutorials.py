@@ -1,6 +1,6 @@
 """Write the tutorials in docs/tutorials from runs of their scripts.
 
-    python -m tools.tutorials [NAME...]
+    python -m tools.tutorials [--keep-measured] [NAME...]
 
 A tutorial is a folder below client/examples/tutorials: scripts, and a template ``text.txt``. Its page is the
 template with these parts filled in:
@@ -286,8 +286,11 @@ def excerpt(tutorial: Tutorial, kind: str, options: str) -> str:
     raise ValueError(f"{names[0]} has no {names[1]}")
 
 
-def write(tutorial: Tutorial) -> None:
+def write(tutorial: Tutorial, *, keep_measured: bool = False) -> None:
     """Run a tutorial's commands and write its page.
+
+    Args:
+        keep_measured: Keep the table of gains that the page has.
 
     Raises:
         SystemExit: A command failed, or the change gained less than :data:`LEAST_SHOWN_RATIO`.
@@ -311,11 +314,19 @@ def write(tutorial: Tutorial) -> None:
                 written.append("\n".join(["```console", f"$ {command}", *lines, "```"]))
             elif kind == "measured":
                 running.close()
-                written.append(_table(tutorial, measure(tutorial, place, rounds=3)))
+                table = _kept_table(tutorial) if keep_measured else ""
+                written.append(table or _table(tutorial, measure(tutorial, place, rounds=3)))
             else:
                 written.append(excerpt(tutorial, kind, options))
     tutorial.page.parent.mkdir(parents=True, exist_ok=True)
     tutorial.page.write_text("".join(written))
+
+
+def _kept_table(tutorial: Tutorial) -> str:
+    """Return the table of gains of the page; empty if it has none."""
+    page = tutorial.page.read_text() if tutorial.page.exists() else ""
+    found = re.search(r"^\| \| .*\|\n\|---\|---\|\n(?:\|.*\|\n){2}\| times as fast .*\|$", page, re.MULTILINE)
+    return found[0] if found else ""
 
 
 def _table(tutorial: Tutorial, gain: Gain) -> str:
@@ -336,12 +347,13 @@ def _table(tutorial: Tutorial, gain: Gain) -> str:
 def main() -> None:
     """Write the pages that are named, or all."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--keep-measured", action="store_true", help="Keep the tables of gains.")
     parser.add_argument("names", nargs="*", choices=[[], *(each.name for each in TUTORIALS)])
-    names = parser.parse_args().names
+    options = parser.parse_args()
     for tutorial in TUTORIALS:
-        if not names or tutorial.name in names:
+        if not options.names or tutorial.name in options.names:
             began = time.monotonic()
-            write(tutorial)
+            write(tutorial, keep_measured=options.keep_measured)
             print(f"{tutorial.page.relative_to(ROOT)}: {time.monotonic() - began:.0f} s")
 
 
