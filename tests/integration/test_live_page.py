@@ -120,6 +120,16 @@ def test_run_view_verdict_and_missing_rank_are_named(browser: Browser, url: str)
     browser.wait_for(f"{label}.includes('No data of ranks 3')", "the missing rank in words")
 
 
+def test_charts_are_a_table_too(browser: Browser, url: str) -> None:
+    show(browser, url, "#/run/demo")
+    browser.wait_for(NEWEST_STEP, "steps")
+    browser.run("document.querySelector('main > div > details > summary').click()")
+    table = "document.querySelector('main > div > details table')?.innerText"
+    text = browser.wait_for(table, "the table")
+    assert "wait for others" in text
+    assert len(text.splitlines()) > 50
+
+
 def test_overview_link_leads_to_the_run_and_back(browser: Browser, url: str) -> None:
     show(browser, url, "#/")
     browser.wait_for("document.querySelector('.card.run a')", "a run")
@@ -229,6 +239,20 @@ def test_thousand_ranks_show_the_slow_one(browser: Browser) -> None:
         labels = "[...document.querySelectorAll('.rank-labels a')].map((each) => each.textContent)"
         browser.wait_for(f"{labels}.includes('777 ◀')", "the slow rank")
         assert browser.run(f"{labels}.length") == 64
+
+
+def test_fleet_is_chosen_and_kept_in_links(browser: Browser) -> None:
+    with serve_page(PageFeed(remote=8)) as url:
+        show(browser, url, "#/")
+        browser.wait_for(f"{SCOPE}.includes('not known here: 8\u201315')", "the ranks of the other node")
+        browser.wait_for("document.querySelector('[data-key=\"All nodes\"]')", "the choice")
+        browser.click("[data-key='All nodes']")
+        browser.wait_for(f"{SCOPE}.includes('16 of 16 ranks report') && {SCOPE}.includes('all nodes')")
+        browser.wait_for("document.querySelector('.card.run a')", "a run")
+        browser.click(".card.run a")
+        browser.wait_for(f"{SCOPE}.includes('16 of 16 ranks report')", "the fleet's ranks")
+        assert browser.run("location.hash") == "#/run/demo?fleet=1"
+        browser.wait_for("document.querySelectorAll('.rank-labels a').length === 8", "this node's steps")
 
 
 def test_unknown_run_problem_is_shown(browser: Browser, url: str) -> None:

@@ -22,6 +22,7 @@ class PageFeed:
 
     Attributes:
         silent: Ranks that have lost their connection.
+        remote: Ranks on another node, which only documents of the fleet have.
         slow: A rank that works longer than its peers, and how much longer.
     """
 
@@ -30,12 +31,17 @@ class PageFeed:
     seconds: int = 600
     step_seconds: float = 0.2
     silent: frozenset[int] = frozenset()
+    remote: int = 0
     slow: int = 5
     excess: float = 0.35
     began: float = field(default_factory=lambda: time.time() - 600)
     captures: list[dict[str, Any]] = field(default_factory=list)
 
-    def runs(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
+        """Return the document of ``info``."""
+        return {"schema": "torchperfd.info/1", "node": "vm", "fleet": self.remote > 0, "view": self._view()}
+
+    def runs(self, fleet: bool = False) -> dict[str, Any]:
         """Return the document of ``runs``."""
         ended = {
             "run": "bert-16",
@@ -53,22 +59,22 @@ class PageFeed:
         return {
             "schema": "torchperfd.ps/1",
             "node": "vm",
-            "runs": [self._run()],
+            "runs": [self._run(fleet)],
             "finished": [ended],
-            "view": self._view(),
+            "view": self._view(fleet),
         }
 
-    def run_document(self) -> dict[str, Any]:
+    def run_document(self, fleet: bool = False) -> dict[str, Any]:
         """Return the document of ``runs/{run}``."""
         return {
             "schema": "torchperfd.run/1",
-            "run": self._run(),
+            "run": self._run(fleet),
             "verdict": self._verdict(),
             "goodput": self._goodput(),
             "captures": self.captures,
             "marks": self._marks(),
             "phases": [*PHASES, _WAIT],
-            "view": self._view(),
+            "view": self._view(fleet),
         }
 
     def ranks_document(self) -> dict[str, Any]:
@@ -219,14 +225,14 @@ class PageFeed:
             "view": self._view(),
         }
 
-    def _run(self) -> dict[str, Any]:
+    def _run(self, fleet: bool) -> dict[str, Any]:
         step = self.step_seconds * (1 + self.excess)
         now = time.time()
         rows = [
             {
                 "rank": rank,
                 "local_rank": rank,
-                "node": "vm",
+                "node": "vm" if rank < self.ranks else "vm2",
                 "pid": 1000 + rank,
                 "state": "gone" if rank in self.silent else "training",
                 "stalled_seconds": None,
@@ -240,12 +246,12 @@ class PageFeed:
                 "cuda": {"allocated_bytes": 52 * _GIB, "reserved_bytes": 60 * _GIB, "peak_bytes": 58 * _GIB},
                 "loader": {"workers": 4, "ready": 7},
             }
-            for rank in range(self.ranks)
+            for rank in range(self.ranks + (self.remote if fleet else 0))
         ]
         return {
             "run": self.run,
             "job_name": "demo",
-            "world_size": self.ranks,
+            "world_size": self.ranks + self.remote,
             "ranks": rows,
             "state": "training",
             "step_seconds": step,
@@ -322,10 +328,10 @@ class PageFeed:
             {"kind": "verdict", "unix_seconds": now - 90, "rank": self.slow, "text": "slow rank"},
         ]
 
-    def _view(self) -> dict[str, Any]:
+    def _view(self, fleet: bool = False) -> dict[str, Any]:
         now = time.time()
         return {
-            "scope": "node",
+            "scope": "fleet" if fleet else "node",
             "node": "vm",
             "at_unix_seconds": now,
             "window_seconds": 600.0,

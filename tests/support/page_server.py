@@ -90,11 +90,14 @@ class _Handler(BaseHTTPRequestHandler):
         if given not in (None, TOKEN):
             self._refuse(401, "wrong token")
             return
+        fleet = "fleet" in query
         match parts:
+            case ["info"]:
+                self._document(feed.info())
             case ["runs"]:
-                self._document(feed.runs())
+                self._document(feed.runs(fleet))
             case ["runs", name] if name == feed.run:
-                self._document(feed.run_document())
+                self._document(feed.run_document(fleet))
             case ["runs", name, "ranks"] if name == feed.run:
                 self._document(feed.ranks_document())
             case ["runs", name, "history"] if name == feed.run:

@@ -22,9 +22,14 @@ export function parse(hash) {
 export function address({ view, run, rank, capture, options = {} }) {
   const names = { overview: [], run: [run], rank: [run, rank], captures: [], capture: [capture], node: [] }[view];
   const path = view === "overview" ? "" : [view, ...names].map((name) => encodeURIComponent(name)).join("/");
-  const kept = Object.entries(options).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const query = new URLSearchParams(kept).toString();
+  const given = Object.entries(options).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const query = new URLSearchParams(given).toString();
   return `#/${path}${query ? `?${query}` : ""}`;
+}
+
+/** Return what links to another view keep of a place's options: whether it is of the fleet. */
+export function keptOptions({ options }) {
+  return options.fleet === "1" ? { fleet: "1" } : {};
 }
 
 function decode(part) {

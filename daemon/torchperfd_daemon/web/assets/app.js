@@ -50,7 +50,7 @@ class Page {
       this._feed.reload();
     }
     this._place = parse(location.hash);
-    const key = address({ ...this._place, options: {} });
+    const key = address({ ...this._place, options: { fleet: this._place.options.fleet } });
     if (key !== this._key) {
       const first = this._key === null;
       this._key = key;

@@ -52,11 +52,12 @@ export function table(caption, columns, rows, rowAttributes) {
   );
 }
 
-/** Return a disclosure whose content is built when it is opened first. */
+/** Return a disclosure whose content is built whenever it is opened. */
 export function disclosure(title, build) {
   const made = element("details", {}, element("summary", {}, title));
   made.addEventListener("toggle", () => {
-    if (made.open && made.childElementCount === 1) made.append(build());
+    // Each time anew, of what is known then; a table that changes while one reads it helps no reader.
+    made.replaceChildren(made.firstChild, ...(made.open ? [build()] : []));
   });
   return made;
 }

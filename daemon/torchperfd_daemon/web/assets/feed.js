@@ -9,19 +9,20 @@ const RETRY_MS = 1500;
 export const MOST_RANKS = 64;
 
 /** How often a document is read again, in milliseconds; events bring what has to be there sooner. */
-const EVERY_MS = { runs: 3000, run: 6000, ranks: 5000, captures: 15_000, capture: 2000, node: 4000 };
+const EVERY_MS = { runs: 3000, run: 6000, ranks: 5000, captures: 15_000, capture: 2000, node: 4000, info: 60_000 };
 
 /** Return the paths that a place shows, by the names under which views find them. */
-function pathsOf({ view, run, capture }) {
+function pathsOf({ view, run, capture, options }) {
+  const fleet = options.fleet === "1" ? "?fleet=1" : "";
   const name = run === null ? "" : encodeURIComponent(run);
   switch (view) {
     case "overview":
-      return { runs: "runs", captures: "captures?limit=20" };
+      return { runs: `runs${fleet}`, captures: "captures?limit=20", info: "info" };
     case "run":
     case "rank": {
       const paths = {
-        run: `runs/${name}`,
-        ranks: `runs/${name}/ranks`,
+        run: `runs/${name}${fleet}`,
+        ranks: `runs/${name}/ranks${fleet}`,
         captures: `captures?run=${name}&limit=20`,
       };
       return view === "rank" ? { ...paths, node: "node" } : paths;

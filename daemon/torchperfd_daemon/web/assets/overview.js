@@ -2,19 +2,21 @@
 
 import { chip, element, table, card } from "./elements.js";
 import { age, count, duration, percent, ranges, rate } from "./numbers.js";
-import { address } from "./address.js";
+import { address, keptOptions } from "./address.js";
 import { Part } from "./parts.js";
-import { coverageOf, newestOf } from "./scope.js";
+import { coverageOf, newestOf, scopeWords } from "./scope.js";
 import { sparkline } from "./sparkline.js";
 import { stateKind } from "./states.js";
 import { verdictKind, verdictWords } from "./verdict.js";
 
 export class Overview {
-  constructor(feed) {
+  constructor(feed, place) {
     this._feed = feed;
+    this._options = keptOptions(place);
+    this._choice = new Part(element("div", {}));
     this._runs = new Part(element("div", { class: "grid" }));
     this._finished = new Part(element("div", {}));
-    this.box = element("div", {}, element("h1", {}, "Runs"), this._runs.box, this._finished.box);
+    this.box = element("div", {}, element("div", { class: "title-row" }, element("h1", {}, "Runs"), this._choice.box), this._runs.box, this._finished.box);
   }
 
   get title() {
@@ -25,7 +27,7 @@ export class Overview {
     const runs = this._feed.documents.runs;
     const newest = (runs?.runs ?? []).map(newestOf).filter((at) => at !== null);
     return {
-      scope: runs ? `node ${runs.node}` : null,
+      scope: scopeWords(runs?.view),
       window: "last 10 min",
       newest: newest.length ? Math.max(...newest) : null,
       at: runs?.view?.at_unix_seconds,
@@ -36,13 +38,26 @@ export class Overview {
   }
 
   update() {
-    const known = this._feed.documents.runs;
+    const { runs: known, info } = this._feed.documents;
+    const problem = this._feed.failures.runs?.message ?? null;
+    this._choice.update([info?.fleet, this._options.fleet, problem], () => this._scopes(info, problem));
     if (!known) return;
     const now = Math.round(this._feed.now());
     const shown = known.runs.map((run) => ({ ...run, ranks: undefined, coverage: coverageOf(run), age: Math.round(now - (newestOf(run) ?? now)) }));
-    this._runs.update(shown, () => (shown.length ? shown.map((run) => runCard(run)) : [nothing()]));
+    this._runs.update(shown, () => (shown.length ? shown.map((run) => runCard(run, this._options)) : [nothing()]));
     const finished = known.finished ?? [];
-    this._finished.update(finished, () => (finished.length ? [finishedCard(finished)] : []));
+    this._finished.update(finished, () => (finished.length ? [finishedCard(finished, this._options)] : []));
+  }
+
+  // Which nodes to show, where the daemon knows of others.
+  _scopes(info, problem) {
+    const isFleet = this._options.fleet === "1";
+    const link = (words, options, current) =>
+      element("a", { class: "button", href: address({ view: "overview", options }), "aria-current": current ? "true" : null, "data-key": words }, words);
+    return [
+      info?.fleet || isFleet ? element("div", { class: "row" }, link("This node", {}, !isFleet), link("All nodes", { fleet: "1" }, isFleet)) : null,
+      problem ? element("p", { class: "notice bad" }, `${problem}.`) : null,
+    ].filter(Boolean);
   }
 }
 
@@ -55,7 +70,7 @@ function nothing() {
   );
 }
 
-function runCard(run) {
+function runCard(run, options) {
   const kind = verdictKind(run.verdict);
   const { reporting, expected, silent } = run.coverage;
   const facts = [
@@ -72,7 +87,7 @@ function runCard(run) {
     element(
       "div",
       { class: "card-head" },
-      element("h2", {}, element("a", { href: address({ view: "run", run: run.run }), "data-key": run.run }, run.run)),
+      element("h2", {}, element("a", { href: address({ view: "run", run: run.run, options }), "data-key": run.run }, run.run)),
       chip(run.state ?? "unknown", stateKind(run.state)),
     ),
     run.job_name && run.job_name !== run.run ? element("p", { class: "note" }, `job ${run.job_name}`) : null,
@@ -90,9 +105,9 @@ function runCard(run) {
   );
 }
 
-function finishedCard(finished) {
+function finishedCard(finished, options) {
   const columns = [
-    { name: "Run", class: "name", cell: (run) => element("a", { href: address({ view: "run", run: run.run }), "data-key": `done ${run.run}` }, run.run) },
+    { name: "Run", class: "name", cell: (run) => element("a", { href: address({ view: "run", run: run.run, options }), "data-key": `done ${run.run}` }, run.run) },
     { name: "State", cell: (run) => chip(run.state ?? "finished", stateKind(run.state)) },
     { name: "Ran", numeric: true, cell: (run) => age(run.ended_unix_seconds - run.started_unix_seconds) },
     { name: "Steps", numeric: true, cell: (run) => (run.steps ?? 0).toLocaleString("en-US") },

@@ -1,7 +1,7 @@
 // The view of one rank of a run.
 
 import { actionButton, capture, stacks } from "./actions.js";
-import { address } from "./address.js";
+import { address, keptOptions } from "./address.js";
 import { card, chip, element, table, tile } from "./elements.js";
 import { legend } from "./legend.js";
 import { bytes, change, duration, isNumber, percent, rate } from "./numbers.js";
@@ -16,6 +16,7 @@ export class RankView {
   constructor(feed, place) {
     this._feed = feed;
     this._run = place.run;
+    this._options = keptOptions(place);
     this._rank = place.rank;
     this._stream = new Stream(() => null);
     const div = () => new Part(element("div", {}));
@@ -74,7 +75,7 @@ export class RankView {
   }
 
   _head(entry, live, newest) {
-    const back = element("p", { class: "note" }, element("a", { href: address({ view: "run", run: this._run }), "data-key": "back" }, `run ${this._run}`));
+    const back = element("p", { class: "note" }, element("a", { href: address({ view: "run", run: this._run, options: this._options }), "data-key": "back" }, `run ${this._run}`));
     const title = element("h1", {}, `Rank ${this._rank}`);
     if (!entry) {
       const words = this._feed.failures.run?.message ?? (this._feed.documents.run ? "this node has no such rank now" : this._feed.isSaved ? "not part of this saved page" : null);
@@ -96,11 +97,13 @@ export class RankView {
             : element("span", { class: "soft" }, "No capture yet, so no flame graph."),
         );
     const state = rankState(entry);
+    const here = this._feed.documents.run.view?.node;
     return [
       back,
+      entry.node && here && entry.node !== here ? element("p", { class: "notice" }, `This rank is on node ${entry.node}. The daemon there has its steps; this page is of ${here}.`) : null,
       element("div", { class: "title-row" }, title, chip(state, state === "missing" ? "bad" : stateKind(state)), live?.slow ? chip("◀ slow", "bad") : null, buttons),
       element("dl", { class: "tiles" }, rankFacts(entry, live).map(([name, value]) => tile(name, value))),
-    ];
+    ].filter(Boolean);
   }
 }
 

@@ -9,12 +9,12 @@ import { isMissing, rankState, stateKind } from "./states.js";
 import { largest } from "./statistics.js";
 
 /** Return the table. `ranks` are rows of /ranks; `known` maps a rank to its row of the run's document. */
-export function rankTable(run, ranks, known) {
+export function rankTable(run, ranks, known, options = {}) {
   const top = largest(ranks.map((rank) => rank.step_seconds), 1);
   const columns = [
     {
       name: "Rank",
-      cell: (rank) => element("a", { href: address({ view: "rank", run, rank: rank.rank }), "data-key": `row ${rank.rank}` }, String(rank.rank)),
+      cell: (rank) => element("a", { href: address({ view: "rank", run, rank: rank.rank, options }), "data-key": `row ${rank.rank}` }, String(rank.rank)),
     },
     { name: "State", cell: (rank) => stateChip(known.get(rank.rank) ?? rank) },
     { name: "Step", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : duration(rank.step_seconds)) },

@@ -1,7 +1,7 @@
 // The view of one run.
 
 import { actionButton, capture, stacks } from "./actions.js";
-import { address } from "./address.js";
+import { address, keptOptions } from "./address.js";
 import { MARK_WORDS } from "./axes.js";
 import { card, chip, disclosure, element, table, tile } from "./elements.js";
 import { MOST_RANKS } from "./feed.js";
@@ -11,7 +11,8 @@ import { legend } from "./legend.js";
 import { bytes, clock, count, duration, percent, rate } from "./numbers.js";
 import { Part } from "./parts.js";
 import { rankTable } from "./rank_table.js";
-import { newestOf, windowWords } from "./scope.js";
+import { secondTable } from "./second_table.js";
+import { newestOf, scopeWords, windowWords } from "./scope.js";
 import { isMissing, rankState, stateKind } from "./states.js";
 import { acrossRanks, percentile } from "./statistics.js";
 import { Stream } from "./stream.js";
@@ -22,13 +23,15 @@ export class RunView {
   constructor(feed, place) {
     this._feed = feed;
     this._run = place.run;
-    this._stream = new Stream((rank) => address({ view: "rank", run: this._run, rank }));
+    this._options = keptOptions(place);
+    this._stream = new Stream((rank) => address({ view: "rank", run: this._run, rank, options: this._options }));
     this._times = new StepTimes();
     this._phases = new PhasesStacked();
     this._heat = new HeatMap();
     const div = () => new Part(element("div", {}));
     this._parts = { head: div(), verdict: div(), legend: div(), chosen: div(), ranks: div(), goodput: div(), memory: div(), marks: div() };
     this._shown = null;
+    this._series = null;
     this._stacks = element("div", {});
     const { head, verdict, legend: colours, chosen, ranks, goodput, memory, marks } = this._parts;
     const ranksCard = card("Own work and wait per rank", { wide: true, note: "Means of recent steps. Own work is the step without the wait for other ranks." }, ranks.box);
@@ -45,6 +48,7 @@ export class RunView {
         card("Step time", { note: `Of the ranks, second by second. ${MARK_WORDS}`, extra: lineLegend() }, this._times.surface.box),
         card("Phases", { note: "Mean step of the ranks, second by second; from the bottom in the order of the colours above." }, this._phases.surface.box),
       ),
+      disclosure("Step time and phases as a table", () => (this._series ? secondTable(this._series) : element("p", {}, "No data yet."))),
       card(
         "Excess own work",
         { wide: true, note: "Own work above the median of the ranks, second by second: the strongest colour is 50 % or more. Hatched: no step ended.", extra: scaleLegend() },
@@ -65,7 +69,7 @@ export class RunView {
     const entry = run?.run;
     const finished = entry && ["finished", "gone"].includes(entry.state);
     return {
-      scope: run?.view ? `run ${entry.run} on node ${run.view.node}` : `run ${this._run}`,
+      scope: run?.view ? `run ${entry.run}, ${scopeWords(run.view)}` : `run ${this._run}`,
       window: windowWords(this._feed.history?.span()),
       newest: entry ? this._newest(entry) : null,
       ended: finished ? entry.ended_unix_seconds ?? this._newest(entry) : null,
@@ -139,10 +143,10 @@ export class RunView {
     // Rows in a table of a thousand ranks change each second; three digits are what it shows.
     const shown = live.ranks.map((rank) => [rank.rank, known.get(rank.rank)?.connected, rankState(known.get(rank.rank) ?? rank), duration(rank.step_seconds), duration(rank.own_seconds), rank.slow]);
     const far = [...live.ranks].sort((a, b) => (b.own_seconds ?? 0) - (a.own_seconds ?? 0));
-    const kept = live.ranks.length > 200 ? far.slice(0, 200) : live.ranks;
+    const listed = live.ranks.length > 200 ? far.slice(0, 200) : live.ranks;
     this._parts.ranks.update(shown, () => [
-      rankTable(this._run, kept, known),
-      kept.length < live.ranks.length ? element("p", { class: "note" }, `The ${kept.length} ranks with the most own work of ${live.ranks.length}.`) : null,
+      rankTable(this._run, listed, known, this._options),
+      listed.length < live.ranks.length ? element("p", { class: "note" }, `The ${listed.length} ranks with the most own work of ${live.ranks.length}.`) : null,
     ].filter(Boolean));
   }
 
@@ -155,6 +159,7 @@ export class RunView {
   }
 
   _updateHistory(history, known, live, verdict) {
+    const { node } = this._feed.documents.run.view;
     const missing = [...known.values()].filter(isMissing).map((rank) => rank.rank);
     const marked = (live?.ranks ?? []).filter((rank) => rank.slow || rank.rank === verdict?.rank).map((rank) => rank.rank);
     const shown = JSON.stringify([history.version, known.size, missing, marked]);
@@ -164,7 +169,10 @@ export class RunView {
     const rows = [...history.ranks.values()]
       .map((rank) => ({ ...rank, missing: missing.includes(rank.rank), slow: slow.has(rank.rank) }))
       .sort((a, b) => a.rank - b.rank);
-    for (const rank of known.values()) if (!history.ranks.has(rank.rank) && rows.length < MOST_RANKS) rows.push({ rank: rank.rank, missing: true });
+    // Steps are known of this node's ranks only; those of other nodes are in the table.
+    for (const rank of known.values()) {
+      if (!history.ranks.has(rank.rank) && rank.node === node && rows.length < MOST_RANKS) rows.push({ rank: rank.rank, missing: true });
+    }
     this._stream.show(rows);
     const names = new Set(rows.flatMap((row) => Object.keys(row.steps?.phase_seconds ?? row.seconds?.phase_seconds ?? {})));
     this._parts.legend.update([...names], () => [legend(names)]);
@@ -179,6 +187,7 @@ export class RunView {
       const columns = rows.filter((row) => row.seconds).map(({ seconds }) => ({ at: seconds.unix_seconds, seconds: seconds.step_seconds, phases: seconds.phase_seconds ?? {} }));
       const onset = this._onset(history, verdict);
       const data = { ...acrossRanks(columns, span.from, span.until), ...span, marks: [...history.marks, ...onset] };
+      this._series = data;
       this._times.show(data);
       this._phases.show(data);
       this._heat.show(rows, span.from, span.until);

@@ -21,6 +21,12 @@ export function coverageOf(run) {
   return { reporting: here.length - silent.length, expected: Math.max(run.world_size ?? 0, here.length), silent, elsewhere };
 }
 
+/** Return what a document's view covers: a node, or the fleet as a node sees it. */
+export function scopeWords(view) {
+  if (!view) return null;
+  return view.scope === "fleet" ? `all nodes, as ${view.node} sees them` : `node ${view.node}`;
+}
+
 /** Return when the newest step of a run ended, in Unix seconds, or null. */
 export function newestOf(run) {
   const ends = (run.ranks ?? []).map((rank) => rank.last_step_unix_seconds).filter((at) => at > 0);
@@ -66,7 +72,7 @@ function coverage({ runs, unreachable }) {
     const named = (runs.length > 1 && `${run.run}: `) || "";
     let words = `${named}${reporting} of ${count(expected, "rank")} report${reporting === 1 ? "s" : ""}`;
     if (silent.length) words += `; missing: ${ranges(silent)}`;
-    if (elsewhere.length) words += `; not on this node: ${ranges(elsewhere)}`;
+    if (elsewhere.length) words += `; not known here: ${ranges(elsewhere)}`;
     items.push(["Coverage", words, silent.length ? "warn" : ""]);
   }
   for (const peer of unreachable ?? []) items.push(["No answer", `${peer.address}: ${peer.reason}`, "warn"]);
