@@ -81,6 +81,7 @@ class VerdictCard:
         remark: Why there is no cause, in words; empty with causes.
         is_healthy: Whether the run was seen and nothing is wrong with it.
         next_command: The command that shows more; empty if none would work now.
+        also: What else takes long and is no cause, one line each.
         trace: What the analysis of a capture of the run advises; empty without one.
     """
 
@@ -90,6 +91,7 @@ class VerdictCard:
     is_healthy: bool = False
     next_command: str = ""
     trace: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:

@@ -31,6 +31,8 @@ def _lines(card: "VerdictCard") -> Iterator[str]:
         yield f"<div>{escape(card.remark)}</div></div>"
     for position, cause in enumerate(card.causes):
         yield from _cause(cause, is_first=not position)
+    for words in card.also:
+        yield _part("also", words, is_code=False)
     if card.trace:
         yield _part("trace", card.trace, is_code=False)
     if card.next_command:

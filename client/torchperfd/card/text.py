@@ -35,6 +35,8 @@ def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
         yield from part("why", card.remark, colour=colour, width=width)
     for position, cause in enumerate(card.causes):
         yield from _cause(cause, is_first=not position, colour=colour, width=width)
+    for words in card.also:
+        yield from part("also", words, colour=colour, width=width)
     if card.trace:
         yield from part("trace", card.trace, colour=colour, width=width)
     if card.next_command:

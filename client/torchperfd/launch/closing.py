@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from torchperfd.card import VerdictCard, card_of, unknown_card
 from torchperfd.report import RankReport
+from torchperfd.report.data_waits import data_waits
 from torchperfd.report.overview import Percentiles
 from torchperfd.report.overview_text import render
 
@@ -59,7 +60,7 @@ def closing_card(
         return unknown_card(run, "no daemon has answered, so nothing compared the steps", command)
     usual = answer.verdict.next_command
     card = card_of(answer.verdict, command or (usual if usual in _AFTER_THE_RUN else ""))
-    return replace(card, trace=trace)
+    return replace(card, trace=trace, also=tuple(data_waits(reports, {each.cause for each in card.causes})))
 
 
 def percentiles_of(answer: "control_pb2.GetRunResponse | None", rank: int) -> Percentiles:

@@ -9,7 +9,7 @@ from torchperfd.card import VerdictCard, card_of, unknown_card
 from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
 from torchperfd.report import RankReport
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, ZERO_GRAD, PhaseNames
-from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import CudaMemory, KindTotals, PhaseTotals, Totals
 from torchperfd.v1 import control_pb2, session_pb2
 
 MS = 10**6
@@ -135,6 +135,31 @@ def test_closing_command_never_needs_the_run(verdict: control_pb2.Verdict) -> No
     assert closing_of([rank_report()], verdict).card.next_command in ("", "torchperfd doctor")
     card = closing_of([rank_report()], verdict, capture_id="20261127-120000-abcdef").card
     assert card.next_command == "torchperfd analyze 20261127-120000-abcdef"
+
+
+def test_closing_names_waits_for_data_that_no_cause_covers() -> None:
+    report = rank_report()
+    report.totals.validate.phases[DATA] = PhaseTotals(30, 30 * 39 * MS)
+    fit = report.totals.train.ns + report.totals.validate.ns
+    assert report.totals.validate.ns < 0.05 * fit, "too little validation to count"
+    [training] = closing_of([rank_report(1, data_ms=6), report], CONTENTION).card.also
+    assert training == (
+        "training waits for data: 186 ms of each 212 ms step (88%); docs/causes/input-bound.md"
+    )
+    assert closing_of([report], STARVED).card.also == ()
+    report.totals.cuda = CudaMemory(1, 2, 3)
+    assert closing_of([report], CONTENTION).card.also == ()
+    assert closing_of([rank_report(data_ms=3)], HEALTHY).card.also == ()
+
+
+def test_closing_names_a_validation_that_waits_for_data() -> None:
+    report = rank_report(data_ms=3)
+    report.totals.validate.phases[DATA] = PhaseTotals(30, 30 * 39 * MS)
+    card = closing_of([report], HEALTHY).card
+    [validation] = card.also
+    assert validation.startswith("validation waits for data: 39 ms of each 43 ms step (91%); validation is ")
+    assert "  also  validation waits" in card.to_text()
+    assert "validation waits" in card.to_html()
 
 
 def test_closing_without_daemon_is_not_called_healthy() -> None:
