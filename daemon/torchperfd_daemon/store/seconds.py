@@ -1,6 +1,7 @@
 """The last ten minutes of one rank, second by second, in fixed memory."""
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -64,29 +65,21 @@ class SecondHistory:
 
     def append(self, steps: StepColumns) -> None:
         """Add steps to the seconds in which they ended."""
-        if not steps.end_unix_ns:
-            return
-        ends = np.frombuffer(steps.end_unix_ns, np.int64) // _NS
-        starts = np.flatnonzero(np.diff(ends, prepend=ends[0] - 1))
-        durations = np.frombuffer(steps.duration_ns, np.int64)
-        named = {name: column for name, column in steps.phases.items() if self._is_kept(name)}
-        rest = [column for name, column in steps.phases.items() if name not in named]
-        rows = [durations, *(np.frombuffer(column, np.int64) for column in named.values())]
-        if rest:
-            rows.append(np.sum([np.frombuffer(column, np.int64) for column in rest], axis=0))
-        sums = np.add.reduceat(np.stack(rows).astype(np.float64), starts, axis=1) / _NS
-        counts = np.diff(starts, append=len(ends)).tolist()
-        longest = (np.maximum.reduceat(durations, starts) / _NS).tolist()
-        names = [*named]
-        if rest:
+        ends, durations = steps.end_unix_ns, steps.duration_ns
+        columns = [(name if self._is_kept(name) else _REST, column) for name, column in steps.phases.items()]
+        if any(name == _REST for name, _ in columns):
             self._is_kept(_REST)
-            names.append(_REST)
-        seconds = ends[starts].tolist()
-        for position, (second, (total, *spent)) in enumerate(zip(seconds, sums.T.tolist(), strict=True)):
-            by_phase: dict[str, float] = {}
-            for name, value in zip(names, spent, strict=True):
-                by_phase[name] = by_phase.get(name, 0.0) + value
-            self._add(second, counts[position], total, longest[position], by_phase)
+        first = 0
+        # Plain sums: a batch has few steps, and numpy's calls cost more than these.
+        while first < len(ends):
+            second = ends[first] // _NS
+            after = max(first + 1, bisect_left(ends, (second + 1) * _NS, first))
+            spent: dict[str, float] = {}
+            for name, column in columns:
+                spent[name] = spent.get(name, 0.0) + sum(column[first:after]) / _NS
+            took = durations[first:after]
+            self._add(second, after - first, sum(took) / _NS, max(took) / _NS, spent)
+            first = after
 
     def since(
         self, second: int = -1, newest: int = HISTORY_SECONDS, until: int | None = None

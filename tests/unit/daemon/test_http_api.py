@@ -1,8 +1,11 @@
 """Documents over HTTP: what they hold, that they are the commands', and what each caller may see."""
 
+import base64
 import gzip
 import time
 from array import array
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +14,12 @@ from tests.unit.daemon.kept import add
 from tests.unit.daemon.live_runs import NOW, RANKS, STEPS, train
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.store import RankIdentity, State, StepColumns
 from torchperfd_daemon.views import live
 from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.app import build_app
+from torchperfd_daemon.web.config_file import WebConfigFile
 from torchperfd_daemon.web.reader import Reader
 
 NS = 1_000_000_000
@@ -318,5 +324,29 @@ def test_run_that_ended_stays_listed_with_its_verdict() -> None:
         assert (row["run"], row["state"], row["verdict"]["cause"]) == ("done", "finished", "input-bound")
         assert row["ended_unix_seconds"] == pytest.approx(began + 2)
         assert (await page.get("runs/done"))["run"]["run"] == "done"
+
+    play(scenario)
+
+
+def test_web_configuration_guards_the_interface_beside_the_token(tmp_path: Path) -> None:
+    bcrypt = pytest.importorskip("bcrypt")
+    file = tmp_path / "web.yml"
+    file.write_text(f"basic_auth_users: {{ada: {bcrypt.hashpw(b'right', bcrypt.gensalt(4)).decode()}}}")
+
+    async def scenario(page: Page) -> None:
+        join(page)
+        guarded = build_app(MetricsPage([]), lambda: True, WebConfigFile(file), page.api.routes())
+        page = replace(page, app=guarded)
+        user = {"authorization": "Basic " + base64.b64encode(b"ada:right").decode()}
+        for path in ("/", "/api/v1/runs", "/api/v1/events", "/assets/index.html", "/links/x"):
+            assert (await page.ask(path)).status_code == 401
+            # The token is no password.
+            assert (await page.ask(path, headers=OWNER)).status_code == 401
+            assert (await page.ask(path, headers={"authorization": f"Bearer {TOKEN}"})).status_code == 401
+        stranger = await page.ask("/api/v1/runs", headers=user)
+        assert (stranger.status_code, stranger.json()["view"]["access"]) == (200, "stranger")
+        owner = await page.ask("/api/v1/runs", headers={**user, **OWNER})
+        assert owner.json()["view"]["access"] == "owner"
+        assert (await page.ask("/api/v1/runs/a/stacks", "POST", headers=user)).status_code == 401
 
     play(scenario)
