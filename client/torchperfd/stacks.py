@@ -31,7 +31,7 @@ from torchperfd.safety.logs import log
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
 from torchperfd.v1 import contract
-from torchperfd.worker_stacks import StackLine, WorkerStacks, stack_lines
+from torchperfd.worker_stacks import MOST_WORKERS, StackLine, WorkerStacks, stack_lines
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -44,6 +44,8 @@ _CANDIDATES: Final = range(signal.SIGRTMAX - 9, signal.SIGRTMIN + 9, -1)
 _MOST_THREADS: Final = 256
 _WORKERS_S: Final = 0.25
 """Workers answer within a fraction of a millisecond, unless native code holds their interpreter."""
+_SAMPLED_WORKERS: Final = 4
+"""Each costs the training process 0.1 ms, and requests for samples come ten times per second."""
 
 
 class StackReporter:
@@ -118,12 +120,12 @@ class StackReporter:
                 _pack(stack, stack_lines(frames.pop(ident)))
         finally:
             frames.clear()
-        self._add_workers(report)
+        self._add_workers(report, _SAMPLED_WORKERS if order.loading_only else MOST_WORKERS)
         self._outbox.put(session_pb2.ClientMessage(stack_report=report))
 
-    def _add_workers(self, report: "session_pb2.StackReport") -> None:
+    def _add_workers(self, report: "session_pb2.StackReport", most: int) -> None:
         try:
-            workers = self._workers.read(_WORKERS_S)
+            workers = self._workers.read(_WORKERS_S, most=most)
         except Exception as error:  # noqa: BLE001 - this process's own stacks are sent without them
             self._faults.note("stacks of workers", error)
             return

@@ -10,6 +10,7 @@ import _thread
 import contextlib
 import json
 import os
+import random
 import secrets
 import select
 import signal
@@ -25,7 +26,8 @@ from typing import Any, Final, NamedTuple
 from torchperfd.called_names import called_name
 
 MOST_FRAMES: Final = 128
-_MOST_WORKERS: Final = 64
+MOST_WORKERS: Final = 64
+_MOST_CHILDREN: Final = 256
 _MOST_BYTES: Final = 1 << 18
 _MOST_FAILURES: Final = 10
 _SEND_S: Final = 1.0
@@ -126,22 +128,29 @@ class WorkerStacks:
 
     def __init__(self) -> None:
         self.name = f"torchperfd-{secrets.token_hex(8)}"
+        # Its own, since the script may have seeded the module's.
+        self._chance = random.Random()
 
-    def read(self, seconds: float, pids: Sequence[int] | None = None) -> list[WorkerStack]:
+    def read(
+        self, seconds: float, pids: Sequence[int] | None = None, most: int = MOST_WORKERS
+    ) -> list[WorkerStack]:
         """Return the stacks of those workers that answer in time, by process id.
 
         A worker does not answer while native code holds its interpreter.
 
         Args:
             pids: Those to ask; by default all children of this process that are workers.
+            most: How many to ask; of more workers, that many by chance.
         """
         deadline = time.monotonic() + seconds
         poll = select.poll()
         waiting: dict[int, tuple[socket.socket, int, bytearray]] = {}
         found: list[WorkerStack] = []
         try:
-            for pid in (_children() if pids is None else pids)[:_MOST_WORKERS]:
-                connection = self._connect(pid)
+            known = [*(_children() if pids is None else pids)]
+            self._chance.shuffle(known)
+            for pid in known[:_MOST_CHILDREN]:
+                connection = self._connect(pid) if len(waiting) < most else None
                 if connection is not None:
                     waiting[connection.fileno()] = connection, pid, bytearray()
                     poll.register(connection, select.POLLIN)

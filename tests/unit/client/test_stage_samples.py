@@ -29,7 +29,7 @@ class Workers(WorkerStacks):
         super().__init__()
         self.calls, self.asked = list(calls), list[int]()
 
-    def read(self, seconds: float, pids: Sequence[int] | None = None) -> list[WorkerStack]:
+    def read(self, seconds: float, pids: Sequence[int] | None = None, most: int = 1) -> list[WorkerStack]:
         assert pids is not None
         self.asked += pids
         call = self.calls.pop(0)

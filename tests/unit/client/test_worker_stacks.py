@@ -122,6 +122,28 @@ def test_detach_restores_the_function_that_workers_run() -> None:
     assert vars(torchs_worker)["_worker_loop"] is original
 
 
+def test_read_asks_no_more_workers_than_wanted() -> None:
+    workers, fork = WorkerStacks(), multiprocessing.get_context("fork")
+    release = fork.Event()
+    ready = fork.Semaphore(0)
+
+    def work() -> None:
+        answer_requests(workers.name)
+        ready.release()
+        release.wait()
+
+    # Not each child is a worker, and those that are not do not count.
+    processes = [fork.Process(target=work) for _ in range(3)] + [fork.Process(target=release.wait)]
+    for process in processes:
+        process.start()
+    for _ in range(3):
+        ready.acquire()
+    assert [len(workers.read(60, most=most)) for most in (1, 2, 64)] == [1, 2, 3]
+    release.set()
+    for process in processes:
+        process.join()
+
+
 def test_read_without_workers_is_empty() -> None:
     assert WorkerStacks().read(1.0) == []
 
