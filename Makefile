@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos screenshots dashboards docs man \
+.PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
 	bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-trials bench-runs build clean
@@ -79,8 +79,11 @@ man: setup  ## Write the man page to deploy/man/torchperfd.1, from the command l
 screenshots: setup  ## Draw the pictures of the live page in docs/images; needs Chromium; up to three minutes.
 	$(BIN)/python tools/screenshots.py
 
-dashboards: setup  ## Regenerate grafana/dashboards.
+dashboards: setup  ## Regenerate Grafana's dashboards, the rules and their tests.
 	$(BIN)/python -m grafana.build
+
+dashboard-pictures: setup  ## Draw dashboards of a simulated node in docs/images; needs npm, Chromium, Prometheus; 15 minutes.
+	$(BIN)/python tools/dashboard_pictures/draw.py fleet run
 
 bench-step: setup  ## What a step costs the training thread.
 	$(BIN)/python -m benchmarks.step_cost

@@ -46,6 +46,7 @@ EXAMPLES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ("torchperfd analyze rank0.json --html page.html", "a trace, as a page"),
     ),
     "doctor": (("torchperfd doctor", "what slows this node down, and how to fix it"),),
+    "dashboards": (("torchperfd dashboards export grafana", "dashboards and alerts, as files"),),
     "completion": (
         ("torchperfd completion bash > ~/.local/share/bash-completion/completions/torchperfd", "bash"),
         ("torchperfd completion zsh > ~/.zfunc/_torchperfd", "zsh, with ~/.zfunc in fpath"),
