@@ -62,10 +62,10 @@ function whereWords({ rank, node, phase, cause }) {
 
 function lineWords(line) {
   if (!line) return null;
-  const loading = line.in_workers ? "the workers' loading" : "loading";
-  if (!line.file) return `${line.stage} is ${percent(line.stage_share)} of ${loading}; no line of it stands out`;
+  const whole = line.of_step ? "the host's work" : line.in_workers ? "the workers' loading" : "loading";
+  if (!line.file) return `${line.stage} is ${percent(line.stage_share)} of ${whole}; no line of it stands out`;
   const calls = line.call ? `, calls ${line.call}` : "";
-  return `${line.file.split("/").at(-1)}:${line.line} in ${line.function}${calls}: ${percent(line.share)} of ${loading}`;
+  return `${line.file.split("/").at(-1)}:${line.line} in ${line.function}${calls}: ${percent(line.share)} of ${whole} (${line.stage} ${percent(line.stage_share)})`;
 }
 
 function costWords({ cost_seconds_per_step: cost, stalled_seconds: stalled }, stepSeconds) {
