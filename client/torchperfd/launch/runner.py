@@ -244,10 +244,13 @@ def _conclude(
     ranks = _rank_reports(client, answer)
     verdict = _verdict(answer)
     facts = [] if daemon is not None or not client.metrics_url else [("metrics", client.metrics_url)]
-    document = run_document(client.run, ranks, verdict)
-    kept_run.add_facts(document, client, began=options.began, ended=ended)
-    is_kept = options.keeping.is_kept and client.rank == 0
-    writer = kept_run.ReportWriter(options.keeping, document) if is_kept else None
+    document: dict[str, Any] = {}
+    writer = None
+    if client.rank == 0:
+        document = run_document(client.run, ranks, verdict)
+        kept_run.add_facts(document, client, began=options.began, ended=ended)
+        if options.keeping.is_kept:
+            writer = kept_run.ReportWriter(options.keeping, document)
     try:
         if options.report is not None and client.rank == 0:
             access.write_file(str(options.report), (json.dumps(document, indent=2) + "\n").encode())

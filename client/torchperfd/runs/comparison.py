@@ -18,6 +18,7 @@ _STEP_LEVEL: Final = 0.01
 _PHASES_LEVEL: Final = 0.02
 """Chance of any phase at all that is reported as changed and is not."""
 _MOVED: Final = 0.5
+_UNEVEN: Final = 0.1
 _MAJOR: Final = 0.03
 """Least share of the step of a phase that shows the machine's speed."""
 _LEAST_MAJOR: Final = 3
@@ -33,8 +34,9 @@ class PhaseChange:
     Attributes:
         name: Of the phase.
         mean: Before and after, the former at the machine's later speed if that has changed.
-        share: Of the step before: how much more of it the phase takes.
-        is_changed: Whether that is beyond noise, and at least 1 % of the step.
+        share: Of the step before, at the machine's later speed: how much more of it the phase takes.
+        is_changed: Whether that is beyond noise, and at least 1 % of the step; where the machine's speed has
+            changed, at least a tenth of that change.
     """
 
     name: str
@@ -231,15 +233,18 @@ def _machine_factor(columns: _Columns, step: MeanChange) -> float | None:
 def _phases(columns: _Columns, step: MeanChange, factor: float) -> tuple[PhaseChange, ...]:
     means = {name: compare_means(before, after, factor) for name, (before, after) in columns.items()}
     beyond_noise = _holm({name: mean.chance for name, mean in means.items()}, _PHASES_LEVEL)
+    scale = factor * step.before
+    # Another speed of the machine does not change all phases by exactly one factor.
+    least = scale * max(MATERIAL, _UNEVEN * abs(math.log(factor)))
     changed: list[str] = []
     for name in beyond_noise:
         mean = means[name]
-        is_material = abs(mean.difference) >= MATERIAL * step.before
-        if is_material and _differs_from_rest(columns, name, changed, rises=mean.difference > 0):
+        if abs(mean.difference) >= least and _differs_from_rest(
+            columns, name, changed, rises=mean.difference > 0
+        ):
             changed.append(name)
     found = [
-        PhaseChange(name, mean, mean.difference / step.before, name in changed)
-        for name, mean in means.items()
+        PhaseChange(name, mean, mean.difference / scale, name in changed) for name, mean in means.items()
     ]
     return tuple(sorted(found, key=lambda phase: (not phase.is_changed, -abs(phase.share), phase.name)))
 
