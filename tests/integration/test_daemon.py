@@ -9,12 +9,13 @@ from pathlib import Path
 from tests.support.node import EXAMPLE, Node, eventually
 
 
-def test_it_serves_health_readiness_and_metrics_and_nothing_else(node: Node) -> None:
+def test_it_serves_health_metrics_and_the_page_and_no_more(node: Node) -> None:
     node.start_daemon()
     assert node.get("/-/healthy")[0] == 200
     assert node.get("/-/ready")[0] == 200
     assert node.get("/metrics")[0] == 200
-    assert node.get("/")[0] == 404
+    assert "<!doctype html>" in node.get("/")[1].lower()
+    assert node.get("/none")[0] == 404
     assert node.get("/metrics/../etc")[0] == 404
 
 
