@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,15 @@ def trials(script: Path, mode: str = "trains") -> ScriptTrials:
 
 
 @pytest.fixture
+def short_temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give tempfile an empty directory, with a path that leaves room for the name of a socket."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        yield Path(folder)
+
+
+@pytest.fixture
 def measured(script: Path) -> Trial:
     return trials(script).run(())
 
@@ -130,10 +140,11 @@ def test_trial_with_changes_trains_the_same(script: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pairs_of_loaders_have_workers_ahead(script: Path) -> None:
+def test_pairs_of_loaders_have_workers_ahead(script: Path, short_temporary: Path) -> None:
     pairs = trials(script).pairs((), [change(LOADER, num_workers=4)])
     found = [next(pairs) for _ in range(3)]
     pairs.close()
+    assert [each for each in short_temporary.iterdir() if each.name.startswith(("pymp-", "tune-"))] == []
     # Four items of 4 ms, one after another or side by side.
     assert all(without >= 0.016 for without, _ in found)
     assert sum(with_it < without for without, with_it in found) >= 2

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,13 @@ class _Process:
     def __init__(self, script: TrialScript, changes: Sequence[Change]) -> None:
         self._script = script
         self.has_ended = False
-        specification = {**dataclasses.asdict(script), "changes": [each.to_dict() for each in changes]}
+        # Sockets of workers, which are killed before they could remove them. Their paths must be short.
+        self._folder = tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
+        specification = {
+            **dataclasses.asdict(script),
+            "changes": [each.to_dict() for each in changes],
+            "folder": self._folder.name,
+        }
         # The order of sets of strings, so that two runs train the same.
         environment = {"PYTHONHASHSEED": "0", **os.environ}
         self._process = WorkerProcess(
@@ -162,6 +169,7 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         self._process.close()
+        self._folder.cleanup()
 
     def start(self) -> Trial | None:
         """Wait until the script trains; return what was measured where it has ended already."""

@@ -7,6 +7,7 @@ process ends with its group.
 
 import dataclasses
 import json
+import multiprocessing.util
 import os
 import random
 import signal
@@ -236,6 +237,7 @@ def main() -> None:
     os.dup2(nowhere, 2)
     # A run of a few seconds is not one that the node's daemon should know.
     os.environ["TORCHPERFD_SOCKET"] = os.devnull
+    multiprocessing.util.get_temp_dir = lambda: specification["folder"]
     with os.fdopen(answers, "w") as out:
         run = TrialRun(specification, out)
         threading.Thread(target=_read, args=(requests, run), daemon=True).start()

@@ -1,0 +1,73 @@
+"""The output of ``tune``, of a result that is made up."""
+
+from dataclasses import replace
+
+from tests.support.golden import check_golden
+
+from torchperfd.bench.functions_bench import Comparison
+from torchperfd.tune.changes import LOADER, OPTIMIZER, THREADS, change
+from torchperfd.tune.edits import Edits
+from torchperfd.tune.losses import LossCheck
+from torchperfd.tune.search import Dropped, Kept, Tuning
+from torchperfd.tune.trial import LoaderFacts, OptimizerFacts, ScriptFacts, Trial
+from torchperfd.tune.tune_text import tune_document, tune_text
+
+DIFF = """\
+--- a/train.py
++++ b/train.py
+@@ -8,1 +8,1 @@
+-loader = DataLoader(images, 32)
++loader = DataLoader(images, 32, num_workers=4, persistent_workers=True)
+"""
+
+
+def tuned() -> Tuning:
+    facts = ScriptFacts(
+        (LoaderFacts(None, "DataLoader", 0, 0, False, False, False),),
+        (OptimizerFacts(None, "AdamW", True, True, None, None, 40),),
+    )
+    unchanged = Trial(0.0512, 40, {"data": 0.04}, facts=facts, advised_workers=4, advised_step_seconds=0.013)
+    return Tuning(
+        unchanged,
+        "exact",
+        [
+            Kept(
+                change(LOADER, num_workers=4, persistent_workers=True),
+                Comparison(0.25, 0.24, 0.26),
+                LossCheck("equal", True, "first 10 losses equal"),
+            ),
+            Kept(
+                change(OPTIMIZER, fused=True),
+                Comparison(0.8, 0.78, 0.82),
+                LossCheck("close", True, "first 10 losses equal within 0.0001"),
+            ),
+        ],
+        [Dropped(change(THREADS, threads=1), "slower: takes 1.40 times as long, in 3 pairs")],
+        ["zero_grad: it has 0.4% of a step"],
+        Comparison(0.2, 0.19, 0.21),
+    )
+
+
+def test_tune_text_shows_gain_losses_and_edit() -> None:
+    edits = Edits(DIFF, ("train.py:9: write AdamW(..., fused=True)",))
+    check_golden("tune.txt", tune_text(tuned(), edits, 64.0) + "\n")
+
+
+def test_tune_text_of_nothing_kept_has_no_edit() -> None:
+    found = replace(tuned(), kept=[], total=None, ended="time", repeated="any")
+    text = tune_text(found, Edits("", ()), 900.0)
+    assert "nothing that was tried is certainly faster" in text
+    assert "by the time limit" in text
+    assert "losses    not checked" in text
+    assert "edit" not in text.splitlines()
+
+
+def test_tune_document_has_speedups_as_ratios() -> None:
+    document = tune_document(tuned(), Edits(DIFF, ()), 64.0)
+    assert document["speedup"]["low"] < document["speedup"]["ratio"] == 5.0
+    assert [each["code"] for each in document["kept"]] == [
+        "DataLoader(..., num_workers=4, persistent_workers=True)",
+        "AdamW(..., fused=True)",
+    ]
+    assert document["kept"][0]["losses"] == "equal"
+    assert document["is_complete"]
