@@ -94,7 +94,7 @@ def test_missing_baseline_ends_before_the_script_begins(node: Node, tmp_path: Pa
     done = node.command("run", "--no-daemon", "--baseline", "nosuch", str(script))
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
-        "torchperfd run: --baseline: no kept run begins with 'nosuch'; `torchperfd runs` lists them\n"
+        "torchperfd: --baseline: no kept run begins with 'nosuch'; `torchperfd runs` lists them\n"
     )
 
 

@@ -212,7 +212,7 @@ def _baseline(options: RunOptions) -> "RunRecord | None":
     try:
         return read_baseline(options.keeping)
     except TorchperfdError as error:
-        sys.stderr.write(f"torchperfd run: --baseline: {error}\n")
+        sys.stderr.write(f"torchperfd: --baseline: {error}\n")
         sys.exit(error.exit_code)
 
 

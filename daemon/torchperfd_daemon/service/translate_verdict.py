@@ -29,8 +29,10 @@ def percentiles(steps: StepColumns) -> list[control_pb2.PhasePercentiles]:
     """Return the percentiles of steps and of their phases; none without steps."""
     if not len(steps.duration_ns):
         return []
-    found = []
-    for name, column in (("", steps.duration_ns), *steps.phases.items()):
-        p50, p95 = np.percentile(np.asarray(column), (50, 95))
-        found.append(control_pb2.PhasePercentiles(phase=name, p50_ns=int(p50), p95_ns=int(p95)))
-    return found
+    columns = np.array([steps.duration_ns, *steps.phases.values()])
+    # In one call: each costs more than its content.
+    medians, highest = np.percentile(columns, (50, 95), axis=1)
+    return [
+        control_pb2.PhasePercentiles(phase=name, p50_ns=int(p50), p95_ns=int(p95))
+        for name, p50, p95 in zip(("", *steps.phases), medians, highest, strict=True)
+    ]
