@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.browser import Browser
-from tests.support.node import Node, torchrun
+from tests.support.node import Node, eventually, torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
@@ -73,6 +73,9 @@ def test_job_is_watched_captured_and_read(node: Node, tmp_path: Path) -> None:
         browser.wait_for("document.querySelector('.outcome a')", "the capture")
         browser.run("document.querySelector('.outcome a').click()")
         browser.wait_for(f"{MAIN}.includes('2 of 2 ended')", "the capture's end")
+        browser.save_downloads(tmp_path)
+        browser.run("document.querySelector('[data-key=\"file 1\"]').click()")
+        eventually(lambda: [*tmp_path.glob("*rank1.json*")], 60)
         # The report is made at idle priority, which a busy job leaves no room for.
         end.touch()
         assert process.wait(60) == 0
