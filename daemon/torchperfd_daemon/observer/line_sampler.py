@@ -22,6 +22,8 @@ MOST_SAMPLES: Final = 40
 AGAIN_AFTER_S: Final = 600.0
 """A verdict that lasts is sampled again after this time, since the script may have changed what it does."""
 _RETRY_AFTER_S: Final = 60.0
+BETWEEN_S: Final = 20.0
+"""Between two verdicts of one run, whose causes and ranks may change all the time."""
 # At random: steps have a period as well.
 _PAUSE_S: Final = (0.05, 0.15)
 _ANSWER_S: Final = 2.0
@@ -75,6 +77,7 @@ class LineSampler:
         self._chance = random.Random()
         self._attempts: dict[_Key, _Attempt] = {}
         self._running: set[str] = set()
+        self._rests_until: dict[str, float] = {}
 
     def due(self, verdicts: Sequence[Verdict], ranks: Sequence[Rank]) -> tuple[Verdict, Rank] | None:
         """Return the first verdict of a run whose line is to be sampled now, with the rank to ask."""
@@ -96,6 +99,7 @@ class LineSampler:
             found = await self._sample(verdict, rank)
         finally:
             self._running.discard(verdict.run)
+            self._rests_until[verdict.run] = self._clock() + BETWEEN_S
         before = attempt.line
         if found is None:
             attempt.due_at = self._clock() + _RETRY_AFTER_S
@@ -113,9 +117,11 @@ class LineSampler:
     def forget_others(self, runs: Collection[str]) -> None:
         """Forget all runs but these."""
         self._attempts = {key: each for key, each in self._attempts.items() if key[0] in runs}
+        self._rests_until = {run: until for run, until in self._rests_until.items() if run in runs}
 
     def _may_sample(self, run: str) -> bool:
-        return run not in self._running and not self._is_capturing(run)
+        is_resting = self._clock() < self._rests_until.get(run, 0.0)
+        return run not in self._running and not is_resting and not self._is_capturing(run)
 
     async def _sample(self, verdict: Verdict, rank: Rank) -> SlowLine | None:
         parts = _parts(verdict)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, MOST_SAMPLES, LineSampler
+from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, MOST_SAMPLES, LineSampler
 from torchperfd_daemon.stacks import Frame, Thread
 from torchperfd_daemon.store import Rank, RankIdentity
 
@@ -84,6 +84,15 @@ def test_sampler_with_nothing_but_waits_keeps_to_the_limit() -> None:
     assert not sampled.is_due
     sampled.now += AGAIN_AFTER_S
     assert sampled.is_due
+
+
+def test_sampler_rests_between_the_verdicts_of_a_run() -> None:
+    sampled = Sampled()
+    sampled.sample()
+    other = replace(VERDICT, rank=0)
+    assert sampled.sampler.due([other], [sampled.rank]) is None
+    sampled.now += BETWEEN_S
+    assert sampled.sampler.due([other], [sampled.rank]) == (other, sampled.rank)
 
 
 def test_sampler_gives_up_on_a_rank_that_does_not_answer() -> None:
