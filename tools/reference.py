@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 _PUBLIC_MODULES: Final = ("torchperfd", "torchperfd.loggers")
-_INTEGRATIONS: Final = {
+INTEGRATIONS: Final = {
     "torchperfd.integrations.lightning": ("Callback", "Profiler"),
     "torchperfd.integrations.transformers": ("TorchperfdCallback",),
     "torchperfd.integrations.fastai": ("TorchperfdCallback",),
@@ -159,7 +159,7 @@ def python_page() -> str:
         "[Frameworks](../integrations.md) has what each adds.",
         "",
     ]
-    lines += [f"- `{name}`: `{'`, `'.join(classes)}`" for name, classes in _INTEGRATIONS.items()]
+    lines += [f"- `{name}`: `{'`, `'.join(classes)}`" for name, classes in INTEGRATIONS.items()]
     return "\n".join([*lines, ""])
 
 

@@ -29,7 +29,7 @@ MOST_FRAMES: Final = 128
 MOST_WORKERS: Final = 64
 _MOST_CHILDREN: Final = 256
 _MOST_BYTES: Final = 1 << 18
-_MOST_FAILURES: Final = 10
+MOST_FAILURES: Final = 10
 _SEND_S: Final = 1.0
 _CREDENTIALS: Final = struct.Struct("3i")
 # In torch's own loop, what a frame calls separates the dataset from the function that collates.
@@ -150,7 +150,7 @@ class WorkerStacks:
             known = [*(_children() if pids is None else pids)]
             self._chance.shuffle(known)
             for pid in known[:_MOST_CHILDREN]:
-                connection = self._connect(pid) if len(waiting) < most else None
+                connection = self.connect(pid) if len(waiting) < most else None
                 if connection is not None:
                     waiting[connection.fileno()] = connection, pid, bytearray()
                     poll.register(connection, select.POLLIN)
@@ -169,7 +169,8 @@ class WorkerStacks:
                 connection.close()
         return sorted(found)
 
-    def _connect(self, pid: int) -> socket.socket | None:
+    def connect(self, pid: int) -> socket.socket | None:
+        """Return a connection to a worker; None if it does not listen, or is another process by now."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
         # Without a listener, or with a queue that is full, this fails at once.
@@ -183,7 +184,7 @@ class WorkerStacks:
 
 def _answer(listener: socket.socket, ident: int, uid: int) -> None:
     failures = 0
-    while failures < _MOST_FAILURES:
+    while failures < MOST_FAILURES:
         try:
             # The script's handlers run on the main thread, which a signal is to wake up.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -7,13 +7,21 @@ from pathlib import Path
 from tests.support.node import ROOT
 
 ALLOWED = {
-    "os, sys, ctypes, named tuples": {"_exit", "_current_frames", "_getframe", "_obj", "_replace"},
+    "os, sys, ctypes, threading, named tuples": {
+        "_DummyThread",
+        "_current_frames",
+        "_exit",
+        "_getframe",
+        "_obj",
+        "_replace",
+    },
     "Jupyter calls it to show an object": {"_repr_html_"},
     "torch's: tests check what hooks leave there, or drive torch as it drives itself": {
         "_BaseDataLoaderIter",
         "_C",
         "_autograd",
         "_compiled_call_impl",
+        "_dataset_fetcher",
         "_distributed_c10d",
         "_dynamo",
         "_forward_hooks",
@@ -23,6 +31,7 @@ ALLOWED = {
         "_next_data",
         "_num_yielded",
         "_parse_kineto_results",
+        "_pin_memory",
         "_prepare_trace",
         "_replicate_for_data_parallel",
         "_start_trace",

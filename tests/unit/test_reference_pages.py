@@ -64,7 +64,7 @@ def test_page_of_python_has_signatures_and_no_internals(pages: dict[str, str]) -
 def test_integrations_that_the_page_names_exist() -> None:
     from tests.unit.test_doc_examples import names_of
 
-    for module, classes in reference._INTEGRATIONS.items():
+    for module, classes in reference.INTEGRATIONS.items():
         assert set(classes) <= names_of(module)
 
 

@@ -88,7 +88,7 @@ class AutoCapture:
 
     def start(self) -> None:
         """Begin to look."""
-        threading.Thread(target=self._run, name="torchperfd-advise", daemon=True).start()
+        threading.Thread(target=self.run, name="torchperfd-advise", daemon=True).start()
 
     def stop(self) -> None:
         """Look no more; returns at once. A capture in progress ends as any does."""
@@ -106,7 +106,8 @@ class AutoCapture:
             return ""
         return first_advice(Path(captures_dir) / self.capture_id / _ANALYSIS)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Look at the run now and then, until a capture was ordered or the run ends."""
         while not self._stopping.wait(self._every):
             try:
                 if self.look():

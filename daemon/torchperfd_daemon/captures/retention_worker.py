@@ -70,10 +70,11 @@ class RetentionWorker:
         if self._is_beyond(kept):
             kept = self._remove(kept)
         self.counts.captures, self.counts.bytes = len(kept), sum(each.bytes for each in kept)
-        self._measure_disk()
+        self.measure_disk()
         log.debug("captures directory: %d captures, %d bytes", self.counts.captures, self.counts.bytes)
 
-    def _measure_disk(self) -> None:
+    def measure_disk(self) -> None:
+        """Note the free bytes and the size of the disk; 0 where there is no directory yet."""
         try:
             free, size = self._catalog.disk()
         except OSError:  # no capture has been made yet, or the disk is not mounted

@@ -51,14 +51,15 @@ def _print(job: str, fleet: bool, socket: str | None, *, as_json: bool) -> None:
         }
         click.echo(json.dumps(document))
     elif listed.runs:
-        _print_table(listed.runs, with_node=bool(listed.nodes))
+        print_table(listed.runs, with_node=bool(listed.nodes))
     else:
         click.echo(NO_RUNS, err=True)
     if silent := missing(listed):
         raise PartialResultError(silent)
 
 
-def _print_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> None:
+def print_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> None:
+    """Print the ranks of runs, one a row."""
     table = _lines(runs, ["RUN"], with_node=with_node)
     if max(map(len, table)) <= _table.WIDTH:
         click.echo("\n".join(table))

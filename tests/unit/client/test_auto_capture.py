@@ -108,9 +108,9 @@ def test_capture_is_never_made_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_thread_ends_at_the_first_capture_and_keeps_errors(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient(verdict())
-    AutoCapture(client, every=0.0)._run()  # type: ignore[arg-type]
+    AutoCapture(client, every=0.0).run()  # type: ignore[arg-type]
     assert len(client.ordered) == 1
-    AutoCapture(SimpleNamespace(), every=0.0)._run()  # type: ignore[arg-type]
+    AutoCapture(SimpleNamespace(), every=0.0).run()  # type: ignore[arg-type]
     assert "no capture is made by itself" in caplog.text
 
 

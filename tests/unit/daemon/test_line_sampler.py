@@ -36,16 +36,14 @@ class Sampled:
         self.answer, self.asked, self.now = answer, 0, 0.0
         self.capturing: set[str] = set()
         self.rank = Rank(RankIdentity("bert", 0, world_size=2, node="a", pid=70), 0.0)
-        self.sampler = LineSampler(
-            self._ask, lambda run: run in self.capturing, lambda: self.now, self._sleep
-        )
+        self.sampler = LineSampler(self._ask, lambda run: run in self.capturing, lambda: self.now, self.sleep)
 
     async def _ask(self, rank: Rank, seconds: float) -> tuple[Thread, ...] | None:
         assert rank is self.rank
         self.asked += 1
         return self.answer
 
-    async def _sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         self.now += seconds
 
     def sample(self, verdict: Verdict = VERDICT) -> None:
@@ -162,7 +160,7 @@ def test_sampler_without_a_line_of_the_step_reports_nothing() -> None:
     async def ask(rank: Rank, seconds: float) -> tuple[Thread, ...]:
         return (training(*spread.pop()),)
 
-    sampled.sampler = LineSampler(ask, sleep=sampled._sleep)
+    sampled.sampler = LineSampler(ask, sleep=sampled.sleep)
     sampled.sample(replace(SLOW, phase="forward"))
     assert not spread
     assert sampled.sampler.with_lines(replace(SLOW, phase="forward")).line is None

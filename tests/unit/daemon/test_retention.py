@@ -287,5 +287,5 @@ def test_retention_with_an_absent_directory_has_no_disk(catalog: Catalog) -> Non
     retention.counts.disk_free_bytes = retention.counts.disk_size_bytes = 1
     if catalog.directory.exists():
         catalog.directory.rmdir()
-    retention._measure_disk()
+    retention.measure_disk()
     assert (retention.counts.disk_free_bytes, retention.counts.disk_size_bytes) == (0, 0)

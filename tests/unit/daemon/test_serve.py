@@ -57,8 +57,8 @@ def test_a_wrong_address_is_a_usage_error(serve: Serve, address: str) -> None:
     code, out, err = serve("--metrics-address", address)
     assert (code, out) == (2, "")
     assert err.endswith(
-        f"Error: Invalid value for '--metrics-address': {address!r} is not HOST:PORT;"
-        " write it like 127.0.0.1:9407.\n"
+        f"torchperfd: invalid value for '--metrics-address': {address!r} is not HOST:PORT;"
+        " write it like 127.0.0.1:9407; see `torchperfd serve --help`\n"
     )
 
 
@@ -80,7 +80,7 @@ def test_addresses_are_read() -> None:
 def test_a_wrong_mode_is_a_usage_error(serve: Serve, mode: str) -> None:
     code, out, err = serve("--socket-mode", mode)
     assert (code, out) == (2, "")
-    assert f"Invalid value for '--socket-mode': {mode!r} is no file mode;" in err
+    assert f"invalid value for '--socket-mode': {mode!r} is no file mode;" in err
 
 
 def test_modes_are_octal() -> None:
@@ -94,7 +94,8 @@ def test_modes_are_octal() -> None:
 def test_a_wrong_option_is_a_usage_error(serve: Serve, option: list[str]) -> None:
     code, out, err = serve(*option)
     assert (code, out) == (2, "")
-    assert err.startswith("Usage: torchperfd serve ")
+    assert err.startswith("torchperfd: ")
+    assert err.endswith("; see `torchperfd serve --help`\n")
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])

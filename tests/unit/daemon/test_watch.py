@@ -71,12 +71,12 @@ def run_of(name: str) -> control_pb2.Run:
 
 def test_ps_gives_a_long_name_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     long = "train_remote_digits-" + "1bf50" * 12
-    ps._print_table([run_of("bert"), run_of(long)], with_node=False)
+    ps.print_table([run_of("bert"), run_of(long)], with_node=False)
     lines = capsys.readouterr().out.splitlines()
     assert "run bert" in lines
     assert f"run {long}" in lines
     assert max(len(line) for line in lines if not line.startswith("run ")) <= 80
-    ps._print_table([run_of("bert")], with_node=False)
+    ps.print_table([run_of("bert")], with_node=False)
     assert capsys.readouterr().out.startswith("RUN ")
 
 
