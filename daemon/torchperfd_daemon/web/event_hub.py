@@ -32,6 +32,8 @@ _LONGEST_WAIT_S: Final = 1.0
 _TOGETHER_S: Final = 0.05
 _LEAST_SPAN_S: Final = 0.4
 _VERDICT_S: Final = 5.0
+# A page reads the history first, and its answer may be a second old.
+_OVERLAP_S: Final = 10.0
 
 
 class _RankCursor:
@@ -104,6 +106,7 @@ class EventHub:
             self._runs.clear()
             self._captures.clear()
             self._names = []
+        self._catch_up(stream)
         self._streams.append(stream)
         self.send_changes()
         self._greet(stream)
@@ -231,6 +234,25 @@ class EventHub:
                 self.send_capture(record)
             if record.state.ended and self._parts.coordinator.live_record(capture_id) is None:
                 del self._captures[capture_id]
+
+    def _catch_up(self, stream: EventStream) -> None:
+        """Send a new stream the newest steps and seconds again, so that none is missing after the history."""
+        now = self._wall()
+        steps: dict[int, msgspec.Raw] = {}
+        seconds: dict[int, msgspec.Raw] = {}
+        for rank in self._parts.store.runs().get(stream.run, []):
+            number = rank.identity.rank
+            if stream.ranks is not None and number not in stream.ranks:
+                continue
+            newest = history.steps_dict(rank, HISTORY_STEPS, now - _OVERLAP_S, phases=True)
+            if newest["step_seconds"]:
+                steps[number] = _raw(number, newest)
+            found = history.whole_seconds(rank, int(now - _OVERLAP_S), now)
+            if len(found.unix_seconds):
+                seconds[number] = _raw(number, history.seconds_dict(found, phases=True))
+        for kind, by_rank in (("steps", steps), ("seconds", seconds)):
+            if by_rank:
+                stream.push(event(kind, {"run": stream.run, "ranks": [*by_rank.values()]}))
 
     def _greet(self, stream: EventStream) -> None:
         """Send a new stream what holds now, which the others know."""

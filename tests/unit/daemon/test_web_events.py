@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from tests.unit.daemon.http_api import Page, play
-from tests.unit.daemon.live_runs import train
+from tests.unit.daemon.live_runs import NOW, STEPS, train
 
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, RankTrace
 from torchperfd_daemon.diagnosis import Cause, Verdict
@@ -69,6 +69,27 @@ def test_new_steps_and_seconds_are_sent_once() -> None:
         assert row["wait_seconds"] == [0.1] * 4
         page.api.hub.send_changes()
         assert not len(stream)
+
+    play(scenario)
+
+
+def test_a_new_stream_repeats_what_the_history_may_lack() -> None:
+    async def scenario(page: Page) -> None:
+        train(page.served.store, "healthy")
+        whole = (await page.get("runs/bert-17/history"))["ranks"]
+        hub = EventHub(page.parts, wall=lambda: NOW + 1)
+        for _ in range(2):
+            stream = hub.open("bert-17", frozenset([0, 2]), Access.STRANGER)
+            assert stream is not None
+            events = dict(await taken(stream))
+            assert [row["rank"] for row in events["steps"]["ranks"]] == [0, 2]
+            for row in events["steps"]["ranks"]:
+                known = whole[row["rank"]]["steps"]
+                assert row["first_step"] + len(row["step_seconds"]) == known["first_step"] + STEPS
+                assert row["step_seconds"] == known["step_seconds"][-len(row["step_seconds"]) :]
+        late = EventHub(page.parts, wall=lambda: NOW + 60).open("bert-17", None, Access.STRANGER)
+        assert late is not None
+        assert "steps" not in dict(await taken(late))
 
     play(scenario)
 
