@@ -194,6 +194,14 @@ def test_token_in_the_address_is_taken_out_and_used(browser: Browser, url: str, 
     browser.wait_for(f"{MAIN}.includes('8 of 8 ended') && {MAIN}.includes('Open the report')", "its end")
 
 
+def test_wrong_token_in_the_address_is_refused(browser: Browser, url: str) -> None:
+    browser.visit(f"{url}/#token=wrong-token")
+    browser.wait_for(f"{OUTCOME}.includes('refused the token')", "the refusal")
+    browser.wait_for("document.querySelector('.card.run a')", "a run all the same")
+    assert browser.run("sessionStorage.length") == 0
+    assert browser.run("location.href") == f"{url}/#/"
+
+
 def test_saved_page_opens_from_disk_without_requests(browser: Browser, url: str, tmp_path: Path) -> None:
     browser.save_downloads(tmp_path)
     show(browser, url, "#/run/demo")

@@ -6,7 +6,7 @@ import pytest
 from tests.browser import Browser
 from tests.support.node import Node, eventually, torchrun
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium"), pytest.mark.timeout(400)]
 
 # Rank 1 works longer than rank 0 before each exchange; the job ends once a file is there.
 SCRIPT = """

@@ -39,6 +39,9 @@ class Page {
       this._main.focus();
     });
     addEventListener("hashchange", () => this._go());
+    addEventListener("token-refused", () =>
+      showOutcome("warn", "The daemon refused the token: it makes a new one each time it starts. Run “torchperfd open” again."),
+    );
     this._feed.addEventListener("change", () => this._soon());
     setInterval(() => this._frame(), 1000);
     this._go();

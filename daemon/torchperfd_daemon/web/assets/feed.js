@@ -6,6 +6,8 @@ import { chooseRanks } from "./statistics.js";
 
 const SILENCE_MS = 25_000;
 const RETRY_MS = 1500;
+/** After a refusal, such as of a run that the daemon does not know. */
+const REFUSED_RETRY_MS = 6000;
 export const MOST_RANKS = 64;
 
 /** How often a document is read again, in milliseconds; events bring what has to be there sooner. */
@@ -68,7 +70,11 @@ export class Feed extends EventTarget {
       if (!(name in paths) || (before && pathsOf(before)[name] !== paths[name])) this._forget(name);
     }
     const sameRun = before !== null && before.run === place.run;
-    if (!sameRun) this.history = null;
+    if (!sameRun) {
+      this.history = null;
+      delete this.failures.history;
+      delete this.failures.events;
+    }
     this._read.clear();
     this._poll();
     if (!sameRun || !this._stream) this._listen();
@@ -144,6 +150,7 @@ export class Feed extends EventTarget {
         (name, data) => this._event(name, data),
         () => {
           last = Date.now();
+          delete this.failures.events;
           this._connected();
         },
         control.signal,
@@ -156,7 +163,7 @@ export class Feed extends EventTarget {
       if (this._stream === control) {
         this._stream = null;
         if (!this.failures.events) this._lost();
-        setTimeout(() => this._stream === null && this._listen(), RETRY_MS);
+        setTimeout(() => this._stream === null && this._listen(), this.failures.events ? REFUSED_RETRY_MS : RETRY_MS);
       }
     }
   }

@@ -30,6 +30,7 @@ export async function send(path, { method = "GET", body = null, signal = undefin
   if (response.ok) return response;
   if (response.status === 401 && used) {
     keep(null);
+    dispatchEvent(new Event("token-refused"));
     if (method === "GET") return send(path, { method, body, signal });
     throw new RequestError(401, "the daemon refused the token; it makes a new one each time it starts");
   }
@@ -48,12 +49,21 @@ export async function send(path, { method = "GET", body = null, signal = undefin
 
 /** Return the document at a path. */
 export async function read(path) {
-  return (await send(path)).json();
+  return documentOf(await send(path));
 }
 
 /** Send a command; returns its answer. */
 export async function command(path, body = {}) {
-  return (await send(path, { method: "POST", body })).json();
+  return documentOf(await send(path, { method: "POST", body }));
+}
+
+async function documentOf(response) {
+  try {
+    return await response.json();
+  } catch {
+    // The daemon ended while it answered.
+    throw new RequestError(0, "the daemon does not answer");
+  }
 }
 
 /** Call `handle(event, data)` for each server-sent event; resolves when the stream ends. `beat` is called for each piece. */
