@@ -125,6 +125,8 @@ export class Feed extends EventTarget {
     else {
       this.failures[name] = error;
       delete this.documents[name];
+      // Who refuses, answers.
+      this._connected();
     }
   }
 
@@ -233,6 +235,8 @@ export class Feed extends EventTarget {
 
   _connected() {
     if (this.connection === "live") return;
+    // What was read before may be of a daemon that is gone.
+    if (this.connection === "lost") this._read.clear();
     this.connection = "live";
     this._changed();
   }
