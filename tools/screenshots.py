@@ -16,7 +16,7 @@ from tests.browser import Browser  # noqa: E402
 from tests.support.node import new_node  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
-# The simulated GPU 5 throttles in the last part of every two minutes.
+# The simulated loaders starve within the first two minutes, or a simulated GPU throttles.
 FAULT_WITHIN_S: Final = 200
 _VERDICT: Final = "document.querySelector('.verdict-head .chip.bad')"
 

@@ -61,7 +61,7 @@ export function marks(context, height, { from, until }, x, list) {
   context.textAlign = "center";
   context.textBaseline = "top";
   let free = -Infinity;
-  for (const mark of list) {
+  for (const mark of [...list].sort((one, other) => one.unix_seconds - other.unix_seconds)) {
     if (mark.unix_seconds < from || mark.unix_seconds > until) continue;
     const at = Math.round(x(mark.unix_seconds)) + 0.5;
     context.strokeStyle = colour("mark");
