@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from torchperfd.durations import duration
@@ -16,7 +17,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.idle_devices import device_work
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, unmeasured
-from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
+from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, next_command
 
 # Causes with a measured time. If two claim the same time, the earlier one gets it: a throttled rank also
 # waits for the processor, and so does a rank with more work, such as garbage collections.
@@ -57,6 +58,9 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
     ),
 )
 
+# Waits of all ranks that are reported where they were there before a slowdown: nothing else hides them.
+_LASTING: Final = frozenset({Cause.INPUT_BOUND, Cause.SLOW_IO})
+
 _BESIDE: Final = "lost beside checkpoints that are saved in the background"
 
 _APART: Final = ", because ranks collect at different steps and wait for each other"
@@ -74,8 +78,9 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     Causes with a measured time come first, and their time is subtracted from the phases. Time that all ranks
     have lost since the start counts above the shares in :data:`~.attribution.EVER_SINCE`. Time in collectives
     since the start does not count, since the necessary length of an exchange is unknown. If less than
-    :data:`EXPLAINED` of a slowdown has a cause, the first verdict is ``UNKNOWN`` and costs the rest. If
-    nothing is lost, the only verdict is ``NONE``, or ``UNKNOWN`` for ranks whose waits the host does not see.
+    :data:`EXPLAINED` of a slowdown has a cause, a verdict ``UNKNOWN`` costs the rest. A wait of all ranks for
+    data that was there before the slowdown, and lasts, is reported beside it. If nothing is lost, the
+    only verdict is ``NONE``, or ``UNKNOWN`` for ranks whose waits the host does not see.
 
     Args:
         cost: Returns the cost of a loader's worker on this machine.
@@ -105,6 +110,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     unknown = _unknown(run, seen, attribution.step_seconds, verdicts)
     if unknown is not None:
         verdicts.insert(0, unknown)
+    verdicts = _with_lasting(run, seen, verdicts, cost)
     if not verdicts and hide_waits(seen):
         verdicts = [_cannot_compare(run, seen, attribution.step_seconds)]
     if not verdicts:
@@ -114,6 +120,38 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
             words = f"nothing stands out of a {duration(attribution.step_seconds)} step: {usual}"
         verdicts = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))]
     return verdicts
+
+
+def _with_lasting(
+    run: str, seen: Sequence[RankEvidence], verdicts: list[Verdict], cost: ReadWorkerCost
+) -> list[Verdict]:
+    """Return the verdicts on a slowdown with one on a wait for data that all ranks had before it, too.
+
+    A slowdown of a few percent must not hide that most of the step waits for data. The wait costs at most
+    what the slowdown leaves of the step.
+    """
+    pasts = [rank.before for rank in seen if rank.before]
+    waits = [past.phase_seconds.get("data", 0.0) / past.step_seconds for past in pasts if past.step_seconds]
+    if len(pasts) < len(seen) or max(waits, default=0.0) < INPUT_BOUND_SHARE:
+        return verdicts
+    if any(each.cause in _LASTING and each.rank is not None for each in verdicts):
+        return verdicts
+    then = {each.cause for each in rank_causes(run, pasts, cost) if each.rank is None}
+    now = rank_causes(run, [replace(rank, before=None) for rank in seen], cost)
+    lasting = next(
+        (each for each in now if each.rank is None and each.cause in _LASTING and each.cause in then), None
+    )
+    if lasting is None:
+        return verdicts
+    grown = next((each for each in verdicts if each.cause is lasting.cause), None)
+    others = [each for each in verdicts if each.cause not in {Cause.NONE, lasting.cause}]
+    step = statistics.median(rank.step_seconds for rank in seen)
+    most = step - sum(each.cost_seconds_per_step for each in others)
+    lasting = replace(lasting, cost_seconds_per_step=min(lasting.cost_seconds_per_step, max(0.0, most)))
+    if grown is not None:
+        words = f"{lasting.evidence}, {duration(grown.cost_seconds_per_step)} of it more than before"
+        lasting = replace(lasting, evidence=words, has_grown=True)
+    return sorted([*others, lasting], key=lambda each: -each.cost_seconds_per_step)
 
 
 def _cannot_compare(run: str, ranks: Sequence[RankEvidence], step_seconds: float) -> Verdict:

@@ -591,3 +591,35 @@ def test_rank_causes_onset_needs_a_known_past(known: bool) -> None:
     rank = RankEvidence(0, "n", 0.2, {"data": 0.102, "forward": 0.098}, before=past if known else None)
     (first, *_) = rank_causes("r", [rank])
     assert (first.cause, first.has_grown) == (Cause.INPUT_BOUND, known)
+
+
+def loading(queued: float = 0.0, **phases: float) -> RankEvidence:
+    """Return a rank that waits for data for 90 ms of its step."""
+    return replace(changed(rank(0), **({"data": 0.09} | phases)), queued_seconds=queued)
+
+
+def test_lasting_wait_for_data_stays_beside_a_slowdown() -> None:
+    now = since(loading(), loading(queued=0.02, forward=0.05))
+    first, second = rank_causes("r", [now])
+    assert (first.cause, first.has_grown) == (Cause.INPUT_BOUND, False)
+    assert (second.cause, second.has_grown) == (Cause.CPU_CONTENTION, True)
+    assert first.cost_seconds_per_step == pytest.approx(0.09, rel=0.01)
+    assert first.cost_seconds_per_step + second.cost_seconds_per_step <= now.step_seconds
+
+
+def test_lasting_wait_for_data_that_grows_is_one_verdict() -> None:
+    (only,) = rank_causes("r", [since(loading(), loading(data=0.11))])
+    assert (only.cause, only.has_grown) == (Cause.INPUT_BOUND, True)
+    assert only.cost_seconds_per_step == pytest.approx(0.11)
+    assert "20 ms of it more than before" in only.evidence
+
+
+def test_wait_for_data_that_has_ended_is_not_lasting() -> None:
+    now = since(loading(), loading(data=0.001, optimizer=0.15))
+    assert [verdict.cause for verdict in rank_causes("r", [now])] == [Cause.UNKNOWN]
+
+
+def test_lasting_wait_for_data_outlasts_a_recovery() -> None:
+    """Steps that are quicker than their past again have no cause of a slowdown."""
+    (only,) = rank_causes("r", [since(loading(forward=0.05), loading())])
+    assert (only.cause, only.has_grown) == (Cause.INPUT_BOUND, False)
