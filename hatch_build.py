@@ -27,7 +27,7 @@ class CompileHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile; say so where that is not possible. Add what `torchperfd dashboards export` writes."""
+        """Compile; say so where that is not possible. Add the files that commands read."""
         if version == "standard":  # an editable installation reads the checkout
             build_data["force_include"] |= {
                 str(Path(self.root, source)): target for source, target in self.config["exported"].items()

@@ -65,9 +65,9 @@ class CauseCard:
         return f"{duration(self.step_seconds)} → about {duration(left)} a step, {faster}"
 
     @property
-    def page(self) -> str:
-        """The page of the documentation on this cause."""
-        return f"docs/causes/{self.cause.lower().replace(' ', '-')}.md"
+    def explanation(self) -> str:
+        """The command that prints the page on this cause."""
+        return f"torchperfd explain {self.cause.lower().replace(' ', '-')}"
 
 
 @dataclass(frozen=True, slots=True)

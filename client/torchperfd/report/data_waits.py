@@ -30,7 +30,7 @@ def data_waits(reports: Sequence[RankReport], causes: Collection[str]) -> Iterat
     if not _OF_DATA & set(causes):
         train = max((steady_steps(each.totals) for each in reports), key=_share, default=KindTotals())
         if _share(train) >= _LEAST_SHARE:
-            yield f"training waits for data: {_words(train)}; docs/causes/input-bound.md"
+            yield f"training waits for data: {_words(train)}; torchperfd explain input-bound"
     longest = max(reports, key=lambda each: each.totals.validate.phases[DATA].ns, default=None)
     if longest is None:
         return

@@ -25,6 +25,10 @@ EXAMPLES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ("torchperfd diagnose", "why is it slow now?"),
         ("torchperfd diagnose --json", "the same for a program"),
     ),
+    "explain": (
+        ("torchperfd explain input-bound", "what it means, how to confirm it, and the fix"),
+        ("torchperfd explain", "all causes"),
+    ),
     "whatif": (("torchperfd whatif", "what would be gained without each cause?"),),
     "capture": (
         ("torchperfd capture", "the next five steps of the only run"),

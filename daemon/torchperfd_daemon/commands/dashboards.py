@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-import torchperfd_daemon
+from torchperfd_daemon.commands._shipped import shipped_folders
 from torchperfd_daemon.errors import TorchperfdError, explained
 
 _RUNBOOKS: Final = re.compile(r"(?<=runbook_url: )\S+/(?=[\w-]+\.html$)", re.MULTILINE)
@@ -56,21 +56,16 @@ def shipped_files() -> dict[str, str]:
     Raises:
         TorchperfdError: The package was installed without them.
     """
-    found = {path.relative_to(root).as_posix(): path for root in _roots() for path in _below(root)}
+    found = {
+        path.relative_to(root).as_posix(): path
+        for root in shipped_folders("grafana", "grafana", "docs")
+        for path in _below(root)
+    }
     if not found:
         raise TorchperfdError(
             "the dashboards are not part of this installation", "install torchperfd from its wheel"
         )
     return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
-
-
-def _roots() -> tuple[Path, ...]:
-    """Return where the files lie: in the wheel below the package, in a checkout in folders of their own."""
-    package = Path(torchperfd_daemon.__file__).parent
-    if (package / "grafana").is_dir():
-        return (package / "grafana",)
-    checkout = package.parents[1]
-    return (checkout / "grafana", checkout / "docs")
 
 
 def _below(root: Path) -> Iterator[Path]:

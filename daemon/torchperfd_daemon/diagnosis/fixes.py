@@ -6,8 +6,8 @@ from typing import Final
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 _FIXES: Final[Mapping[Cause, str]] = {
-    Cause.INPUT_BOUND: "`torchperfd bench dataloader TARGET` measures which settings of the loader help;"
-    " or do less for each sample in __getitem__",
+    Cause.INPUT_BOUND: "`torchperfd tune SCRIPT` tries settings of the loader and verifies them; or do less"
+    " for each sample in __getitem__",
     Cause.HOST_BOUND: 'torch.compile(model, mode="reduce-overhead"), or a larger batch_size, so that each'
     " launch gives the device more work",
     Cause.SYNCHRONISATION: "`if step % 50 == 0:` before the call that waits, or keep values on the device",

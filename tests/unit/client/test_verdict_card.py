@@ -144,7 +144,7 @@ def test_closing_names_waits_for_data_that_no_cause_covers() -> None:
     assert report.totals.validate.ns < 0.05 * fit, "too little validation to count"
     [training] = closing_of([rank_report(1, data_ms=6), report], CONTENTION).card.also
     assert training == (
-        "training waits for data: 186 ms of each 212 ms step (88%); docs/causes/input-bound.md"
+        "training waits for data: 186 ms of each 212 ms step (88%); torchperfd explain input-bound"
     )
     assert closing_of([report], STARVED).card.also == ()
     report.totals.cuda = CudaMemory(1, 2, 3)
