@@ -54,3 +54,7 @@ def test_man_page_is_laid_out_by_man(tool: ModuleType) -> None:
         [man, "-man", "-Tutf8", "-ww"], input=tool.man_page().encode(), capture_output=True, check=True
     )
     assert b"torchperfd capture" in done.stdout
+
+
+def test_man_page_in_deploy_is_that_of_the_commands(tool: ModuleType) -> None:
+    assert tool.PATH.read_text() == tool.man_page(), "run `make man`"
