@@ -130,8 +130,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         users = [rank.process.uid for rank in ranks]
         rights.redact_verdict(response.verdict, users)
         for account, uid in zip(response.ranks, users, strict=True):
-            if not rights.may_command(uid):
-                account.identity.script = ""
+            rights.redact_account(account, uid)
         return response
 
     async def GetSteps(  # noqa: N802

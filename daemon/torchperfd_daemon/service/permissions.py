@@ -110,6 +110,15 @@ class Rights:
         if not self.may_command(status.uid if status.HasField("uid") else None):
             status.identity.script = ""
 
+    def redact_account(self, account: control_pb2.RankAccount, uid: int | None) -> None:
+        """Remove from a rank's totals the fields that only its own user may see."""
+        if self.may_command(uid):
+            return
+        account.identity.script = ""
+        for wait in account.account.sync_waits:
+            wait.ClearField("file")
+            wait.ClearField("line")
+
     def redact_verdict(self, verdict: control_pb2.Verdict, uids: Iterable[int | None]) -> None:
         """Remove source lines from the verdict on a run of users, and from its further causes."""
         if self._may_command_all(uids):

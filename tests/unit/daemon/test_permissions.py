@@ -100,6 +100,21 @@ def test_redact_verdict_hides_the_line_that_waits() -> None:
     assert verdict.summary == f"x · {verdict.evidence}"
 
 
+def test_redact_account_leaves_source_lines_to_their_user() -> None:
+    def account() -> control_pb2.RankAccount:
+        message = control_pb2.RankAccount()
+        message.identity.script = "/home/ada/train.py"
+        message.account.sync_waits.add(file="/home/ada/train.py", line=37, call="item", ns=5)
+        return message
+
+    own, foreign = account(), account()
+    rights(ADA).redact_account(own, ADA)
+    rights(BOB).redact_account(foreign, ADA)
+    assert own == account()
+    assert "train.py" not in str(foreign)
+    assert [(wait.line, wait.call, wait.ns) for wait in foreign.account.sync_waits] == [(0, "item", 5)]
+
+
 def test_group_id_takes_names_and_numbers() -> None:
     assert (group_id(None), group_id("0"), group_id("root")) == (None, 0, 0)
     with pytest.raises(UsageError, match="admin_group: there is no group 'no such'"):
