@@ -69,6 +69,18 @@ class CauseCard:
         """The command that prints the page on this cause."""
         return f"torchperfd explain {self.cause.lower().replace(' ', '-')}"
 
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """What is known of the cause, as a name and its words each, in their order."""
+        named = {
+            "why": self.why,
+            "line": self.line,
+            "fix": self.fix,
+            "gain": self.gain,
+            "more": self.explanation,
+        }
+        return [(name, words) for name, words in named.items() if words]
+
 
 @dataclass(frozen=True, slots=True)
 class VerdictCard:

@@ -44,16 +44,8 @@ def _cause(cause: "CauseCard", *, is_first: bool) -> Iterator[str]:
     mark, colour = ("✗", _RED) if is_first else ("!", _AMBER)
     head = " · ".join(escape(word) for word in (cause.cause, cause.where, cause.cost) if word)
     yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark} {head}</div>'
-    parts = {
-        "why": cause.why,
-        "line": cause.line,
-        "fix": cause.fix,
-        "gain": cause.gain,
-        "more": cause.explanation,
-    }
-    for name, words in parts.items():
-        if words:
-            yield _part(name, words, is_code=name == "fix")
+    for name, words in cause.parts:
+        yield _part(name, words, is_code=name == "fix")
     yield "</div>"
 
 

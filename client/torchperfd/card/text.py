@@ -47,13 +47,5 @@ def _cause(cause: "CauseCard", *, is_first: bool, colour: bool, width: int) -> I
     mark, style = ("✗", "bad") if is_first else ("!", "warn")
     head = paint(f"{mark} {cause.cause.upper()}", style, colour=colour)
     yield " · ".join(word for word in (head, cause.where, cause.cost) if word)
-    parts = {
-        "why": cause.why,
-        "line": cause.line,
-        "fix": cause.fix,
-        "gain": cause.gain,
-        "more": cause.explanation,
-    }
-    for name, words in parts.items():
-        if words:
-            yield from part(name, words, colour=colour, width=width)
+    for name, words in cause.parts:
+        yield from part(name, words, colour=colour, width=width)
