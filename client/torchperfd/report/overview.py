@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.durations import duration
-from torchperfd.report.numbers import fit_ns, steady_steps
+from torchperfd.report.numbers import Table, fit_ns, steady_steps
 from torchperfd.report.rank import RankReport
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import KindTotals
@@ -95,6 +95,11 @@ def shown_ranks(rows: Sequence[RankRow], named: Sequence[int]) -> list[RankRow]:
         return sorted(rows, key=lambda row: row.rank)
     by_work = sorted(rows, key=lambda row: (row.rank not in named, -row.own_seconds))
     return sorted(by_work[:MOST_RANKS], key=lambda row: row.rank)
+
+
+def waits_for_device(table: Table) -> bool:
+    """Return whether the waits for the device are at least :data:`LEAST_SHARE` of the step."""
+    return bool(table.sync_line) and table.sync_wait_seconds >= LEAST_SHARE * (table.step_seconds or 0.0)
 
 
 def remarks(report: RankReport) -> Iterator[str]:

@@ -15,9 +15,10 @@ from torchperfd.report.overview import (
     rank_rows,
     remarks,
     shown_ranks,
+    waits_for_device,
 )
 from torchperfd.report.rank import RankReport
-from torchperfd.report.words import headline
+from torchperfd.report.words import headline, sync_words
 
 _MOST_NAME: Final = 20
 _BLOCKS: Final = " ▏▎▍▌▋▊▉"
@@ -52,6 +53,8 @@ def render(
         lines += _phases(own, percentiles, colour=colour, width=width)
     beside = " · ".join(remarks(own))
     lines += textwrap.wrap(beside, width, initial_indent="  ", subsequent_indent="  ")
+    if waits_for_device(own.table):
+        lines.append(f"  sync_wait: {sync_words(own.table)}")
     lines += [f"  note: {note}" for note in own.table.notes]
     return "\n".join(lines)
 

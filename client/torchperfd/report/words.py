@@ -88,8 +88,7 @@ def _facts(table: Table) -> Iterator[str]:
         spent = duration(table.background_save_seconds)
         yield f"checkpoints in the background: {table.background_saves:,} · {spent} beside the steps"
     if table.sync_line:
-        waited = duration(table.sync_wait_seconds)
-        yield f"sync_wait: {waited} a step wait for the device, most of it in {table.sync_line}"
+        yield f"sync_wait: {sync_words(table)}"
     if table.input_stages:
         yield f"input: {table.input_stages}"
     if table.skipped:
@@ -101,6 +100,12 @@ def _facts(table: Table) -> Iterator[str]:
         if table.degradation_level:
             parts.append(f"degradation level {table.degradation_level}")
         yield f"overhead of torchperfd: {' · '.join(parts)}"
+
+
+def sync_words(table: Table) -> str:
+    """Return how long a step waits for the device, and in which line; the table has such a line."""
+    waited = duration(table.sync_wait_seconds)
+    return f"{waited} a step wait for the device, most of it in {table.sync_line}"
 
 
 def _rounded(overhead: float) -> str:

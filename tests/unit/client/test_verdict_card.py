@@ -10,6 +10,7 @@ from torchperfd.launch.closing import Closing, closing_card, closing_text, perce
 from torchperfd.report import RankReport
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, ZERO_GRAD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, PhaseTotals, Totals
+from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import control_pb2, session_pb2
 
 MS = 10**6
@@ -190,3 +191,13 @@ def test_card_never_cuts_a_word() -> None:
     verdict = control_pb2.Verdict.FromString(STARVED.SerializeToString())
     verdict.fix = setting
     assert "x" * 120 in card_of(verdict).to_text(width=60)
+
+
+@pytest.mark.parametrize(("wait_ms", "is_named"), [(20, True), (1, False)])
+def test_closing_names_the_line_that_waits(wait_ms: int, is_named: bool) -> None:
+    totals = rank_report().totals
+    totals.sync_waits = (SyncWait("/home/ada/train.py", 57, "item", 129 * wait_ms * MS),)
+    report = RankReport(0, totals, PhaseNames())
+    text = closing_text(closing_of([report], HEALTHY), full=False, colour=False, width=80)
+    words = f"sync_wait: {wait_ms} ms a step wait for the device, most of it in item() at train.py:57"
+    assert (words in text) == is_named, "named from one percent of the step on"
