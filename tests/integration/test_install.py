@@ -66,6 +66,9 @@ def test_the_wheel_holds_both_packages_and_the_generated_code(wheel: Path) -> No
         "torchperfd_daemon/server.py",
         "torchperfd_daemon/py.typed",
         "torchperfd_daemon/web/assets/index.html",
+        "torchperfd_daemon/grafana/dashboards/run.json",
+        "torchperfd_daemon/grafana/runbooks/run-hang.md",
+        "torchperfd_daemon/causes/hang.md",
     } <= names
     assert not any(name.startswith(("tests/", "benchmarks/", "examples/")) for name in names)
 
