@@ -20,7 +20,7 @@ run_with() {
   if [ ! -e "$venv/.installed" ]; then
     "$python" -m venv "$venv"
     "$venv/bin/pip" install -q --disable-pip-version-check "$@" \
-      -e . "pytest>=8.2" "pytest-timeout pytest-rerunfailures>=2.3" "hypothesis>=6.100" "pyyaml>=6" "httpx>=0.27"
+      -e . "pytest>=8.2" "pytest-timeout>=2.3" "pytest-rerunfailures>=15" "hypothesis>=6.100" "pyyaml>=6" "httpx>=0.27"
     touch "$venv/.installed"
   fi
   echo "wire tests on the $name pair: $("$venv/bin/pip" list --disable-pip-version-check 2>/dev/null |
