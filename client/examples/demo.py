@@ -89,7 +89,11 @@ def wait_for_steps(training: "subprocess.Popen[bytes]") -> None:
 
 def capture() -> Path:
     done = subprocess.run(
-        command("capture", "--run", RUN, "--steps", "5"), stdout=subprocess.PIPE, text=True, check=True
+        # The run may be capturing by itself at this moment.
+        command("capture", "--run", RUN, "--steps", "5", "--queue"),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     print(done.stdout, end="")
     return Path(done.stdout.splitlines()[0]).parent
