@@ -35,7 +35,7 @@ $(VENV)/.frameworks: $(VENV)/.installed
 
 setup: $(VENV)/.installed  ## Make the virtual environment.
 
-demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse; about half a minute.
+demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse; about a minute.
 	$(BIN)/python client/examples/demo.py
 
 test: setup lint test-unit  ## Style, types, architecture and all tests that are quick; a quarter of an hour with set-up.
