@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from tests.support.node import Node, eventually
+from tests.support.processes import processes_of
 
 SCRIPT = """
 import os, sys, time
@@ -133,18 +133,6 @@ def functions(tmp_path: Path) -> Path:
     path = tmp_path / "functions.py"
     path.write_text(FUNCTIONS)
     return path
-
-
-def processes_of(script: Path) -> list[int]:
-    """Return the processes that have a script on their command line: also its loaders' workers."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if any(str(script) in word for word in process.cmdline()):
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
 
 
 def bench(node: Node, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.promql import Query, queries
 from tests.support.node import EXAMPLE, ROOT, Node, eventually, free_port
-from tests.support.prometheus import Queried
+from tests.support.prometheus import Queried, start_prometheus
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("prometheus")]
 LONG_TERM = "victoria-metrics"
@@ -29,29 +29,6 @@ DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
 
 
 REMOTE_WRITE = fenced((ROOT / "docs" / "fleet.md").read_text(), "remote_write:")
-
-
-def prometheus_of(directory: Path, target_port: int, long_term: Queried | None) -> Queried:
-    """Start a Prometheus that scrapes one daemon twice a second, and hands on what docs/fleet.md says."""
-    config = directory / "prometheus.yml"
-    config.write_text(
-        "global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}\n"
-        "scrape_configs:\n"
-        "  - job_name: torchperfd\n"
-        f"    static_configs: [{{targets: ['127.0.0.1:{target_port}']}}]\n"
-    )
-    if long_term is not None:
-        written = REMOTE_WRITE.replace("victoria:8428", f"127.0.0.1:{long_term.port}")
-        config.write_text(config.read_text() + written)
-    port = free_port()
-    return Queried(
-        directory / "prometheus.log",
-        port,
-        "prometheus",
-        f"--config.file={config}",
-        f"--storage.tsdb.path={directory / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    )
 
 
 def long_term_store(directory: Path) -> Queried | None:
@@ -80,7 +57,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     node.start_daemon()
     directory = tmp_path_factory.mktemp("prometheus")
     store = long_term_store(directory)
-    prometheus = prometheus_of(directory, node.metrics_port, store)
+    written = REMOTE_WRITE.replace("victoria:8428", f"127.0.0.1:{store.port}") if store is not None else ""
+    prometheus = start_prometheus(directory, {"torchperfd": node.metrics_port}, remote_write=written)
     command = (sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "digits", str(EXAMPLE))
     try:
         with node.running(*command, "--epochs", "5000") as process:

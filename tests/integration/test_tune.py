@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from tests.support.node import Node, eventually
+from tests.support.processes import processes_of
 
 from torchperfd.tune.changes import LOADER, OPTIMIZER, THREADS, ZERO_GRAD, change
 from torchperfd.tune.trial import Trial
@@ -63,18 +63,6 @@ def script(tmp_path: Path) -> Iterator[Path]:
     path.write_text(SCRIPT)
     yield path
     eventually(lambda: not processes_of(path), 20)
-
-
-def processes_of(script: Path) -> list[int]:
-    """Return the processes that have a script on their command line: also its loaders' workers."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if any(str(script) in word for word in process.cmdline()):
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
 
 
 def trials(script: Path, mode: str = "trains") -> ScriptTrials:

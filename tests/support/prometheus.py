@@ -54,12 +54,15 @@ class Queried:
         return float(result[0]["value"][1]) if result else None
 
 
-def start_prometheus(directory: Path, targets: Mapping[str, int], rules: Path | None = None) -> Queried:
+def start_prometheus(
+    directory: Path, targets: Mapping[str, int], rules: Path | None = None, remote_write: str = ""
+) -> Queried:
     """Start a Prometheus that scrapes ports of this machine twice a second.
 
     Args:
         targets: Ports by the name of the scrape job.
         rules: Rules that it evaluates once a second.
+        remote_write: A section of its configuration, such as docs/fleet.md shows; empty for none.
     """
     config = directory / "prometheus.yml"
     jobs = "".join(
@@ -69,7 +72,7 @@ def start_prometheus(directory: Path, targets: Mapping[str, int], rules: Path | 
     config.write_text(
         "global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}\n"
         f"rule_files: {[str(rules)] if rules else []}\n"
-        f"scrape_configs:\n{jobs}"
+        f"scrape_configs:\n{jobs}{remote_write}"
     )
     port = free_port()
     return Queried(
