@@ -19,8 +19,7 @@ _LEAST_OF_FIT: Final = 0.05
 def data_waits(reports: Sequence[RankReport], causes: Collection[str]) -> Iterator[str]:
     """Return in words which waits for data the causes do not cover; of the rank that waits longest.
 
-    A verdict compares with the run's own past once it has become slower, and then does not name what the run
-    has lost from its start on. It is about training steps only.
+    A verdict is about the newest training steps; these are means of all steps, and of validation.
 
     Args:
         causes: The names of the causes found.

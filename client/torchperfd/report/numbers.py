@@ -63,9 +63,9 @@ class Table:
         background_save_seconds: The time for which one was being saved.
         sync_wait_seconds: Per training step, the wait for the device in calls such as ``item``.
         sync_line: The line where most of that is, such as ``item() at train.py:57``; empty without a wait.
-        input_stages: What making a batch takes, in words; empty where it is not known or not worth telling.
+        input_stages: What making a batch takes, in words; empty if unknown or too short to matter.
         skipped: Optimizer steps that were called off.
-        gc_seconds: Pauses of the garbage collector; None where they are not worth telling.
+        gc_seconds: Pauses of the garbage collector; None if too short to matter.
         overhead: What the client costs, as a part of the time of training.
         degradation_level: Tiers of detail given up to keep within the overhead allowed.
         rows: The lines, group by group, within a group of phases longest first.
