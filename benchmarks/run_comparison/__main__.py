@@ -63,7 +63,7 @@ def _simulated_pairs(steps: int, pairs: int) -> list[str]:
         found = compare_runs(before, simulate(source, steps=steps, planted={planted: _PLANTED}))
         counts["named"] += planted in _named(found)
         counts["alone"] += _named(found) == [planted] and found.machine_factor is None
-        counts["step"] += found.is_changed
+        counts["step"] += found.is_step_changed
         slower = compare_runs(before, simulate(source, steps=steps, speed=_SLOWER_MACHINE))
         counts["machine"] += slower.machine_factor is not None
         counts["blamed"] += bool(_named(slower))

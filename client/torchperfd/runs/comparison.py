@@ -53,7 +53,7 @@ class RunComparison:
         before: Run A.
         after: Run B.
         step: Time of a step.
-        is_changed: Whether that changed beyond noise, and by at least 1 %.
+        is_step_changed: Whether that changed beyond what varies within a run, and by at least 1 %.
         phases: Those with at least 1 % of a step, the largest change first.
         machine_factor: By how much all phases alike take longer; None where they did not change alike.
         differences: What else differs, as ``name before → after``.
@@ -63,11 +63,21 @@ class RunComparison:
     before: RunRecord
     after: RunRecord
     step: MeanChange
-    is_changed: bool
+    is_step_changed: bool
     phases: tuple[PhaseChange, ...]
     machine_factor: float | None
     differences: tuple[str, ...]
     slow_ranks: tuple[int | None, int | None]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the run changed, and not only the speed of the machine.
+
+        Where all phases alike take longer or shorter, no phase beyond that, and nothing else differs, the
+        machine explains it: two equal runs of one script differ by so much.
+        """
+        is_machine = self.machine_factor is not None and not self.differences
+        return self.is_step_changed and (bool(self.changed_phases) or not is_machine)
 
     @property
     def ratio(self) -> float:
@@ -85,8 +95,11 @@ class RunComparison:
         return tuple(phase for phase in self.phases if phase.is_changed)
 
     def is_slower_than(self, share: float) -> bool:
-        """Return whether run B is slower by more than a share, also at the lower end of the interval."""
-        return self.is_changed and self.ratio - self.ratio_margin > share
+        """Return whether run B is slower by more than a share, also at the lower end of the interval.
+
+        Whatever the reason: a slower machine counts, because a model that grew slows down all phases, too.
+        """
+        return self.is_step_changed and self.ratio - self.ratio_margin > share
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of schema ``torchperfd.run_comparison/1``."""
@@ -96,6 +109,7 @@ class RunComparison:
             "after": _side(self.after, self.slow_ranks[1]),
             "step": {**_times(self.step), "ratio": self.ratio, "ratio_margin": self.ratio_margin},
             "changed": self.is_changed,
+            "step_changed": self.is_step_changed,
             "machine_factor": self.machine_factor,
             "phases": [
                 {
@@ -129,7 +143,7 @@ def compare_runs(before: RunRecord, after: RunRecord) -> RunComparison:
         before=before,
         after=after,
         step=step,
-        is_changed=has_changed,
+        is_step_changed=has_changed,
         phases=_phases(columns, step, factor or 1.0),
         machine_factor=factor,
         differences=_differences(before, after),

@@ -54,6 +54,8 @@ def headline(comparison: RunComparison) -> str:
     words = "no change beyond noise"
     if comparison.is_changed:
         words = "slower" if step.difference > 0 else "faster"
+    elif comparison.is_step_changed:
+        words = "the machine's speed changed, not the run"
     return (
         f"step time {_ms(step.before)} → {_ms(step.after)} ms, {_percent(comparison.ratio)}"
         f" ± {100 * comparison.ratio_margin:.1f} %: {words}{' (spikes clipped)' if step.is_clipped else ''}"
@@ -65,11 +67,8 @@ def findings(comparison: RunComparison) -> list[str]:
     lines = []
     factor = comparison.machine_factor
     if factor is not None:
-        lines.append(
-            f"all phases changed alike, by {_percent(factor - 1)}: machine speed, not one phase"
-            if not comparison.differences
-            else f"all phases changed alike, by {_percent(factor - 1)}: machine speed, or what differs below"
-        )
+        other = "what differs below" if comparison.differences else "a change of the whole script"
+        lines.append(f"all phases changed alike, by {_percent(factor - 1)}: machine speed, or {other}")
     for phase in comparison.changed_phases:
         beyond = " beyond that" if factor is not None else ""
         lines.append(f"{phase.name} changed by {_percent(phase.share)} of the step{beyond}")

@@ -96,7 +96,11 @@ def test_compare_planted_phase_is_named(phase: str) -> None:
 
 def test_compare_slower_machine_blames_no_phase() -> None:
     comparison = pair(5, speed=1.12)
-    assert comparison.is_changed
+    assert comparison.is_step_changed
+    assert not comparison.is_changed
+    assert "the machine's speed changed, not the run" in headline(comparison)
+    # A model that grew slows down all phases alike, too.
+    assert comparison.is_slower_than(0.05)
     assert comparison.machine_factor == pytest.approx(1.12, abs=0.02)
     assert names(comparison) == []
     assert "all phases changed alike, by +1" in comparison_text(comparison)
@@ -106,6 +110,13 @@ def test_compare_slower_machine_and_phase_names_both() -> None:
     comparison = pair(6, speed=1.12, planted={"data": 0.08})
     assert comparison.machine_factor == pytest.approx(1.12, abs=0.03)
     assert names(comparison) == ["data"]
+    assert comparison.is_changed
+
+
+def test_compare_all_alike_with_other_version_is_changed() -> None:
+    comparison = replace(pair(5, speed=1.12), differences=("torch 2.13.0 → 2.14.1",))
+    assert comparison.is_changed
+    assert "machine speed, or what differs below" in comparison_text(comparison)
 
 
 def test_compare_limit_counts_from_the_lower_end() -> None:
