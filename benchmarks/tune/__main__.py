@@ -7,7 +7,6 @@ be equal are not, if a script that can be faster stays as it is, or if the well-
 """
 
 import argparse
-import itertools
 import os
 import shutil
 import subprocess
@@ -23,7 +22,7 @@ from torchperfd.tune.changes import CLOSE
 from torchperfd.tune.edits import suggest_edits
 from torchperfd.tune.losses import check_losses, repeats
 from torchperfd.tune.search import Tuning, TuningSearch
-from torchperfd.tune.trial_process import ScriptTrials, TrialScript, side_by_side
+from torchperfd.tune.trial_process import ScriptTrials, TrialScript, fresh_pair
 
 _SCRIPTS: Final = Path(__file__).parent / "scripts"
 _NAMES: Final = (
@@ -103,13 +102,11 @@ def _losses(script: TrialScript, edited: TrialScript) -> tuple[str, bool]:
 
 
 def _measure(script: TrialScript, edited: TrialScript, pairs: int, seconds: float) -> Comparison:
-    # A pair measures a quarter of a run's time.
+    # Each of the two measurements of a pair takes a quarter of a run's time.
     first, second = (
         TrialScript(each.target, (), False, 4 * seconds, 8, each.timeout) for each in (script, edited)
     )
-    found: list[tuple[float, float]] = []
-    while len(found) < pairs:
-        found += itertools.islice(side_by_side((first, ()), (second, ()), len(found)), pairs - len(found))
+    found = [fresh_pair((first, ()), (second, ())) for _ in range(pairs)]
     return compare_rounds(*zip(*found, strict=True))
 
 

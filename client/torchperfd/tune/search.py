@@ -2,7 +2,8 @@
 
 Each change is tried on top of those that were kept before it. The script without it and with it are measured
 in turn, because a machine's speed changes within seconds. A change is kept if the 95 % confidence interval of
-the ratio lies below one by more than what is worth an edit.
+the ratio lies below one by more than what is worth an edit. At the end all that was kept is verified beside
+the unchanged script, in new processes for each pair.
 """
 
 import contextlib
@@ -24,6 +25,8 @@ HOPELESS_ROUNDS: Final = 3
 # A change whose first pairs are slower by so much is given up.
 _SLOWER: Final = 1.03
 _CLEAR: Final = 0.93
+LEAST_FRESH: Final = 4
+MOST_FRESH: Final = 10
 # The whole gain is measured until its interval is so narrow.
 _NARROW: Final = 1.08
 
@@ -42,6 +45,15 @@ class Trials(Protocol):
         self, without: Sequence[Change], with_it: Sequence[Change]
     ) -> Generator[tuple[float, float], None, None]:
         """Measure two sets of changes in turn; yield their steps in seconds, without end.
+
+        Raises:
+            TrialFailedError: There is nothing to measure.
+        """
+
+    def fresh_pairs(
+        self, without: Sequence[Change], with_it: Sequence[Change]
+    ) -> Generator[tuple[float, float], None, None]:
+        """Do the same with new processes for each pair.
 
         Raises:
             TrialFailedError: There is nothing to measure.
@@ -81,7 +93,8 @@ class Tuning:
         kept: In the order of trial.
         dropped: Tried, and not kept.
         skipped: Not worth a trial, in words.
-        total: All that is kept beside the unchanged script; None where nothing is, or that was not measured.
+        total: All that is kept beside the unchanged script, in new processes; None where nothing is, or that
+            was not measured.
         ended: Why it ended early: ``interrupted`` or ``time``; empty for not at all.
     """
 
@@ -166,10 +179,8 @@ class TuningSearch:
             with_it = self._try(found, current, group)
             if with_it is not None:
                 current = with_it
-        if len(found.kept) == 1:
-            found.total = found.kept[0].beside
-        elif found.kept:
-            found.total = self._measure_total(found.changes)
+        if found.kept:
+            self._verify(found)
 
     def _try(self, found: Tuning, current: Trial, group: Group) -> Trial | None:
         """Try alternatives; return a run with the best of them where that is kept."""
@@ -205,7 +216,7 @@ class TuningSearch:
 
     def _compare(self, without: Sequence[Change], with_it: Sequence[Change], name: str) -> Comparison | str:
         """Return how a change compares, or why it is not kept."""
-        for pairs in self._pairs(without, with_it, name):
+        for pairs in self._pairs(self._trials.pairs(without, with_it), name):
             ratio = compare_rounds(*zip(*pairs, strict=True)).ratio if len(pairs) > 1 else 1.0
             if len(pairs) == HOPELESS_ROUNDS and ratio > _SLOWER:
                 return f"slower: takes {ratio:.2f} times as long, in {len(pairs)} pairs"
@@ -219,20 +230,33 @@ class TuningSearch:
                 return f"no certain gain: {beside.low:.2f} to {beside.high:.2f} of the time"
         raise AssertionError("pairs have no end")
 
+    def _verify(self, found: Tuning) -> None:
+        """Measure all that is kept in new processes; drop it where these do not repeat the gain."""
+        try:
+            total = self._measure_total(found.changes)
+        except TrialFailedError:
+            return
+        if total.high < 1 - LEAST_GAIN:
+            found.total = total
+            return
+        reason = f"gain not repeated in new processes: {total.low:.2f} to {total.high:.2f} of the time"
+        found.dropped += [Dropped(each.change, reason) for each in found.kept]
+        found.kept = []
+
     def _measure_total(self, changes: Sequence[Change]) -> Comparison:
-        for pairs in self._pairs((), changes, "all together"):
-            if len(pairs) >= LEAST_ROUNDS:
+        for pairs in self._pairs(self._trials.fresh_pairs((), changes), "all together, in new processes"):
+            if len(pairs) >= LEAST_FRESH:
                 beside = compare_rounds(*zip(*pairs, strict=True))
-                if beside.high / beside.low < _NARROW or len(pairs) >= MOST_ROUNDS:
+                if beside.high / beside.low < _NARROW or len(pairs) >= MOST_FRESH:
                     return beside
         raise AssertionError("pairs have no end")
 
     def _pairs(
-        self, without: Sequence[Change], with_it: Sequence[Change], name: str
+        self, measured: Generator[tuple[float, float], None, None], name: str
     ) -> Iterator[list[tuple[float, float]]]:
         """Yield all pairs so far, with one more each time."""
         pairs: list[tuple[float, float]] = []
-        with contextlib.closing(self._trials.pairs(without, with_it)) as measured:
+        with contextlib.closing(measured):
             while True:
                 self._check_time()
                 self._progress(f"{name}, pair {len(pairs) + 1}")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import statistics
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torchperfd.tune.trial import Trial, read_trial
 
 PAIRS_PER_PROCESS: Final = 6
 """After so many pairs both processes are started anew: some are slower for as long as they live."""
+_PAIRS_PER_FRESH_PROCESS: Final = 2
+"""One in each order."""
 _GRACE_S: Final = 15.0
 """A process that misses its own deadline, because the script holds the interpreter, has so much longer."""
 _PAIR_SHARE: Final = 0.25
@@ -80,6 +83,28 @@ class ScriptTrials:
             except TrialFailedError:
                 # A port, a lock or memory that only one of them can have; or it has too few steps.
                 self._can_stand_by = False
+        yield from self._runs_in_turn(without, with_it, count)
+
+    def fresh_pairs(
+        self, without: Sequence[Change], with_it: Sequence[Change]
+    ) -> Generator[tuple[float, float], None, None]:
+        """Do as :meth:`pairs` does, with two new processes for each pair.
+
+        Raises:
+            TrialFailedError: One of them gave nothing to measure.
+        """
+        while self._can_stand_by:
+            try:
+                pair = fresh_pair((self._script, without), (self._script, with_it))
+            except TrialFailedError:
+                self._can_stand_by = False
+            else:
+                yield pair
+        yield from self._runs_in_turn(without, with_it, 0)
+
+    def _runs_in_turn(
+        self, without: Sequence[Change], with_it: Sequence[Change], count: int
+    ) -> Generator[tuple[float, float], None, None]:
         while True:
             order = (with_it, without) if count % 2 else (without, with_it)
             seconds = [self.run(changes).step_seconds for changes in order]
@@ -113,7 +138,10 @@ class TrialScript:
 
 
 def side_by_side(
-    first: tuple[TrialScript, Sequence[Change]], second: tuple[TrialScript, Sequence[Change]], count: int = 0
+    first: tuple[TrialScript, Sequence[Change]],
+    second: tuple[TrialScript, Sequence[Change]],
+    count: int = 0,
+    most: int = PAIRS_PER_PROCESS,
 ) -> Iterator[tuple[float, float]]:
     """Run two scripts with changes in two processes, and hold one while the other is measured.
 
@@ -121,9 +149,10 @@ def side_by_side(
         first: A script and its changes.
         second: The other.
         count: Pairs that were measured before.
+        most: Pairs to measure.
 
     Yields:
-        The steps of both, in seconds; up to :data:`PAIRS_PER_PROCESS` pairs, fewer where a script ends.
+        The steps of both, in seconds; fewer than ``most`` pairs where a script ends.
 
     Raises:
         TrialFailedError: One of them gave nothing to measure.
@@ -132,13 +161,31 @@ def side_by_side(
         for process in (one, other):
             if process.start() is not None:
                 raise TrialFailedError("the script is too short")
-        for number in range(count, count + PAIRS_PER_PROCESS):
+        for number in range(count, count + most):
             # In alternating order, so that a machine that becomes slower favours neither.
             order = (other, one) if number % 2 else (one, other)
             seconds = {process: process.measure(_PAIR_SHARE).step_seconds for process in order}
             if one.has_ended or other.has_ended:
                 return
             yield seconds[one], seconds[other]
+
+
+def fresh_pair(
+    first: tuple[TrialScript, Sequence[Change]], second: tuple[TrialScript, Sequence[Change]]
+) -> tuple[float, float]:
+    """Return the steps of two scripts, in seconds, from two new processes, each measured first once.
+
+    How fast a process is depends on where its memory happens to lie, for as long as it lives. Only the
+    ratios of several such pairs show how far that matters.
+
+    Raises:
+        TrialFailedError: One of them gave nothing to measure.
+    """
+    pairs = list(side_by_side(first, second, most=_PAIRS_PER_FRESH_PROCESS))
+    if not pairs:
+        raise TrialFailedError("the script is too short")
+    one, other = zip(*pairs, strict=True)
+    return statistics.geometric_mean(one), statistics.geometric_mean(other)
 
 
 class _Process:

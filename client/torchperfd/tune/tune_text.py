@@ -33,7 +33,7 @@ def tune_text(found: Tuning, edits: Edits, seconds: float) -> str:
     if found.total is not None:
         lines.append(f"tuned     {gain_words(found.total)}")
     elif found.kept:
-        lines.append("tuned     not measured together")
+        lines.append("tuned     not verified in new processes")
     else:
         lines.append("tuned     nothing that was tried is certainly faster")
     first = found.unchanged

@@ -10,7 +10,15 @@ import pytest
 from torchperfd.tune.candidates import Requested, propose
 from torchperfd.tune.changes import LOADER, MATMUL, OPTIMIZER, THREADS, ZERO_GRAD, Change, change, merged
 from torchperfd.tune.losses import check_losses, repeats
-from torchperfd.tune.search import HOPELESS_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS, Tuning, TuningSearch
+from torchperfd.tune.search import (
+    HOPELESS_ROUNDS,
+    LEAST_FRESH,
+    LEAST_ROUNDS,
+    MOST_FRESH,
+    MOST_ROUNDS,
+    Tuning,
+    TuningSearch,
+)
 from torchperfd.tune.trial import LoaderFacts, OptimizerFacts, ScriptFacts, Site, Trial, read_trial
 from torchperfd.tune.trial_process import TrialFailedError
 
@@ -57,6 +65,8 @@ class FakeTrials:
         self.interrupts_after = 10**6
         self.measured: list[frozenset[Change]] = []
         self.open = 0
+        self.fresh: list[frozenset[Change]] = []
+        self.fresh_factor = 1.0
 
     def run(self, changes: Sequence[Change]) -> Trial:
         if self.fails & set(changes):
@@ -80,6 +90,13 @@ class FakeTrials:
                 yield self._seconds(without), self._seconds(with_it)
         finally:
             self.open -= 1
+
+    def fresh_pairs(
+        self, without: Sequence[Change], with_it: Sequence[Change]
+    ) -> Generator[tuple[float, float], None, None]:
+        for first, second in self.pairs(without, with_it):
+            self.fresh.append(frozenset(with_it))
+            yield first, second * self.fresh_factor
 
     def _seconds(self, changes: Sequence[Change]) -> float:
         self._count += 1
@@ -124,6 +141,38 @@ def test_search_keeps_what_is_faster_and_adds_to_it() -> None:
     assert trials.open == 0
 
 
+def test_search_verifies_single_change_in_new_processes() -> None:
+    trials = two_ways()
+    found = tune(trials, Requested(only=(OPTIMIZER,)))
+    assert [each.change for each in found.kept] == [FUSED]
+    assert found.total is not None
+    assert trials.fresh == [frozenset({FUSED})] * LEAST_FRESH
+
+
+def test_search_drops_gain_that_new_processes_lack() -> None:
+    trials = two_ways()
+    trials.fresh_factor = 1 / (0.5 * 0.75)  # the two processes of the search differed by chance
+    found = tune(trials)
+    assert found.kept == []
+    assert found.total is None
+    assert all("not repeated in new processes" in each.reason for each in found.dropped[-2:])
+
+
+def test_search_without_new_processes_has_no_total() -> None:
+    trials = two_ways()
+
+    def fail(
+        without: Sequence[Change], with_it: Sequence[Change]
+    ) -> Generator[tuple[float, float], None, None]:
+        raise TrialFailedError("no memory")
+        yield
+
+    trials.fresh_pairs = fail  # type: ignore[method-assign]
+    found = tune(trials)
+    assert len(found.kept) == 2
+    assert found.total is None
+
+
 def test_search_without_gain_keeps_nothing() -> None:
     trials = two_ways()
     trials.factor = lambda _: 1.0
@@ -149,7 +198,9 @@ def test_search_of_small_gain_asks_for_more_pairs() -> None:
     )
     found = tune(trials)
     assert [each.change for each in found.kept] == [FUSED]
-    assert LEAST_ROUNDS < sum(FUSED in changes for changes in trials.measured) - 1 <= MOST_ROUNDS
+    pairs = sum(FUSED in changes for changes in trials.measured) - 1 - len(trials.fresh)
+    assert LEAST_ROUNDS < pairs <= MOST_ROUNDS
+    assert LEAST_FRESH <= len(trials.fresh) <= MOST_FRESH
 
 
 def test_search_drops_change_that_trains_otherwise() -> None:
@@ -179,7 +230,7 @@ def test_search_interrupted_returns_what_it_has() -> None:
     whole = two_ways()
     tune(whole)
     cut = two_ways()
-    cut.interrupts_after = len(whole.measured) - 2
+    cut.interrupts_after = len(whole.measured) - 2  # within the last pairs
     found = tune(cut)
     assert found.ended == "interrupted"
     assert len(found.kept) == 2
