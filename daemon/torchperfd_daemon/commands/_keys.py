@@ -1,18 +1,20 @@
-"""The keyboard of a terminal, key by key."""
+"""The keyboard and the mouse of a terminal, event by event."""
 
+import codecs
 import os
+import re
 import select
 import sys
-import termios
 import time
-import tty
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Final
 
 UP: Final = "up"
 DOWN: Final = "down"
 PAGE_UP: Final = "page up"
 PAGE_DOWN: Final = "page down"
+WHEEL_UP: Final = "wheel up"
+WHEEL_DOWN: Final = "wheel down"
 ENTER: Final = "enter"
 ESCAPE: Final = "escape"
 BACKSPACE: Final = "backspace"
@@ -28,47 +30,73 @@ _SEQUENCES: Final = {
     "\x1b[6~": PAGE_DOWN,
 }
 _SINGLE: Final = {"\r": ENTER, "\n": ENTER, "\x1b": ESCAPE, "\x7f": BACKSPACE, "\x08": BACKSPACE}
+_MOUSE: Final = re.compile(r"\x1b\[<(?P<button>\d+);(?P<column>\d+);(?P<line>\d+)(?P<end>[Mm])")
+_BEGUN: Final = re.compile(r"\x1b\[<[\d;]*\Z")
+"""The beginning of an event of the mouse, the rest of which is still on its way."""
+_LEFT_BUTTON: Final = "0"
+_WHEEL: Final = {"64": WHEEL_UP, "65": WHEEL_DOWN}
+_MOST_BYTES: Final = 1024
 
 
-class Keys:
-    """Reads keys while its block lasts, without waiting for Enter; off a terminal there are none."""
+@dataclass(frozen=True, slots=True)
+class Click:
+    """The left button of the mouse, pressed.
 
-    def __init__(self) -> None:
-        self._before: list[int | list[bytes | int]] | None = None
+    Attributes:
+        column: From the left, from 0.
+        line: From the top, from 0.
+    """
 
-    def __enter__(self) -> "Keys":
-        if sys.stdin.isatty():
-            self._before = termios.tcgetattr(sys.stdin)
-            tty.setcbreak(sys.stdin)
-        return self
+    column: int
+    line: int
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._before is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
-    def within(self, seconds: float) -> list[str]:
-        """Return the keys that are pressed within so many seconds, as soon as there are any."""
-        if self._before is None:
+Event = str | Click
+"""The name of a key, or a click."""
+
+
+class Events:
+    """Reads what a terminal sends.
+
+    Args:
+        is_on: Whether stdin is a terminal that sends keys; else there are none.
+    """
+
+    def __init__(self, *, is_on: bool) -> None:
+        self._is_on = is_on
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._begun = ""
+
+    def within(self, seconds: float) -> list[Event]:
+        """Return the events within so many seconds, as soon as there are any."""
+        if not self._is_on:
             time.sleep(seconds)
             return []
         if not select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
             return []
         try:
-            pressed = os.read(sys.stdin.fileno(), 64)
+            sent = os.read(sys.stdin.fileno(), _MOST_BYTES)
         except OSError:
             return [GONE]
-        return parse_keys(pressed.decode("utf-8", "ignore")) if pressed else [GONE]
+        if not sent:
+            return [GONE]
+        text = self._begun + self._decoder.decode(sent)
+        begun = _BEGUN.search(text)
+        self._begun = begun[0] if begun is not None else ""
+        return parse_events(text.removesuffix(self._begun))
 
 
-def parse_keys(text: str) -> list[str]:
-    """Return the keys in what a terminal has sent: names such as :data:`UP`, or single characters."""
-    found = []
+def parse_events(text: str) -> list[Event]:
+    """Return the events in what a terminal has sent: names such as :data:`UP`, single characters, clicks."""
+    found: list[Event] = []
     while text:
         sequence = next((each for each in _SEQUENCES if text.startswith(each)), "")
+        mouse = _MOUSE.match(text)
         if sequence:
             found.append(_SEQUENCES[sequence])
+        elif mouse is not None:
+            sequence = mouse[0]
+            found += _of_mouse(mouse)
         elif text.startswith(("\x1b[", "\x1bO")):
             # An unknown key: its sequence ends with a letter or a tilde.
             end = next((i for i, each in enumerate(text[2:], 2) if each.isalpha() or each == "~"), len(text))
@@ -78,3 +106,13 @@ def parse_keys(text: str) -> list[str]:
             found.append(_SINGLE.get(sequence, sequence))
         text = text[len(sequence) :]
     return found
+
+
+def _of_mouse(event: re.Match[str]) -> list[Event]:
+    """Return the event that a report of the mouse is; none for a release, and for other buttons."""
+    button = event["button"]
+    if event["end"] == "m":
+        return []
+    if button == _LEFT_BUTTON:
+        return [Click(int(event["column"]) - 1, int(event["line"]) - 1)]
+    return [_WHEEL[button]] if button in _WHEEL else []

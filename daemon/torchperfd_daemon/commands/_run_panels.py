@@ -16,6 +16,7 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._bars import Bar, Legend, colours, letters, name_of
 from torchperfd_daemon.commands._frame import Frame
+from torchperfd_daemon.commands._targets import OrderTarget, RankTarget, style_of
 from torchperfd_daemon.commands._trend import sparkline
 from torchperfd_daemon.views.live import STALLED, STOPPED, WAIT, RankView, RunView
 
@@ -26,6 +27,11 @@ _MOST_NAME: Final = 9
 _BEHIND: Final = 0.05
 _FAR_BEHIND: Final = 0.2
 """From these shares of a rank's peers' own work on, what it has more is yellow, and red."""
+_BARS: Final = "WHAT A STEP IS SPENT ON"
+_COLUMNS: Final = ("STATE", "STEPS", "STEP", _BARS, "MOST OF IT", "WAIT", "VS PEERS")
+_LEFT: Final = ("NODE", "STATE", _BARS, "MOST OF IT")
+_ORDERS: Final = {"RANK": "rank", "STEP": "step", "WAIT": "wait", "VS PEERS": "own work"}
+"""The orders of ranks, by the columns on which a click sorts."""
 SELECTED: Final = "»"
 """Marks the selected rank, in front of its number."""
 
@@ -197,15 +203,14 @@ def _ranks(
 ) -> list[RenderableType]:
     """Return a table of a run's ranks, and how many are left out."""
     table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="bold dim")
-    table.add_column("RANK", justify="right", no_wrap=True)
-    if with_node:
-        table.add_column("NODE", no_wrap=True)
-    for name, right in (("STATE", False), ("STEPS", True), ("STEP", True)):
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
-    table.add_column("WHAT A STEP IS SPENT ON", ratio=1, no_wrap=True)
-    table.add_column("MOST OF IT", no_wrap=True)
-    for name in ("WAIT", "VS PEERS"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("RANK", *(("NODE",) if with_node else ()), *_COLUMNS):
+        table.add_column(
+            name,
+            justify="left" if name in _LEFT else "right",
+            header_style=style_of(OrderTarget(_ORDERS[name])) if name in _ORDERS else None,
+            ratio=1 if name == _BARS else None,
+            no_wrap=True,
+        )
     matter = _that_matter(run, verdict)
     rest = [rank for rank in run.ranks if rank not in matter]
     if others is not None:
@@ -217,7 +222,8 @@ def _ranks(
     for rank in shown:
         number, *cells = _rank(rank, by_phase, run.step_seconds, is_marked=rank.rank == marked)
         node = [rank.node] if with_node else []
-        table.add_row(number, *node, *cells, style="bold red" if rank.slow else "")
+        row = style_of(RankTarget(run.run, rank.rank), "bold red" if rank.slow else "")
+        table.add_row(number, *node, *cells, style=row)
     hidden = len(run.ranks) - len(shown)
     if not hidden:
         return [table]

@@ -24,12 +24,13 @@ _NEARLY_FULL: Final = 0.75
 """From these shares on, a bar of memory or of CPUs is red, and yellow."""
 _KEYS: Final = (
     ("↑↓", "rank"),
-    ("⏎", "details"),
+    ("⏎", "open"),
     ("s", "sort"),
     ("/", "filter"),
     ("p", "pause"),
     ("k", "stacks"),
     ("c", "capture"),
+    ("m", "mouse"),
     ("?", "help"),
     ("q", "quit"),
 )

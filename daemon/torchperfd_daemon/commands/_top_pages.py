@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +30,9 @@ _HELP: Final = (
     ("p", "pause, and go on"),
     ("k", "stacks of the selected run, or of the first"),
     ("c", "capture its next 5 steps"),
+    ("m", "mouse on and off; off, it selects text"),
+    ("click", "on a rank: its details, and back; on RANK, STEP, WAIT or VS PEERS: sort"),
+    ("wheel", "select a rank; scroll a text"),
     ("?", "this help"),
     ("q", "quit"),
 )
@@ -59,10 +63,10 @@ def help_page() -> RenderableType:
     for keys, words in _HELP:
         grid.add_row(Text(f" {keys}", style="bold"), words)
     bars = Text(
-        "\n Bars: each rank's step by phase, on a common scale. ▶ marks a rank that the others wait for.\n"
-        " WAIT is the wait for other ranks. VS PEERS compares a rank's own work with its peers' median."
+        "Bars: each rank's step by phase, on a common scale. ▶ marks a rank that the others wait for.\n"
+        "WAIT is the wait for other ranks. VS PEERS compares a rank's own work with its peers' median."
     )
-    return Group(grid, bars)
+    return Group(grid, Padding(bars, (1, 1, 0, 1)))
 
 
 def rank_page(frame: Frame, run_name: str, number: int) -> RenderableType:

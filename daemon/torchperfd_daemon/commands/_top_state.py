@@ -15,10 +15,22 @@ from torchperfd_daemon.commands._keys import (
     PAGE_DOWN,
     PAGE_UP,
     UP,
+    WHEEL_DOWN,
+    WHEEL_UP,
 )
+from torchperfd_daemon.commands._targets import OrderTarget, RankTarget, Target
 from torchperfd_daemon.views.live import WAIT, RankView, RunView
 
 _PAGE_LINES: Final = 10
+_MOVES: Final = {
+    UP: -1,
+    DOWN: 1,
+    PAGE_UP: -_PAGE_LINES,
+    PAGE_DOWN: _PAGE_LINES,
+    WHEEL_UP: -3,
+    WHEEL_DOWN: 3,
+}
+"""Lines of a text by key; in a list, the wheel moves by one rank."""
 
 
 class Page(Enum):
@@ -37,6 +49,7 @@ class Action(Enum):
     QUIT = "quit"
     CAPTURE = "capture"
     STACKS = "stacks"
+    MOUSE = "mouse"
 
 
 _ORDERS: Final[tuple[tuple[str, Callable[[RankView], float]], ...]] = (
@@ -56,6 +69,7 @@ class TopState:
         pattern: Runs, nodes and states that contain it are shown; empty for all.
         is_typing: Whether keys go into the pattern.
         is_paused: Whether the picture stands still.
+        has_mouse: Whether clicks are events, rather than the terminal's selection of text.
         selected: Run and rank; None for none.
         page: What fills the screen.
         offset: The first line that is shown of a page longer than the screen.
@@ -67,6 +81,7 @@ class TopState:
     pattern: str = ""
     is_typing: bool = False
     is_paused: bool = False
+    has_mouse: bool = True
     selected: tuple[str, int] | None = None
     page: Page = Page.RUNS
     offset: int = 0
@@ -95,13 +110,32 @@ class TopState:
             self._type(key)
         elif key in ("q", "Q"):
             return Action.QUIT
-        elif key in (UP, DOWN, PAGE_UP, PAGE_DOWN):
+        elif key in _MOVES:
             self._move(key, frame)
+        elif key == "m":
+            self.has_mouse = not self.has_mouse
+            self.message = "" if self.has_mouse else "mouse off, so that it selects text; m switches it on"
+            return Action.MOUSE
         elif key in ("k", "c") and self.run(frame):
             return Action.STACKS if key == "k" else Action.CAPTURE
         else:
             self._choose(key, frame)
         return Action.NONE
+
+    def click(self, target: Target | None) -> None:
+        """Take a click: on a rank, which is opened, or on the head of a column; on other pages it goes back.
+
+        Args:
+            target: What was clicked; None for nothing in particular.
+        """
+        self.message = ""
+        if self.page is not Page.RUNS:
+            self.page = Page.RUNS
+        elif isinstance(target, RankTarget):
+            self.selected = (target.run, target.rank)
+            self.page, self.offset = Page.RANK, 0
+        elif isinstance(target, OrderTarget):
+            self.order = next(n for n, (name, _) in enumerate(_ORDERS) if name == target.order)
 
     def run(self, frame: Frame) -> str:
         """Return the run that an action is about: the selected rank's, else the first; empty for none."""
@@ -148,13 +182,15 @@ class TopState:
             self.pattern = ""
 
     def _move(self, key: str, frame: Frame) -> None:
-        lines = {UP: -1, DOWN: 1, PAGE_UP: -_PAGE_LINES, PAGE_DOWN: _PAGE_LINES}[key]
+        lines = _MOVES[key]
         if self.page is Page.TEXT:
             self.offset = max(0, min(self.offset + lines, len(self.text) - 1))
             return
         ranks = _ranks(frame)
         if not ranks or self.page is Page.HELP:
             return
+        if key in (WHEEL_UP, WHEEL_DOWN):
+            lines //= abs(lines)
         here = ranks.index(self.selected) if self.selected in ranks else (-1 if lines > 0 else len(ranks))
         self.selected = ranks[max(0, min(here + lines, len(ranks) - 1))]
 

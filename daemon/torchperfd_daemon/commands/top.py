@@ -6,16 +6,18 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._frame import Frame
-from torchperfd_daemon.commands._keys import Keys
+from torchperfd_daemon.commands._keys import Click, Event, Events
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, missing, scope_options
 from torchperfd_daemon.commands._screen import draw
+from torchperfd_daemon.commands._targets import target_at
+from torchperfd_daemon.commands._terminal import Terminal
 from torchperfd_daemon.commands._top_actions import TopActions
 from torchperfd_daemon.commands._top_state import Action, TopState
 from torchperfd_daemon.commands._trend import Throughput, ages, step_seconds
@@ -37,7 +39,7 @@ _NEWEST_STEPS: Final = 64
 def command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
     """Show runs, ranks, the node's GPUs and the verdict, twice a second, until q or Ctrl-C; ? shows all keys.
 
-    Off a terminal and with --json, one frame is printed.
+    Off a terminal, on one without control sequences (TERM=dumb) and with --json, one frame is printed.
     With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
     """
     console = Console()
@@ -45,7 +47,7 @@ def command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) 
     with connect(socket) as daemon:
         scope = scope.whole(daemon)
         frame = _ask(daemon, scope)
-    if as_json or not console.is_terminal:
+    if as_json or not console.is_terminal or console.is_dumb_terminal:
         if as_json:
             click.echo(json.dumps(_document(frame)))
         else:
@@ -54,8 +56,11 @@ def command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) 
             raise PartialResultError(frame.problem)
         return
     try:
-        with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-            Top(scope, socket, keys, live).follow(frame)
+        with (
+            Terminal() as terminal,
+            Live(console=console, screen=True, auto_refresh=False) as live,
+        ):
+            Top(scope, socket, terminal, live).follow(frame)
     except KeyboardInterrupt:
         return
 
@@ -68,8 +73,9 @@ class Top:
         socket: The socket of the daemon; None for the usual places.
     """
 
-    def __init__(self, scope: Scope, socket: str | None, keys: Keys, live: Live) -> None:
-        self._scope, self._socket, self._keys, self._live = scope, socket, keys, live
+    def __init__(self, scope: Scope, socket: str | None, terminal: Terminal, live: Live) -> None:
+        self._scope, self._socket, self._terminal, self._live = scope, socket, terminal, live
+        self._events = Events(is_on=terminal.is_on)
         self._state = TopState()
         self._actions = TopActions(socket, fleet=scope.fleet)
         self._throughput = Throughput()
@@ -100,13 +106,24 @@ class Top:
         deadline = time.monotonic() + _EVERY_S
         while True:
             self._take_results()
-            self._live.update(draw(frame, self._live.console.height, self._state), refresh=True)
+            self._live.update(self._drawn(frame), refresh=True)
             left = deadline - time.monotonic()
             if left <= 0:
                 return True
-            for key in self._keys.within(left):
-                if not self._act(self._state.press(key, self._state.arrange(frame)), frame):
+            for event in self._events.within(left):
+                if not self._take(event, frame):
                     return False
+
+    def _take(self, event: Event, frame: Frame) -> bool:
+        """Act on a key or a click; return False once q is pressed."""
+        if isinstance(event, Click):
+            console = self._live.console
+            self._state.click(target_at(self._drawn(frame), event.column, event.line, console))
+            return True
+        return self._act(self._state.press(event, self._state.arrange(frame)), frame)
+
+    def _drawn(self, frame: Frame) -> RenderableType:
+        return draw(frame, self._live.console.height, self._state)
 
     def _act(self, action: Action, frame: Frame) -> bool:
         run = self._state.run(self._state.arrange(frame))
@@ -114,6 +131,8 @@ class Top:
             self._actions.capture(run)
         elif action is Action.STACKS:
             self._actions.stacks(run)
+        elif action is Action.MOUSE:
+            self._terminal.report_mouse(wanted=self._state.has_mouse)
         return action is not Action.QUIT
 
     def _take_results(self) -> None:

@@ -1,6 +1,7 @@
 """What keys do in ``top``: order, filter, selection and pages, and what the screen shows of them."""
 
 import io
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,22 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.commands import _keys
 from torchperfd_daemon.commands._bars import letters
 from torchperfd_daemon.commands._frame import Frame
-from torchperfd_daemon.commands._keys import DOWN, ENTER, ESCAPE, GONE, PAGE_DOWN, UP, parse_keys
+from torchperfd_daemon.commands._keys import (
+    DOWN,
+    ENTER,
+    ESCAPE,
+    GONE,
+    PAGE_DOWN,
+    UP,
+    WHEEL_DOWN,
+    WHEEL_UP,
+    Click,
+    Event,
+    Events,
+    parse_events,
+)
 from torchperfd_daemon.commands._screen import draw
+from torchperfd_daemon.commands._targets import OrderTarget, RankTarget, target_at
 from torchperfd_daemon.commands._top_state import Action, Page, TopState
 from torchperfd_daemon.commands._trend import Throughput, ages, sparkline, step_seconds
 from torchperfd_daemon.views import live
@@ -107,10 +122,27 @@ def order_of(state: TopState, shown: Frame) -> list[int]:
         ("\x7fé", [_keys.BACKSPACE, "é"]),
         ("\x1b[1;5Cq", ["q"]),
         ("\x1b[", []),
+        ("\x1b[<0;12;5M\x1b[<0;12;5m", [Click(11, 4)]),
+        ("\x1b[<64;1;1M\x1b[<65;200;50Mq", [WHEEL_UP, WHEEL_DOWN, "q"]),
+        ("\x1b[<2;1;1M\x1b[<16;1;1M\x1b[<35;1;1M", []),
     ],
 )
-def test_parse_keys_names_what_a_terminal_sends(sent: str, keys: list[str]) -> None:
-    assert parse_keys(sent) == keys
+def test_parse_events_names_what_a_terminal_sends(sent: str, keys: list[Event]) -> None:
+    assert parse_events(sent) == keys
+
+
+def test_events_cut_in_two_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the wheel turns faster than the screen is drawn."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as stdin, os.fdopen(writer, "wb", buffering=0) as terminal:
+        monkeypatch.setattr("sys.stdin", stdin)
+        events, found = Events(is_on=True), []
+        for part in (b"\x1b[<65;10;2M\x1b[<6", b"5;10;", b"20Mq\xc3", b"\xa9"):
+            terminal.write(part)
+            found += events.within(0)
+        assert found == [WHEEL_DOWN, WHEEL_DOWN, "q", "é"]
+        terminal.close()
+        assert events.within(0) == [GONE]
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
@@ -155,6 +187,70 @@ def test_sort_goes_through_all_orders() -> None:
     assert (state.order_name, order_of(state, shown)[-1]) == ("rank", 7)
     state.order = 3
     assert order_of(state, shown)[-1] == 5, "it waits least"
+
+
+def place_of(text: str, shown: Frame, state: TopState, width: int, height: int) -> Click:
+    """Return the place of a text on the screen, which is there once."""
+    lines = screen(shown, state, width, height)
+    [line] = (number for number, each in enumerate(lines) if text in each)
+    return Click(lines[line].index(text), line)
+
+
+def clicked(place: Click, shown: Frame, state: TopState, width: int, height: int) -> None:
+    console = Console(file=io.StringIO(), width=width, height=height)
+    state.click(target_at(draw(shown, height, state), place.column, place.line, console))
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
+def test_click_on_a_rank_opens_it_and_another_goes_back(width: int, height: int) -> None:
+    shown, state = frame(), TopState()
+    clicked(place_of("▶ 5", shown, state, width, height), shown, state, width, height)
+    assert (state.page, state.selected) == (Page.RANK, ("bert-17", 5))
+    clicked(Click(3, 3), shown, state, width, height)
+    assert (state.page, state.selected) == (Page.RUNS, ("bert-17", 5))
+    assert any("»▶ 5" in line for line in screen(shown, state, width, height))
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
+def test_click_on_the_head_of_a_column_sorts(width: int, height: int) -> None:
+    shown = frame()
+    for head, name in (("VS PEERS", "own work"), ("WAIT", "wait"), ("STEP ", "step"), ("RANK", "rank")):
+        state = TopState(order=0 if name != "rank" else 2)
+        clicked(place_of(head, shown, state, width, height), shown, state, width, height)
+        assert state.order_name == name
+    state = TopState(order=2)
+    clicked(place_of("STEPS", shown, state, width, height), shown, state, width, height)
+    assert state.order_name == "own work", "nothing sorts by the number of steps"
+
+
+def test_click_between_rows_and_beyond_the_screen_is_nothing() -> None:
+    shown, console = frame(), Console(file=io.StringIO(), width=80, height=24)
+    drawn = draw(shown, 24, TopState())
+    assert [
+        target_at(drawn, column, line, console) for column, line in ((0, 0), (5, 23), (900, 9), (0, 99))
+    ] == ([None] * 4)
+    [row] = {target_at(drawn, column, 12, console) for column in range(2, 70)}
+    assert row == RankTarget("bert-17", 1)
+    assert target_at(drawn, 3, 10, console) == OrderTarget("rank")
+
+
+def test_wheel_selects_one_rank_at_a_time_and_scrolls_a_text() -> None:
+    shown = frame()
+    state = pressed([WHEEL_DOWN, WHEEL_DOWN, WHEEL_DOWN, WHEEL_UP], shown)
+    assert state.selected == ("bert-17", 1)
+    state.show_text("\n".join(f"line {number}" for number in range(60)))
+    state.press(WHEEL_DOWN, shown)
+    assert screen(shown, state)[1] == "line 3"
+
+
+def test_mouse_key_gives_the_mouse_back_to_the_terminal() -> None:
+    state = TopState()
+    assert state.press("m", frame()) is Action.MOUSE
+    assert not state.has_mouse
+    assert screen(frame(), state)[-1] == " mouse off, so that it selects text; m switches it on"
+    assert state.press("m", frame()) is Action.MOUSE
+    assert state.has_mouse
+    assert "m mouse" in screen(frame(), state)[-1]
 
 
 def test_filter_matches_runs_nodes_states_and_ranks() -> None:

@@ -1,0 +1,141 @@
+"""The modes of the terminal under ``top``: undone on every way out, and while it is suspended."""
+
+import os
+import pty
+import select
+import signal
+import termios
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torchperfd_daemon.commands import _terminal
+from torchperfd_daemon.commands._terminal import Terminal
+
+MOUSE_ON = "\x1b[?1000h\x1b[?1006h"
+MOUSE_OFF = "\x1b[?1006l\x1b[?1000l"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+
+
+@dataclass
+class Screen:
+    """The other end of the terminal that is this process's stdin and stdout."""
+
+    fd: int
+    slave: int
+
+    def written(self) -> str:
+        """Return what has been written since the last time."""
+        text = ""
+        while select.select([self.fd], [], [], 0)[0]:
+            text += os.read(self.fd, 4096).decode()
+        return text
+
+    def modes(self) -> Any:
+        return termios.tcgetattr(self.slave)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    fd, slave = pty.openpty()
+    with os.fdopen(os.dup(slave), "r") as stdin, os.fdopen(os.dup(slave), "w") as stdout:
+        # pytest replaces those of sys itself between the fixture and the test.
+        monkeypatch.setattr(_terminal, "sys", SimpleNamespace(stdin=stdin, stdout=stdout))
+        yield Screen(fd, slave)
+    os.close(fd)
+    os.close(slave)
+
+
+def test_terminal_reports_the_mouse_within_its_block(screen: Screen) -> None:
+    before, handlers = screen.modes(), [signal.getsignal(each) for each in SIGNALS]
+    with Terminal() as terminal:
+        assert screen.written() == MOUSE_ON
+        assert screen.modes() != before
+        terminal.report_mouse(wanted=False)
+        terminal.report_mouse(wanted=True)
+        assert screen.written() == MOUSE_OFF + MOUSE_ON
+    assert screen.written() == MOUSE_OFF
+    assert screen.modes() == before
+    assert [signal.getsignal(each) for each in SIGNALS] == handlers
+
+
+def test_terminal_is_restored_after_an_exception(screen: Screen) -> None:
+    before = screen.modes()
+    with pytest.raises(ZeroDivisionError), Terminal():
+        _ = 1 / 0
+    assert screen.written() == MOUSE_ON + MOUSE_OFF
+    assert screen.modes() == before
+
+
+def test_terminal_is_restored_where_entering_it_fails(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, handlers = screen.modes(), [signal.getsignal(each) for each in SIGNALS]
+    monkeypatch.setattr("tty.setcbreak", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError), Terminal():
+        raise AssertionError("not reached")
+    assert screen.modes() == before
+    assert [signal.getsignal(each) for each in SIGNALS] == handlers
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_terminal_is_restored_after_a_signal_that_ends(screen: Screen, number: signal.Signals) -> None:
+    before = screen.modes()
+
+    def end_twice() -> None:
+        with Terminal():
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as ended:
+        end_twice()
+    assert ended.value.code == 128 + number
+    assert screen.written() == MOUSE_ON + MOUSE_OFF
+    assert screen.modes() == before
+
+
+def test_terminal_is_restored_after_ctrl_c(screen: Screen) -> None:
+    with pytest.raises(KeyboardInterrupt), Terminal():
+        signal.raise_signal(signal.SIGINT)
+    assert screen.written() == MOUSE_ON + MOUSE_OFF
+
+
+def test_terminal_is_the_shells_while_suspended(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, stopped = screen.modes(), []
+    send = signal.raise_signal
+
+    def stop(number: int) -> None:
+        stopped.append((number, signal.getsignal(number), screen.written(), screen.modes()))
+
+    monkeypatch.setattr("signal.raise_signal", stop)
+    with Terminal():
+        within = screen.modes()
+        screen.written()
+        send(signal.SIGTSTP)
+        leave = MOUSE_OFF + "\x1b[?1049l\x1b[?25h"
+        assert stopped == [(signal.SIGTSTP, signal.SIG_DFL, leave, before)]
+        assert screen.written() == "\x1b[?1049h\x1b[H\x1b[?25l" + MOUSE_ON
+        assert screen.modes() == within
+
+
+def test_ignored_signals_stay_ignored(screen: Screen) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Terminal():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_pipe_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as stdin, os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(_terminal, "sys", SimpleNamespace(stdin=stdin, stdout=stdout))
+        with Terminal() as terminal:
+            assert not terminal.is_on
+            assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
