@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from torchperfd_daemon.commands._selector import Selector, narrow_dashboard, narrow_rules
 from torchperfd_daemon.commands._shipped import shipped_folders
 from torchperfd_daemon.errors import TorchperfdError, explained
 
@@ -29,16 +30,27 @@ def command() -> None:
 @click.option(
     "--mount", metavar="PATH", help="Where Grafana sees the dashboards (default: where they are written)."
 )
-@click.option("--runbooks", metavar="URL", help="Where the alerts' pages are published.")
-def export(directory: Path, prometheus: str, mount: str | None, runbooks: str | None) -> None:
-    """Write dashboards, rules, provisioning and runbooks into DIRECTORY.
+@click.option("--runbooks", metavar="URL", help="Where you publish the alerts' pages.")
+@click.option(
+    "--selector",
+    type=Selector(),
+    metavar="MATCHERS",
+    help="Only series with these labels, in all queries and rules, such as 'cluster=\"one\"'.",
+)
+def export(
+    directory: Path, prometheus: str, mount: str | None, runbooks: str | None, selector: str | None
+) -> None:
+    """Write dashboards, rules, provisioning and the alerts' pages (runbooks) into DIRECTORY.
 
     Files of the same names are overwritten. Prints each file that was written.
     """
     mounted = mount or str((directory / "dashboards").absolute())
     for name, text in shipped_files().items():
-        if name.startswith("alerts/") and runbooks:
-            text = _RUNBOOKS.sub(lambda _: f"{runbooks.rstrip('/')}/", text)
+        if name.startswith("alerts/"):
+            text = narrow_rules(text, selector) if selector else text
+            text = _RUNBOOKS.sub(lambda _: f"{runbooks.rstrip('/')}/", text) if runbooks else text
+        elif name.startswith("dashboards/") and selector:
+            text = narrow_dashboard(text, selector)
         elif name.startswith("provisioning/"):
             text = text.replace(_PROMETHEUS, prometheus).replace(_MOUNTED, mounted)
         path = directory / name
@@ -47,7 +59,11 @@ def export(directory: Path, prometheus: str, mount: str | None, runbooks: str | 
             path.write_text(text, encoding="utf-8")
         click.echo(str(path))
     if not runbooks:
-        click.echo("runbook_url of the alerts is a placeholder: set it with --runbooks URL", err=True)
+        click.echo(
+            "the alerts' runbook_url is a placeholder: publish what is in "
+            f"{directory / 'runbooks'}, and set its address with --runbooks URL",
+            err=True,
+        )
 
 
 def shipped_files() -> dict[str, str]:

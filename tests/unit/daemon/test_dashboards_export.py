@@ -1,7 +1,10 @@
 """``torchperfd dashboards export``: what it writes, and where it comes from."""
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -38,7 +41,10 @@ def test_export_writes_every_file_and_lists_it(tmp_path: Path) -> None:
         "provisioning/datasources/prometheus.yaml",
         "runbooks/run-stalled.md",
     } <= names
-    assert "placeholder" in result.stderr
+    assert result.stderr == (
+        f"the alerts' runbook_url is a placeholder: publish what is in {tmp_path / 'out' / 'runbooks'},"
+        " and set its address with --runbooks URL\n"
+    )
     fleet = json.loads((tmp_path / "out" / "dashboards" / "fleet.json").read_text())
     assert fleet["uid"] == "torchperfd-fleet"
 
@@ -62,6 +68,59 @@ def test_export_with_addresses_puts_them_into_the_files(tmp_path: Path) -> None:
     assert source["datasources"][0]["url"] == "http://metrics:9090"
     provider = yaml.safe_load((tmp_path / "provisioning" / "dashboards" / "torchperfd.yaml").read_text())
     assert provider["providers"][0]["options"]["path"] == "/boards"
+
+
+def exported(directory: Path, *arguments: str) -> dict[str, str]:
+    export(str(directory), *arguments)
+    return {
+        name: (directory / name).read_text()
+        for name in written(directory)
+        if name.startswith(("alerts/", "dashboards/"))
+    }
+
+
+def test_export_with_a_selector_is_what_the_generator_writes(tmp_path: Path) -> None:
+    """The generator puts the matchers into each query itself; the export has only the files."""
+    selector = 'cluster="one",team=~"a|b"'
+    code = (
+        "import json\nimport grafana.config\n"
+        f"grafana.config.SELECTOR = {selector!r}\n"
+        "from grafana.build import files\nprint(json.dumps(files()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    generated = json.loads(done.stdout)
+    found = exported(tmp_path, "--selector", selector)
+    assert found == {name: generated[name] for name in found}
+    assert len(found) == 6
+    plain = exported(tmp_path / "plain")
+    assert all(found[name] != text for name, text in plain.items())
+
+
+@pytest.mark.needs("promtool")
+def test_exported_rules_pass_promtool(tmp_path: Path) -> None:
+    export(str(tmp_path), "--selector", 'cluster="one"', "--runbooks", "https://wiki.example/torch")
+    rules = str(tmp_path / "alerts" / "torchperfd.rules.yaml")
+    done = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "SUCCESS" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["", "cluster", "cluster=one", 'cluster="a",', 'a="b" c="d"', 'a="b"} or up{']
+)
+def test_export_selector_that_is_none_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["dashboards", "export", str(tmp_path), "--selector", text]) == 2
+    assert "has no matchers such as cluster=" in capsys.readouterr().err
+    assert written(tmp_path) == set()
+
+
+def test_export_has_the_page_of_each_runbook_url(tmp_path: Path) -> None:
+    export(str(tmp_path), "--runbooks", "https://wiki.example")
+    rules = (tmp_path / "alerts" / "torchperfd.rules.yaml").read_text()
+    named = set(re.findall(r"runbook_url: https://wiki\.example/([\w-]+)\.html", rules))
+    assert named == {path.stem for path in (tmp_path / "runbooks").iterdir()}
 
 
 def test_export_without_mount_names_its_own_directory(tmp_path: Path) -> None:
