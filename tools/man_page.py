@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from torchperfd._version import __version__
-from torchperfd.launch.runner import USAGE
+from torchperfd.launch.options import usage
 from torchperfd_daemon.cli import COMMANDS, cli
 
 PATH: Final = Path(__file__).resolve().parents[1] / "deploy" / "man" / "torchperfd.1"
@@ -49,7 +49,7 @@ def _lines() -> Iterator[str]:
         command = cli.get_command(click.Context(cli), name)
         if name == "run":
             # Its options are read in the training process, not by click.
-            yield from ('.SS "torchperfd run"', ".nf", *map(escape, USAGE.splitlines()), ".fi")
+            yield from ('.SS "torchperfd run"', ".nf", *map(escape, usage().splitlines()), ".fi")
         elif command is not None:
             yield from _command(command, f"torchperfd {name}", COMMANDS[name])
     for title, rows in (("ENVIRONMENT", _ENVIRONMENT), ("EXIT STATUS", _EXIT_CODES)):

@@ -47,14 +47,14 @@ def pages() -> dict[str, str]:
 
 def commands_page() -> str:
     """Return the page of all commands and their options, from the command line itself."""
-    from torchperfd.launch.runner import USAGE
+    from torchperfd.launch.options import usage
     from torchperfd_daemon.cli import COMMANDS, cli
 
     lines = ["# All commands and options", "", "From `torchperfd COMMAND --help`.", ""]
     context = click.Context(cli, info_name="torchperfd")
     for name in COMMANDS:
         if name == "run":  # it hands over to the process that trains
-            lines += ["## torchperfd run", "", "```", USAGE.rstrip(), "```", ""]
+            lines += ["## torchperfd run", "", "```", usage().rstrip(), "```", ""]
             continue
         command = cli.get_command(context, name)
         assert command is not None

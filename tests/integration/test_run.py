@@ -131,7 +131,7 @@ def test_ctrl_c_ends_it_as_it_would_end_the_script(node: Node, script: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nope", "x.py"], "no such option: --nope"),
+        (["--nope", "x.py"], "no such option '--nope'"),
         ([], "no script given"),
         (["--report"], "--report needs a value"),
         (["-m"], "-m needs a module"),

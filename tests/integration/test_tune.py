@@ -189,7 +189,7 @@ def test_tune_of_script_that_fails_costs_one_line(
     ("arguments", "code", "expected"),
     [
         ((), 2, "no script given"),
-        (("--no-such-option", "a.py"), 2, "no such option: --no-such-option"),
+        (("--no-such-option", "a.py"), 2, "no such option '--no-such-option'; see `torchperfd tune --help`"),
         (("nowhere.py",), 3, "there is no file nowhere.py"),
     ],
 )

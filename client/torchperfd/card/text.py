@@ -45,7 +45,12 @@ def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
 
 def _cause(cause: "CauseCard", *, is_first: bool, colour: bool, width: int) -> Iterator[str]:
     mark, style = ("✗", "bad") if is_first else ("!", "warn")
-    head = paint(f"{mark} {cause.cause.upper()}", style, colour=colour)
-    yield " · ".join(word for word in (head, cause.where, cause.cost) if word)
+    name = f"{mark} {cause.cause.upper()}"
+    head = " · ".join(word for word in (name, cause.where, cause.cost) if word)
+    first, *rest = textwrap.wrap(
+        head, width, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
+    )
+    yield paint(name, style, colour=colour) + first[len(name) :]
+    yield from rest
     for name, words in cause.parts:
         yield from part(name, words, colour=colour, width=width)

@@ -4,9 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-VALUE_OPTIONS = ("--baseline", "--fail-above", "--runs-dir")
-FLAGS = ("--no-keep",)
-
 
 @dataclass(frozen=True, slots=True)
 class KeepingOptions:

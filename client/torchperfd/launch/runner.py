@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.launch.keeping_options import FLAGS, VALUE_OPTIONS, KeepingOptions, keeping_options
+from torchperfd.launch.keeping_options import KeepingOptions, keeping_options
+from torchperfd.launch.options import MODULE_OPTION, BadUsageError, CommandLine, read_words, usage
 from torchperfd.launch.script import Script, show
 
 if TYPE_CHECKING:
@@ -19,37 +20,6 @@ if TYPE_CHECKING:
     from torchperfd.report import RankReport
     from torchperfd.runs.record import RunRecord
     from torchperfd.v1 import control_pb2
-
-USAGE: Final = """\
-Usage: torchperfd run [OPTIONS] SCRIPT [ARGS]...
-       torchperfd run [OPTIONS] -m MODULE [ARGS]...
-
-  Run a training script under torchperfd, unedited, and say where its time went.
-
-  The script sees the same sys.argv, __main__, stdin, signals and exit code as
-  under plain python. When no daemon answers on this node, one is started for the
-  time of the run. Under torchrun: torchrun ... -m torchperfd run SCRIPT.
-
-Options:
-  --run NAME      Name of the run; the launcher's job id by default, or the script's
-                  name and a short id. (torchrun takes --run for its own --run-path,
-                  and replaces --rdzv-id on one node: there, set the environment
-                  variable TORCHPERFD_RUN.)
-  --job NAME      What people call this kind of run; the script's name by default.
-  --report FILE   Write the account of the run as JSON (schema torchperfd.run/1).
-  --baseline RUN  At the end, compare with a kept run or with a file of --report.
-  --fail-above P  With --baseline: exit with code 7 if a step is slower by more, as 5%.
-  --runs-dir DIR  Where the account is kept, for `torchperfd runs` and `compare`.
-  --no-keep       Keep no account of the run.
-  --no-advise     Make no capture by itself. Without it, five steps are captured once when a cause
-                  takes a tenth of the step for ten seconds; never on CUDA devices.
-  --on-oom        Leave a memory snapshot when CUDA has no memory left.
-  --no-daemon     Start no daemon when none answers.
-  --open          Open the daemon's live page in a browser.
-  --quiet         Print nothing, neither the page's address nor the end.
-  --full          Print each rank's whole table at the end, not only the verdict.
-  -h, --help      Show this message and exit.
-"""
 
 # Together they keep the promise that an exit is never delayed by more than a second.
 _ALL_RANKS_BUDGET_S: Final = 0.4
@@ -75,19 +45,16 @@ class RunOptions:
     began: float = field(default_factory=time.time, compare=False)
 
 
-class _BadUsageError(Exception):
-    """The command line is invalid; the message has the reason."""
-
-
 def main(argv: Sequence[str]) -> None:
     """Run a script as ``torchperfd run`` does; leaves as the script leaves."""
     try:
         options = parse(argv)
-    except _BadUsageError as error:
-        sys.stderr.write(f"torchperfd: {error}; see `torchperfd run --help`\n")
+    except BadUsageError as error:
+        joint = " " if str(error).endswith("?") else "; "
+        sys.stderr.write(f"torchperfd: {error}{joint}see `torchperfd run --help`\n")
         sys.exit(2)
     if options is None:
-        sys.stdout.write(USAGE)
+        sys.stdout.write(usage())
     else:
         _run(options)
 
@@ -96,45 +63,28 @@ def parse(argv: Sequence[str]) -> RunOptions | None:
     """Read the command line; None when it asks for help. Everything after the script is the script's.
 
     Raises:
-        _BadUsageError: An unknown option, a missing value or no script.
+        BadUsageError: An unknown option, a missing value or no script.
     """
-    values: dict[str, str] = {}
-    flags: set[str] = set()
-    position = 0
-    while position < len(argv):
-        word = argv[position]
-        if word in ("-h", "--help"):
-            return None
-        if word == "-m":
-            if position + 1 >= len(argv):
-                raise _BadUsageError("-m needs a module")
-            script = Script(argv[position + 1], tuple(argv[position + 2 :]), is_module=True)
-            return _options(script, values, flags)
-        if not word.startswith("-"):
-            return _options(Script(word, tuple(argv[position + 1 :]), is_module=False), values, flags)
-        name, equals, value = word.partition("=")
-        if name in ("--run", "--job", "--report", *VALUE_OPTIONS):
-            if not equals:
-                position += 1
-                if position >= len(argv):
-                    raise _BadUsageError(f"{name} needs a value")
-                value = argv[position]
-            values[name] = value
-        elif word in ("--no-daemon", "--quiet", "--full", "--no-advise", "--on-oom", "--open", *FLAGS):
-            flags.add(word)
-        else:
-            raise _BadUsageError(f"no such option: {word}")
-        position += 1
-    raise _BadUsageError("no script given")
+    line = read_words(argv)
+    if line.wants_help:
+        return None
+    if line.awaited:
+        raise BadUsageError(
+            f"{line.awaited} needs a {'module' if line.awaited == MODULE_OPTION else 'value'}"
+        )
+    if not line.target and not line.is_module:
+        raise BadUsageError("no script given")
+    return _options(line)
 
 
-def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOptions:
+def _options(line: CommandLine) -> RunOptions:
+    values, flags = line.values, line.flags
     try:
         keeping = keeping_options(values, flags)
     except ValueError as error:
-        raise _BadUsageError(str(error)) from None
+        raise BadUsageError(str(error)) from None
     return RunOptions(
-        script=script,
+        script=Script(line.target, line.arguments, is_module=line.is_module),
         run=values.get("--run"),
         job=values.get("--job"),
         report=Path(values["--report"]).absolute() if "--report" in values else None,

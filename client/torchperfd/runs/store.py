@@ -116,7 +116,10 @@ class RunStore:
         """
         found = self.find(given)
         if found is None:
-            raise NoSuchRunError(f"no kept run begins with {given[:80]!r}", "`torchperfd runs` lists them")
+            from torchperfd.near_names import did_you_mean
+
+            hint = did_you_mean(given, (each.run_id for each in self.list()))
+            raise NoSuchRunError(f"no kept run {given[:80]}", hint or "`torchperfd runs` lists them")
         return found
 
     def content(self, run_id: str) -> bytes:

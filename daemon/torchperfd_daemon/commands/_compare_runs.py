@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from torchperfd.card.ansi import wants_colour
+from torchperfd.near_names import did_you_mean
 from torchperfd.runs.comparison import compare_runs
 from torchperfd.runs.comparison_text import comparison_markdown, comparison_text
 from torchperfd.runs.record import SCHEMA, RunRecord
@@ -70,11 +71,13 @@ def print_comparison(
         raise SlowerError(f"a step of B is slower by more than the limit of {fail_above:.1%}")
 
 
-def refuse_mixed(given: str, other: str) -> NoSuchTargetError:
+def refuse_mixed(given: str, other: str, store: RunStore) -> NoSuchTargetError:
     """Return the error where one argument is a run and the other is none."""
+    lists = "`torchperfd runs` lists runs, `torchperfd captures list` captures"
     return NoSuchTargetError(
         f"{given} is a run, and {other} is neither a kept run nor a report of one",
-        "name two runs, or two captures; `torchperfd runs` lists runs, `torchperfd captures list` captures",
+        did_you_mean(other, (each.run_id for each in store.list()))
+        or f"name two runs, or two captures; {lists}",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands._completion import complete_jobs, complete_runs
 from torchperfd_daemon.commands._daemon import unreachable_text
 from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import fleet_option
@@ -20,8 +21,15 @@ _Answer = TypeVar(
     "_Answer", control_pb2.ListRunsResponse, control_pb2.GetStepsResponse, control_pb2.DiagnoseResponse
 )
 
-run_option = click.option("--run", default="", help="Which run; all by default.")
-job_option = click.option("--job", default="", help="Only this job, on all nodes that the daemon knows.")
+run_option = click.option(
+    "--run", default="", shell_complete=complete_runs, help="Which run; all by default."
+)
+job_option = click.option(
+    "--job",
+    default="",
+    shell_complete=complete_jobs,
+    help="Only this job, on all nodes that the daemon knows.",
+)
 
 
 def last_option(default: int) -> Callable[[_Function], _Function]:
@@ -60,7 +68,7 @@ class Scope:
         Raises:
             NoSuchTargetError: Several runs begin so.
         """
-        return replace(self, run=whole_run(daemon, self.run, fleet=self.fleet))
+        return replace(self, run=whole_run(daemon, self.run, fleet=self.fleet, job=self.job))
 
     def runs(self, daemon: Any) -> control_pb2.ListRunsResponse:
         """Ask which runs there are.

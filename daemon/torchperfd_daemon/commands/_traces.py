@@ -6,7 +6,7 @@ import click
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import open_catalog
-from torchperfd_daemon.commands._names import whole_capture
+from torchperfd_daemon.commands._names import capture_ids, known_name
 from torchperfd_daemon.errors import NoSuchTargetError
 
 
@@ -16,8 +16,10 @@ def find_trace(trace: str, captures_dir: Path | None) -> Path:
     if path.exists():
         return path
     catalog = open_catalog(captures_dir)
+    if path.name == trace:
+        trace = known_name(trace, capture_ids(catalog), "capture")
     try:
-        folder = catalog.folder(whole_capture(catalog, trace) if path.name == trace else trace)
+        folder = catalog.folder(trace)
     except NoSuchTargetError:
         return path
     return folder if folder.is_dir() else path

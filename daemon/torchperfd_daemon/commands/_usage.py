@@ -1,15 +1,14 @@
 """Errors in the use of a command, in the style of all others: one line, with what to do."""
 
-import difflib
 import re
 from typing import Final
 
 import click
 
+from torchperfd.near_names import did_you_mean
 from torchperfd_daemon.text import printable
 
 _NO_COMMAND: Final = re.compile(r"No such command '([^']*)'")
-_MOST_SUGGESTED: Final = 2
 
 
 def usage_text(error: click.ClickException) -> str:
@@ -17,9 +16,8 @@ def usage_text(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.format_message()
-    words = " ".join(error.format_message().split()).rstrip(".")
-    words = f"{words[:1].lower()}{words[1:]}"
-    hint = _suggestion(error.format_message(), context)
+    words, hint = _words(error, context)
+    hint = f"; {hint}" if hint else ""
     if context is None:
         return printable(f"torchperfd: {words}{hint}")
     see = f"see `{context.command_path} --help`"
@@ -27,11 +25,14 @@ def usage_text(error: click.ClickException) -> str:
     return printable(f"torchperfd: {words}{hint}{joint}{see}")
 
 
-def _suggestion(message: str, context: click.Context | None) -> str:
-    """Return the commands that an unknown one may have meant; empty if there are none."""
-    match = _NO_COMMAND.search(message)
-    if match is None or context is None or not isinstance(context.command, click.Group):
-        return ""
-    names = context.command.list_commands(context)
-    close = difflib.get_close_matches(match[1], names, n=_MOST_SUGGESTED, cutoff=0.6)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+def _words(error: click.ClickException, context: click.Context | None) -> tuple[str, str]:
+    """Return what is wrong, and which name may be meant; the latter empty if none is near."""
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        options = [name for each in context.command.get_params(context) for name in each.opts]
+        return f"no such option {error.option_name!r}", did_you_mean(error.option_name, options)
+    words = " ".join(error.format_message().split()).rstrip(".")
+    match = _NO_COMMAND.search(words)
+    if match is not None and context is not None and isinstance(context.command, click.Group):
+        # Newer versions of click suggest a name as well, in words of their own.
+        return f"no such command '{match[1]}'", did_you_mean(match[1], context.command.list_commands(context))
+    return f"{words[:1].lower()}{words[1:]}", ""

@@ -17,6 +17,7 @@ from torchperfd.v1 import access
 from torchperfd_daemon import analysis, memory
 from torchperfd_daemon.commands._capture_facts import capture_facts
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
+from torchperfd_daemon.commands._completion import complete_traces
 from torchperfd_daemon.commands._memory import analyze_snapshots
 from torchperfd_daemon.commands._traces import find_trace, note, warn
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
@@ -24,7 +25,7 @@ from torchperfd_daemon.text import printable
 
 
 @click.command("analyze")
-@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", shell_complete=complete_traces)
 @click.option("--limit", type=click.IntRange(min=1), default=15, show_default=True, help="Rows in the table.")
 @click.option(
     "--sort-by",

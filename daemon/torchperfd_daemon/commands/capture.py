@@ -10,6 +10,7 @@ import click
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureKind
 from torchperfd_daemon.commands._capture_progress import conclude, state_of, watched
+from torchperfd_daemon.commands._completion import complete_runs
 from torchperfd_daemon.commands._daemon import connect, unreachable_text
 from torchperfd_daemon.commands._every import repeat
 from torchperfd_daemon.commands._names import whole_run
@@ -34,7 +35,9 @@ _IS_IT_TRAINING: Final = "is the job training? see `torchperfd ps`"
 
 
 @click.command("capture")
-@click.option("--run", default="", help="The run; may be omitted when there is only one.")
+@click.option(
+    "--run", default="", shell_complete=complete_runs, help="The run; may be omitted when there is only one."
+)
 @click.option("--all", "all_runs", is_flag=True, help="Every run of the node, at the same time.")
 @click.option("--ranks", default="", metavar="0,8-15", help="Which ranks; all by default.")
 @click.option("--steps", type=click.IntRange(1, 1000), help=f"How many training steps.  [default: {_STEPS}]")
@@ -176,7 +179,7 @@ def _follow(
     deadline = None if request.queue else request.timeout_seconds + 60
     try:
         with connect(socket) as daemon:
-            request.run = whole_run(daemon, request.run, fleet=request.fleet)
+            request.run = whole_run(daemon, request.run, fleet=request.fleet, job=request.job)
             messages: Iterable[control_pb2.CaptureProgress] = daemon.Capture(request, timeout=deadline)
             for message in messages if as_json else watched(messages):
                 newest[message.run, message.capture_id] = message

@@ -16,6 +16,7 @@ from torchperfd.runs.record import RunRecord
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._compare_runs import find_run, print_comparison, refuse_mixed
+from torchperfd_daemon.commands._completion import complete_sides
 from torchperfd_daemon.commands._runs_dir import open_runs, runs_dir_option
 from torchperfd_daemon.commands._share import Share
 from torchperfd_daemon.commands._traces import find_trace, note, warn
@@ -27,8 +28,8 @@ _Pair = tuple[analysis.RankFile, analysis.RankFile]
 
 
 @click.command("compare")
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="[B]", required=False)
+@click.argument("before", metavar="A", shell_complete=complete_sides)
+@click.argument("after", metavar="[B]", required=False, shell_complete=complete_sides)
 @click.option("--ranks", metavar="K,L", help="Compare two ranks of the one capture A.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=15, show_default=True, help="Rows in each table."
@@ -115,9 +116,9 @@ def _runs(
     if one is None and other is None:
         return None
     if one is None:
-        raise refuse_mixed(after, before)
+        raise refuse_mixed(after, before, store)
     if other is None:
-        raise refuse_mixed(before, after)
+        raise refuse_mixed(before, after, store)
     return one, other
 
 

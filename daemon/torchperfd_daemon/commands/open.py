@@ -10,6 +10,7 @@ from urllib.parse import quote
 import click
 
 from torchperfd.v1 import access, contract, control_pb2
+from torchperfd_daemon.commands._completion import complete_runs
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import socket_option
@@ -21,7 +22,7 @@ _PAGE = "open.html"
 
 
 @click.command("open")
-@click.option("--run", default="", help="Show this run first.")
+@click.option("--run", default="", shell_complete=complete_runs, help="Show this run first.")
 @click.option(
     "--print-url",
     is_flag=True,

@@ -87,9 +87,9 @@ def command(
     Options come before the script; what follows it belongs to the script.
     """
     if module is None and not words:
-        raise UsageError("no script given", "write torchperfd tune SCRIPT")
+        raise UsageError("no script given", "write `torchperfd tune SCRIPT`")
     if module is None and words[0].startswith("-"):
-        raise UsageError(f"no such option: {words[0]}", "see torchperfd tune --help")
+        raise click.NoSuchOption(words[0], ctx=click.get_current_context())
     target, arguments = (module, words) if module is not None else (words[0], words[1:])
     script = TrialScript(target, arguments, module is not None, seconds, steps, timeout)
     if script.missing():

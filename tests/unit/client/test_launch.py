@@ -77,9 +77,10 @@ def test_the_last_of_two_values_counts() -> None:
             ["--baseline=a", "--fail-above=fast", "train.py"],
             "--fail-above fast is no share such as 5% or 0.05",
         ),
-        (["--epochs", "3", "train.py"], "no such option: --epochs"),
-        (["--quiet=1", "train.py"], "no such option: --quiet=1"),
-        (["-x", "train.py"], "no such option: -x"),
+        (["--epochs", "3", "train.py"], "no such option '--epochs'"),
+        (["--quiet=1", "train.py"], "no such option '--quiet=1'; did you mean --quiet?"),
+        (["--no-deamon", "train.py"], "no such option '--no-deamon'; did you mean --no-daemon?"),
+        (["-x", "train.py"], "no such option '-x'"),
     ],
 )
 def test_invalid_command_line_is_one_line_and_exit_code_2(
@@ -89,7 +90,8 @@ def test_invalid_command_line_is_one_line_and_exit_code_2(
         launch.main(words)
     assert exit_.value.code == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"torchperfd: {complaint}; see `torchperfd run --help`\n")
+    joint = " " if complaint.endswith("?") else "; "
+    assert (out, err) == ("", f"torchperfd: {complaint}{joint}see `torchperfd run --help`\n")
 
 
 def test_a_script_that_is_not_there_is_one_line_and_exit_code_2(

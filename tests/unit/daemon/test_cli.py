@@ -11,8 +11,10 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.support.run_documents import run_file
 
 from torchperfd._version import NATIVE_ABI, NATIVE_MODULES, __version__, missing_native_modules
+from torchperfd.runs.store import RunStore
 from torchperfd_daemon import cli, errors
 from torchperfd_daemon.commands import version
 from torchperfd_daemon.commands._examples import EXAMPLES
@@ -61,13 +63,40 @@ def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
         (["rank"], "ranks"),
         (["captures", "lst"], "list"),
         (["ps", "--flet"], "--fleet"),
+        (["captures", "list", "--sinse", "2d"], "--since"),
+        (["runs", "--runsdir", "x"], "--runs-dir"),
     ],
 )
 def test_unknown_names_say_which_may_be_meant(run: Run, arguments: list[str], meant: str) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
-    assert re.search(rf"[Dd]id you mean '?{meant}", err), err
-    assert err.count("\n") == 1
+    words = (
+        rf"torchperfd: no such (command|option) '\S+'; did you mean {meant}\? see `torchperfd[\w ]* --help`\n"
+    )
+    assert re.fullmatch(words, err), err
+
+
+def test_near_misses_of_ids_say_which_may_be_meant(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of captures and of kept runs; whole ids, and beginnings of them."""
+    monkeypatch.setenv("TORCHPERFD_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("TORCHPERFD_CAPTURES_DIR", str(tmp_path / "captures"))
+    (tmp_path / "captures" / "20261127-165610-645ff7").mkdir(parents=True)
+    RunStore(str(tmp_path / "runs")).keep(run_file("train-3f2a", steps=20, seconds={"forward": 0.1}))
+    (tmp_path / "report.json").write_text("{}")
+    for arguments, what, meant in (
+        (("captures", "get", "20261127-165610-645ff8"), "capture", "20261127-165610-645ff7"),
+        (("captures", "rm", "20261172-1656"), "capture", "20261127-165610-645ff7"),
+        (("analyze", "20261127-165610-645f7"), "capture", "20261127-165610-645ff7"),
+        (("runs", "show", "tarin"), "kept run", "train-3f2a"),
+        (("runs", "rm", "train-3f2b"), "kept run", "train-3f2a"),
+    ):
+        expected = f"torchperfd: no {what} {arguments[-1]}; did you mean {meant}?\n"
+        assert run(*arguments) == (3, "", expected)
+    code, _, err = run("compare", "train-3f2a", "train-3f2b")
+    assert code == 3
+    assert err.endswith("train-3f2b is neither a kept run nor a report of one; did you mean train-3f2a?\n")
 
 
 def test_every_command_is_in_one_group_of_the_help() -> None:
@@ -245,6 +274,8 @@ def test_run_hands_over_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
         sys.executable,
         [sys.executable, "-m", "torchperfd", "run", "--job", "x", "train.py", "--help", "-v"],
     ]
+    assert cli.run_command(["run", "train.py", "--", "-x"]) == 0
+    assert handed[-1] == [sys.executable, "-m", "torchperfd", "run", "train.py", "--", "-x"]
 
 
 @pytest.mark.parametrize("arguments", [["serve", "--interval", "nan"], ["capture", "--timeout", "nan"]])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchperfd_daemon.captures import Catalog
-from torchperfd_daemon.commands._names import whole_capture, whole_name
+from torchperfd_daemon.commands._names import known_name, whole_capture, whole_name
 from torchperfd_daemon.errors import NoSuchTargetError
 
 RUNS = ["f50ba658-ca32-4ac8-9d27-b5ddb200a20b", "f5", "bert-17", "bert-18"]
@@ -29,6 +29,26 @@ def test_whole_name_unique_prefix_is_completed(given: str, found: str) -> None:
 def test_whole_name_shared_prefix_is_refused_with_the_names() -> None:
     with pytest.raises(NoSuchTargetError, match="2 runs begin with bert: bert-17, bert-18; write more"):
         whole_name("bert", RUNS, "run")
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("bert-71", "did you mean bert-17 or bert-18?"),
+        ("bret-18", "did you mean bert-18?"),
+        ("f50ba658-ca33", f"did you mean {RUNS[0]}?"),
+        ("brt", "did you mean bert-17 or bert-18?"),
+    ],
+)
+def test_known_name_near_miss_is_refused_with_what_is_near(given: str, hint: str) -> None:
+    with pytest.raises(NoSuchTargetError) as refused:
+        known_name(given, RUNS, "run")
+    assert str(refused.value) == f"no run {given}; {hint}"
+
+
+@pytest.mark.parametrize("given", ["gpt", "x", "", "bert-17", "f50"])
+def test_known_name_without_near_names_is_as_whole_name(given: str) -> None:
+    assert known_name(given, RUNS, "run") == whole_name(given, RUNS, "run")
 
 
 def test_whole_capture_prefix_is_completed_from_the_directory(tmp_path: Path) -> None:
