@@ -1,10 +1,6 @@
 """Tables of plain text, each column as wide as what is in it, and how numbers are written there."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
-
-WIDTH: Final = 80
-"""What tables fit, in a pipe as well."""
+from collections.abc import Collection, Sequence
 
 
 def lines(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> list[str]:
@@ -23,29 +19,6 @@ def lines(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[
         ).rstrip()
         for row in table
     ]
-
-
-def fitted(
-    names: Sequence[str],
-    sizes: Mapping[str, float],
-    draw: Callable[[Sequence[str], Sequence[str]], list[str]],
-) -> list[str]:
-    """Return the lines of a table with a column for each name; the smallest share one, so that it fits.
-
-    Args:
-        names: The columns, in their order.
-        sizes: How large each is.
-        draw: Returns the lines for columns of their own, and for those that are summed up.
-    """
-    own = list(names)
-    summed: list[str] = []
-    while True:
-        table = draw(own, summed)
-        if len(own) < 2 or max(map(len, table)) <= WIDTH:
-            return table
-        least = min(own, key=lambda name: sizes.get(name, 0.0))
-        own.remove(least)
-        summed.append(least)
 
 
 def count(number: int, noun: str) -> str:

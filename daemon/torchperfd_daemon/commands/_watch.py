@@ -1,5 +1,7 @@
 """Shows output once, or repeatedly until Ctrl-C."""
 
+import contextlib
+import io
 import sys
 import time
 from collections.abc import Callable
@@ -58,11 +60,12 @@ def again(
     *,
     watch: bool,
     as_json: bool,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] | None = None,
 ) -> None:
     """Run a command that prints; when watching, again each second until Ctrl-C.
 
-    A result that is partial is reported and does not end the watching.
+    A result that is partial is reported and does not end the watching. On a terminal, the previous output
+    stays until the next is complete.
 
     Raises:
         TorchperfdError: The command has failed.
@@ -73,17 +76,40 @@ def again(
     on_terminal = not as_json and sys.stdout.isatty()
     try:
         while True:
-            if on_terminal:
-                click.echo(_HOME_AND_CLEAR, nl=False)
-            try:
-                once()
-            except PartialResultError as error:
-                click.echo(str(error), err=True)
+            problem = _replace_screen(once) if on_terminal else _problem_of(once)
+            if problem:
+                click.echo(problem, err=True)
             if not on_terminal and not as_json:
                 click.echo()
-            sleep(_EVERY_S)
+            (sleep or time.sleep)(_EVERY_S)
     except KeyboardInterrupt:
         return
+
+
+class _Screen(io.StringIO):
+    """What a command prints for a terminal, until all of it is there."""
+
+    def isatty(self) -> bool:
+        """Return that it is for a terminal."""
+        return True
+
+
+def _replace_screen(once: Callable[[], None]) -> str:
+    """Run a command, and then replace what the terminal shows by its output; return what is missing in it."""
+    screen = _Screen()
+    with contextlib.redirect_stdout(screen):
+        problem = _problem_of(once)
+    click.echo(f"{_HOME_AND_CLEAR}{screen.getvalue()}", nl=False)
+    return problem
+
+
+def _problem_of(once: Callable[[], None]) -> str:
+    """Run a command; return what is missing in its result, empty when nothing is."""
+    try:
+        once()
+    except PartialResultError as error:
+        return str(error)
+    return ""
 
 
 def _print(text: str) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import click
 from click.core import ParameterSource
 
+from torchperfd.near_names import did_you_mean
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import (
     CaptureRecord,
@@ -24,8 +26,10 @@ from torchperfd_daemon.captures.upload import upload
 from torchperfd_daemon.captures.upload_marker import read_upload_marker
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._captures_dir import captures_dir_option, open_catalog, own_directory
+from torchperfd_daemon.commands._completion import complete_captures
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._download import fetch
+from torchperfd_daemon.commands._fit import fitted, terminal_width
 from torchperfd_daemon.commands._names import capture_argument, whole_name
 from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
 from torchperfd_daemon.commands._watch import again, watch_option
@@ -81,8 +85,11 @@ def _list(
     named = context.parent is not None and context.parent.params["captures_dir"] is not None
     if limit is None:
         limit = 0 if as_json else _ROWS
+    hint = ""
     if run:
-        run = whole_name(run, {each.record.run for each in catalog.list(Query()).captures}, "run")
+        runs = {each.record.run for each in catalog.list(Query()).captures}
+        run = whole_name(run, runs, "run")
+        hint = did_you_mean(run, runs) if run not in runs else ""
     query = Query(run=run, state=CaptureState(state) if state else None, since=since, limit=limit)
     listing = catalog.list(query)
     if as_json:
@@ -92,18 +99,12 @@ def _list(
     if not named and catalog.directory != own and any(own.glob("*/")):
         click.echo(f"captures of the daemon, in {catalog.directory}; yours: --captures-dir {own}", err=True)
     if not listing.captures:
+        such = "such " if query != Query(limit=limit) else ""
         click.echo(
-            f"no {'such ' if query != Query(limit=limit) else ''}captures in {catalog.directory}", err=True
+            f"no {such}captures in {catalog.directory}" + (f"; --run: {hint}" if hint else ""), err=True
         )
         return
-    heads = ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", "WHEN"]
-    rows = [_cells(listed) for listed in listing.captures]
-    if read_upload_marker(catalog.directory):
-        heads.insert(-1, "UPLOADED")
-        for cells, listed in zip(rows, listing.captures, strict=True):
-            cells.insert(-1, uploaded(listed, uploads=True))
-    left = ("CAPTURE", "RUN", "STATE", "UPLOADED", "WHEN")
-    click.echo("\n".join(_table.lines(heads, rows, left=left)))
+    print_table(listing.captures, uploads=bool(read_upload_marker(catalog.directory)))
     if listing.total > len(listing.captures):
         click.echo(
             f"these are the newest {len(listing.captures)} of {listing.total:,}; --limit 0 shows all",
@@ -112,7 +113,7 @@ def _list(
 
 
 @command.command("get")
-@click.argument("capture_id", callback=capture_argument)
+@click.argument("capture_id", callback=capture_argument, shell_complete=complete_captures)
 @click.option(
     "-o",
     "--output",
@@ -140,7 +141,7 @@ def get_capture(
 
 
 @command.command("show")
-@click.argument("capture_id", callback=capture_argument)
+@click.argument("capture_id", callback=capture_argument, shell_complete=complete_captures)
 @json_option
 @click.pass_obj
 def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
@@ -161,7 +162,7 @@ def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
 
 
 @command.command("rm")
-@click.argument("capture_ids", nargs=-1, callback=capture_argument)
+@click.argument("capture_ids", nargs=-1, callback=capture_argument, shell_complete=complete_captures)
 @click.option("--older-than", type=Age(), help="All that were asked for longer ago, like 7d.")
 @click.option("--dry-run", is_flag=True, help="Only print which would be deleted.")
 @click.pass_obj
@@ -189,7 +190,9 @@ def remove_captures(
 
 
 @command.command("upload")
-@click.argument("capture_ids", nargs=-1, required=True, callback=capture_argument)
+@click.argument(
+    "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
+)
 @click.option("--to", "url", help="URL to upload to; where the daemon does by default.")
 @click.pass_obj
 def upload_captures(catalog: Catalog, capture_ids: tuple[str, ...], url: str | None) -> None:
@@ -205,7 +208,7 @@ def upload_captures(catalog: Catalog, capture_ids: tuple[str, ...], url: str | N
 
 
 @command.command("cancel")
-@click.argument("capture_id", callback=capture_argument)
+@click.argument("capture_id", callback=capture_argument, shell_complete=complete_captures)
 @socket_option
 def cancel_capture(capture_id: str, socket: str | None) -> None:
     """Cancel a capture that is queued or in progress, through the daemon that conducts it."""
@@ -215,7 +218,9 @@ def cancel_capture(capture_id: str, socket: str | None) -> None:
 
 
 @command.command("pin")
-@click.argument("capture_ids", nargs=-1, required=True, callback=capture_argument)
+@click.argument(
+    "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
+)
 @click.pass_obj
 def pin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
     """Protect captures from removal, by the daemon's quota and by `rm`."""
@@ -224,7 +229,9 @@ def pin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
 
 
 @command.command("unpin")
-@click.argument("capture_ids", nargs=-1, required=True, callback=capture_argument)
+@click.argument(
+    "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
+)
 @click.pass_obj
 def unpin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
     """Remove captures' protection."""
@@ -266,17 +273,35 @@ def _download(capture_id: str, target: Path, socket: str | None) -> None:
         ) from error
 
 
-def _cells(listed: Listed) -> list[str]:
+def print_table(captures: Sequence[Listed], *, uploads: bool) -> None:
+    """Print captures, one a row; on a terminal that has no room for them, times have no seconds.
+
+    Args:
+        uploads: Whether there is a column with the state of each upload.
+    """
+    heads = ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", *(["UPLOADED"] if uploads else []), "WHEN"]
+    left = ("CAPTURE", "RUN", "STATE", "UPLOADED", "WHEN")
+    most = terminal_width()
+    table = _table.lines(heads, [_cells(each, uploads=uploads) for each in captures], left)
+    if most is not None and max(map(len, table)) > most:
+        rows = [_cells(each, uploads=uploads, short=True) for each in captures]
+        table = fitted(heads, rows, left=left, lift=("RUN", "CAPTURE"))
+    click.echo("\n".join(table))
+
+
+def _cells(listed: Listed, *, uploads: bool, short: bool = False) -> list[str]:
     record: CaptureRecord = listed.record
     steps = record.step_range
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.requested_at))
-    size = sum(rank.bytes for rank in record.ranks)
+    form = "%Y-%m-%d %H:%M" if short else "%Y-%m-%d %H:%M:%S"
+    when = time.strftime(form, time.localtime(record.requested_at))
+    megabytes = sum(rank.bytes for rank in record.ranks) / 1e6
     return [
         record.capture_id,
         record.run,
         record.state.value,
         f"{steps[0]}-{steps[1] - 1}" if steps else "-",
         str(len(record.ranks)),
-        f"{size / 1e6:.1f} MB",
+        f"{megabytes:.0f} MB" if short and megabytes >= 100 else f"{megabytes:.1f} MB",
+        *([uploaded(listed, uploads=True)] if uploads else []),
         f"{when}  pinned" if listed.pinned else when,
     ]

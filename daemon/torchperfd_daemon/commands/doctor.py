@@ -1,7 +1,7 @@
 """``torchperfd doctor``."""
 
+import io
 import json
-import sys
 from dataclasses import replace
 
 import click
@@ -10,21 +10,37 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._fit import folded_text
 from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.errors import DaemonUnreachableError
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.translate_account import loader_facts
 
 
 @click.command("doctor")
+@watch_option
 @socket_option
 @json_option
-def command(socket: str | None, as_json: bool) -> int:
+def command(watch: bool, socket: str | None, as_json: bool) -> int:
     """Find what keeps this node's GPUs, CPUs and loaders from full speed.
 
     Each line names a finding, why it matters, and the command that fixes it. Nothing is
-    changed. Exits with 0 when nothing was found, with 1 otherwise.
+    changed. Exits with 0 when nothing was found, with 1 otherwise; with --watch, by the last
+    answer.
     """
+    found = 0
+
+    def once() -> None:
+        nonlocal found
+        found = _print(socket, as_json=as_json)
+
+    again(once, watch=watch, as_json=as_json)
+    return 1 if found else 0
+
+
+def _print(socket: str | None, *, as_json: bool) -> int:
+    """Print the findings; return how many there are."""
     ranks, simulated = _ranks(socket)
     facts = doctor.read_facts(ranks)
     if simulated:
@@ -34,8 +50,10 @@ def command(socket: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(doctor.to_dict(findings, facts.skipped)))
     else:
-        doctor.render_text(findings, facts.skipped, sys.stdout)
-    return 1 if findings else 0
+        text = io.StringIO()
+        doctor.render_text(findings, facts.skipped, text)
+        click.echo(folded_text(text.getvalue()), nl=False)
+    return len(findings)
 
 
 def _ranks(socket: str | None) -> tuple[dict[RankProcess, LoaderFacts | None] | None, bool]:

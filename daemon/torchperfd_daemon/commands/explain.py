@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from torchperfd_daemon.commands._fit import fitted
 from torchperfd_daemon.commands._shipped import shipped_folders
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import TorchperfdError
@@ -34,8 +35,11 @@ def page_text(slug: str) -> str:
 
 
 def _list_text() -> str:
-    width = max(len(cause.slug) for cause in Cause)
-    return "\n".join(f"{cause.slug:<{width}}  {_first_sentence(cause.slug)}" for cause in Cause)
+    heads = ("CAUSE", "MEANING")
+    _, *lines = fitted(
+        heads, [(each.slug, _first_sentence(each.slug)) for each in Cause], left=heads, fold="MEANING"
+    )
+    return "\n".join(lines)
 
 
 def _first_sentence(slug: str) -> str:

@@ -1,14 +1,16 @@
 """``torchperfd goodput``."""
 
+import io
 import json
-import sys
 from typing import Final
 
 import click
 
 from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands._completion import complete_past_runs
 from torchperfd_daemon.commands._daemon import connect
-from torchperfd_daemon.commands._names import whole_name
+from torchperfd_daemon.commands._fit import folded_text
+from torchperfd_daemon.commands._names import known_name
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.errors import NoSuchTargetError
@@ -19,7 +21,12 @@ _TIMEOUT_S: Final = 10.0
 
 
 @click.command("goodput")
-@click.option("--run", default="", help="Which run; all by default, the newest first.")
+@click.option(
+    "--run",
+    default="",
+    shell_complete=complete_past_runs,
+    help="Which run; all by default, the newest first.",
+)
 @watch_option
 @socket_option
 @json_option
@@ -36,7 +43,7 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
         if run:
             # Runs that have ended are known to the goodput store only.
             every = daemon.GetGoodput(control_pb2.GetGoodputRequest(), timeout=_TIMEOUT_S)
-            run = whole_name(run, (each.run for each in every.runs), "run")
+            run = known_name(run, (each.run for each in every.runs), "run")
         answer = daemon.GetGoodput(control_pb2.GetGoodputRequest(run=run), timeout=_TIMEOUT_S)
     runs = [translate_goodput.run_goodput(message) for message in answer.runs]
     if run and not runs:
@@ -46,6 +53,8 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(to_dict(runs)))
     elif runs:
-        render_text(runs, sys.stdout)
+        text = io.StringIO()
+        render_text(runs, text)
+        click.echo(folded_text(text.getvalue()), nl=False)
     else:
         click.echo(NO_RUNS, err=True)

@@ -8,8 +8,8 @@ from typing import Final
 import click
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._fit import fitted
 from torchperfd_daemon.commands._options import fleet_option, json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, job_option, missing
 from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
@@ -60,29 +60,14 @@ def _print(job: str, fleet: bool, socket: str | None, *, as_json: bool) -> None:
 
 def print_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> None:
     """Print the ranks of runs, one a row."""
-    table = _lines(runs, ["RUN"], with_node=with_node)
-    if max(map(len, table)) <= _table.WIDTH:
-        click.echo("\n".join(table))
-        return
-    # A long name has a line of its own.
-    for number, run in enumerate(runs):
-        click.echo("\n" * bool(number) + f"run {run.run}")
-        click.echo("\n".join(_lines([run], [], with_node=with_node)))
-
-
-def _lines(runs: Sequence[control_pb2.Run], first: Sequence[str], *, with_node: bool) -> list[str]:
-    """Return a table of ranks; ``first`` has the column of the run, if there is one."""
-    heads = [*(["NODE"] if with_node else []), *first, *_HEADS]
+    heads = [*(["NODE"] if with_node else []), "RUN", *_HEADS]
     rows = [
-        [
-            *([rank.identity.node] if with_node else []),
-            *([run.run] if first else []),
-            *_cells(rank),
-        ]
+        [*([rank.identity.node] if with_node else []), run.run, *_cells(rank)]
         for run in runs
         for rank in run.ranks
     ]
-    return _table.lines(heads, rows, left=("NODE", "RUN", "STATE", "LAST STEP"))
+    table = fitted(heads, rows, left=("NODE", "RUN", "STATE", "LAST STEP"), lift=("RUN", "NODE"))
+    click.echo("\n".join(table))
 
 
 def _cells(rank: control_pb2.RankStatus) -> list[str]:

@@ -10,6 +10,7 @@ import click
 from torchperfd.durations import duration
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._fit import Rows, fitted_phases, folded_text
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, last_option, missing, scope_options
 from torchperfd_daemon.commands._watch import show, watch_option
@@ -33,7 +34,7 @@ def command(
 
     Times are means of the newest training steps; those on the devices where ranks wait for each other there,
     as with NCCL. VS PEERS compares a rank's own work, which is its step less the wait for others, with the
-    median of the other ranks, and ◀ marks a slow rank. REST is the sum of the phases that 80 columns have no
+    median of the other ranks, and ◀ marks a slow rank. REST is the sum of the phases that the terminal has no
     room for. STATE is left out while all ranks train.
     With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
     """
@@ -56,8 +57,15 @@ def command(
 def text(view: _view.RunView, *, fleet: bool = False) -> str:
     """Return a run's table and remarks, for the ranks of this node or of all nodes."""
     sizes = {name: max(rank.phase_seconds.get(name, 0.0) for rank in view.ranks) for name in view.phases}
-    table = _table.fitted(view.phases, sizes, lambda own, summed: _lines(view, own, summed, fleet=fleet))
-    return "\n".join([_title(view, fleet=fleet), *table, *_remarks(view)])
+    table = fitted_phases(
+        view.phases,
+        sizes,
+        lambda own, summed: _table_of(view, own, summed, fleet=fleet),
+        left=("PLACE", "NODE", "STATE", ""),
+        lift=("NODE", "PLACE"),
+    )
+    words = map(folded_text, (_title(view, fleet=fleet), *_remarks(view)))
+    return "\n".join([next(words), *table, *words])
 
 
 def _title(view: _view.RunView, *, fleet: bool) -> str:
@@ -67,8 +75,8 @@ def _title(view: _view.RunView, *, fleet: bool) -> str:
     return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; {unit}"
 
 
-def _lines(view: _view.RunView, phases: Sequence[str], summed: Sequence[str], *, fleet: bool) -> list[str]:
-    """Return the table, with one column for all phases that are summed up."""
+def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str], *, fleet: bool) -> Rows:
+    """Return heads and rows, with one column for all phases that are summed up."""
     columns: dict[str, Callable[[_view.RankView], str]] = {"RANK": lambda rank: str(rank.rank)}
     if any(rank.coordinates for rank in view.ranks):
         columns["PLACE"] = lambda rank: rank.coordinates or "-"
@@ -86,9 +94,7 @@ def _lines(view: _view.RunView, phases: Sequence[str], summed: Sequence[str], *,
         columns["WAIT"] = functools.partial(_time, names=[_view.WAIT])
     columns["VS PEERS"] = lambda rank: "-" if rank.behind_ratio is None else f"{rank.behind_ratio:+.1%}"
     columns[""] = lambda rank: "◀" if rank.slow else ""
-    rows = [[cell(rank) for cell in columns.values()] for rank in view.ranks]
-    # Node and state are words, the rest numbers.
-    return _table.lines([*columns], rows, left=("PLACE", "NODE", "STATE", ""))
+    return [*columns], [[cell(rank) for cell in columns.values()] for rank in view.ranks]
 
 
 def _time(rank: _view.RankView, names: Sequence[str]) -> str:

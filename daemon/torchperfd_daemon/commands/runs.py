@@ -11,8 +11,11 @@ from torchperfd.runs.record import RunRecord
 from torchperfd.runs.store import KeptRun, RunStore
 from torchperfd.sizes import size
 from torchperfd_daemon.commands import _table
+from torchperfd_daemon.commands._completion import complete_kept_runs
+from torchperfd_daemon.commands._fit import fitted, folded_text
 from torchperfd_daemon.commands._options import json_option
 from torchperfd_daemon.commands._runs_dir import open_runs, runs_dir_option, whole_kept_run
+from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.errors import TorchperfdError, explained
 
 _ROWS: Final = 30
@@ -25,17 +28,23 @@ _ROWS: Final = 30
     type=click.IntRange(0),
     help=f"At most so many, the newest; 0 is all. By default {_ROWS} in the table, all as JSON.",
 )
+@watch_option
 @json_option
 @click.pass_context
-def command(context: click.Context, runs_dir: Path | None, limit: int | None, as_json: bool) -> None:
+def command(
+    context: click.Context, runs_dir: Path | None, limit: int | None, watch: bool, as_json: bool
+) -> None:
     """List the runs whose reports are kept, newest first; needs no daemon.
 
     `torchperfd run` keeps the report of each run. `torchperfd compare A B` compares two of them.
     """
     store = open_runs(runs_dir)
     context.obj = store
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        again(lambda: _list(store, limit, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
     with explained(f"cannot read {store.directory}"):
         kept = store.list()
     shown = kept if limit == 0 or (limit is None and as_json) else kept[: limit or _ROWS]
@@ -54,13 +63,14 @@ def command(context: click.Context, runs_dir: Path | None, limit: int | None, as
         return
     heads = ["RUN", "SCRIPT", "WHEN", "STEPS", "STEP MS", "VERDICT", "SIZE"]
     rows = [_cells(each, *_read(store, each)) for each in shown]
-    click.echo("\n".join(_table.lines(heads, rows, left=("RUN", "SCRIPT", "WHEN", "VERDICT"))))
+    left = ("RUN", "SCRIPT", "WHEN", "VERDICT")
+    click.echo("\n".join(fitted(heads, rows, left=left, shorten="SCRIPT", lift=("RUN",))))
     if len(kept) > len(shown):
         click.echo(f"these are the newest {len(shown)} of {len(kept):,}; --limit 0 shows all", err=True)
 
 
 @command.command("show")
-@click.argument("run_id", metavar="RUN", callback=whole_kept_run)
+@click.argument("run_id", metavar="RUN", callback=whole_kept_run, shell_complete=complete_kept_runs)
 @json_option
 @click.pass_obj
 def show_run(store: RunStore, run_id: str, as_json: bool) -> None:
@@ -74,7 +84,14 @@ def show_run(store: RunStore, run_id: str, as_json: bool) -> None:
 
 
 @command.command("rm")
-@click.argument("run_ids", metavar="RUN...", nargs=-1, required=True, callback=whole_kept_run)
+@click.argument(
+    "run_ids",
+    metavar="RUN...",
+    nargs=-1,
+    required=True,
+    callback=whole_kept_run,
+    shell_complete=complete_kept_runs,
+)
 @click.pass_obj
 def remove_runs(store: RunStore, run_ids: tuple[str, ...]) -> None:
     """Delete the reports of runs."""
@@ -141,7 +158,7 @@ def _report(run_id: str, record: RunRecord) -> list[str]:
     facts += [("ranks", str(record.world_size)), ("ended", record.exit_state)]
     facts.append(("on", ", ".join(f"{name} {value}" for name, value in record.environment.items())))
     facts.append(("verdict", record.verdict))
-    lines = [f"{name:8}  {value}" for name, value in facts if value]
+    lines = [folded_text(f"{name:8}  {value}") for name, value in facts if value]
     rows = []
     for rank in record.ranks:
         if rank.step_seconds is None:
@@ -155,4 +172,4 @@ def _report(run_id: str, record: RunRecord) -> list[str]:
         ]
     if rows:
         lines += ["", *_table.lines(["RANK", "PHASE", "STEPS", "MS", "SHARE"], rows, left=("PHASE",))]
-    return [*lines, "", f"compare it: torchperfd compare {run_id} OTHER"]
+    return [*lines, "", folded_text(f"compare it: torchperfd compare {run_id} OTHER")]

@@ -1,16 +1,19 @@
 """``torchperfd stacks``."""
 
+import io
 import json
-import sys
 
 import click
 
 from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands._completion import complete_runs
 from torchperfd_daemon.commands._daemon import connect, unreachable_text
+from torchperfd_daemon.commands._fit import folded_text
 from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import Seconds, fleet_option, json_option, socket_option
+from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.commands.capture import parse_ranks
-from torchperfd_daemon.errors import PartialResultError, TorchperfdError
+from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
 from torchperfd_daemon.service import translate_stacks
 from torchperfd_daemon.stacks import RankStacks, merge
 from torchperfd_daemon.stacks.report import ranks_text, render_text, to_dict
@@ -18,7 +21,9 @@ from torchperfd_daemon.views.stacks import absent_ranks, each_once
 
 
 @click.command("stacks")
-@click.option("--run", default="", help="The run; may be omitted when there is only one.")
+@click.option(
+    "--run", default="", shell_complete=complete_runs, help="The run; may be omitted when there is only one."
+)
 @click.option("--ranks", default="", metavar="0,8-15", help="Which ranks; all by default.")
 @click.option(
     "--timeout",
@@ -34,10 +39,18 @@ from torchperfd_daemon.views.stacks import absent_ranks, each_once
     " two of three processes did not survive 2,000 signals. Not with --fleet.",
 )
 @fleet_option
+@watch_option
 @socket_option
 @json_option
 def command(
-    run: str, ranks: str, timeout: float, signal: bool, fleet: bool, socket: str | None, as_json: bool
+    run: str,
+    ranks: str,
+    timeout: float,
+    signal: bool,
+    fleet: bool,
+    watch: bool,
+    socket: str | None,
+    as_json: bool,
 ) -> None:
     """Show where every thread of every rank is, also while ranks hang.
 
@@ -45,16 +58,22 @@ def command(
     A rank that does not answer is read from outside by py-spy, if that is installed and permitted.
     With --fleet, the ranks on all nodes.
     """
-    wanted = parse_ranks(ranks)
+    if watch and signal:
+        raise UsageError("--signal can crash a rank, so it is not repeated", "leave out --watch or --signal")
     request = control_pb2.StacksRequest(
-        run=run, ranks=wanted, timeout_seconds=timeout, allow_signal=signal, fleet=fleet
+        run=run, ranks=parse_ranks(ranks), timeout_seconds=timeout, allow_signal=signal, fleet=fleet
     )
+    again(lambda: _print(request, socket, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _print(request: control_pb2.StacksRequest, socket: str | None, *, as_json: bool) -> None:
+    run, wanted, fleet = request.run, request.ranks, request.fleet
     answers: list[RankStacks] = []
     unreachable: list[control_pb2.UnreachablePeer] = []
     with connect(socket) as daemon:
         request.run = whole_run(daemon, run, fleet=fleet)
         # The daemon keeps the deadline; ours is only there in case it dies.
-        for message in daemon.Stacks(request, timeout=timeout + 10):
+        for message in daemon.Stacks(request, timeout=request.timeout_seconds + 10):
             if message.HasField("unreachable"):
                 unreachable.append(message.unreachable)
                 continue
@@ -68,7 +87,9 @@ def command(
     if as_json:
         click.echo(json.dumps(to_dict(run, answers, merged, absent)))
     else:
-        render_text(run, answers, merged, sys.stdout)
+        text = io.StringIO()
+        render_text(run, answers, merged, text)
+        click.echo(folded_text(text.getvalue()), nl=False)
     problems = [f"rank {rank.rank} has no stacks: {rank.outcome.value}" for rank in merged.without_stacks]
     if absent:
         where = "on no node that answers" if fleet else "not here: on other nodes"

@@ -9,7 +9,9 @@ import numpy as np
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
+from torchperfd_daemon.commands._completion import complete_runs
 from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._fit import Rows, fitted_phases
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, last_option
 from torchperfd_daemon.commands._watch import again, watch_option
@@ -20,7 +22,12 @@ from torchperfd_daemon.views.steps import steps_dict
 
 @click.command("steps")
 @click.option("--rank", type=click.IntRange(0), required=True, help="Which rank.")
-@click.option("--run", default="", help="The run; may be omitted when only one has such a rank.")
+@click.option(
+    "--run",
+    default="",
+    shell_complete=complete_runs,
+    help="The run; may be omitted when only one has such a rank.",
+)
 @last_option(20)
 @watch_option
 @socket_option
@@ -61,7 +68,7 @@ def lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
     durations = np.frombuffer(steps.duration_ns, "<i8") / 1e9
     sizes = {name: float(columns[name].mean()) for name in phases}
 
-    def drawn(own: Sequence[str], summed: Sequence[str]) -> list[str]:
+    def drawn(own: Sequence[str], summed: Sequence[str]) -> Rows:
         heads = ["STEP", "ENDED", "MS", *("WAIT" if name == _view.WAIT else name.upper() for name in own)]
         rows = [
             [
@@ -73,6 +80,6 @@ def lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
             ]
             for position in range(steps.count)
         ]
-        return _table.lines([*heads, *(["REST"] if summed else [])], rows)
+        return [*heads, *(["REST"] if summed else [])], rows
 
-    return _table.fitted(phases, sizes, drawn)
+    return fitted_phases(phases, sizes, drawn)

@@ -9,8 +9,9 @@ import click
 
 from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import _table
+from torchperfd_daemon.commands._completion import complete_runs
 from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._fit import fitted, folded_text
 from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
@@ -26,7 +27,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 @click.command("whatif")
-@click.option("--run", default="", help="Which run; all by default.")
+@click.option("--run", default="", shell_complete=complete_runs, help="Which run; all by default.")
 @watch_option
 @socket_option
 @json_option
@@ -115,7 +116,8 @@ def text(run: str, world_size: int, predictions: Replay, since: int | None = Non
             " a wait for the others counts as exchange"
         )
     if not predictions.answers:
-        return "\n".join([title, "nothing that can be taken out of a step would make it shorter", *remarks])
+        nothing = "nothing that can be taken out of a step would make it shorter"
+        return folded_text("\n".join([title, nothing, *remarks]))
     rows = [
         [
             f"  of it, {describe(each)}" if each.is_part else describe(each),
@@ -125,8 +127,8 @@ def text(run: str, world_size: int, predictions: Replay, since: int | None = Non
         ]
         for each in predictions.answers
     ]
-    table = _table.lines(["WITHOUT", "STEP", "GAIN", "SPEED-UP"], rows, left=("WITHOUT",))
-    return "\n".join([title, *table, *remarks])
+    table = fitted(["WITHOUT", "STEP", "GAIN", "SPEED-UP"], rows, left=("WITHOUT",), fold="WITHOUT")
+    return "\n".join([folded_text(title), *table, *map(folded_text, remarks)])
 
 
 def describe(answer: WhatIf) -> str:

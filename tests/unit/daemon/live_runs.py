@@ -29,8 +29,10 @@ CASES: dict[str, dict[str, dict[int, float]]] = {
 _USUAL = {"data": 1.0, "forward": 12.0, "backward": 25.0, "optimizer": 3.0, "other": 1.0}
 
 
-def train(store: Store, case: str, run: str = "bert-17", *, measure_waits: bool = True) -> None:
-    """Make the ranks of a run join, with their newest steps.
+def train(
+    store: Store, case: str, run: str = "bert-17", *, measure_waits: bool = True, node: str = "node-{}"
+) -> None:
+    """Make the ranks of a run join, with their newest steps; two on each ``node``, a and b.
 
     Without ``measure_waits`` the waits in collectives are not known, as without hooks on them.
     """
@@ -58,7 +60,7 @@ def train(store: Store, case: str, run: str = "bert-17", *, measure_waits: bool 
         }
         record = store.join(
             RankIdentity(
-                run, rank, RANKS, rank, job_name="bert", node=f"node-{'ab'[rank // 2]}", pid=400 + rank
+                run, rank, RANKS, rank, job_name="bert", node=node.format("ab"[rank // 2]), pid=400 + rank
             )
         )
         store.add_steps(record, StepColumns(ends, durations, columns))

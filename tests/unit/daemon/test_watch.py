@@ -1,17 +1,18 @@
-"""Commands that repeat with ``--watch``, and tables that fit 80 columns."""
+"""Commands that repeat with ``--watch``."""
 
-from collections.abc import Sequence
+import io
+import json
+import sys
+from pathlib import Path
 
 import click
 import pytest
 
-from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon import cli
-from torchperfd_daemon.commands import _table, ps
 from torchperfd_daemon.commands._watch import again
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError
 
-WATCHED = ("ps", "ranks", "steps", "diagnose", "whatif", "goodput")
+WATCHED = ("ps", "ranks", "steps", "diagnose", "whatif", "goodput", "stacks", "doctor", "runs")
 
 
 class Sleeper:
@@ -61,33 +62,39 @@ def test_again_ends_with_an_error_that_lasts() -> None:
         again(gone, watch=True, as_json=False, sleep=Sleeper(9))
 
 
-def run_of(name: str) -> control_pb2.Run:
-    identity = session_pb2.RankIdentity(run=name, rank=0, pid=123456, node="node-a")
-    status = control_pb2.RankStatus(
-        identity=identity, connected=True, state=session_pb2.RUN_STATE_TRAINING, steps=1000, step_seconds=0.1
-    )
-    return control_pb2.Run(run=name, ranks=[status])
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_ps_gives_a_long_name_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    long = "train_remote_digits-" + "1bf50" * 12
-    ps.print_table([run_of("bert"), run_of(long)], with_node=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert "run bert" in lines
-    assert f"run {long}" in lines
-    assert max(len(line) for line in lines if not line.startswith("run ")) <= 80
-    ps.print_table([run_of("bert")], with_node=False)
-    assert capsys.readouterr().out.startswith("RUN ")
+def test_again_replaces_the_screen_once_output_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, seen = Terminal(), []
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    def once() -> None:
+        click.echo("a line")
+        seen.append(terminal.getvalue())
+        click.echo("its end")
+
+    again(once, watch=True, as_json=False, sleep=Sleeper(2))
+    frame = "\x1b[H\x1b[2Ja line\nits end\n"
+    assert seen == ["", frame]
+    assert terminal.getvalue() == frame * 2
 
 
-def test_fitted_sums_up_the_smallest_columns() -> None:
-    names = [f"phase_number_{number}" for number in range(9)]
+@pytest.mark.parametrize("arguments", [["runs"], ["captures", "list"], ["doctor"]])
+def test_watch_with_json_writes_a_document_a_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("TORCHPERFD_SOCKET", "TORCHPERFD_RUNS_DIR", "TORCHPERFD_CAPTURES_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setattr("time.sleep", Sleeper(3))
+    assert cli.run_command([*arguments, "--watch", "--json"]) in (0, 1)
+    schemas = [json.loads(line)["schema"] for line in capsys.readouterr().out.splitlines()]
+    assert len(schemas) == 3
+    assert len(set(schemas)) == 1
 
-    def draw(own: Sequence[str], summed: Sequence[str]) -> list[str]:
-        heads = [*own, *(["REST"] if summed else [])]
-        return _table.lines(heads, [["1"] * len(heads)])
 
-    table = _table.fitted(names, {name: float(number) for number, name in enumerate(names)}, draw)
-    assert table[0].split() == [*names[5:], "REST"]
-    assert len(table[0]) <= 80
-    assert _table.fitted(names[:2], {}, draw)[0].split() == names[:2]
+def test_stacks_are_not_signalled_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["stacks", "--watch", "--signal"]) == 2
+    assert "--signal can crash a rank, so it is not repeated" in capsys.readouterr().err
