@@ -303,8 +303,12 @@ def _cause(verdict: "control_pb2.Verdict") -> dict[str, Any]:
         "line": _slow_line(verdict),
         "input_stages": _input_stages(verdict),
         "rank": verdict.rank if verdict.rank >= 0 else None,
+        "node": verdict.node or None,
         "phase": verdict.phase or None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,
+        "step_seconds": verdict.step_seconds or None,
+        "stalled_seconds": verdict.stalled_seconds or None,
+        "window_seconds": verdict.window_seconds or None,
         "fix": verdict.fix or None,
         "saves_seconds": verdict.saves_seconds or None,
     }

@@ -84,6 +84,7 @@ def _kind(kind: KindTotals, names: PhaseNames) -> dict[str, Any]:
     return {
         "steps": kind.steps,
         "step_seconds_total": kind.ns / 1e9,
+        "step_std_seconds": kind.std_seconds,
         "samples": kind.samples,
         "tokens": kind.tokens,
         "micro_batches": kind.micro_batches,

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from torchperfd.runs.errors import RunFileError
@@ -35,6 +35,7 @@ class PhaseChange:
         name: Of the phase.
         mean: Before and after, the former at the machine's later speed if that has changed.
         share: Of the step before, at the machine's later speed: how much more of it the phase takes.
+        share_margin: Half the width of that share's 95 % confidence interval.
         is_changed: Whether that is beyond noise, and at least 1 % of the step; where the machine's speed has
             changed, at least a tenth of that change.
     """
@@ -42,7 +43,22 @@ class PhaseChange:
     name: str
     mean: MeanChange
     share: float
+    share_margin: float
     is_changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What else differs between two runs; empty on a side that does not know it."""
+
+    name: str
+    before: str
+    after: str
+
+    @property
+    def words(self) -> str:
+        """It in one line, such as ``torch 2.13.0 → 2.14.0``."""
+        return f"{self.name} {self.before or 'unknown'} → {self.after or 'unknown'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +72,7 @@ class RunComparison:
         is_step_changed: Whether that changed beyond what varies within a run, and by at least 1 %.
         phases: Those with at least 1 % of a step, the largest change first.
         machine_factor: By how much all phases alike take longer; None where they did not change alike.
-        differences: What else differs, as ``name before → after``.
+        differences: What else differs: script, host, ranks, versions, device, CPUs and threads.
         slow_ranks: Rank with the most work of its own on each side, None where none stands out.
     """
 
@@ -66,7 +82,7 @@ class RunComparison:
     is_step_changed: bool
     phases: tuple[PhaseChange, ...]
     machine_factor: float | None
-    differences: tuple[str, ...]
+    differences: tuple[Difference, ...]
     slow_ranks: tuple[int | None, int | None]
 
     @property
@@ -102,7 +118,7 @@ class RunComparison:
         return self.is_step_changed and self.ratio - self.ratio_margin > share
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of schema ``torchperfd.run_comparison/1``."""
+        """Return the numbers of a document of schema ``torchperfd.run_comparison/1``."""
         return {
             "schema": SCHEMA,
             "before": _side(self.before, self.slow_ranks[0]),
@@ -116,11 +132,13 @@ class RunComparison:
                     "phase": phase.name,
                     **_times(phase.mean),
                     "share_of_step": phase.share,
+                    "share_margin": phase.share_margin,
                     "changed": phase.is_changed,
                 }
                 for phase in self.phases
             ],
-            "differences": list(self.differences),
+            "differences": [each.words for each in self.differences],
+            "differing": [asdict(each) for each in self.differences],
         }
 
 
@@ -258,7 +276,8 @@ def _phases(columns: _Columns, step: MeanChange, factor: float) -> tuple[PhaseCh
         ):
             changed.append(name)
     found = [
-        PhaseChange(name, mean, mean.difference / scale, name in changed) for name, mean in means.items()
+        PhaseChange(name, mean, mean.difference / scale, mean.margin / scale, name in changed)
+        for name, mean in means.items()
     ]
     return tuple(sorted(found, key=lambda phase: (not phase.is_changed, -abs(phase.share), phase.name)))
 
@@ -295,15 +314,15 @@ def _holm(chances: Mapping[str, float], level: float) -> list[str]:
     return named
 
 
-def _differences(before: RunRecord, after: RunRecord) -> tuple[str, ...]:
-    sides = [
+def _differences(before: RunRecord, after: RunRecord) -> tuple[Difference, ...]:
+    one, other = (
         {"script": run.script, "host": run.host, "ranks": str(run.world_size), **run.environment}
         for run in (before, after)
-    ]
+    )
     return tuple(
-        f"{name} {sides[0].get(name) or 'unknown'} → {sides[1].get(name) or 'unknown'}"
-        for name in {**sides[0], **sides[1]}
-        if sides[0].get(name, "") != sides[1].get(name, "")
+        Difference(name, one.get(name, ""), other.get(name, ""))
+        for name in {**one, **other}
+        if one.get(name, "") != other.get(name, "")
     )
 
 
@@ -311,6 +330,7 @@ def _times(mean: MeanChange) -> dict[str, float]:
     return {
         "before_seconds": mean.before,
         "after_seconds": mean.after,
+        "difference_seconds": mean.difference,
         "margin_seconds": mean.margin,
         "chance": mean.chance,
         "spikes_clipped": mean.is_clipped,
@@ -323,6 +343,8 @@ def _side(run: RunRecord, slow: int | None) -> dict[str, Any]:
         "script": run.script or None,
         "host": run.host or None,
         "started_seconds": run.started,
+        "exit_state": run.exit_state or None,
+        "environment": run.environment,
         "steps": run.steps,
         "world_size": run.world_size,
         "cause": run.cause or None,

@@ -1,12 +1,18 @@
-"""A comparison of two runs as text for a terminal, and as Markdown for a pull request."""
+"""A comparison of two runs in words: for a terminal, for a pull request, and beside its numbers as JSON."""
 
 import time
+from typing import Any
 
 from torchperfd.card.ansi import paint
 from torchperfd.runs.comparison import PhaseChange, RunComparison
 from torchperfd.runs.record import RunRecord
 
 _HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "")
+
+
+def comparison_document(comparison: RunComparison) -> dict[str, Any]:
+    """Return the document of schema ``torchperfd.run_comparison/1``, with the sentences of the text."""
+    return {**comparison.to_dict(), "headline": headline(comparison), "findings": findings(comparison)}
 
 
 def comparison_text(comparison: RunComparison, *, colour: bool = False) -> str:
@@ -87,7 +93,7 @@ def _context(comparison: RunComparison) -> list[str]:
         if run.verdict:
             lines.append(f"verdict {name}  {run.verdict}")
     if comparison.differences:
-        lines.append(f"differs    {'; '.join(comparison.differences)}")
+        lines.append(f"differs    {'; '.join(each.words for each in comparison.differences)}")
     return lines
 
 

@@ -1,15 +1,17 @@
 """A run as its report has it: reads documents of schema ``torchperfd.run/1``, also damaged and old ones."""
 
 import json
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from torchperfd.runs.errors import RunFileError
+from torchperfd.runs.values import clean, count, number, optional, text
 
 SCHEMA: Final = "torchperfd.run/1"
-_MOST_TEXT: Final = 400
 _MOST_BLOCKS: Final = 4096
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,20 @@ def read_record(content: bytes, source: str) -> RunRecord:
     Raises:
         RunFileError: It is damaged, or something else.
     """
+    return read_document(content, source, record_of)
+
+
+def read_document(content: bytes, source: str, read: Callable[[dict[str, Any]], T]) -> T:
+    """Return what a function reads from a report's document.
+
+    Args:
+        content: The whole file.
+        source: Its name, for messages.
+        read: May raise whatever a missing or wrong value in the document leads to.
+
+    Raises:
+        RunFileError: It is damaged, or something else.
+    """
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -116,44 +132,45 @@ def read_record(content: bytes, source: str) -> RunRecord:
             "`torchperfd run --report FILE` writes one",
         )
     try:
-        return _record(document)
+        return read(document)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise RunFileError(f"the report in {source} is damaged ({_clean(str(error))})") from error
+        raise RunFileError(f"the report in {source} is damaged ({clean(str(error))})") from error
 
 
-def _record(document: dict[str, Any]) -> RunRecord:
+def record_of(document: dict[str, Any]) -> RunRecord:
+    """Return a run by its document; see :func:`read_document` for errors."""
     verdict = document.get("verdict") or {}
     exit_ = document.get("exit") or {}
     ranks = tuple(sorted((_rank(each) for each in document["ranks"]), key=lambda rank: rank.rank))
     facts = {**(document.get("versions") or {}), **(document.get("environment") or {})}
     return RunRecord(
-        run=_text(document["run"]),
-        script=_text(document.get("script")),
-        host=_text(document.get("host")),
-        started=_optional(document.get("started_seconds")),
-        ended=_optional(document.get("ended_seconds")),
-        world_size=_count(document.get("world_size") or len(ranks)),
-        exit_state=_text(exit_.get("state")),
-        environment={_text(name): _text(str(value)) for name, value in facts.items() if value is not None},
-        cause=_text(verdict.get("cause")),
-        verdict=_text(verdict.get("summary")),
+        run=text(document["run"]),
+        script=text(document.get("script")),
+        host=text(document.get("host")),
+        started=optional(document.get("started_seconds")),
+        ended=optional(document.get("ended_seconds")),
+        world_size=count(document.get("world_size") or len(ranks)),
+        exit_state=text(exit_.get("state")),
+        environment={text(name): text(str(value)) for name, value in facts.items() if value is not None},
+        cause=text(verdict.get("cause")),
+        verdict=text(verdict.get("summary")),
         ranks=ranks,
     )
 
 
 def _rank(document: dict[str, Any]) -> RankRecord:
     train, first = document["train"], document.get("warmup") or {}
-    steps = _count(train["steps"])
+    steps = count(train["steps"])
     # As in the report: the first step is left out once another has followed.
-    is_apart = steps > 1 and _count(first.get("steps", 0)) > 0
+    is_apart = steps > 1 and count(first.get("steps", 0)) > 0
     steady = steps - 1 if is_apart else steps
-    seconds, phases = _number(train["step_seconds_total"]), _phases(train)
+    seconds, phases = number(train["step_seconds_total"]), _phases(train)
     if is_apart:
-        seconds -= _number(first["step_seconds_total"])
+        seconds -= number(first["step_seconds_total"])
         for name, part in _phases(first).items():
             phases[name] = phases.get(name, 0.0) - part
     return RankRecord(
-        rank=_count(document["rank"]),
+        rank=count(document["rank"]),
         steps=steps,
         step_seconds=max(0.0, seconds) / steady if steady else None,
         phase_seconds={name: max(0.0, each) / steady for name, each in phases.items() if steady},
@@ -163,14 +180,14 @@ def _rank(document: dict[str, Any]) -> RankRecord:
 
 def _phases(kind: dict[str, Any]) -> dict[str, float]:
     phases = kind.get("phases") or {}
-    return {_text(name): _number(phase["seconds_total"]) for name, phase in phases.items()}
+    return {text(name): number(phase["seconds_total"]) for name, phase in phases.items()}
 
 
 def _blocks(document: dict[str, Any] | None) -> RankBlocks | None:
     if document is None:
         return None
-    steps, step = _count(document["steps"]), _column(document["step_seconds"])
-    phases = {_text(name): _column(values) for name, values in document["phases"].items()}
+    steps, step = count(document["steps"]), _column(document["step_seconds"])
+    phases = {text(name): _column(values) for name, values in document["phases"].items()}
     if steps < 1 or any(len(column) != len(step) for column in phases.values()):
         raise ValueError("its blocks are of different lengths")
     return RankBlocks(steps, step, phases)
@@ -179,33 +196,4 @@ def _blocks(document: dict[str, Any] | None) -> RankBlocks | None:
 def _column(values: list[Any]) -> tuple[float, ...]:
     if len(values) > _MOST_BLOCKS:
         raise ValueError("it has too many blocks")
-    return tuple(map(_number, values))
-
-
-def _number(value: Any) -> float:
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    # 1e12 seconds and steps are beyond any run; products of such numbers must not overflow.
-    if not 0 <= number <= 1e12:
-        raise ValueError("a number is missing, negative or not finite")
-    return number
-
-
-def _optional(value: Any) -> float | None:
-    return None if value is None else _number(value)
-
-
-def _count(value: Any) -> int:
-    return int(_number(value))
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ValueError("a text is missing")
-    return _clean(value)
-
-
-def _clean(text: str) -> str:
-    text = text[:_MOST_TEXT]
-    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+    return tuple(map(number, values))

@@ -31,6 +31,7 @@ from torchperfd_daemon.analysis.comparison import Change as Change
 from torchperfd_daemon.analysis.comparison import ComparedTable as ComparedTable
 from torchperfd_daemon.analysis.comparison import Comparison as Comparison
 from torchperfd_daemon.analysis.comparison import Side as Side
+from torchperfd_daemon.analysis.comparison_html import render_comparison_html as render_comparison_html
 from torchperfd_daemon.analysis.export import to_csv as to_csv
 from torchperfd_daemon.analysis.export import to_markdown as to_markdown
 from torchperfd_daemon.analysis.export import to_pandas as to_pandas

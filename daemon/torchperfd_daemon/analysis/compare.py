@@ -58,8 +58,8 @@ def compare(
     names = [summary.rank for summary in before] if ranks is None else ranks
     pairs = zip(names, before, after, strict=True) if len(before) > 1 else ()
     return Comparison(
-        before=Side(tuple(summary.path for summary in before), sides[0].count if per_step else 0),
-        after=Side(tuple(summary.path for summary in after), sides[1].count if per_step else 0),
+        before=_side(before, sides[0].count if per_step else 0),
+        after=_side(after, sides[1].count if per_step else 0),
         per_step=per_step,
         noise_known=_noise_known(*sides),
         step=step,
@@ -71,6 +71,11 @@ def compare(
         memory=_changes(*sides, cells.memory) if has_memory else (),
         ranks=tuple((rank, compare([one], [other]).step) for rank, one, other in pairs),
     )
+
+
+def _side(summaries: Sequence[Summary], steps: int) -> Side:
+    devices = dict.fromkeys(name for summary in summaries for name in summary.device_names)
+    return Side(tuple(summary.path for summary in summaries), steps, tuple(devices))
 
 
 def _noise_known(before: SampledSide, after: SampledSide) -> bool:

@@ -28,7 +28,7 @@ COMPARISON_ORDERS: Final[dict[str, Callable[[Change], float]]] = {
 _MEMORY: Final[ComparedTable] = "memory"
 # Tables with few rows are shown as a whole; in the others only rows that differ are shown.
 _WHOLE: Final = frozenset({"phases", "device", _MEMORY})
-_HEADS: Final[dict[ComparedTable, str]] = {
+COMPARED_HEADS: Final[dict[ComparedTable, str]] = {
     "phases": "phase of the step",
     "device": "device",
     "operators": "operator (self CPU)",
@@ -36,7 +36,7 @@ _HEADS: Final[dict[ComparedTable, str]] = {
     "kernels": "kernel",
     _MEMORY: "memory",
 }
-_WORDS: Final = {
+COMPARED_WORDS: Final = {
     "comm": "communication",
     "memcpy": "copies",
     "exposed_comm": "exposed communication",
@@ -59,6 +59,7 @@ def comparison_to_dict(comparison: Comparison, sort_by: str = "difference") -> d
         "per": "step" if comparison.per_step else "recording",
         "noise_known": comparison.noise_known,
         "level": LEVEL,
+        "notes": _notes(comparison),
         "step": change_to_dict(comparison.step),
         **{
             table: [
@@ -88,7 +89,7 @@ def change_to_dict(row: Change, *, in_bytes: bool = False) -> dict[str, Any]:
 
 
 def _side(side: Side) -> dict[str, Any]:
-    return {"paths": list(side.paths), "steps": side.steps}
+    return {"paths": list(side.paths), "steps": side.steps, "device_names": list(side.device_names)}
 
 
 def headline(comparison: Comparison) -> str:
@@ -135,16 +136,19 @@ def comparison_to_markdown(comparison: Comparison, *, limit: int = 15, sort_by: 
 
 
 def _facts(comparison: Comparison) -> list[str]:
-    lines = [
-        f"{name}: {_described(side)}" for name, side in (("A", comparison.before), ("B", comparison.after))
+    sides = (("A", comparison.before), ("B", comparison.after))
+    return [*(f"{name}: {_described(side)}" for name, side in sides), *_notes(comparison)]
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """Return what a reader must know to read the tables right."""
+    if comparison.noise_known:
+        return []
+    why = "a side has one step only" if comparison.per_step else "a side has no steps"
+    return [
+        f"noise is unknown, {why}: a row counts as changed when it differs by "
+        f"{UNKNOWN_NOISE_OF_ROW:.0%}, and by {UNKNOWN_NOISE_OF_STEP:.0%} of the whole"
     ]
-    if not comparison.noise_known:
-        why = "a side has one step only" if comparison.per_step else "a side has no steps"
-        lines.append(
-            f"noise is unknown, {why}: a row counts as changed when it differs by "
-            f"{UNKNOWN_NOISE_OF_ROW:.0%}, and by {UNKNOWN_NOISE_OF_STEP:.0%} of the whole"
-        )
-    return lines
 
 
 def _described(side: Side) -> str:
@@ -161,14 +165,14 @@ def _sections(comparison: Comparison, limit: int, sort_by: str) -> Iterator[tupl
     for name in COMPARED_TABLES:
         rows = _ordered(comparison.table(name), sort_by)
         if name in _WHOLE and rows:
-            named = [replace(row, name=_WORDS.get(row.name, row.name)) for row in rows]
-            yield _table(_HEADS[name], named, _megabyte_cells if name == _MEMORY else _ms_cells), ""
+            named = [replace(row, name=COMPARED_WORDS.get(row.name, row.name)) for row in rows]
+            yield _table(COMPARED_HEADS[name], named, _megabyte_cells if name == _MEMORY else _ms_cells), ""
         elif rows:
             differing = [row for row in rows if row.status != "same"]
             below = _below(len(rows), len(differing), limit)
             yield (
-                _table(_HEADS[name], differing[:limit], _ms_cells),
-                below if differing else f"{_HEADS[name]}: {below}",
+                _table(COMPARED_HEADS[name], differing[:limit], _ms_cells),
+                below if differing else f"{COMPARED_HEADS[name]}: {below}",
             )
 
 

@@ -58,10 +58,12 @@ class Side:
 
     Attributes:
         steps: The steps that count: those of all its ranks. 0 where the whole recording counts.
+        device_names: The models of its accelerators, each once.
     """
 
     paths: tuple[str, ...]
     steps: int
+    device_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ import click
 from torchperfd.card.ansi import wants_colour
 from torchperfd.near_names import did_you_mean
 from torchperfd.runs.comparison import compare_runs
-from torchperfd.runs.comparison_text import comparison_markdown, comparison_text
+from torchperfd.runs.comparison_text import comparison_document, comparison_markdown, comparison_text
 from torchperfd.runs.record import SCHEMA, RunRecord
 from torchperfd.runs.store import RunStore, read_file
 from torchperfd_daemon.commands._captures_dir import open_catalog
 from torchperfd_daemon.commands._names import whole_capture
+from torchperfd_daemon.commands._page import write_page
 from torchperfd_daemon.errors import NoSuchTargetError, SlowerError, explained
+from torchperfd_daemon.pages import render_page
 
 # Keys of a report in any order fit into far less, if it is one.
 _HEAD_BYTES: Final = 4096
@@ -52,20 +54,29 @@ def find_run(given: str, store: RunStore, captures_dir: Path | None) -> RunRecor
 
 
 def print_comparison(
-    before: RunRecord, after: RunRecord, *, as_json: bool, markdown: bool, fail_above: float | None
+    before: RunRecord,
+    after: RunRecord,
+    *,
+    html: Path | None,
+    as_json: bool,
+    markdown: bool,
+    fail_above: float | None,
 ) -> None:
-    """Print what changed from one run to the other.
+    """Print what changed from one run to the other, or write it to a page.
 
     Raises:
         RunFileError: A report has too few steps to compare.
         SlowerError: The second one's step is slower by more than ``fail_above``.
     """
     comparison = compare_runs(before, after)
+    if html:
+        title = f"{before.run} → {after.run}"
+        write_page(html, render_page("run_comparison", title, comparison_document(comparison)))
     if as_json:
-        click.echo(json.dumps(comparison.to_dict()))
+        click.echo(json.dumps(comparison_document(comparison)))
     elif markdown:
         click.echo(comparison_markdown(comparison))
-    else:
+    elif not html:
         click.echo(comparison_text(comparison, colour=wants_colour(sys.stdout)), color=True)
     if fail_above is not None and comparison.is_slower_than(fail_above):
         raise SlowerError(f"a step of B is slower by more than the limit of {fail_above:.1%}")

@@ -49,6 +49,14 @@ EXAMPLES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ("torchperfd analyze 20261127", "a capture, by a prefix of its id"),
         ("torchperfd analyze rank0.json --html page.html", "a trace, as a page"),
     ),
+    "compare": (
+        ("torchperfd compare train-3f train-77", "two runs, by a prefix of their ids"),
+        ("torchperfd compare 20261127-2210 20261127-2231 --html page.html", "two captures, as a page"),
+    ),
+    "runs": (
+        ("torchperfd runs show train-3f", "its verdict, phases and ranks"),
+        ("torchperfd runs show train-3f --html run.html", "the same as a page"),
+    ),
     "doctor": (("torchperfd doctor", "what slows this node down, and how to fix it"),),
     "dashboards": (("torchperfd dashboards export grafana", "dashboards and alerts, as files"),),
     "completion": (

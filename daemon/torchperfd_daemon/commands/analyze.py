@@ -13,12 +13,12 @@ import click
 # The analyser uses no linear algebra, and numpy's starts a thread for every core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from torchperfd.v1 import access
 from torchperfd_daemon import analysis, memory
 from torchperfd_daemon.commands._capture_facts import capture_facts
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._completion import complete_traces
 from torchperfd_daemon.commands._memory import analyze_snapshots
+from torchperfd_daemon.commands._page import write_page
 from torchperfd_daemon.commands._traces import find_trace, note, warn
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
 from torchperfd_daemon.text import printable
@@ -116,7 +116,8 @@ def command(
         "failed": [{"rank": rank, "error": str(error)} for rank, error in failed],
     }
     if html:
-        _write_page(html, analysis.render_html(document, [summary.picture for _, summary in summaries]))
+        page = analysis.render_html(document, [summary.picture for _, summary in summaries])
+        write_page(html, page, "for every single event open the trace at ui.perfetto.dev")
     if as_json:
         if with_text:
             text = io.StringIO()
@@ -156,17 +157,3 @@ def _render(
     if across is not None:
         click.echo(file=out)
         analysis.render_across(across, out)
-
-
-def _write_page(file: Path, page: str) -> None:
-    try:
-        access.write_file(str(file), page.encode())
-    except OSError as error:
-        raise TorchperfdError(
-            f"cannot write {file}: {error.strerror or error}", "name another file"
-        ) from None
-    click.echo(
-        f"torchperfd: wrote {file} ({len(page) / 1e6:.1f} MB), a page for any browser; "
-        "for every single event open the trace at ui.perfetto.dev",
-        err=True,
-    )

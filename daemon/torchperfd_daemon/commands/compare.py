@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -14,9 +14,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from torchperfd.runs.record import RunRecord
 from torchperfd_daemon import analysis
+from torchperfd_daemon.commands._capture_facts import capture_facts
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._compare_runs import find_run, print_comparison, refuse_mixed
 from torchperfd_daemon.commands._completion import complete_sides
+from torchperfd_daemon.commands._page import html_option, write_page
 from torchperfd_daemon.commands._runs_dir import open_runs, runs_dir_option
 from torchperfd_daemon.commands._share import Share
 from torchperfd_daemon.commands._traces import find_trace, note, warn
@@ -44,6 +46,7 @@ _Pair = tuple[analysis.RankFile, analysis.RankFile]
 @click.option("--comm-pattern", metavar="REGEX", help="Further names of communication kernels.")
 @captures_dir_option
 @runs_dir_option
+@html_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, with every row.")
 @click.option("--markdown", is_flag=True, help="The same as the text, in Markdown.")
 @click.option(
@@ -51,6 +54,11 @@ _Pair = tuple[analysis.RankFile, analysis.RankFile]
     type=Share(),
     metavar="PERCENT",
     help="Of two runs: exit with code 7 if a step of B is slower by more than this, such as 5%.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Of two captures: traces analysed at once; by default one for each core.",
 )
 @click.pass_context
 def command(
@@ -63,9 +71,11 @@ def command(
     comm_pattern: str | None,
     captures_dir: Path | None,
     runs_dir: Path | None,
+    html: Path | None,
     as_json: bool,
     markdown: bool,
     fail_above: float | None,
+    workers: int | None,
 ) -> None:
     """Show what is new, gone, or changed beyond noise from A to B, per step.
 
@@ -79,28 +89,36 @@ def command(
         raise UsageError("compare needs two sides", "name a B, or two --ranks of A")
     runs = _runs(before, after, runs_dir, captures_dir) if after is not None else None
     if runs is not None:
-        _refuse_options(context, "limit", "sort_by", "comm_pattern", "captures_dir")
-        print_comparison(*runs, as_json=as_json, markdown=markdown, fail_above=fail_above)
+        _refuse_options(context, "limit", "sort_by", "comm_pattern", "captures_dir", "workers")
+        print_comparison(*runs, html=html, as_json=as_json, markdown=markdown, fail_above=fail_above)
         return
     _refuse_options(context, "fail_above")
     notes: list[str] = []
-    files = analysis.rank_files(find_trace(before, captures_dir), notes.append)
+    sides = [find_trace(side, captures_dir) for side in (before, after or before)]
+    files = analysis.rank_files(sides[0], notes.append)
     if after is None:
         pairs = [_two_ranks(files, ranks or "")]
     else:
-        pairs = _pairs(files, analysis.rank_files(find_trace(after, captures_dir), notes.append))
+        pairs = _pairs(files, analysis.rank_files(sides[1], notes.append), notes.append)
     for line in notes:
         note(line)
-    comparison, failed = _compared(pairs, comm_pattern)
+    comparison, failed = _compared(pairs, analysis.Request(comm_pattern=comm_pattern, samples=True), workers)
+    document = analysis.comparison_to_dict(comparison, sort_by)
+    for side, path in zip(("before", "after"), sides, strict=True):
+        document[side]["capture"] = capture_facts([path])
+    document["notes"] += notes
+    document["failed"] = [{"rank": rank, "error": str(error)} for rank, error in failed]
+    if html:
+        write_page(html, analysis.render_comparison_html(document))
     if as_json:
-        click.echo(json.dumps(analysis.comparison_to_dict(comparison, sort_by)))
+        click.echo(json.dumps(document))
     elif markdown:
         page = analysis.comparison_to_markdown(comparison, limit=limit, sort_by=sort_by)
         click.echo(printable(page), nl=False)
-    else:
+    elif not html:
         analysis.render_comparison(comparison, sys.stdout, limit=limit, sort_by=sort_by)
     if failed:
-        raise PartialResultError(f"{len(failed)} of {len(pairs)} ranks are missing: {failed[0]}")
+        raise PartialResultError(f"{len(failed)} of {len(pairs)} ranks are missing: {failed[0][1]}")
 
 
 def _runs(
@@ -145,8 +163,14 @@ def _two_ranks(files: Sequence[analysis.RankFile], ranks: str) -> _Pair:
     return first, second
 
 
-def _pairs(before: Sequence[analysis.RankFile], after: Sequence[analysis.RankFile]) -> list[_Pair]:
-    """Return the ranks that both sides have; a lone trace is compared with a lone one of any rank."""
+def _pairs(
+    before: Sequence[analysis.RankFile], after: Sequence[analysis.RankFile], on_note: Callable[[str], None]
+) -> list[_Pair]:
+    """Return the ranks that both sides have; a lone trace is compared with a lone one of any rank.
+
+    Args:
+        on_note: Takes a line on the ranks that are left out.
+    """
     if len(before) == len(after) == 1:
         return [(before[0], after[0])]
     others = {file.rank: file for file in after}
@@ -156,20 +180,19 @@ def _pairs(before: Sequence[analysis.RankFile], after: Sequence[analysis.RankFil
     alone = {file.rank for file in (*before, *after)} - {file.rank for file, _ in pairs}
     if alone:
         left_out = ", ".join(map(str, sorted(rank for rank in alone if rank is not None)))
-        click.echo(f"torchperfd: left out, on one side only: rank {left_out}", err=True)
+        on_note(f"left out, on one side only: rank {left_out}")
     return pairs
 
 
 def _compared(
-    pairs: Sequence[_Pair], comm_pattern: str | None
-) -> tuple[analysis.Comparison, list[TorchperfdError]]:
-    """Analyse both sides and compare them; also return why ranks are missing."""
+    pairs: Sequence[_Pair], request: analysis.Request, workers: int | None
+) -> tuple[analysis.Comparison, list[tuple[int | None, TorchperfdError]]]:
+    """Analyse both sides and compare them; also return which ranks are missing, and why."""
     files = [file for pair in pairs for file in pair]
-    request = analysis.Request(comm_pattern=comm_pattern, samples=True)
-    answers = list(analysis.analyse(files, request))
+    answers = list(analysis.analyse(files, request, workers))
     sides: tuple[list[analysis.Summary], list[analysis.Summary]] = ([], [])
     ranks: list[int | None] = []
-    failed: list[TorchperfdError] = []
+    failed: list[tuple[int | None, TorchperfdError]] = []
     for (file, _), one, other in zip(pairs, answers[::2], answers[1::2], strict=True):
         broken = [answer for answer in (one, other) if isinstance(answer, TorchperfdError)]
         if isinstance(one, analysis.Summary) and isinstance(other, analysis.Summary):
@@ -177,7 +200,7 @@ def _compared(
                 warn(summary)
                 side.append(summary)
             ranks.append(file.rank)
-        failed += broken[:1]
+        failed += [(file.rank, error) for error in broken[:1]]
     if not ranks:
-        raise failed[0]
+        raise failed[0][1]
     return analysis.compare(*sides, ranks=ranks), failed

@@ -1,12 +1,15 @@
 """``torchperfd runs``."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from torchperfd.card import ansi
+from torchperfd.runs.overview import read_overview
 from torchperfd.runs.record import RunRecord
 from torchperfd.runs.store import KeptRun, RunStore
 from torchperfd.sizes import size
@@ -14,9 +17,11 @@ from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._completion import complete_kept_runs
 from torchperfd_daemon.commands._fit import fitted, folded_text
 from torchperfd_daemon.commands._options import json_option
+from torchperfd_daemon.commands._page import html_option, write_page
 from torchperfd_daemon.commands._runs_dir import open_runs, runs_dir_option, whole_kept_run
 from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.errors import TorchperfdError, explained
+from torchperfd_daemon.pages import render_page
 
 _ROWS: Final = 30
 
@@ -71,16 +76,24 @@ def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("run_id", metavar="RUN", callback=whole_kept_run, shell_complete=complete_kept_runs)
+@html_option
 @json_option
 @click.pass_obj
-def show_run(store: RunStore, run_id: str, as_json: bool) -> None:
-    """Print the report of a run. RUN is an id, or the beginning of only one."""
+def show_run(store: RunStore, run_id: str, html: Path | None, as_json: bool) -> None:
+    """Print the report of a run: its verdict, its phases and its ranks.
+
+    RUN is an id, or the beginning of only one.
+    """
     content = store.content(run_id)
-    record = store.read(run_id)
+    overview = read_overview(content, run_id)
+    if html:
+        write_page(html, render_page("run", f"run {overview.record.run}", overview.to_page()))
     if as_json:
         click.echo(json.dumps(json.loads(content)))
-        return
-    click.echo("\n".join(_report(run_id, record)))
+    elif not html:
+        colour, width = ansi.wants_colour(sys.stdout), ansi.width_of(sys.stdout)
+        click.echo(overview.to_text(colour=colour, width=width, fold=folded_text), color=True)
+        click.echo(folded_text(f"\ncompare it: torchperfd compare {run_id} OTHER"))
 
 
 @command.command("rm")
@@ -148,28 +161,3 @@ def _cells(kept: KeptRun, record: RunRecord | None, _: str) -> list[str]:
         {"": "unknown", "none": "healthy"}.get(verdict, verdict.replace("_", " ")),
         size(kept.bytes),
     ]
-
-
-def _report(run_id: str, record: RunRecord) -> list[str]:
-    facts = [("run", record.run), ("script", record.script), ("host", record.host)]
-    if record.started is not None and record.ended is not None:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started))
-        facts.append(("when", f"{when}, for {record.ended - record.started:.0f} s"))
-    facts += [("ranks", str(record.world_size)), ("ended", record.exit_state)]
-    facts.append(("on", ", ".join(f"{name} {value}" for name, value in record.environment.items())))
-    facts.append(("verdict", record.verdict))
-    lines = [folded_text(f"{name:8}  {value}") for name, value in facts if value]
-    rows = []
-    for rank in record.ranks:
-        if rank.step_seconds is None:
-            continue
-        phases = sorted(rank.phase_seconds.items(), key=lambda each: -each[1])
-        rows.append([str(rank.rank), "step", f"{rank.steps:,}", _table.milliseconds(rank.step_seconds), ""])
-        rows += [
-            [str(rank.rank), name, "", _table.milliseconds(seconds), f"{seconds / rank.step_seconds:.1%}"]
-            for name, seconds in phases
-            if rank.step_seconds and seconds >= 0.01 * rank.step_seconds
-        ]
-    if rows:
-        lines += ["", *_table.lines(["RANK", "PHASE", "STEPS", "MS", "SHARE"], rows, left=("PHASE",))]
-    return [*lines, "", folded_text(f"compare it: torchperfd compare {run_id} OTHER")]

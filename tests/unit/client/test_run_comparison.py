@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from tests.support.golden import check_golden
 from tests.support.run_documents import run_file
 
-from torchperfd.runs.comparison import RunComparison, compare_runs
-from torchperfd.runs.comparison_text import comparison_markdown, comparison_text, headline
+from torchperfd.runs.comparison import Difference, RunComparison, compare_runs
+from torchperfd.runs.comparison_text import (
+    comparison_document,
+    comparison_markdown,
+    comparison_text,
+    findings,
+    headline,
+)
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.noise import compare_means
 from torchperfd.runs.record import RankBlocks, RunRecord, read_record
@@ -114,7 +120,7 @@ def test_compare_slower_machine_and_phase_names_both() -> None:
 
 
 def test_compare_all_alike_with_other_version_is_changed() -> None:
-    comparison = replace(pair(5, speed=1.12), differences=("torch 2.13.0 → 2.14.1",))
+    comparison = replace(pair(5, speed=1.12), differences=(Difference("torch", "2.13.0", "2.14.1"),))
     assert comparison.is_changed
     assert "machine speed, or what differs below" in comparison_text(comparison)
 
@@ -189,9 +195,26 @@ def test_compare_ranks_of_unequal_length_use_what_they_share() -> None:
 
 def test_compare_what_else_differs_is_listed() -> None:
     other = record(host="node-2", versions={"torch": "2.14.0", "python": "3.11.7", "torchperfd": "0.1.0"})
-    assert compare_runs(record(), other).differences == (
+    comparison = compare_runs(record(), other)
+    assert [each.words for each in comparison.differences] == [
         "host node-1 → node-2",
         "torch 2.13.0 → 2.14.0",
+    ]
+    document = comparison_document(comparison)
+    assert document["differences"] == [each.words for each in comparison.differences]
+    assert document["differing"][1] == {"name": "torch", "before": "2.13.0", "after": "2.14.0"}
+    assert document["after"]["environment"]["torch"] == "2.14.0"
+
+
+def test_comparison_document_has_sentences_and_intervals() -> None:
+    comparison = pair(8, planted={"backward": 0.1})
+    document = comparison_document(comparison)
+    assert document["headline"] == headline(comparison)
+    assert document["findings"] == findings(comparison)
+    (backward,) = (phase for phase in document["phases"] if phase["changed"])
+    assert backward["difference_seconds"] == backward["after_seconds"] - backward["before_seconds"]
+    assert backward["share_margin"] == pytest.approx(
+        backward["margin_seconds"] / document["step"]["before_seconds"]
     )
 
 
@@ -214,7 +237,7 @@ def test_comparison_text_and_markdown_are_as_before() -> None:
         comparison,
         before=replace(comparison.before, run="train-3f2a9c1b", verdict="the input takes 15 % of the step"),
         after=replace(comparison.after, run="train-77aa0c12", exit_state="failed"),
-        differences=("torch 2.13.0 → 2.14.0",),
+        differences=(Difference("torch", "2.13.0", "2.14.0"),),
     )
     check_golden("run_comparison.txt", comparison_text(comparison) + "\n")
     check_golden("run_comparison.md", comparison_markdown(comparison) + "\n")

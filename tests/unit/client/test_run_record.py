@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.run_documents import run_file
 
 from torchperfd.runs.errors import RunFileError
+from torchperfd.runs.overview import read_overview
 from torchperfd.runs.record import RunRecord, read_record
 
 JSON = st.recursive(
@@ -89,7 +90,11 @@ def test_record_cut_or_overwritten_is_read_or_an_error(position: int, other: byt
 def _read_or_refuse(content: bytes) -> None:
     message = ""
     try:
-        run = read_record(content, "run.json").run
+        overview = read_overview(content, "run.json")
+        run = overview.record.run
+        assert overview.record == read_record(content, "run.json")
+        assert overview.to_text().replace("\n", "").isprintable()
+        json.dumps(overview.to_page(), allow_nan=False)
     except RunFileError as error:
         run, message = "", str(error)
     assert (run + message).isprintable()

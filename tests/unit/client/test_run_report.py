@@ -294,6 +294,7 @@ def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) ->
     assert empty["train"] == {
         "steps": 0,
         "step_seconds_total": 0.0,
+        "step_std_seconds": None,
         "samples": 0,
         "tokens": 0,
         "micro_batches": 0,

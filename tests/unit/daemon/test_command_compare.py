@@ -73,7 +73,8 @@ def test_document_has_every_row_and_the_test_used(compare: Run, two: tuple[Path,
     assert document["schema"] == "torchperfd.comparison/1"
     assert document["headline"].startswith("B's steps take 3.6 ms, A's 2.6 ms (+38 %): +998 µs in void gemm")
     assert (document["per"], document["noise_known"], document["level"]) == ("step", True, 0.05)
-    assert document["before"] == {"paths": ["fast.json"], "steps": 4}
+    before = {"paths": ["fast.json"], "steps": 4, "device_names": [], "capture": None}
+    assert (document["before"], document["notes"], document["failed"]) == (before, [], [])
     assert (document["step"]["before_us"], document["step"]["after_us"]) == (2602.5, 3600.0)
     status = {row["name"]: row["status"] for row in document["operators"]}
     assert status == {
@@ -124,7 +125,10 @@ def test_the_ranks_of_two_captures_are_paired(compare: Run, tmp_path: Path) -> N
     (after / "rank2.json").write_text("")
     code, out, err = compare(before, after, "--json")
     assert code == 5
-    assert [row["rank"] for row in json.loads(out)["ranks"]] == []
+    document = json.loads(out)
+    assert document["ranks"] == []
+    assert document["notes"] == ["left out, on one side only: rank 1, 3"]
+    assert [(each["rank"], "rank2.json" in each["error"]) for each in document["failed"]] == [(2, True)]
     assert err.splitlines()[-1].startswith("torchperfd: 1 of 2 ranks are missing: ")
 
 

@@ -1,4 +1,4 @@
-"""Labels on the page of `analyze --html` can be read in both themes: WCAG 2 level AA asks for 4.5 to 1."""
+"""Labels on the pages of `--html` can be read in both themes: WCAG 2 level AA asks for 4.5 to 1."""
 
 import colorsys
 import re
@@ -6,11 +6,11 @@ from importlib.resources import files
 
 import pytest
 
-ASSETS = files("torchperfd_daemon.analysis.html")
-CSS = (ASSETS / "report.css").read_text(encoding="utf-8")
+ASSETS = files("torchperfd_daemon.pages")
+CSS = (ASSETS / "page.css").read_text(encoding="utf-8")
 HUES = [
     int(hue)
-    for hue in re.search(r"HUES = \[([\d, ]+)\]", (ASSETS / "report.js").read_text("utf-8"))[1].split(",")  # type: ignore[index]
+    for hue in re.search(r"HUES = \[([\d, ]+)\]", (ASSETS / "capture.js").read_text("utf-8"))[1].split(",")  # type: ignore[index]
 ]
 LEAST = 4.5
 
@@ -73,6 +73,10 @@ def test_flame_labels_have_enough_contrast(hue: int, name: str) -> None:
         ("--soft", "--card"),
         ("--ink", "--page"),
         ("--soft", "--page"),
+        ("--worse", "--card"),
+        ("--better", "--card"),
+        ("--worse", "--hover"),
+        ("--better", "--hover"),
     ],
 )
 def test_text_has_enough_contrast(text: str, ground: str, name: str) -> None:

@@ -1,14 +1,6 @@
-"""Renders the analysis as one HTML page that needs no server, no network and no other file.
+"""Renders the analysis of a capture as one HTML page."""
 
-Style and script are in the page; its Content-Security-Policy allows only their hashes. Data from a trace is
-in a block that no browser executes, and the script shows it as text.
-"""
-
-import base64
-import hashlib
-import json
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +10,7 @@ from torchperfd_daemon.analysis.own_frames import is_library
 from torchperfd_daemon.analysis.picture import Picture, StepPicture
 from torchperfd_daemon.analysis.timeline import Lane
 from torchperfd_daemon.analysis.trace import Int64
+from torchperfd_daemon.pages import render_page
 
 # What all ranks of a page share, so that it stays of a size that a browser opens at once.
 _RECTANGLES: Final = 160_000
@@ -25,25 +18,6 @@ _ROWS: Final = 12_000
 # A rank among hundreds has at least these.
 _FEWEST_RECTANGLES: Final = 800
 _FEWEST_ROWS: Final = 60
-
-_PAGE: Final = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<noscript>This page draws itself with its own script, which is switched off.</noscript>
-<main id="report"></main>
-<script type="application/json" id="document">{document}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
 
 
 def rectangles_for(ranks: int) -> int:
@@ -64,24 +38,13 @@ def render_html(document: dict[str, Any], pictures: Sequence[Picture | None]) ->
         _with_rows(entry, rows) | {"picture": picture and _picture(picture)}
         for entry, picture in zip(document["ranks"], pictures, strict=True)
     ]
-    style, script = (_asset(name) for name in ("report.css", "report.js"))
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
     names = [Path(entry["trace"]["path"]).name for entry in ranks]
     title = (
         names[0] if len(names) == 1 else f"{Path(ranks[0]['trace']['path']).parent.name}, {len(names)} ranks"
     )
     if run := (document.get("capture") or {}).get("run"):
         title = f"{run}: {title}"
-    return _PAGE.format(
-        policy=policy,
-        title=escape(f"{title} · torchperfd"),
-        style=style,
-        script=script,
-        document=_inert(document | {"ranks": ranks}),
-    )
+    return render_page("capture", title, document | {"ranks": ranks})
 
 
 def _with_rows(entry: dict[str, Any], rows: int) -> dict[str, Any]:
@@ -153,17 +116,3 @@ def _step(step: StepPicture) -> dict[str, Any]:
 def _distances(column: Int64) -> list[int]:
     distances: list[int] = np.diff(column, prepend=0).tolist()
     return distances
-
-
-def _inert(document: dict[str, Any]) -> str:
-    """Return JSON that opens and ends no element, whatever names it holds: ASCII without "<"."""
-    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _asset(name: str) -> str:
-    return "\n" + Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """Return the source expression of a Content-Security-Policy that allows just this element."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,139 @@
+"""One run as it is shown after its end: computed once, then laid out as text or handed to a page."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from torchperfd.card import CauseCard, VerdictCard
+from torchperfd.durations import duration
+from torchperfd.report import RankReport, words
+from torchperfd.report.overview import WAIT, RankRow, phase_shares, rank_rows, remarks, shown_ranks
+from torchperfd.report.overview_text import render
+from torchperfd.runs.rank_reports import read_reports
+from torchperfd.runs.record import RunRecord, read_document, record_of
+from torchperfd.runs.verdict_card import read_card
+
+MOST_TABLES: Final = 64
+"""Of more ranks only those that stand out have their table on the page."""
+_WORD_COLUMNS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunOverview:
+    """A run, its ranks' reports and its verdict.
+
+    Attributes:
+        record: The run as comparisons see it.
+        reports: By rank.
+        card: The verdict.
+    """
+
+    record: RunRecord
+    reports: tuple[RankReport, ...]
+    card: VerdictCard
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What was run, where and when, as a name and its words each."""
+        run = self.record
+        when = ""
+        if run.started is not None and run.ended is not None:
+            began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+            when = f"{began}, for {duration(max(0.0, run.ended - run.started))}"
+        facts = [
+            ("run", run.run),
+            ("script", run.script),
+            ("host", run.host),
+            ("when", when),
+            ("ranks", str(run.world_size)),
+            ("ended", run.exit_state),
+        ]
+        return [(name, value) for name, value in facts if value]
+
+    @property
+    def named(self) -> list[int]:
+        """The ranks that the verdict blames."""
+        return [cause.rank for cause in self.card.causes if cause.rank is not None]
+
+    def to_text(self, *, colour: bool = False, width: int = 80, fold: Callable[[str], str] = str) -> str:
+        """Return the run for a terminal, without a last newline.
+
+        Args:
+            fold: Folds the lines of facts, which are as long as the names in them.
+        """
+        environment = ", ".join(f"{name} {value}" for name, value in self.record.environment.items())
+        facts = [*self.facts, ("on", environment)]
+        parts = [
+            fold("\n".join(f"{name:8}  {value}" for name, value in facts if value)),
+            self.card.to_text(colour=colour, width=width),
+            render(self.reports, {}, named=self.named, colour=colour, width=width) if self.reports else "",
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+    def to_page(self) -> dict[str, Any]:
+        """Return what the page of a run shows: JSON, with texts as they are to be read."""
+        rows = rank_rows(self.reports)
+        own = next((each for each in self.reports if each.totals.train.steps), None)
+        shown = {row.rank for row in shown_ranks(rows, self.named)}
+        tables = [each for each in self.reports if len(self.reports) <= MOST_TABLES or each.rank in shown]
+        return {
+            "card": _card(self.card),
+            "facts": self.facts,
+            "environment": list(self.record.environment.items()),
+            "headline": words.headline(own.table, None) if own else "",
+            "phases": [asdict(each) for each in phase_shares(own, {})] if own else [],
+            "remarks": list(remarks(own)) if own else [],
+            "ranks": [_rank(row, is_named=row.rank in self.named) for row in rows],
+            "wait": WAIT,
+            "tables": [_table(each) for each in tables],
+            "tables_left_out": len(self.reports) - len(tables),
+        }
+
+
+def read_overview(content: bytes, source: str) -> RunOverview:
+    """Read a report, as :func:`torchperfd.runs.record.read_record` does.
+
+    Raises:
+        RunFileError: It is damaged, or something else.
+    """
+
+    def read(document: dict[str, Any]) -> RunOverview:
+        record, reports = record_of(document), read_reports(document)
+        return RunOverview(record, reports, read_card(document, record, reports))
+
+    return read_document(content, source, read)
+
+
+def _card(card: VerdictCard) -> dict[str, Any]:
+    return {
+        "summary": card.summary,
+        "is_healthy": card.is_healthy,
+        "remark": card.remark,
+        "causes": [{"head": _head(cause), "parts": cause.parts} for cause in card.causes],
+        "also": card.also,
+        "trace": card.trace,
+        "next_command": card.next_command,
+    }
+
+
+def _head(cause: CauseCard) -> str:
+    return " · ".join(part for part in (cause.cause, cause.where, cause.cost) if part)
+
+
+def _rank(row: RankRow, *, is_named: bool) -> dict[str, Any]:
+    return {**asdict(row), "own_seconds": row.own_seconds, "is_named": is_named}
+
+
+def _table(report: RankReport) -> dict[str, Any]:
+    table = report.table
+    rows = zip(table.rows, words.cells(table), strict=True)
+    return {
+        "rank": report.rank,
+        "title": words.title(table),
+        "headings": words.headings(table),
+        "word_columns": _WORD_COLUMNS,
+        "rows": [{"cells": cells, "share": row.share} for row, cells in rows],
+        "facts": words.facts(table),
+        "notes": table.notes,
+    }

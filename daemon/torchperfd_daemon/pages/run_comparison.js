@@ -1,0 +1,76 @@
+"use strict";
+
+// The page of `torchperfd compare A B --html` for two runs.
+(() => {
+  const {
+    report, integer, decimal, percent, element, section, sortingTable, signed, direction, chip, sidesTable, pairsTable, day,
+    sentence, show,
+  } = shared;
+
+  function milli(seconds) {
+    return decimal(seconds * 1000, 3);
+  }
+
+  function share(value) {
+    return signed(value, percent(Math.abs(value)));
+  }
+
+  function sides() {
+    const both = (name, of) => [name, of(report.before), of(report.after)];
+    const of = (key) => (side) => String(side[key] ?? "");
+    return section("What is compared", element("div", { class: "scroll" }, sidesTable([
+      both("run", of("run")), both("script", of("script")), both("host", of("host")), both("device", (side) => side.environment.device ?? ""),
+      both("torch", (side) => side.environment.torch ?? ""), both("Python", (side) => side.environment.python ?? ""),
+      both("torchperfd", (side) => side.environment.torchperfd ?? ""), both("began", (side) => day(side.started_seconds)),
+      both("steps", (side) => integer(side.steps)), both("ranks", (side) => integer(side.world_size)), both("ended", of("exit_state")),
+      both("slow rank", (side) => (side.slow_rank === null ? "none" : String(side.slow_rank))), both("verdict", of("verdict")),
+    ])));
+  }
+
+  // The change with its confidence interval, on one scale for all rows; the line in the middle is no change.
+  function interval(row, most) {
+    const low = row.share - row.margin;
+    const high = row.share + row.margin;
+    const at = (value) => `${50 + (50 * value) / most}%`;
+    const line = element("div", { class: "interval-line" });
+    line.style.left = at(low);
+    line.style.width = `${(50 * (high - low)) / most}%`;
+    const point = element("div", { class: `interval-point ${direction(row.changed, row.share)}-fill` });
+    point.style.left = at(row.share);
+    return element("div", { class: "interval", role: "img", "aria-label": `${share(low)} to ${share(high)} of the step` }, element("div", { class: "interval-zero" }), line, point);
+  }
+
+  function phases() {
+    const rows = [
+      { ...report.step, name: "the whole step", share: report.step.ratio, margin: report.step.ratio_margin, changed: report.changed, is_whole: true },
+      ...report.phases.map((phase) => ({ ...phase, name: phase.phase, share: phase.share_of_step, margin: phase.share_margin })),
+    ].map((row) => ({ ...row, before: row.before_seconds, after: row.after_seconds }));
+    const most = Math.max(...rows.map((row) => Math.abs(row.share) + row.margin), 1e-9);
+    // The step may have changed where the run has not.
+    const word = (row) => (row.changed ? "changed" : row.is_whole && report.step_changed ? "machine's speed" : "within noise");
+    const outcome = (row) => `${word(row)}${row.spikes_clipped ? ", spikes clipped" : ""}`;
+    return section("Phases", pairsTable("Phases", "phase", rows, [
+      { label: "A ms", cell: (row) => milli(row.before) }, { label: "B ms", cell: (row) => milli(row.after) },
+      { label: "of the step", cell: (row) => `${share(row.share)} ± ${percent(row.margin)}`, kind: (row) => direction(row.changed, row.share) },
+      { label: "change ms", cell: (row) => signed(row.difference_seconds, milli(Math.abs(row.difference_seconds))) },
+      { label: "95 % interval", cell: (row) => interval(row, most) },
+      { label: "", cell: (row) => chip(outcome(row), direction(row.changed, row.share)) },
+    ]),
+    element("p", { class: "soft" }, "Milliseconds per step. The interval is that of the change, as a part of the step.",
+      report.machine_factor === null ? "" : " All phases changed alike: A's phases are shown at the speed that the machine has in B."));
+  }
+
+  function differences() {
+    const rows = report.differing;
+    if (!rows.length) return section("Environment", element("p", { class: "soft" }, "Nothing that the reports know differs."));
+    const text = (label, key) => ({ label, of: (row) => row[key] || "unknown", text: true });
+    return section("Environment", element("p", { class: "soft" }, "What differs besides the times:"),
+      sortingTable("Environment", [text("what", "name"), text("A", "before"), text("B", "after")], rows, 0));
+  }
+
+  show(
+    element("p", { class: `verdict ${direction(report.changed, report.step.ratio)}-edge` }, sentence(report.headline)),
+    report.findings.length ? element("ul", { class: "findings" }, ...report.findings.map((each) => element("li", {}, each))) : null,
+    sides(), phases(), differences(),
+  );
+})();
