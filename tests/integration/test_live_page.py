@@ -263,6 +263,31 @@ def test_fleet_is_chosen_and_kept_in_links(browser: Browser) -> None:
         browser.wait_for("document.querySelectorAll('.rank-labels a').length === 8", "this node's steps")
 
 
+def test_two_captures_are_compared_as_a_page(browser: Browser, feed: PageFeed, url: str) -> None:
+    ids = ["named-by-hand", "20261128-230000-abcdef", "20261129-230000-abcdef"]
+    feed.captures = [
+        {"capture_id": each, "run": HOSTILE_RUN, "state": "complete", "ranks": [], "requested_at": 1.0 + at}
+        for at, each in reversed([*enumerate(ids)])
+    ]
+    browser.visit(f"{url}/#token={TOKEN}")
+    browser.wait_for("location.hash === '#/'", "the token to be taken")
+    browser.run("location.hash = '#/captures'")
+    for each in (ids[1], ids[0]):
+        box = f"document.querySelector('[data-key=\"choice {each}\"]')"
+        browser.wait_for(f"Boolean({box})", "the capture")
+        assert browser.run("[...document.querySelectorAll('[data-key=compare]')].length") == 0
+        browser.run(f"{box}.click()")
+    # The older one is A, whichever was chosen first.
+    assert f"torchperfd compare {ids[0]} {ids[1]}" in browser.run(MAIN)
+    click_button(browser, "Compare the two")
+    link = browser.wait_for("document.getElementById('report-link')?.href", "the link")
+    assert link == f"{url}/links/{ids[0]}/comparison/{ids[1]}"
+    assert "The comparison is ready" in browser.run(OUTCOME)
+    browser.run(f"document.querySelector('[data-key=\"choice {ids[2]}\"]').click()")
+    browser.wait_for(f"{MAIN}.includes('Choose two, not more.')", "that three are too many")
+    assert browser.run("document.querySelectorAll('main img').length") == 0
+
+
 def test_unknown_run_problem_is_shown(browser: Browser, url: str) -> None:
     browser.visit(f"{url}/#/run/nope")
     browser.wait_for(f"{MAIN}.includes('no run nope on this node')")

@@ -81,6 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
             }
             feed.captures.insert(0, made)
             self._document(made, 202)
+        elif "/comparison/" in self.path:
+            self._document({"state": "ready", "url": f"/links/{self.path.split('/captures/')[1]}"})
         else:
             self._refuse(404, "no such path")
 

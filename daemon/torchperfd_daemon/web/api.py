@@ -70,9 +70,11 @@ class Api:
             self._get("/captures", captures.captures),
             self._get(f"{capture}/analysis", captures.analysis, acts=True),
             self._get(f"{capture}/report", captures.report, acts=True),
+            self._get(f"{capture}/comparison/{{other}}", captures.report, acts=True),
             self._get(f"{capture}/files/{{name}}", captures.file, acts=True),
             self._get(capture, captures.capture),
             self._post(f"{capture}/report", captures.request_report),
+            self._post(f"{capture}/comparison/{{other}}", captures.request_report),
             self._post(f"{capture}/link", captures.link),
             self._post(f"{capture}/cancel", acting.cancel),
             # Names of runs may have slashes, so what follows the name is matched first.

@@ -25,7 +25,7 @@ from torchperfd_daemon.web.endpoint import body_of, json_answer, number
 from torchperfd_daemon.web.guard import error_response
 from torchperfd_daemon.web.links import Links
 from torchperfd_daemon.web.reader import Parts
-from torchperfd_daemon.web.reports import Report, Reports
+from torchperfd_daemon.web.reports import PageCaptures, Report, Reports
 
 MOST_LISTED: Final = 1000
 
@@ -48,9 +48,9 @@ class _LinkBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a link leads to: a file of a capture, or its report where the file is empty."""
+    """What a link leads to: a file of a capture, or a page of one or two captures where the file is empty."""
 
-    capture_id: str
+    captures: PageCaptures
     file: str = ""
 
 
@@ -108,20 +108,20 @@ class CapturesApi:
         return Response(content, media_type="application/json")
 
     async def request_report(self, request: Request, access: Access) -> Response:
-        """Begin to make a capture's page, or return the link to it."""
-        capture_id = await self._id(request)
-        report = self._reports.request(capture_id)
+        """Begin to make the page of a capture, or of two compared, or return the link to it."""
+        captures = await self._ids(request)
+        report = self._reports.request(*captures)
         state = report.state
         if state == "making":
             return await json_answer(request, {"state": state}, 202)
         if state == "failed":
             return await json_answer(request, {"state": state, "reason": report.reason})
-        return await json_answer(request, {"state": state, "url": self._links.add(Target(capture_id))})
+        return await json_answer(request, {"state": state, "url": self._links.add(Target(captures))})
 
     async def report(self, request: Request, access: Access) -> Response:
-        """A capture's page, once it is made."""
-        capture_id = await self._id(request)
-        return await self._page(self._reports.find(capture_id))
+        """The page of a capture, or of two compared, once it is made."""
+        captures = await self._ids(request)
+        return await self._page(self._reports.find(*captures))
 
     async def link(self, request: Request, access: Access) -> Response:
         """Make a link to one of a capture's files."""
@@ -130,7 +130,7 @@ class CapturesApi:
         record = await asyncio.to_thread(self._parts.catalog.get, capture_id)
         if body.file not in {trace.file for trace in record.ranks if trace.file} | {"manifest.json"}:
             raise NoSuchTargetError(f"capture {capture_id} has no file {body.file[:80]!r}")
-        return await json_answer(request, {"url": self._links.add(Target(capture_id, body.file))})
+        return await json_answer(request, {"url": self._links.add(Target((capture_id,), body.file))})
 
     async def file(self, request: Request, access: Access) -> Response:
         """One of a capture's files."""
@@ -143,13 +143,18 @@ class CapturesApi:
             return error_response(404, "this link is over", "ask for another on the page")
         try:
             if not target.file:
-                return await self._page(self._reports.find(target.capture_id))
-            return await self._send(request, target.capture_id, target.file)
+                return await self._page(self._reports.find(*target.captures))
+            return await self._send(request, target.captures[0], target.file)
         except TorchperfdError as error:
             return error_response(404, error.problem, error.remedy)
 
-    async def _id(self, request: Request) -> str:
-        given: str = request.path_params["id"]
+    async def _ids(self, request: Request) -> PageCaptures:
+        """Return the captures in a page's path: one, or two that are compared."""
+        names = [name for name in ("id", "other") if name in request.path_params]
+        return tuple([await self._id(request, name) for name in names])
+
+    async def _id(self, request: Request, name: str = "id") -> str:
+        given: str = request.path_params[name]
         if is_id(given):
             return given
         names = await asyncio.to_thread(_ids_in, self._parts.catalog.directory)

@@ -1,4 +1,4 @@
-"""Analysis pages of captures, made by ``torchperfd analyze --html`` in a process at idle priority."""
+"""Pages of captures, and of two compared, made by a command with ``--html`` in a process at idle priority."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,13 @@ import signal
 import sys
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.captures import Catalog, low_priority
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import TorchperfdError, UsageError
 
 log = logging.getLogger("torchperfd.http")
 
@@ -24,13 +24,18 @@ MOST_KEPT: Final = 8
 
 _MOST_WAITING: Final = 4
 _ERROR_CHARACTERS: Final = 300
-# What `analyze` returns when it could read all ranks' traces, or some.
+# What the command returns when it could read all ranks' traces, or some.
 _MADE: Final = (0, 5)
 
 
-def command_for(folder: Path, page: Path) -> list[str]:
-    """Return the command that analyses a capture's folder and writes the page."""
-    arguments = ("analyze", "--html", str(page), "--workers", "1", str(folder))
+PageCaptures = tuple[str, ...]
+"""The id of a capture, or those of two that are compared: before, after."""
+
+
+def command_for(folders: Sequence[Path], page: Path) -> list[str]:
+    """Return the command that analyses a capture's folder, or compares two, and writes the page."""
+    name = "analyze" if len(folders) == 1 else "compare"
+    arguments = (name, "--html", str(page), "--workers", "1", *map(str, folders))
     return [sys.executable, "-P", low_priority.__file__, *arguments]
 
 
@@ -53,37 +58,43 @@ class Report:
 class Reports:
     """Makes pages one at a time, and keeps the newest in a private directory until the daemon stops."""
 
-    def __init__(self, catalog: Catalog, command: Callable[[Path, Path], list[str]] = command_for) -> None:
+    def __init__(
+        self, catalog: Catalog, command: Callable[[Sequence[Path], Path], list[str]] = command_for
+    ) -> None:
         self._catalog = catalog
         self._command = command
         self._directory: Path | None = None
-        self._reports: OrderedDict[str, Report] = OrderedDict()
+        self._reports: OrderedDict[PageCaptures, Report] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
 
-    def request(self, capture_id: str) -> Report:
-        """Return a capture's page, which is begun if there is none or if it has failed.
+    def request(self, *captures: str) -> Report:
+        """Return the page of a capture or of two compared; it is begun if there is none or if it has failed.
 
         Raises:
             NoSuchTargetError: There is no such capture, or a trace of it is gone.
+            UsageError: A capture is compared with itself.
             TorchperfdError: It has not ended, has no trace, or too many pages are being made.
         """
-        known = self._reports.get(capture_id)
+        if len(set(captures)) < len(captures):
+            raise UsageError("a capture cannot be compared with itself", "choose two")
+        known = self._reports.get(captures)
         if known is not None and known.state != "failed":
-            self._reports.move_to_end(capture_id)
+            self._reports.move_to_end(captures)
             return known
-        self._check(capture_id)
+        for each in captures:
+            self._check(each)
         if sum(report.state == "making" for report in self._reports.values()) >= _MOST_WAITING:
             raise TorchperfdError("too many pages are being made", "wait for one of them")
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="torchperfd-pages-"))
-        page = self._directory / f"{capture_id}.html"
-        self._reports[capture_id] = Report(page, asyncio.create_task(self._make(capture_id, page)))
+        page = self._directory / f"{'-'.join(captures)}.html"
+        self._reports[captures] = Report(page, asyncio.create_task(self._make(captures, page)))
         self._forget_oldest()
-        return self._reports[capture_id]
+        return self._reports[captures]
 
-    def find(self, capture_id: str) -> Report | None:
+    def find(self, *captures: str) -> Report | None:
         """Return a page that was requested."""
-        return self._reports.get(capture_id)
+        return self._reports.get(captures)
 
     async def close(self) -> None:
         """Stop, and delete the pages."""
@@ -105,17 +116,18 @@ class Reports:
             # Any user may have put something else in its place, such as a pipe that never ends.
             self._catalog.open_public(capture_id, name).close()
 
-    async def _make(self, capture_id: str, page: Path) -> None:
+    async def _make(self, captures: PageCaptures, page: Path) -> None:
         try:
             async with self._one_at_a_time:
-                reason = await self._execute(self._command(self._catalog.folder(capture_id), page))
+                folders = [self._catalog.folder(each) for each in captures]
+                reason = await self._execute(self._command(folders, page))
             if not reason and not page.is_file():
                 reason = "the analyser wrote no page"
         except (OSError, TorchperfdError) as error:
             reason = str(error)
         if reason:
-            log.warning("capture %s has no page: %s", capture_id, reason)
-        report = self._reports.get(capture_id)
+            log.warning("capture %s has no page: %s", " and ".join(captures), reason)
+        report = self._reports.get(captures)
         if report is not None:
             report.reason = reason
 
@@ -145,6 +157,6 @@ class Reports:
         return text[:_ERROR_CHARACTERS] or f"the analyser ended with {process.returncode}"
 
     def _forget_oldest(self) -> None:
-        done = [capture_id for capture_id, report in self._reports.items() if report.state != "making"]
-        for capture_id in done[: max(0, len(self._reports) - MOST_KEPT)]:
-            self._reports.pop(capture_id).page.unlink(missing_ok=True)
+        done = [captures for captures, report in self._reports.items() if report.state != "making"]
+        for captures in done[: max(0, len(self._reports) - MOST_KEPT)]:
+            self._reports.pop(captures).page.unlink(missing_ok=True)

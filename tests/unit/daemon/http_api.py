@@ -1,7 +1,7 @@
 """The HTTP interface over real services in this process, for tests."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -53,7 +53,7 @@ class Page:
 
 def play(
     scenario: Callable[[Page], Awaitable[None]],
-    report_command: Callable[[Path, Path], list[str]] = command_for,
+    report_command: Callable[[Sequence[Path], Path], list[str]] = command_for,
 ) -> None:
     """Let a test's scenario run to its end."""
 

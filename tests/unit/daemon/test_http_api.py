@@ -198,7 +198,7 @@ def test_a_stranger_sees_that_captures_exist_and_no_more() -> None:
         whole = await page.get("captures", **{"x_torchperfd_token": TOKEN})
         assert whole["captures"][0]["ranks"][0]["file"] == "rank0.json"
         assert "secret" in str(await page.get(f"captures/{capture_id}", **{"x_torchperfd_token": TOKEN}))
-        for rest in ("analysis", "report", "files/rank0.json"):
+        for rest in ("analysis", "report", f"comparison/{capture_id}", "files/rank0.json"):
             answer = await page.ask(f"/api/v1/captures/{capture_id}/{rest}")
             assert answer.status_code == 401
 
@@ -226,6 +226,7 @@ def test_acting_needs_the_token_and_the_own_page() -> None:
             "runs/a/stacks",
             "captures/x/cancel",
             "captures/x/report",
+            "captures/x/comparison/y",
             "captures/x/link",
         )
         for path in acts:
@@ -264,6 +265,7 @@ def test_acting_on_what_is_not_there_is_refused() -> None:
             ("runs/a/capture", 404),
             ("captures/20260101-000000-abcdef/cancel", 404),
             ("captures/20260101-000000-abcdef/report", 404),
+            ("captures/20260101-000000-abcdef/comparison/20260101-000001-abcdef", 404),
         ):
             answer = await page.post(path)
             assert answer.status_code == code, answer.text

@@ -2,37 +2,39 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.page_documents import CAPTURES, two_captures
 from tests.unit.daemon.http_api import OWNER, Page, play
 from tests.unit.daemon.kept import add
 
 from torchperfd_daemon.captures import CaptureState, Catalog
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.web import reports
 from torchperfd_daemon.web.reports import MOST_KEPT, Reports, command_for
 
 CAPTURE = "20260101-000000-abcdef"
+LATER = "20260101-000100-abcdef"
 WRITE = "import sys; open(sys.argv[1], 'w').write('<!doctype html>' + sys.argv[2])"
 
 
-def writing(folder: Path, page: Path) -> list[str]:
-    return [sys.executable, "-S", "-c", WRITE, str(page), folder.name]
+def writing(folders: Sequence[Path], page: Path) -> list[str]:
+    return [sys.executable, "-S", "-c", WRITE, str(page), " ".join(each.name for each in folders)]
 
 
-def failing(folder: Path, page: Path) -> list[str]:
+def failing(folders: Sequence[Path], page: Path) -> list[str]:
     return [sys.executable, "-S", "-c", "import sys; sys.exit('torchperfd: no trace at all')"]
 
 
-def hanging(folder: Path, page: Path) -> list[str]:
+def hanging(folders: Sequence[Path], page: Path) -> list[str]:
     return [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
 
 
 def run(
     catalog: Catalog,
-    command: Callable[[Path, Path], list[str]],
+    command: Callable[[Sequence[Path], Path], list[str]],
     scenario: Callable[[Reports], Awaitable[None]],
 ) -> None:
     async def whole() -> None:
@@ -51,9 +53,11 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def test_command_analyses_at_idle_priority() -> None:
-    command = command_for(Path("/c/x"), Path("/p/x.html"))
+    command = command_for([Path("/c/x")], Path("/p/x.html"))
     assert command[2].endswith("low_priority.py")
     assert command[3:] == ["analyze", "--html", "/p/x.html", "--workers", "1", "/c/x"]
+    two = command_for([Path("/c/x"), Path("/c/y")], Path("/p/x-y.html"))
+    assert two == [*command[:3], "compare", "--html", "/p/x-y.html", "--workers", "1", "/c/x", "/c/y"]
 
 
 def test_page_is_made_once_in_a_private_directory(catalog: Catalog) -> None:
@@ -144,6 +148,72 @@ def test_old_pages_make_room_for_new_ones(catalog: Catalog) -> None:
         assert len(list(last.page.parent.iterdir())) == MOST_KEPT
 
     run(catalog, writing, scenario)
+
+
+def test_comparison_is_kept_beside_the_pages_of_its_captures(catalog: Catalog) -> None:
+    for capture_id in (CAPTURE, LATER):
+        add(catalog, capture_id)
+
+    async def scenario(made: Reports) -> None:
+        both = made.request(CAPTURE, LATER)
+        assert made.request(CAPTURE, LATER) is both
+        pages = [both, made.request(LATER, CAPTURE), made.request(CAPTURE)]
+        for page in pages:
+            await page.task
+        texts = [page.page.read_text().removeprefix("<!doctype html>") for page in pages]
+        assert texts == [f"{CAPTURE} {LATER}", f"{LATER} {CAPTURE}", CAPTURE]
+
+    run(catalog, writing, scenario)
+
+
+def test_comparison_is_made_by_the_command(tmp_path: Path) -> None:
+    """A page of a real comparison, by a process at idle priority with bounded memory."""
+    catalog = two_captures(tmp_path / "captures", ranks=2)
+
+    async def scenario(made: Reports) -> None:
+        report = made.request(*CAPTURES)
+        await report.task
+        assert report.reason == ""
+        text = report.page.read_text()
+        assert "B's steps take 3.9 ms, A's 2.9 ms (+34 %)" in text
+        assert "<img" not in text
+
+    run(catalog, command_for, scenario)
+
+
+def test_comparison_needs_two_captures_with_traces(catalog: Catalog) -> None:
+    add(catalog, CAPTURE)
+    add(catalog, LATER, state=CaptureState.ARMED)
+
+    async def scenario(made: Reports) -> None:
+        with pytest.raises(UsageError, match="compared with itself"):
+            made.request(CAPTURE, CAPTURE)
+        with pytest.raises(TorchperfdError, match="in progress"):
+            made.request(CAPTURE, LATER)
+        with pytest.raises(NoSuchTargetError):
+            made.request(CAPTURE, "20260101-000003-abcdef")
+        assert made.find(CAPTURE, LATER) is None
+
+    run(catalog, writing, scenario)
+
+
+def test_comparison_opens_through_a_link_without_the_token() -> None:
+    async def scenario(page: Page) -> None:
+        for capture_id in (CAPTURE, LATER):
+            add(page.served.catalog, capture_id)
+        path = f"captures/{CAPTURE}/comparison/{LATER}"
+        assert (await page.post(path)).json() == {"state": "making"}
+        assert (await page.ask(f"/api/v1/{path}")).status_code == 401
+        assert (await page.ask(f"/api/v1/{path}", headers=OWNER)).status_code == 409
+        await page.reports.request(CAPTURE, LATER).task
+        ready = (await page.post(path)).json()
+        opened = await page.ask(ready["url"])
+        assert (opened.status_code, opened.text) == (200, f"<!doctype html>{CAPTURE} {LATER}")
+        assert opened.headers["content-security-policy"].startswith("sandbox allow-scripts")
+        assert (await page.ask(f"/api/v1/{path}", headers=OWNER)).text == opened.text
+        assert (await page.post(f"captures/{CAPTURE}/comparison/{CAPTURE}")).status_code == 400
+
+    play(scenario, writing)
 
 
 def test_page_opens_through_a_link_without_the_token() -> None:

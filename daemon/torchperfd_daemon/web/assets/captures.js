@@ -1,14 +1,14 @@
 // Captures: the list, and the view of one with its ranks, its report and its files.
 
-import { actionButton, cancel, commanded, showOutcome } from "./actions.js";
+import { actionButton, cancel, commanded } from "./actions.js";
 import { address } from "./address.js";
 import { card, chip, element, table, tile } from "./elements.js";
+import { openMadePage } from "./made_pages.js";
 import { bytes, count, duration, isNumber, moment, ranges } from "./numbers.js";
 import { Part } from "./parts.js";
 
 const KINDS = { complete: "good", partial: "warn", failed: "bad", preparing: "busy", armed: "busy", queued: "quiet" };
 const ENDED = ["complete", "partial", "failed"];
-const REPORT_EVERY_MS = 1000;
 
 /** Return whether a capture has ended. */
 export function hasEnded(capture) {
@@ -20,8 +20,9 @@ export class CapturesView {
     this._feed = feed;
     this._chosen = new Set();
     this._list = new Part(element("div", {}));
-    this._compare = element("p", { class: "note", "aria-live": "polite" });
-    this.box = element("div", {}, element("h1", {}, "Captures"), this._list.box, this._compare);
+    this._offer = new Part(element("div", { "aria-live": "polite" }));
+    this._progress = element("p", { "aria-live": "polite" });
+    this.box = element("div", {}, element("h1", {}, "Captures"), this._list.box, this._offer.box, this._progress);
   }
 
   get title() {
@@ -40,6 +41,11 @@ export class CapturesView {
   update() {
     const known = this._feed.documents.captures;
     if (!known) return;
+    // The older one of two is A; what is gone cannot be compared.
+    const chosen = known.captures.filter((one) => this._chosen.has(one.capture_id)).sort((a, b) => a.requested_at - b.requested_at);
+    const ids = chosen.map((one) => one.capture_id);
+    this._chosen = new Set(ids);
+    this._offer.update(ids, () => this._comparison(ids));
     this._list.update(known.captures, () => [
       known.captures.length
         ? card("List", { wide: true, note: "Choose two to compare them." }, table("Captures of this node", this._columns(), known.captures))
@@ -66,12 +72,25 @@ export class CapturesView {
     box.addEventListener("change", () => {
       if (box.checked) this._chosen.add(one.capture_id);
       else this._chosen.delete(one.capture_id);
-      const ids = [...this._chosen];
-      this._compare.replaceChildren(
-        ...(ids.length === 2 ? ["On the node: ", element("code", {}, `torchperfd compare ${ids[0]} ${ids[1]}`)] : ids.length > 2 ? ["Choose two, not more."] : []),
-      );
+      this.update();
     });
     return box;
+  }
+
+  // What can be done with the captures that are chosen.
+  _comparison(ids) {
+    if (ids.length < 2) return [];
+    if (ids.length > 2) return [element("p", { class: "note" }, "Choose two, not more.")];
+    const [before, after] = ids.map(encodeURIComponent);
+    const open = () => openMadePage(`${before}/comparison/${after}`, this._progress, "comparison");
+    return [
+      card(
+        "Compare",
+        { wide: true },
+        this._feed.isSaved ? null : actionButton("Compare the two", "compare", open, { primary: true }),
+        element("p", { class: "note" }, "On the node: ", element("code", {}, `torchperfd compare ${ids[0]} ${ids[1]}`)),
+      ),
+    ];
   }
 }
 
@@ -145,28 +164,8 @@ export class CaptureView {
     ].filter(Boolean);
   }
 
-  async _open() {
-    this._report.textContent = "The daemon is making the report …";
-    for (;;) {
-      const answer = await commanded(`captures/${encodeURIComponent(this._id)}/report`, {}, "make the report");
-      if (answer === null) {
-        this._report.textContent = "";
-        return;
-      }
-      if (answer.state === "ready") {
-        this._report.textContent = "";
-        const link = element("a", { href: answer.url, target: "_blank", rel: "noopener", id: "report-link" }, "open it in a new tab");
-        showOutcome("good", "The report is ready: ", link, ". The link works for a minute.");
-        return;
-      }
-      if (answer.state === "failed") {
-        this._report.textContent = "";
-        showOutcome("bad", `No report: ${answer.reason}.`);
-        return;
-      }
-      await new Promise((resolve) => setTimeout(resolve, REPORT_EVERY_MS));
-      if (!this.box.isConnected) return;
-    }
+  _open() {
+    return openMadePage(`${encodeURIComponent(this._id)}/report`, this._report, "report");
   }
 
   async _download(file) {
