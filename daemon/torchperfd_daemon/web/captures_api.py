@@ -155,9 +155,10 @@ class CapturesApi:
 
     async def _id(self, request: Request, name: str = "id") -> str:
         given: str = request.path_params[name]
-        if is_id(given):
+        if self._parts.coordinator.live_record(given):
             return given
         names = await asyncio.to_thread(_ids_in, self._parts.catalog.directory)
+        names += [record.capture_id for record in self._parts.coordinator.live_records]
         found = whole_name(given, names, "capture")
         if found not in names:
             raise NoSuchTargetError(f"no capture {given[:80]!r}", "load /api/v1/captures")

@@ -205,6 +205,19 @@ def test_a_stranger_sees_that_captures_exist_and_no_more() -> None:
     play(scenario)
 
 
+def test_capture_id_is_completed_from_a_unique_prefix() -> None:
+    async def scenario(page: Page) -> None:
+        for capture_id in ("20260101-000000-abcdef", "20260102-000000-abcdef"):
+            add(page.served.catalog, capture_id)
+        assert (await page.get("captures/20260102"))["capture_id"] == "20260102-000000-abcdef"
+        for given, words in (("202601", "2 captures begin with"), ("20270101-000000-abcdef", "no capture")):
+            answer = await page.ask(f"/api/v1/captures/{given}")
+            assert answer.status_code == 404
+            assert words in answer.text
+
+    play(scenario)
+
+
 def test_a_wrong_token_is_refused_for_reading_and_acting() -> None:
     async def scenario(page: Page) -> None:
         join(page)
