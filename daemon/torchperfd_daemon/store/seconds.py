@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,13 +82,18 @@ class SecondHistory:
             first = after
 
     def since(
-        self, second: int = -1, newest: int = HISTORY_SECONDS, until: int | None = None
+        self,
+        second: int = -1,
+        newest: int = HISTORY_SECONDS,
+        until: int | None = None,
+        phases: Collection[str] | None = None,
     ) -> SecondColumns:
         """Return copies of the seconds after one.
 
         Args:
             newest: At most the last so many, counted from the newest second on.
             until: The last one to return; by default the newest.
+            phases: Those to return; by default all.
         """
         until = self.newest if until is None else min(until, self.newest)
         first = max(second + 1, self.newest - min(newest, self._capacity) + 1, 0)
@@ -106,6 +111,7 @@ class SecondHistory:
             {
                 name: np.frombuffer(column, np.uint16)[slots] / _WHOLE * mean
                 for name, column in self._shares.items()
+                if phases is None or name in phases
             },
         )
 

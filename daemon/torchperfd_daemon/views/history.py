@@ -6,12 +6,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.store import HISTORY_SECONDS, HISTORY_STEPS, Rank, SecondColumns
+from torchperfd_daemon.store import HISTORY_SECONDS, Rank, SecondColumns
 
 WAIT: Final = "collective_wait"
 MOST_OUTLIERS: Final = 16
 
 _DIGITS: Final = 7
+_FEW: Final = 16
 _REPORTED_S: Final = 6
 _ABOVE: Final = 1.05
 _PERCENTILES: Final = (("p5", 0.05), ("p50", 0.5), ("p95", 0.95))
@@ -21,8 +22,11 @@ _Floats = npt.NDArray[np.float64]
 
 def rounded(values: _Floats, digits: int = _DIGITS) -> list[float]:
     """Return seconds to a tenth of a microsecond: more digits would only lengthen an answer."""
-    numbers: list[float] = np.round(values, digits).tolist()
-    return numbers
+    numbers: list[float] = values.tolist()
+    if len(numbers) <= _FEW:
+        # Such as those of an event: numpy's call costs more than these.
+        return [round(number, digits) for number in numbers]
+    return np.round(values, digits).tolist()  # type: ignore[no-any-return]
 
 
 def whole_seconds(rank: Rank, after: int, now: float, newest: int = HISTORY_SECONDS) -> SecondColumns:
@@ -33,10 +37,14 @@ def whole_seconds(rank: Rank, after: int, now: float, newest: int = HISTORY_SECO
         now: Unix seconds.
         newest: At most the last so many.
     """
-    held = rank.seconds
+    return rank.seconds.since(after, newest, newest_whole(rank, now))
+
+
+def newest_whole(rank: Rank, now: float) -> int:
+    """Return the newest second whose steps have all been reported, at Unix time ``now``."""
+    newest = rank.seconds.newest
     # A rank reports at least every four seconds, and its steps in order.
-    is_open = now < held.newest + _REPORTED_S
-    return held.since(after, newest, held.newest - 1 if is_open else held.newest)
+    return newest - 1 if now < newest + _REPORTED_S else newest
 
 
 def seconds_dict(found: SecondColumns, *, phases: bool) -> dict[str, Any]:
@@ -75,15 +83,28 @@ def steps_dict(rank: Rank, newest: int, since: float, *, phases: bool) -> dict[s
     }
 
 
-def across_dict(ranks: Sequence[Rank], newest: int = HISTORY_SECONDS) -> dict[str, Any]:
-    """Return percentiles over ranks of each second, and the ranks with most work of their own."""
-    histories = [rank.seconds.since(newest=newest) for rank in ranks]
+def own_seconds(rank: Rank, newest: int = HISTORY_SECONDS) -> SecondColumns:
+    """Return what :func:`across_dict` compares of a rank."""
+    return rank.seconds.since(newest=newest, phases=(WAIT,))
+
+
+def across_dict(
+    ranks: Sequence[int], histories: Sequence[SecondColumns], newest: int = HISTORY_SECONDS
+) -> dict[str, Any]:
+    """Return percentiles over ranks of each second, and the ranks with most work of their own.
+
+    May run on any thread.
+
+    Args:
+        ranks: Their numbers.
+        histories: Their :func:`own_seconds`.
+    """
     there = [found.unix_seconds for found in histories if len(found.unix_seconds)]
     if not there:
         return {"unix_seconds": [], "ranks": [], "step": _empty(), "own": _empty(), "outliers": []}
     last = max(int(seconds[-1]) for seconds in there)
     first = max(min(int(seconds[0]) for seconds in there), last - newest + 1)
-    shape = (len(ranks), last - first + 1)
+    shape = (len(histories), last - first + 1)
     step, own = np.full(shape, np.nan), np.full(shape, np.nan)
     for row, found in enumerate(histories):
         wanted = found.unix_seconds >= first
@@ -93,7 +114,7 @@ def across_dict(ranks: Sequence[Rank], newest: int = HISTORY_SECONDS) -> dict[st
         own[row, columns] = (found.step_seconds - (0.0 if wait is None else wait))[wanted]
     counts = (~np.isnan(step)).sum(axis=0)
     seen = np.flatnonzero(counts)
-    numbers = np.array([rank.identity.rank for rank in ranks])
+    numbers = np.array(ranks)
     step, own, counts = step[:, seen], own[:, seen], counts[seen]
     return {
         "unix_seconds": (seen + first).tolist(),
@@ -116,7 +137,7 @@ def sparkline(ranks: Sequence[Rank], interval: int = 10) -> dict[str, Any]:
     first = until - HISTORY_SECONDS
     total, steps = np.zeros(count), np.zeros(count)
     for rank in ranks:
-        found = rank.seconds.since(first - 1)
+        found = rank.seconds.since(first - 1, phases=())
         places = (found.unix_seconds - first) // interval
         total += np.bincount(places, found.step_seconds * found.steps, count)
         steps += np.bincount(places, found.steps, count)
@@ -131,11 +152,15 @@ def sparkline(ranks: Sequence[Rank], interval: int = 10) -> dict[str, Any]:
     }
 
 
-def phase_names(ranks: Iterable[Rank]) -> list[str]:
-    """Return the phases that any of the ranks has steps with, the ones that took most time first."""
+def phase_names(means: Iterable[Mapping[str, float]]) -> list[str]:
+    """Return the phases that any rank has steps with, the ones that took most time first.
+
+    Args:
+        means: Of each rank, the mean time of its phases.
+    """
     spent: dict[str, float] = {}
-    for rank in ranks:
-        for name, seconds in rank.history.mean_phase_seconds(HISTORY_STEPS).items():
+    for phases in means:
+        for name, seconds in phases.items():
             spent[name] = spent.get(name, 0.0) + seconds
     return sorted(spent, key=lambda name: -spent[name])
 

@@ -1,8 +1,11 @@
 """Runs over HTTP: the documents of ``ps``, ``ranks``, ``steps``, ``diagnose``, ``goodput``; the history."""
 
+import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,6 +25,7 @@ from torchperfd_daemon.web.endpoint import MOST_RANK, flag, json_answer, number,
 from torchperfd_daemon.web.past_runs import PastRuns
 from torchperfd_daemon.web.reader import Parts, Reader
 from torchperfd_daemon.web.run_rows import run_row
+from torchperfd_daemon.web.time_slices import in_slices
 
 _MOST_RANKS: Final = 64
 _LAST_UNIX_S: Final = 1e11
@@ -95,7 +99,7 @@ class RunsApi:
         document: dict[str, Any] = {
             "schema": "torchperfd.run/1",
             "run": self._row(run, next(iter(verdicts), None), goodput[0].ratio if goodput else None),
-            "phases": history.phase_names(ranks),
+            "phases": await _phase_names(ranks),
             "goodput": goodput_dict(goodput)["runs"][0] if goodput else None,
             "marks": self._past.marks(name),
             **fleet_dict(listed),
@@ -144,13 +148,9 @@ class RunsApi:
         phases, now = flag(request, "phases", default=True), time.time()
         wanted = set(rank_list(request.query_params.get("ranks", ""), _MOST_RANKS))
         chosen = [rank for rank in ranks if not wanted or rank.identity.rank in wanted][:_MOST_RANKS]
-        document = {
-            "schema": "torchperfd.history/1",
-            "run": name,
-            "world_size": max(rank.identity.world_size for rank in ranks),
-            "phases": history.phase_names(ranks),
-            "ranks_here": [rank.identity.rank for rank in ranks],
-            "ranks": [
+
+        def row(rank: Rank) -> msgspec.Raw:
+            return _encoded(
                 {
                     "rank": rank.identity.rank,
                     "node": rank.identity.node,
@@ -160,9 +160,19 @@ class RunsApi:
                     ),
                     "steps": history.steps_dict(rank, steps, since, phases=phases),
                 }
-                for rank in chosen
-            ],
-            "across": history.across_dict(ranks, max(1, seconds)),
+            )
+
+        numbers = [rank.identity.rank for rank in ranks]
+        own = [history.own_seconds(rank, max(1, seconds)) async for rank in in_slices(ranks)]
+        document = {
+            "schema": "torchperfd.history/1",
+            "run": name,
+            "world_size": max(rank.identity.world_size for rank in ranks),
+            "phases": await _phase_names(ranks),
+            "ranks_here": numbers,
+            "ranks": [row(rank) async for rank in in_slices(chosen)],
+            # In a thread, which frees the interpreter while it sorts.
+            "across": await asyncio.to_thread(history.across_dict, numbers, own, max(1, seconds)),
             "marks": self._past.marks(name),
             "view": self._view(access, ranks, window_seconds=float(seconds)),
         }
@@ -218,6 +228,17 @@ class RunsApi:
 
     def _view(self, access: Access, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return view_dict(self._parts.node, access, *args, **kwargs)
+
+
+async def _phase_names(ranks: Sequence[Rank]) -> list[str]:
+    return history.phase_names(
+        [rank.history.mean_phase_seconds(HISTORY_STEPS) async for rank in in_slices(ranks)]
+    )
+
+
+def _encoded(row: dict[str, Any]) -> msgspec.Raw:
+    """Return a part of a document as JSON, so that encoding all of it takes no time."""
+    return msgspec.Raw(msgspec.json.encode(row))
 
 
 def _one_rank(request: Request) -> str:
