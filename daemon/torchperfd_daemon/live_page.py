@@ -17,6 +17,7 @@ from torchperfd_daemon.web.app import build_app
 from torchperfd_daemon.web.config_file import WebConfigFile
 from torchperfd_daemon.web.origin import Sites
 from torchperfd_daemon.web.reader import Parts
+from torchperfd_daemon.web.runs_file import FOLDER, RunsFile
 from torchperfd_daemon.web.server import WebServer
 
 log = logging.getLogger("torchperfd.server")
@@ -41,7 +42,9 @@ class LivePage:
     ) -> None:
         self._settings = settings
         self._token = PageToken()
-        self.api = Api(parts, self._token, verdict)
+        # Simulated ranks leave nothing on the disk.
+        runs_file = None if settings.demo else RunsFile(settings.captures_dir / FOLDER, parts.node)
+        self.api = Api(parts, self._token, verdict, runs_file=runs_file)
         names = (settings.page_hosts or "").split(",")
         sites = Sites([settings.metrics_host, *(name.strip() for name in names)])
         self._web = WebServer(build_app(page, is_ready, web_config, self.api.routes(), sites), web_config)

@@ -21,6 +21,7 @@ from torchperfd_daemon.web.past_runs import PastRuns
 from torchperfd_daemon.web.reader import Parts, Reader
 from torchperfd_daemon.web.reports import Reports
 from torchperfd_daemon.web.runs_api import RunsApi
+from torchperfd_daemon.web.runs_file import RunsFile
 
 _ROOT: Final = "/api/v1"
 
@@ -32,6 +33,7 @@ class Api:
         verdict: Returns the published verdict on a run.
         cache: Where documents are kept for a moment.
         reports: What makes the pages of captures.
+        runs_file: Keeps the runs of the last day when the daemon ends; None for nothing.
     """
 
     def __init__(
@@ -41,12 +43,13 @@ class Api:
         verdict: Callable[[str], Verdict | None] = lambda _: None,
         cache: AnswerCache | None = None,
         reports: Reports | None = None,
+        runs_file: RunsFile | None = None,
     ) -> None:
         self._cache = cache or AnswerCache()
         self._token = token
         self._parts = parts
         reader = Reader(parts)
-        self.past = PastRuns(parts.store, verdict)
+        self.past = PastRuns(parts.store, verdict, file=runs_file)
         self.hub = EventHub(parts, verdict)
         self.past.on_mark = self.hub.send_mark
         self._reader = reader
@@ -103,7 +106,8 @@ class Api:
         )
 
     async def close(self) -> None:
-        """End what is in progress."""
+        """End what is in progress, and keep the runs of the last day."""
+        self.past.close()
         await self._acting.close()
         await self._reports.close()
 

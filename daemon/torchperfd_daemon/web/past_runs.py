@@ -1,12 +1,15 @@
-"""Runs as this daemon has seen them: when each began, what happened in it, and those that have ended."""
+"""Runs as the daemons of the last day saw them: when each began, what happened, and those that ended."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
+
+from google.protobuf.message import DecodeError
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.background import WorkerHealth
@@ -16,12 +19,14 @@ from torchperfd_daemon.store import Rank, State, Store
 from torchperfd_daemon.views.history import sparkline
 from torchperfd_daemon.views.verdicts import verdict_dict
 from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.runs_file import KeptRun, RunRow, RunsFile, Sparkline
 
 log = logging.getLogger("torchperfd.http")
 
 SAMPLE_S: Final = 1.0
 MOST_FINISHED: Final = 100
 MOST_MARKS: Final = 256
+SAVE_EVERY_S: Final = 30.0
 
 _DAY_S: Final = 86_400.0
 _KINDS: Final = {State.CHECKPOINTING: "checkpoint", State.VALIDATING: "validation"}
@@ -36,7 +41,7 @@ class _Seen:
     open: dict[tuple[int, State], dict[str, Any]] = field(default_factory=dict)
     cause: str = ""
     ended_at: float = 0.0
-    row: dict[str, Any] = field(default_factory=dict)
+    row: RunRow | None = None
     verdict: control_pb2.Verdict | None = None
     users: list[int | None] = field(default_factory=list)
 
@@ -46,6 +51,7 @@ class PastRuns:
 
     Args:
         verdict: Returns the published verdict on a run.
+        file: Keeps the runs when the daemon ends; None for a daemon that keeps nothing.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class PastRuns:
         store: Store,
         verdict: Callable[[str], Verdict | None] = lambda _: None,
         wall: Callable[[], float] = time.time,
+        file: RunsFile | None = None,
     ) -> None:
         self._store = store
         self._verdict = verdict
@@ -61,18 +68,72 @@ class PastRuns:
         self.on_mark: Callable[[str, dict[str, Any]], None] | None = None
         """Called with each new mark, and again when the time that it marks has ended."""
         self.health = WorkerHealth("past runs")
+        self._file = file
+        self._save_at = self._wall() + SAVE_EVERY_S
+        if file is not None:
+            self._restore(file.load())
 
     async def run(self) -> None:
-        """Sample until cancelled."""
+        """Sample until cancelled, and save at times."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             try:
                 self.sample()
+                if self._file is not None and self._wall() >= self._save_at:
+                    self._save_at = self._wall() + SAVE_EVERY_S
+                    if self._store.runs():
+                        await asyncio.to_thread(self._file.save, self.kept())
                 self.health.succeeded(self._wall())
             except Exception:
                 # A failure here must not end the daemon.
                 if self.health.failed():
                     log.exception("runs could not be sampled; trying again in %.0f s", SAMPLE_S)
+
+    def close(self) -> None:
+        """Save; blocks during the write."""
+        if self._file is not None and self._runs:
+            self._file.save(self.kept())
+
+    def kept(self) -> list[KeptRun]:
+        """Return what is to be known of the runs after a restart, the newest first.
+
+        A run that has ranks here is kept as it would be if they had left: it may end while no daemon runs.
+        """
+        here, now = self._store.runs(), self._wall()
+        found: list[KeptRun] = []
+        for name, seen in self._runs.items():
+            row, verdict, users = seen.row, seen.verdict, seen.users
+            if not seen.ended_at and name in here:
+                row, verdict, users = self._as_ended(name, seen, here[name], now)
+            if row is not None:
+                open_marks = [id(mark) for mark in seen.open.values()]
+                marks = [
+                    {**mark, "end_unix_seconds": row.ended_unix_seconds} if id(mark) in open_marks else mark
+                    for mark in seen.marks
+                ]
+                packed = b"" if verdict is None else verdict.SerializeToString()
+                found.append(KeptRun(row, marks, packed, users))
+        return sorted(found, key=lambda run: -run.row.ended_unix_seconds)
+
+    def _restore(self, runs: list[KeptRun]) -> None:
+        now = self._wall()
+        for run in runs:
+            row, verdict = run.row, None
+            # Of a clock that was set, or of damage: it would never be a day old.
+            if not 0 < row.ended_unix_seconds <= now + SAVE_EVERY_S:
+                continue
+            with contextlib.suppress(DecodeError):
+                verdict = control_pb2.Verdict.FromString(run.verdict) if run.verdict else None
+            self._runs[row.run] = _Seen(
+                row.started_unix_seconds,
+                deque(run.marks, maxlen=MOST_MARKS),
+                cause=verdict.cause if verdict is not None else "",
+                ended_at=row.ended_unix_seconds,
+                row=row,
+                verdict=verdict,
+                users=run.users,
+            )
+        self._forget(now)
 
     def sample(self) -> None:
         """Look at all runs once."""
@@ -159,22 +220,29 @@ class PastRuns:
 
     def _finish(self, run: str, seen: _Seen, ranks: list[Rank], now: float) -> None:
         """Keep what is to be shown of a run whose ranks have left."""
+        row, seen.verdict, seen.users = self._as_ended(run, seen, ranks, now)
+        seen.row, seen.ended_at = row, row.ended_unix_seconds
+        self._save_at = now
+
+    def _as_ended(
+        self, run: str, seen: _Seen, ranks: list[Rank], now: float
+    ) -> tuple[RunRow, control_pb2.Verdict | None, list[int | None]]:
+        """Return what is to be shown of a run, the verdict on it, and the users of its ranks."""
         verdict = self._verdict(run)
         finished = all(rank.state is State.FINISHED for rank in ranks)
-        seen.ended_at = max((rank.last_step_unix_seconds for rank in ranks), default=0.0) or now
-        seen.verdict = None if verdict is None else verdict_message(verdict)
-        seen.users = [rank.process.uid for rank in ranks]
-        seen.row = {
-            "run": run,
-            "job_name": ranks[0].identity.job_name,
-            "world_size": max(rank.identity.world_size for rank in ranks),
-            "state": "finished" if finished else "gone",
-            "started_unix_seconds": seen.first_seen,
-            "ended_unix_seconds": seen.ended_at,
-            "steps": max(rank.totals.train.steps for rank in ranks),
-            "step_seconds": max(rank.totals.steady_means()[1] for rank in ranks) or None,
-            "sparkline": sparkline(ranks),
-        }
+        row = RunRow(
+            run=run,
+            job_name=ranks[0].identity.job_name,
+            world_size=max(rank.identity.world_size for rank in ranks),
+            state="finished" if finished else "gone",
+            started_unix_seconds=seen.first_seen,
+            ended_unix_seconds=max((rank.last_step_unix_seconds for rank in ranks), default=0.0) or now,
+            steps=max(rank.totals.train.steps for rank in ranks),
+            step_seconds=max(rank.totals.steady_means()[1] for rank in ranks) or None,
+            sparkline=Sparkline(**sparkline(ranks)),
+        )
+        message = None if verdict is None else verdict_message(verdict)
+        return row, message, [rank.process.uid for rank in ranks]
 
     def _row(self, seen: _Seen, access: Access) -> dict[str, Any]:
         verdict = None
@@ -183,7 +251,7 @@ class PastRuns:
             shown.CopyFrom(seen.verdict)
             access.call().rights.redact_verdict(shown, seen.users)
             verdict = verdict_dict(shown)
-        return {**seen.row, "verdict": verdict}
+        return {**(asdict(seen.row) if seen.row is not None else {}), "verdict": verdict}
 
     def _forget(self, now: float) -> None:
         """Forget the runs that ended a day ago, and the oldest of too many."""

@@ -1,11 +1,18 @@
 """Marks of a run, and the runs of the last day that have ended."""
 
+import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
+from tests.unit.daemon.test_damaged_files import BAD_BYTES, ODD_FILES
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.store import RankIdentity, State, Store
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.past_runs import MOST_FINISHED, MOST_MARKS, PastRuns
+from torchperfd_daemon.web.runs_file import MOST_BYTES, RunsFile
 
 DAY_S = 86_400.0
 
@@ -13,12 +20,17 @@ DAY_S = 86_400.0
 class History:
     """A store, and what is known of its runs, by the clock of the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.now = 1000.0
+        self._file = RunsFile(folder, "node") if folder else None
+        self.start()
+
+    def start(self) -> None:
+        """Start a daemon; what the one before had in memory is lost."""
         self.store = Store()
         self.verdicts: dict[str, Verdict] = {}
         self.marks: list[dict[str, Any]] = []
-        self.past = PastRuns(self.store, self.verdicts.get, lambda: self.now)
+        self.past = PastRuns(self.store, self.verdicts.get, lambda: self.now, self._file)
         self.past.on_mark = lambda _, mark: self.marks.append(dict(mark))
 
     def later(self, seconds: float = 1.0) -> None:
@@ -111,3 +123,122 @@ def test_lines_in_the_verdict_of_an_ended_run_stay_hidden() -> None:
     history.later()
     assert "secret" not in str(history.past.rows(Access.STRANGER, {}))
     assert "secret" in str(history.past.rows(Access.OWNER, {}))
+
+
+def finished(history: History, run: str = "a", uid: int | None = None) -> None:
+    """Let a run begin and end."""
+    rank = history.store.join(RankIdentity(run, 0, 2, job_name="job"), uid=uid)
+    history.later()
+    history.past.add_mark(run, kind="capture", unix_seconds=history.now, capture_id="c1", text="complete")
+    rank.state = State.FINISHED
+    history.store.leave(rank)
+    history.later()
+
+
+def test_ended_run_after_a_restart_is_the_same(tmp_path: Path) -> None:
+    history = History(tmp_path / "captures" / ".page")
+    history.verdicts["a"] = Verdict(Cause.HANG, "a", "", 0, "", "stands in secret.py:1", 0.0, "")
+    finished(history, uid=1234)
+    known = [history.past.rows(access, {"a": 0.5}) for access in Access]
+    marks = history.past.marks("a")
+    assert known[0]
+    assert marks
+    history.past.close()
+    history.start()
+    assert [history.past.rows(access, {"a": 0.5}) for access in Access] == known
+    assert history.past.marks("a") == marks
+    assert "secret" in str(known[0])
+    assert "secret" not in str(known[1])
+    history.later(DAY_S + 1)
+    assert history.past.rows(Access.STRANGER, {}) == []
+
+
+def test_run_in_progress_after_a_restart_has_its_marks(tmp_path: Path) -> None:
+    history = History(tmp_path / ".page")
+    history.store.join(RankIdentity("a", 0)).state = State.CHECKPOINTING
+    history.later()
+    history.later(5)
+    history.past.close()
+    history.start()
+    assert history.past.row("a", Access.STRANGER) is not None, "it may have ended while no daemon ran"
+    history.store.join(RankIdentity("a", 0))
+    history.later()
+    assert history.past.row("a", Access.STRANGER) is None
+    assert history.past.first_seen("a") == 1001.0
+    [mark] = history.past.marks("a")
+    assert (mark["kind"], mark["end_unix_seconds"]) == ("checkpoint", 1006.0)
+
+
+def test_same_verdict_after_a_restart_is_no_new_mark(tmp_path: Path) -> None:
+    history = History(tmp_path / ".page")
+    verdict = Verdict(Cause.INPUT_BOUND, "a", "", 0, "data", "slow", 0.1, "")
+    history.store.join(RankIdentity("a", 0))
+    history.verdicts["a"] = verdict
+    history.later()
+    history.past.close()
+    history.start()
+    history.store.join(RankIdentity("a", 0))
+    history.verdicts["a"] = verdict
+    history.later()
+    assert len(history.past.marks("a")) == 1
+
+
+@pytest.mark.parametrize("content", BAD_BYTES.values(), ids=BAD_BYTES)
+def test_damaged_runs_file_starts_empty_and_is_replaced(tmp_path: Path, content: bytes) -> None:
+    folder = tmp_path / ".page"
+    folder.mkdir(mode=0o700)
+    (folder / "node.json").write_bytes(content)
+    history = History(folder)
+    assert history.past.rows(Access.OWNER, {}) == []
+    finished(history)
+    history.past.close()
+    history.start()
+    assert [row["run"] for row in history.past.rows(Access.OWNER, {})] == ["a"]
+
+
+@pytest.mark.parametrize("make", ODD_FILES.values(), ids=ODD_FILES)
+def test_odd_runs_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    folder = tmp_path / ".page"
+    folder.mkdir(mode=0o700)
+    make(folder / "node.json")
+    assert History(folder).past.rows(Access.OWNER, {}) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "open to all"])
+def test_runs_folder_of_others_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    folder, target = tmp_path / ".page", tmp_path / "target"
+    target.mkdir(mode=0o700)
+    if kind == "link":
+        folder.symlink_to(target)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    history = History(folder)
+    finished(history)
+    with caplog.at_level(logging.WARNING):
+        history.past.close()
+        history.past.close()
+    assert [*folder.iterdir()] == [*target.iterdir()] == []
+    assert sum("once the daemon has stopped" in record.message for record in caplog.records) == 1
+
+
+def test_runs_file_is_bounded_and_private(tmp_path: Path) -> None:
+    history = History(tmp_path / ".page")
+    for number in range(60):
+        run = f"r{number:02}"
+        rank = history.store.join(RankIdentity(run, 0))
+        history.later()
+        for _ in range(MOST_MARKS):
+            history.past.add_mark(run, kind="capture", unix_seconds=1.0, text="x" * 100)
+        history.store.leave(rank)
+        history.later()
+    history.past.close()
+    [file] = (tmp_path / ".page").iterdir()
+    assert MOST_BYTES / 2 < file.stat().st_size <= MOST_BYTES
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    history.start()
+    rows = history.past.rows(Access.OWNER, {})
+    assert rows[0]["run"] == "r59"
+    assert 10 < len(rows) < 60
