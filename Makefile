@@ -133,11 +133,14 @@ bench-faults: setup  ## Whether the diagnosis is right, on jobs with a known fau
 bench-soak: setup  ## Whether a healthy run that saves and validates a lot is left alone; 15 minutes.
 	$(BIN)/python -m benchmarks.faults.soak
 
-bench-page-daemon: setup  ## What three open pages cost the daemon; two minutes.
+bench-page-daemon: setup  ## What open pages cost the daemon, and a training thread; ten minutes.
 	$(BIN)/python -m benchmarks.page.daemon
+	$(BIN)/python -m benchmarks.page.training
 
-bench-page: setup  ## What the live page weighs, and how fast it draws; half a minute.
+bench-page: setup  ## What the live page weighs, how fast it draws, and how soon a step is on it; three minutes.
 	$(BIN)/python -m benchmarks.page
+	$(BIN)/python -m benchmarks.page.history
+	$(BIN)/python -m benchmarks.page.latency
 
 bench-trials: setup  ## Whether torchperfd changes what a script does, in 500 randomised trials; about an hour.
 	$(BIN)/python -m benchmarks.trials --count 500

@@ -3,6 +3,8 @@
     python -m benchmarks.daemon.rank SOCKET RANK STEPS_PER_SECOND REPORTS_PER_SECOND
     python -m benchmarks.daemon.rank SOCKET RANK --flood SECONDS
 
+It reports twice a second while a live page shows its run, as clients do.
+
 Prints a line once the daemon has welcomed it, and runs until its standard input closes; a flood
 lasts as long as configured.
 """
@@ -19,7 +21,7 @@ from typing import Any, Final
 
 import grpc
 
-from torchperfd.v1 import session_pb2, session_pb2_grpc
+from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 
 PHASES: Final = {
     "data": 4,
@@ -34,6 +36,7 @@ PHASES: Final = {
 """Shares of a step, in percent."""
 FLOOD_BATCH: Final = 512
 WORLD: Final = 8
+FREQUENT_REPORTS_PER_SECOND: Final = 2.0
 
 
 class Script:
@@ -43,6 +46,12 @@ class Script:
         self._rank = rank
         self._steps = 0
         self._ns = 0
+        self._frequent_until = float("-inf")
+
+    def on_message(self, message: session_pb2.DaemonMessage) -> None:
+        """Follow a request of the daemon."""
+        if message.HasField("report_frequently"):
+            self._frequent_until = time.monotonic() + message.report_frequently.seconds
 
     def hello(self) -> session_pb2.ClientMessage:
         """Return the first message."""
@@ -61,7 +70,11 @@ class Script:
             script="bench.py",
         )
         return session_pb2.ClientMessage(
-            hello=session_pb2.Hello(api=session_pb2.ApiRange(min=1, max=1), identity=identity)
+            hello=session_pb2.Hello(
+                api=session_pb2.ApiRange(min=1, max=1),
+                features=[contract.FREQUENT_REPORTS],
+                identity=identity,
+            )
         )
 
     def steps(self, count: int, step_ns: int) -> session_pb2.ClientMessage:
@@ -127,8 +140,10 @@ class Script:
         yield session_pb2.ClientMessage(state=session_pb2.StateChange(state=session_pb2.RUN_STATE_TRAINING))
         began = time.time()
         while True:
+            is_watched = time.monotonic() < self._frequent_until
+            rate = max(FREQUENT_REPORTS_PER_SECOND, reports_per_second) if is_watched else reports_per_second
             # On the wall clock's grid, as all clients are.
-            due = (math.floor(time.time() * reports_per_second) + 1) / reports_per_second
+            due = (math.floor(time.time() * rate) + 1) / rate
             if select.select([sys.stdin], [], [], max(0.0, due - time.time()))[0]:
                 return
             ended = int((due - began) * steps_per_second) - self._steps
@@ -160,8 +175,8 @@ def main(arguments: list[str]) -> None:
         next(answers)
         print("welcome", flush=True)
         # The daemon ends the session once it has read all of it.
-        for _ in answers:
-            pass
+        for answer in answers:
+            script.on_message(answer)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,20 @@ def cpu_seconds(pid: int) -> float:
     if not _TO_THE_NANOSECOND:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-    total = 0
+    total = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
+            total += thread_cpu_seconds(pid, int(task.name))
+    return total
+
+
+def thread_cpu_seconds(pid: int, thread: int) -> float:
+    """Return the CPU time of one thread, by the kernel's id of it.
+
+    Raises:
+        OSError: It has ended, or the kernel keeps no such record.
+    """
+    return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
 
 
 def resident_bytes(pid: int) -> int:

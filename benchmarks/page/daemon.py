@@ -24,9 +24,9 @@ MOST_CORES: Final = 0.01
 
 # Seconds between two reads of each document, as in assets/feed.js.
 _READ_EVERY_S: Final = {
-    "/api/v1/runs/bench": 4.0,
-    "/api/v1/runs/bench/ranks": 2.0,
-    "/api/v1/runs/bench/goodput": 5.0,
+    "/api/v1/runs/bench": 6.0,
+    "/api/v1/runs/bench/ranks": 5.0,
+    "/api/v1/captures?run=bench&limit=20": 15.0,
 }
 _TICK_S: Final = 0.1
 

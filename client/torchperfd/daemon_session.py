@@ -114,6 +114,8 @@ class DaemonSession:
         if welcome.fleet_address and self.identity.local_rank == 0:
             self.rendezvous.discover_peers(welcome.fleet_address)
         self.job_captures.on_welcome(welcome.features)
+        # What an earlier daemon has asked for does not concern this one.
+        self._flusher.report_frequently(0)
         self._flusher.greet()
 
     def handle_command(self, message: "session_pb2.DaemonMessage") -> None:
@@ -124,6 +126,8 @@ class DaemonSession:
             self._stacks.report(message.dump_stacks)
         elif message.HasField("tell_collectives"):
             self._tell_collectives(message.tell_collectives.request_id)
+        elif message.HasField("report_frequently"):
+            self._flusher.report_frequently(message.report_frequently.seconds)
         elif message.HasField("capture_order_result"):
             self.job_captures.on_result(message.capture_order_result)
         else:

@@ -181,7 +181,7 @@ class Daemon:
             clients = self._admit_clients(stack, node)
             observed = self._observe(stack, samplers, clients.sessions)
             control = self._control(samplers, clients, observed.observer)
-            page = self._page(samplers, control, node, observed, web_config)
+            page = self._page(samplers, control, clients, observed, web_config)
             await stack.enter_async_context(page.serving(listener, self._lifetime.stop))
             checks = await self._serve(stack, control, clients, observed.observer)
             run_in_background(
@@ -323,7 +323,7 @@ class Daemon:
         self,
         samplers: NodeSamplers,
         control: ControlService,
-        node: Node,
+        clients: _Clients,
         observed: _Observed,
         web_config: WebConfigFile | None,
     ) -> LivePage:
@@ -333,12 +333,13 @@ class Daemon:
             control=control,
             catalog=self._catalog,
             coordinator=self._coordinator,
-            node=node.name,
+            node=clients.node.name,
             instance=self._instance,
             fleet=self._peers is not None,
             families=samplers.families,
             samplers=samplers.samplers,
             gpu_of=samplers.gpu_of,
+            watch=clients.sessions.frequent_reports.watch,
         )
         page = LivePage(
             self._settings, parts, observed.page, observed.observer.verdict, lambda: self._ready, web_config

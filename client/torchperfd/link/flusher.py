@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.faults import Faults
 from torchperfd.framework import framework_around
-from torchperfd.link.flush_schedule import FlushState, next_flush
+from torchperfd.link.flush_schedule import FlushState, NextFlush, next_flush
 from torchperfd.link.outbox import Outbox
 from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.steps.loader_use import LoaderUse, available_cpus
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _LONGEST_FLUSH_S: Final = 10.0
 """Longest wait of a script that asks for a flush; reading a full buffer event by event takes a second."""
+_LONGEST_WATCH_S: Final = 60.0
+"""Longest time of frequent reports that one message of the daemon may begin."""
 _STEPS_PER_REPORT: Final = 2000
 """Steps are reported once per second, or this many at once: the daemon pays per message, not per step."""
 
@@ -34,6 +36,7 @@ _STEPS_PER_REPORT: Final = 2000
 class Flusher:
     """Drains, adds up, packs and reports: once per second, every four seconds beside steps below 5 ms.
 
+    While a live page shows the run it also does so at half seconds.
     :mod:`~torchperfd.link.flush_schedule` computes the times. It also flushes when the ring buffer is half
     full, when a report is requested, and when a daemon has just connected.
 
@@ -80,6 +83,7 @@ class Flusher:
         self._requests: deque[tuple[LockType, bool]] = deque()
         self._is_running = False
         self._stopping = False
+        self._watched_until = float("-inf")
         self._unsent: list[StepBatch] = []
         self._state = 0
         self._steps_say = 0
@@ -100,20 +104,35 @@ class Flusher:
         """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
         return {"ring": self._recorder.dropped, "outbox": self._outbox.dropped}
 
-    def flush(self, *, report: bool = False, send: bool = False, again: bool = False) -> None:
+    def report_frequently(self, seconds: float) -> None:
+        """Report at half seconds as well, for so many seconds from now on; 0 ends that. Takes no lock."""
+        was_watched = self.is_watched
+        self._watched_until = time.monotonic() + min(seconds, _LONGEST_WATCH_S)
+        if self.is_watched and not was_watched:
+            self.wake()  # the next flush may be seconds away
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it reports more often at present, because a live page shows the run."""
+        return time.monotonic() < self._watched_until and self._replay.overhead.allows_extra_flushes
+
+    def flush(
+        self, *, report: bool = False, send: bool = False, again: bool = False, extra: bool = False
+    ) -> None:
         """Drain once, now, on the calling thread.
 
         Args:
             report: Report what steps there were since the last report.
             send: Report, whether there were steps or not.
             again: Another flush comes by itself: a step that has begun may wait for it.
+            extra: Regular flushes come as well: sampling is left to them.
         """
         with self._lock:
             if self._is_flushing:
                 return  # a signal handler of the script has interrupted the flush on this very thread
             self._is_flushing = True
             try:
-                self._flush(report=report, send=send, again=again)
+                self._flush(report=report, send=send, again=again, extra=extra)
             finally:
                 self._is_flushing = False
 
@@ -137,7 +156,7 @@ class Flusher:
         else:
             self.flush(send=send)  # it has just ended
 
-    def _flush(self, *, report: bool, send: bool, again: bool) -> None:
+    def _flush(self, *, report: bool, send: bool, again: bool, extra: bool) -> None:
         from torchperfd.link import wire
         from torchperfd.v1 import session_pb2
 
@@ -145,7 +164,7 @@ class Flusher:
         totals = self.totals.copy()
         drained = self._replay.drain(again=again)
         totals.add(drained)
-        self._counters.fill(totals)
+        self._counters.fill(totals, samples=not extra)
         self.totals = totals
         self._pace.add(drained)
         for steps in drained:
@@ -242,34 +261,36 @@ class Flusher:
 
     def _flush_until_stopped(self) -> None:
         while not self._stopping:
-            is_due = self._wait()
+            due = self._wait()
             if self._stopping or self._faults.spent("flusher"):
                 return
             requests = tuple(self._requests)
             try:
                 if requests:
-                    self.flush(report=is_due, send=any(send for _, send in requests))
+                    self.flush(report=due is not None, send=any(send for _, send in requests))
                 else:
-                    self.flush(report=is_due, again=True)
+                    extra = due is not None and due.is_extra
+                    self.flush(report=due is not None, again=True, extra=extra)
                     # Not where the script asks: a report must not begin a calibration.
-                    self._replay.overhead.on_flush((self.totals.train.ns + self.totals.validate.ns) / 1e9)
+                    trained_seconds = (self.totals.train.ns + self.totals.validate.ns) / 1e9
+                    self._replay.overhead.on_flush(trained_seconds, extra=extra)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
                 self._faults.note("flusher", error)
             self._answer(len(requests))
 
-    def _wait(self) -> bool:
-        """Wait for the next flush; return whether it is due, and not asked for."""
-        replay = self._replay
-        seconds = next_flush(
+    def _wait(self) -> NextFlush | None:
+        """Wait for the next flush; return it if it is due, None if it was requested."""
+        due = next_flush(
             FlushState(
                 unix_seconds=time.time(),
                 steps=self.totals.train.steps,
                 step_seconds=self.step_seconds(),
-                is_live=replay.live,
+                is_live=self._replay.live,
+                is_watched=self.is_watched,
             )
         )
         try:
-            self._wake.get(timeout=seconds)
+            self._wake.get(timeout=due.seconds)
         except Empty:
-            return True
-        return False
+            return due
+        return None

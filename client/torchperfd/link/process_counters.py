@@ -61,8 +61,13 @@ class ProcessCounters:
         """Whether a checkpoint is being written right now."""
         return self._loop.saving > 0
 
-    def fill(self, totals: Totals) -> None:
-        """Update the totals, after the drained steps were added. They may be a step ahead of those."""
+    def fill(self, totals: Totals, *, samples: bool = True) -> None:
+        """Update the totals, after the drained steps were added. They may be a step ahead of those.
+
+        Args:
+            samples: Whether to have another draw sampled, and more events recorded on the device: their cost
+                is per flush.
+        """
         loop = self._loop
         totals.train.micro_batches = loop.micro_batches
         totals.train.skipped = loop.skipped
@@ -88,6 +93,8 @@ class ProcessCounters:
             self._sync_waits.start(self._replay.thread)
             totals.sync_waits = self._sync_waits.waits(totals.train, totals.validate)
         self.fill_loader(totals)
+        if not samples:
+            return
         self._loader.arm()
         for spent in self._accelerator.times():
             phase = totals.of(spent.kind).phases[spent.phase]

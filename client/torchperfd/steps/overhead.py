@@ -66,6 +66,8 @@ class Overhead:
     Attributes:
         limit: The same; may change.
         degradation_level: How many of ``DEGRADATIONS`` have been given up.
+        allows_extra_flushes: Whether to flush more often while a live page shows the run. Given up before
+            any detail, since a page that is open must not cost a run its measurements.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Overhead:
     ) -> None:
         self.limit = limit
         self.degradation_level = 0
+        self.allows_extra_flushes = True
         self._buffer = buffer
         self._clock = clock
         self._thread_clock = thread_clock
@@ -93,6 +96,7 @@ class Overhead:
         self._spent = 0.0
         self._trained_before = self._trained = 0.0
         self._checked_ratio: float | None = None
+        self._had_extra_flush = False
 
     @property
     def ratio(self) -> float | None:
@@ -122,12 +126,14 @@ class Overhead:
 
         return timed
 
-    def on_flush(self, trained_seconds: float) -> None:
+    def on_flush(self, trained_seconds: float, *, extra: bool = False) -> None:
         """Add the time spent since the last call; called on the flusher's thread.
 
         Args:
             trained_seconds: The time of all steps so far.
+            extra: Whether the flush was one for a live page only.
         """
+        self._had_extra_flush |= extra
         if self._clock() >= self._calibrate_at:
             self._recalibrate()
         self._add_spent()
@@ -135,8 +141,8 @@ class Overhead:
         trained = trained_seconds - self._trained_before
         if trained >= CHECK_EVERY_S:
             self._checked_ratio = self._spent / trained
-            self._begin_period()
             self._keep_within(self._checked_ratio)
+            self._begin_period()
 
     def _recalibrate(self) -> None:
         is_first = self._event_seconds is None
@@ -156,10 +162,15 @@ class Overhead:
 
     def _begin_period(self) -> None:
         self._trained_before, self._spent = self._trained, 0.0
+        self._had_extra_flush = False
 
     def _keep_within(self, ratio: float) -> None:
-        """Raise the degradation level if the overhead is above the limit."""
+        """Give up extra flushes, or else raise the degradation level, if the overhead is above the limit."""
         if self.limit is None or ratio <= self.limit or self.degradation_level == len(DEGRADATIONS):
+            return
+        if self._had_extra_flush:
+            self.allows_extra_flushes = False
+            self._warn(ratio, "frequent reports for the live page")
             return
         if self.degradation_level == 0 and not self._is_timing:
             self.degradation_level = 1  # there are no device times
@@ -171,10 +182,13 @@ class Overhead:
             self._buffer.muted |= sum(1 << code for code in _WITHIN_A_STEP)
         else:
             self._buffer.thread = 0
+        self._warn(ratio, given_up)
+
+    def _warn(self, ratio: float, given_up: str) -> None:
         log.warning(
             "torchperfd takes %.2f %% of training time, above max_overhead (%.2f %%): it gives up %s",
             100 * ratio,
-            100 * self.limit,
+            100 * (self.limit or 0.0),
             given_up,
         )
 

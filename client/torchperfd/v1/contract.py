@@ -28,6 +28,9 @@ CAPTURE_KINDS: Final = "capture_kinds"
 COLLECTIVES: Final = "collectives"
 """The feature of a client that reports the progress of its process groups."""
 
+FREQUENT_REPORTS: Final = "frequent_reports"
+"""The feature of a client that reports twice per second while a live page shows its run."""
+
 PAGE: Final = "page"
 """The feature of a daemon that serves the live page beside its metrics."""
 
@@ -38,7 +41,8 @@ REFERENCE_HOOKS: Final = "reference_hooks"
 """The feature of a client whose hooks run in Python: no compiler was there when the package was built."""
 
 FEATURES: Final = (
-    *("steps", "account", "capture", BUNDLE, STACKS, CAPTURE_ORDER, CAPTURE_KINDS, COLLECTIVES, PAGE),
+    *("steps", "account", "capture", BUNDLE, STACKS, CAPTURE_ORDER, CAPTURE_KINDS, COLLECTIVES),
+    *(FREQUENT_REPORTS, PAGE),
 )
 """Optional abilities announced in Hello and Welcome; unknown ones are ignored."""
 

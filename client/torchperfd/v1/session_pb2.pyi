@@ -187,6 +187,7 @@ class DaemonMessage(google.protobuf.message.Message):
     DUMP_STACKS_FIELD_NUMBER: builtins.int
     CAPTURE_ORDER_RESULT_FIELD_NUMBER: builtins.int
     TELL_COLLECTIVES_FIELD_NUMBER: builtins.int
+    REPORT_FREQUENTLY_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """always first"""
@@ -207,6 +208,10 @@ class DaemonMessage(google.protobuf.message.Message):
     def tell_collectives(self) -> global___TellCollectives:
         """only to a client with the feature "collectives" """
 
+    @property
+    def report_frequently(self) -> global___ReportFrequently:
+        """only to a client with the feature "frequent_reports" """
+
     def __init__(
         self,
         *,
@@ -217,10 +222,11 @@ class DaemonMessage(google.protobuf.message.Message):
         dump_stacks: global___DumpStacks | None = ...,
         capture_order_result: global___CaptureOrderResult | None = ...,
         tell_collectives: global___TellCollectives | None = ...,
+        report_frequently: global___ReportFrequently | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "tell_collectives", b"tell_collectives", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "tell_collectives", b"tell_collectives", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture", "dump_stacks", "capture_order_result", "tell_collectives"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "report_frequently", b"report_frequently", "tell_collectives", b"tell_collectives", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "report_frequently", b"report_frequently", "tell_collectives", b"tell_collectives", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture", "dump_stacks", "capture_order_result", "tell_collectives", "report_frequently"] | None: ...
 
 global___DaemonMessage = DaemonMessage
 
@@ -310,6 +316,26 @@ class Welcome(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "daemon_version", b"daemon_version", "features", b"features", "fleet_address", b"fleet_address", "metrics_url", b"metrics_url", "run", b"run"]) -> None: ...
 
 global___Welcome = Welcome
+
+@typing.final
+class ReportFrequently(google.protobuf.message.Message):
+    """A live page shows the run: report at half seconds as well. For some seconds at a time, so that a client
+    goes back to the usual reports without a message, however its daemon ends.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: builtins.int
+    seconds: builtins.int
+    """from now on; 0: the usual reports again"""
+    def __init__(
+        self,
+        *,
+        seconds: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["seconds", b"seconds"]) -> None: ...
+
+global___ReportFrequently = ReportFrequently
 
 @typing.final
 class RankIdentity(google.protobuf.message.Message):

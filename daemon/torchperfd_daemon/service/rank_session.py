@@ -15,6 +15,8 @@ from torchperfd_daemon.store import Rank
 log = logging.getLogger("torchperfd.session")
 
 _OUTGOING: Final = 64
+_FEW: Final = 4
+"""Messages that may wait for a process that reads."""
 
 
 class Session:
@@ -117,6 +119,16 @@ class Session:
         self._send(
             session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=request_id))
         )
+
+    def report_frequently(self, seconds: int) -> None:
+        """Have it report more often for so many seconds; 0 ends that.
+
+        Nothing is sent while several messages wait, as they do for a stopped process: the request is
+        repeated, and what was requested ends by itself.
+        """
+        if contract.FREQUENT_REPORTS in self.features and self.outgoing.qsize() < _FEW:
+            request = session_pb2.ReportFrequently(seconds=seconds)
+            self._send(session_pb2.DaemonMessage(report_frequently=request))
 
     def _send(self, message: session_pb2.DaemonMessage) -> None:
         try:

@@ -18,6 +18,7 @@ from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, UserLimit, ha
 from torchperfd_daemon.rpc.request_guard import MOST_BUNDLED, Unreadable
 from torchperfd_daemon.service import translate, translate_account, translate_stacks
 from torchperfd_daemon.service.command_handler import CommandHandler
+from torchperfd_daemon.service.frequent_reports import FrequentReports
 from torchperfd_daemon.service.peer_directory import PeerDirectory
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.stack_requests import StackRequests
@@ -93,6 +94,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._orders = CommandHandler(coordinator, self.of_run, others)
         self.stacks = StackRequests()
         """Gathers the ranks' stacks."""
+        self.frequent_reports = FrequentReports(self.of_run)
+        """Has ranks report more often while a live page shows them."""
 
     def of_run(self, run: str) -> list[Session]:
         """Return the connected ranks of a run, by rank."""

@@ -30,7 +30,7 @@ MOST_STREAMS: Final = 16
 _LONGEST_WAIT_S: Final = 1.0
 # Ranks report at the same moment: what they send then goes out as one event.
 _TOGETHER_S: Final = 0.05
-_LEAST_SPAN_S: Final = 0.4
+_LEAST_SPAN_S: Final = 0.2
 _VERDICT_S: Final = 5.0
 # A page reads the history first, and its answer may be a second old.
 _OVERLAP_S: Final = 10.0
@@ -110,6 +110,7 @@ class EventHub:
         self._streams.append(stream)
         self.send_changes()
         self._greet(stream)
+        self._watch()
         self._listened.set()
         return stream
 
@@ -117,6 +118,7 @@ class EventHub:
         """Forget a stream whose client has left."""
         with contextlib.suppress(ValueError):
             self._streams.remove(stream)
+        self._watch()
         if not self._streams:
             self._listened.clear()
 
@@ -130,16 +132,22 @@ class EventHub:
         """Send changes until cancelled; sleeps while no client listens."""
         while True:
             await self._listened.wait()
-            self._stepped.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stepped.wait(), _LONGEST_WAIT_S)
                 await asyncio.sleep(_TOGETHER_S)
+            # Not before the wait: what came during the pause after the last events would stay for a second.
+            self._stepped.clear()
             try:
+                self._watch()
                 self.send_changes()
             except Exception:
                 # A failure here must not end the daemon.
                 log.exception("events could not be sent")
             await asyncio.sleep(_LEAST_SPAN_S - _TOGETHER_S)
+
+    def _watch(self) -> None:
+        """Have the ranks of the runs that streams follow report more often."""
+        self._parts.watch(frozenset(stream.run for stream in self._streams if stream.run))
 
     def send_mark(self, run: str, mark: dict[str, Any]) -> None:
         """Send a mark to those who follow its run."""
@@ -202,6 +210,8 @@ class EventHub:
             if new > 0:
                 at.steps = rank.history.seen
                 steps[number] = _raw(number, history.steps_dict(rank, new, 0.0, phases=True))
+            if history.newest_whole(rank, now) <= at.second:
+                continue
             found = history.whole_seconds(rank, at.second, now)
             if len(found.unix_seconds):
                 at.second = int(found.unix_seconds[-1])

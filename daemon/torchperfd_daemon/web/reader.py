@@ -22,6 +22,10 @@ def _no_gpu(_: RankIdentity) -> str:
     return ""
 
 
+def _watch_none(_: frozenset[str]) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the interface reads.
@@ -31,6 +35,8 @@ class Parts:
         instance: Differs between any two daemons.
         families: Returns the collectors' newest values.
         gpu_of: Returns the index of a rank's GPU on this node; empty if it is not known.
+        watch: Called with the runs whose steps a page follows: at each change, and once per second while
+            there are any.
     """
 
     store: Store
@@ -43,6 +49,7 @@ class Parts:
     families: Callable[[], Iterable[Family]] = tuple
     samplers: Sequence[Sampler] = ()
     gpu_of: Callable[[RankIdentity], str] = _no_gpu
+    watch: Callable[[frozenset[str]], None] = _watch_none
 
 
 class Reader:

@@ -1,11 +1,18 @@
 """What the flusher reports, and when it is woken up."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
+from torchperfd.device.step_times import DeviceTime
 from torchperfd.events import codes
+from torchperfd.link import flusher as flusher_module
+from torchperfd.link.flush_schedule import FlushState, NextFlush
+from torchperfd.v1 import session_pb2
 
 
 def test_flusher_ring_buffer_half_full_is_woken(client: torchperfd.Client) -> None:
@@ -58,3 +65,77 @@ def test_flush_totals_unpackable_are_counted_as_fault(
     client.parts.flusher.flush(send=True)
     steps, account = client.parts.outbox.take(0, 100)
     assert (steps.steps.count, account.account.recorded_steps) == (3, 3)
+
+
+def requested(seconds: int) -> session_pb2.DaemonMessage:
+    return session_pb2.DaemonMessage(report_frequently=session_pb2.ReportFrequently(seconds=seconds))
+
+
+def test_flusher_frequent_reports_end_by_themselves(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that was killed cannot end them, and a number of any size is no longer than a minute."""
+    flusher, session = client.parts.flusher, client.parts.daemon_session
+    flusher.stop(5)
+    now = [100.0]
+    monkeypatch.setattr(flusher_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for seconds, lasts in ((10, 10), (2**32 - 1, 60)):
+        session.handle_command(requested(seconds))
+        now[0] += lasts - 0.5
+        assert flusher.is_watched
+        now[0] += 1
+        assert not flusher.is_watched
+
+
+def test_flusher_frequent_reports_end_on_request(client: torchperfd.Client) -> None:
+    flusher, session = client.parts.flusher, client.parts.daemon_session
+    session.handle_command(requested(10))
+    assert flusher.is_watched
+    session.handle_command(requested(0))
+    assert not flusher.is_watched
+    session.handle_command(requested(10))
+    session.on_welcome(session_pb2.Welcome())
+    assert not flusher.is_watched, "another daemon has not requested them"
+
+
+def test_flusher_overhead_above_limit_reports_as_usual(client: torchperfd.Client) -> None:
+    client.parts.instruments.replay.overhead.allows_extra_flushes = False
+    client.parts.flusher.report_frequently(10)
+    assert not client.parts.flusher.is_watched
+
+
+def test_flusher_watched_makes_extra_reports(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flusher, made = client.parts.flusher, threading.Event()
+
+    def next_flush(state: FlushState) -> NextFlush:
+        return NextFlush(0.001 if state.is_watched else 60.0, is_extra=state.is_watched)
+
+    def flush(**how: bool) -> None:
+        if how == {"report": True, "again": True, "extra": True}:
+            made.set()
+
+    monkeypatch.setattr(flusher_module, "next_flush", next_flush)
+    monkeypatch.setattr(flusher, "flush", flush)
+    flusher.wake()  # its present wait is from before
+    assert not made.wait(0.05)
+    flusher.report_frequently(10)
+    assert made.wait(20)
+
+
+def test_flush_extra_samples_nothing(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples cost the training thread by the flush, so a page must not make more of them."""
+    client.parts.flusher.stop(5)
+    sampled: list[str] = []
+
+    def times() -> list[DeviceTime]:
+        sampled.append("device")
+        return []
+
+    monkeypatch.setattr(client.parts.instruments.loader, "arm", lambda: sampled.append("loader"))
+    monkeypatch.setattr(client.parts.instruments.accelerator, "times", times)
+    client.parts.flusher.flush(report=True, extra=True)
+    assert not sampled
+    client.parts.flusher.flush(report=True)
+    assert sampled == ["loader", "device"]

@@ -12,6 +12,7 @@ from tests.unit.client.training import calls, loader, open_phases, per_step, tin
 
 import torchperfd
 from torchperfd.hooks.models import RootModels
+from torchperfd.link.flush_schedule import NextFlush
 from torchperfd.steps.loop import Loop
 
 EPOCHS = 12
@@ -238,7 +239,7 @@ def test_wrapping_survives_batches_that_cannot_even_be_looked_at(client: torchpe
 def test_flusher_ten_failures_gives_up_and_training_goes_on(
     undisturbed: Outcome, client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: 1e-6)
+    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: NextFlush(1e-6))
     monkeypatch.setattr(client.parts.flusher, "flush", lambda **_: 1 / 0)
     client.parts.flusher.wake()
     eventually(lambda: "torchperfd-flusher" not in {each.name for each in threading.enumerate()}, 20)

@@ -20,7 +20,9 @@ class Session:
         from torchperfd.daemon_session import DaemonSession
 
         unused: Any = SimpleNamespace(
-            directory=SimpleNamespace(offer=lambda *_: "", path=""), greet=lambda: None
+            directory=SimpleNamespace(offer=lambda *_: "", path=""),
+            greet=lambda: None,
+            report_frequently=lambda _: None,
         )
         identity: Any = SimpleNamespace(run="bert", rank=0, local_rank=0)
         self.session = DaemonSession(identity, unused, unused, unused, unused, lambda: 1, lambda: 0, Faults())

@@ -37,11 +37,11 @@ class Training:
         self.calibrations += 1
         return self.event_us / 1e6
 
-    def run(self, seconds: int) -> None:
+    def run(self, seconds: int, *, extra: bool = False) -> None:
         for _ in range(seconds):
             self.seconds += 1
             self.overhead.count(1000 * self._events)
-            self.overhead.on_flush(self.seconds)
+            self.overhead.on_flush(self.seconds, extra=extra)
 
 
 @pytest.mark.parametrize("seconds", [1, 10, 100])
@@ -110,6 +110,22 @@ def test_overhead_above_limit_gives_up_level_by_level(caplog: pytest.LogCaptureF
     messages = [record.getMessage() for record in caplog.records]
     assert [message.rpartition("gives up ")[2] for message in messages] == list(DEGRADATIONS)
     assert messages[0].startswith("torchperfd takes 5.00 % of training time, above max_overhead (1.00 %)")
+
+
+def test_overhead_extra_flushes_are_given_up_first(caplog: pytest.LogCaptureFixture) -> None:
+    training = Training(flusher=0.02, limit=0.01)
+    training.run(round(CHECK_EVERY_S), extra=True)
+    assert not training.overhead.allows_extra_flushes
+    assert training.overhead.degradation_level == 0
+    assert "it gives up frequent reports for the live page" in caplog.text
+    training.run(round(CHECK_EVERY_S))
+    assert training.overhead.degradation_level == 2
+
+
+def test_overhead_extra_flushes_within_limit_stay() -> None:
+    training = Training(flusher=0.02, limit=0.03)
+    training.run(3 * round(CHECK_EVERY_S), extra=True)
+    assert training.overhead.allows_extra_flushes
 
 
 def test_overhead_without_device_times_mutes_phases_first() -> None:

@@ -14,7 +14,7 @@ from tests.unit.daemon.live_runs import NOW, STEPS, train
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, RankTrace
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.store import Rank, State, StepColumns
-from torchperfd_daemon.web import event_stream
+from torchperfd_daemon.web import event_hub, event_stream
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.event_hub import MOST_STREAMS, EventHub
 from torchperfd_daemon.web.event_stream import MOST_WAITING, EventStream, event
@@ -246,6 +246,62 @@ def test_hub_sleeps_while_no_client_listens() -> None:
         looked.clear()
         page.served.store.on_steps()  # type: ignore[misc]
         await looked.wait()
+        task.cancel()
+
+    play(scenario)
+
+
+def test_hub_streams_of_a_run_are_watched() -> None:
+    async def scenario(page: Page) -> None:
+        train(page.served.store, "healthy")
+        watched: list[frozenset[str]] = []
+        hub = EventHub(replace(page.parts, watch=watched.append))
+        streams = [hub.open(run, None, Access.STRANGER) for run in ("", "bert-17", "bert-17")]
+        assert watched == [frozenset(), {"bert-17"}, {"bert-17"}]
+        for stream in reversed(streams):
+            assert stream is not None
+            hub.close_stream(stream)
+        assert watched[3:] == [{"bert-17"}, frozenset(), frozenset()]
+
+    play(scenario)
+
+
+def test_hub_watches_on_while_a_client_listens() -> None:
+    async def scenario(page: Page) -> None:
+        again = asyncio.Event()
+        hub = EventHub(replace(page.parts, watch=lambda _: again.set()))
+        assert hub.open("bert-17", None, Access.STRANGER) is not None
+        again.clear()
+        task = asyncio.create_task(hub.run())
+        await again.wait()
+        task.cancel()
+
+    play(scenario)
+
+
+def test_hub_steps_during_its_pause_are_sent_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They must not wait for the steps after them."""
+    monkeypatch.setattr(event_hub, "_LONGEST_WAIT_S", 1e6)
+
+    async def scenario(page: Page) -> None:
+        sent: list[int] = []
+        hub, wake = page.api.hub, page.served.store.on_steps
+        assert wake is not None
+
+        def send_changes() -> None:
+            sent.append(len(sent))
+            if len(sent) == 2:
+                # During the pause after these.
+                asyncio.get_running_loop().call_soon(wake)
+            if len(sent) == 3:
+                done.set()
+
+        done = asyncio.Event()
+        hub.send_changes = send_changes  # type: ignore[method-assign]
+        task = asyncio.create_task(hub.run())
+        opened(page)
+        wake()
+        await done.wait()
         task.cancel()
 
     play(scenario)

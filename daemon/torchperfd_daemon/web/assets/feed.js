@@ -8,6 +8,8 @@ const SILENCE_MS = 25_000;
 const RETRY_MS = 1500;
 /** After a refusal, such as of a run that the daemon does not know. */
 const REFUSED_RETRY_MS = 6000;
+/** While a stream of events is open, the ranks report more often: not for a tab that is hidden for longer. */
+const HIDDEN_MS = 30_000;
 export const MOST_RANKS = 64;
 
 /** How often a document is read again, in milliseconds; events bring what has to be there sooner. */
@@ -50,10 +52,11 @@ export class Feed extends EventTarget {
     this._place = null;
     this._read = new Map();
     this._stream = null;
+    this._hiddenTimer = null;
     this._instance = null;
     this._busy = new Set();
     setInterval(() => this._poll(), 500);
-    document.addEventListener("visibilitychange", () => this._poll());
+    document.addEventListener("visibilitychange", () => this._turned());
   }
 
   /** The daemon's time now, in Unix seconds. */
@@ -85,6 +88,21 @@ export class Feed extends EventTarget {
     this._read.clear();
     this._poll();
     this._listen();
+  }
+
+  // The tab was hidden, or is seen again.
+  _turned() {
+    clearTimeout(this._hiddenTimer);
+    if (document.hidden) this._hiddenTimer = setTimeout(() => this._leave(), HIDDEN_MS);
+    else if (this._place !== null && this._stream === null) this._listen();
+    this._poll();
+  }
+
+  _leave() {
+    const stream = this._stream;
+    // Without this a new one would be opened soon.
+    this._stream = null;
+    stream?.abort();
   }
 
   _forget(name) {
@@ -165,7 +183,7 @@ export class Feed extends EventTarget {
       if (this._stream === control) {
         this._stream = null;
         if (!this.failures.events) this._lost();
-        setTimeout(() => this._stream === null && this._listen(), this.failures.events ? REFUSED_RETRY_MS : RETRY_MS);
+        setTimeout(() => this._stream === null && !document.hidden && this._listen(), this.failures.events ? REFUSED_RETRY_MS : RETRY_MS);
       }
     }
   }
