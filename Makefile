@@ -8,6 +8,7 @@ TORCH := torch==2.13.0
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
+	bench-loader-search bench-agreement \
 	bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-trials bench-runs build clean
 
@@ -105,6 +106,12 @@ bench-memory: setup  ## Whether ten million steps fit into the memory of one mil
 
 bench-tune: setup  ## Whether `torchperfd tune` finds and verifies the right gains, on six scripts; about ten minutes.
 	$(BIN)/python -m benchmarks.tune
+
+bench-loader-search: setup  ## Whether `bench dataloader` finds the best setting, beside full grids; ten minutes.
+	$(BIN)/python -m benchmarks.loader_search
+
+bench-agreement: setup  ## Whether `bench compare` agrees with torch.utils.benchmark by hand; eight minutes.
+	$(BIN)/python -m benchmarks.bench_agreement
 
 bench-advice: setup  ## Whether applying an advice saves what it predicts.
 	$(BIN)/python -m benchmarks.advice

@@ -135,7 +135,7 @@ def bench_functions(
     timeout: float,
     progress: Callable[[str], None],
 ) -> FunctionsBench:
-    """Time functions in turn, in a process of their own.
+    """Time functions in turn, in processes of their own: a new one for each round.
 
     Args:
         targets: As ``module:name``, two or more.
@@ -151,36 +151,45 @@ def bench_functions(
         FactoryError: The functions could not be found.
         FunctionFailedError: One of them raised, or did not end in time.
     """
-    arguments = [json.dumps(list(targets)), setup]
-    process = WorkerProcess("torchperfd.bench.functions_worker", arguments)
-    try:
-        first = process.start(timeout, "the functions could not be imported")
-        combinations = [
-            dict(zip(parameters, values, strict=True)) for values in itertools.product(*parameters.values())
-        ]
-        rows = [Row(each, count) for count in (threads or [first["threads"]]) for each in combinations]
-        names = _short_names(targets)
-        found: dict[tuple[int, int], list[float]] = {}
-        # In turn, because a machine's speed changes within seconds.
-        for number, _ in itertools.product(range(len(rows)), range(rounds)):
-            row = rows[number]
-            for function, name in enumerate(names):
-                progress(f"{name} {row.name}".strip())
-                request = {
-                    "function": function,
-                    "name": name,
-                    "label": "time of one call",
-                    "row": row.name or "call",
-                    "parameters": dict(row.parameters),
-                    "threads": row.threads,
-                    "seconds": seconds,
-                }
-                answer = _ask(process, request, timeout + _LONGEST * seconds, f"{name}({row.name})")
-                found.setdefault((function, number), []).append(answer["seconds"])
-        table = _ask(process, {"table": True}, timeout, "the table")["table"]
-        return FunctionsBench(names, rows, found, table)
-    finally:
-        process.close()
+    names = _short_names(targets)
+    combinations = [
+        dict(zip(parameters, values, strict=True)) for values in itertools.product(*parameters.values())
+    ]
+    rows: list[Row] = []
+    found: dict[tuple[int, int], list[float]] = {}
+    timed: list[dict[str, Any]] = []
+    table = ""
+    for number in range(rounds):
+        # Where a process has its memory makes functions slower or faster for as long as it lives.
+        process = WorkerProcess("torchperfd.bench.functions_worker", [json.dumps(list(targets)), setup])
+        try:
+            first = process.start(timeout, "the functions could not be imported")
+            rows = rows or [
+                Row(each, count) for count in (threads or [first["threads"]]) for each in combinations
+            ]
+            for index, row in enumerate(rows):
+                # In turn, because a machine's speed changes within seconds, and in alternating order, so
+                # that a machine that becomes slower favours none.
+                order = list(enumerate(names))
+                for function, name in order[:: -1 if number % 2 else 1]:
+                    progress(f"{name} {row.name}".strip())
+                    request = {
+                        "function": function,
+                        "name": name,
+                        "label": "time of one call",
+                        "row": row.name or "call",
+                        "parameters": dict(row.parameters),
+                        "threads": row.threads,
+                        "seconds": seconds,
+                    }
+                    answer = _ask(process, request, timeout + _LONGEST * seconds, f"{name}({row.name})")
+                    found.setdefault((function, index), []).append(answer["seconds"])
+                    timed.append({**request, "times": answer["times"], "runs": answer["runs"]})
+            if number == rounds - 1:
+                table = _ask(process, {"table": timed}, timeout, "the table")["table"]
+        finally:
+            process.close()
+    return FunctionsBench(names, rows, found, table)
 
 
 def _ask(process: WorkerProcess, request: dict[str, Any], timeout: float, what: str) -> dict[str, Any]:

@@ -10,10 +10,13 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchperfd.bench.factories import BadTargetError, find_target
 from torchperfd.bench.worker_pipe import Answer, serve
+
+if TYPE_CHECKING:
+    from torch.utils import benchmark
 
 
 def main(targets: list[str], setup: str, requests: int, answers: int) -> None:
@@ -27,12 +30,11 @@ def _make(targets: list[str], setup: str) -> tuple[Answer, Callable[[Answer], An
 
     functions = [_function(target) for target in targets]
     prepare = _function(setup) if setup else None
-    measured: list[benchmark.Measurement] = []
     prepared: dict[str, Any] = {}
 
     def answer(request: Answer) -> Answer:
-        if request.get("table"):
-            compare = benchmark.Compare(measured)
+        if "table" in request:
+            compare = benchmark.Compare([measurement_of(each) for each in request["table"]])
             compare.trim_significant_figures()
             return {"table": str(compare)}
         parameters = request["parameters"]
@@ -51,10 +53,28 @@ def _make(targets: list[str], setup: str) -> tuple[Answer, Callable[[Answer], An
             description=request["name"],
         )
         found = timer.blocked_autorange(min_run_time=request["seconds"])
-        measured.append(found)
-        return {"seconds": statistics.median(found.times), "runs": len(found.times) * found.number_per_run}
+        return {
+            "seconds": statistics.median(found.times),
+            "times": found.raw_times,
+            "runs": found.number_per_run,
+        }
 
     return {"threads": _threads()}, answer
+
+
+def measurement_of(timed: Answer) -> "benchmark.Measurement":
+    """Return what another process measured, from its request and its answer."""
+    from torch.utils import benchmark
+
+    task = benchmark.TaskSpec(
+        stmt="call()",
+        setup="",
+        label=timed["label"],
+        sub_label=timed["row"],
+        description=timed["name"],
+        num_threads=timed["threads"],
+    )
+    return benchmark.Measurement(number_per_run=timed["runs"], raw_times=timed["times"], task_spec=task)
 
 
 def _function(target: str) -> Callable[..., Any]:

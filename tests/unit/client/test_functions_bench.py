@@ -2,12 +2,15 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 from tests.support.golden import check_golden
 
-from torchperfd.bench.functions_bench import FunctionsBench, Row, compare_rounds
+from torchperfd.bench import functions_bench
+from torchperfd.bench.functions_bench import FunctionsBench, Row, bench_functions, compare_rounds
 from torchperfd.bench.functions_text import functions_text
+from torchperfd.bench.functions_worker import measurement_of
 
 
 def bench() -> FunctionsBench:
@@ -69,3 +72,59 @@ def test_document_has_each_round_and_the_interval() -> None:
     assert first["functions"][0]["beside_first"] is None
     assert first["functions"][1]["beside_first"]["ratio"] == pytest.approx(0.25, rel=0.02)
     assert first["functions"][1]["rounds_seconds"] == [0.025, 0.027, 0.023, 0.025]
+
+
+class FakeProcess:
+    """A process in which functions take a second and two, but for what is particular to the process."""
+
+    particular = (1.06, 0.95, 1.0, 1.04, 0.97)
+    asked: list[list[str]]
+    open = 0
+
+    def __init__(self, module: str, arguments: list[str]) -> None:
+        self._factor = self.particular[len(self.asked)]
+        self.asked.append([])
+        FakeProcess.open += 1
+
+    def start(self, timeout: float, problem: str) -> dict[str, Any]:
+        return {"threads": 2}
+
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        if "table" in request:
+            return {"table": f"{len(request['table'])} measurements"}
+        self.asked[-1].append(request["name"])
+        took = 2 * self._factor if request["function"] else 1.0
+        return {"seconds": took, "times": [took], "runs": 1}
+
+    def close(self) -> None:
+        FakeProcess.open -= 1
+
+
+def test_each_round_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is particular to a process is noise, so that a measurement in another one is in the interval."""
+    monkeypatch.setattr(functions_bench, "WorkerProcess", FakeProcess)
+    monkeypatch.setattr(FakeProcess, "asked", [], raising=False)
+    found = bench_functions(
+        ["a:first", "a:other"],
+        setup="",
+        parameters={},
+        threads=[],
+        seconds=0.1,
+        rounds=5,
+        timeout=1.0,
+        progress=lambda _: None,
+    )
+    assert FakeProcess.asked == [["first", "other"], ["other", "first"]] * 2 + [["first", "other"]]
+    assert FakeProcess.open == 0
+    assert found.table == "10 measurements"
+    assert found.rows == [Row({}, 2)]
+    compared = found.compare(1, 0)
+    assert compared.low < 2.0 < compared.high
+    assert compared.low < 2.0 * 1.04 < compared.high
+
+
+def test_measurement_of_another_process_is_torchs_own() -> None:
+    request = {"label": "time of one call", "row": "size=2", "name": "loops", "threads": 2}
+    found = measurement_of({**request, "times": [0.2, 0.6, 0.4], "runs": 2})
+    assert found.median == pytest.approx(0.2)
+    assert (found.num_threads, found.task_spec.description) == (2, "loops")

@@ -1,0 +1,1 @@
+"""Whether ``torchperfd bench compare`` agrees with ``torch.utils.benchmark`` used by hand."""
