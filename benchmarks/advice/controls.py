@@ -6,7 +6,7 @@ about such a loop is done to it and measured; nothing may make it slower.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -83,18 +83,35 @@ def _endless(loader: "DataLoader[Any]") -> Iterator[Any]:
 
 
 def _loaded(dataset: Any, batch: int, workers: int, change: Change) -> Iterator[Any]:
-    if "whole-batches" in change.rules:
-        order = BatchSampler(RandomSampler(dataset), batch, drop_last=False)
-        return _endless(DataLoader(dataset, batch_size=None, sampler=order))
     workers = workers if change.workers is None else change.workers
     options: dict[str, Any] = {"persistent_workers": True} if workers else {}
+    if "whole-batches" in change.rules:
+        order = BatchSampler(RandomSampler(dataset), batch, drop_last=False)
+        return _endless(DataLoader(dataset, batch_size=None, sampler=order, num_workers=workers, **options))
     return _endless(DataLoader(dataset, batch_size=batch, shuffle=True, num_workers=workers, **options))
 
 
-def _classify(data: Callable[[], Any], batch: int, make: Callable[[], nn.Module], workers: int = 0) -> Build:
-    """Return the builder of a loop that draws, goes forward and backward, and updates by SGD."""
+def _classify(
+    data: Callable[[], Any],
+    batch: int,
+    make: Callable[[], nn.Module],
+    workers: int = 0,
+    *,
+    is_whole: bool = False,
+) -> Build:
+    """Return the builder of a loop that draws, goes forward and backward, and updates by SGD.
+
+    Args:
+        data: Makes the dataset.
+        batch: Samples in a batch.
+        make: Makes the model.
+        workers: Of the loader.
+        is_whole: Its tensors are indexed once for each batch already.
+    """
 
     def build(change: Change) -> Step:
+        if is_whole:
+            change = replace(change, rules=change.rules | {"whole-batches"})
         batches, model = _loaded(data(), batch, workers, change), make()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -140,8 +157,8 @@ def _update(
     return build
 
 
-def _tensors(size: int) -> Callable[[], TensorDataset]:
-    return lambda: TensorDataset(torch.randn(4096, size), torch.randint(10, (4096,)))
+def _tensors(size: int, count: int = 4096) -> Callable[[], TensorDataset]:
+    return lambda: TensorDataset(torch.randn(count, size), torch.randint(10, (count,)))
 
 
 def _tiny(size: int) -> Callable[[], nn.Module]:
@@ -168,6 +185,9 @@ CONTROLS: Final[dict[str, Control]] = {
     "tensors-one-core": Control(_classify(_tensors(64), 32, _tiny(64)), cpus=1),
     "items-cheap": Control(_classify(_items(64), 32, _tiny(64))),
     "items-wide": Control(_classify(_items(65_536), 16, _tiny(65_536))),
+    "tensors-wide": Control(_classify(_tensors(65_536, 256), 16, _tiny(65_536))),
+    "tensors-threads": Control(_classify(_tensors(256), 256, _medium(256)), threads=2),
+    "tensors-whole": Control(_classify(_tensors(64), 32, _tiny(64), is_whole=True)),
     # Items that compute where CPUs are short.
     "computing": Control(_classify(_items(64, 0.0005), 32, _tiny(64))),
     "computing-some": Control(_classify(_items(256, 0.0001), 32, _medium(256))),
@@ -183,10 +203,14 @@ CONTROLS: Final[dict[str, Control]] = {
     "starved-one-core": Control(_classify(_items(64, 0.0005), 32, _tiny(64), workers=2), cpus=1),
     "workers-cheap": Control(_classify(_tensors(64), 32, _tiny(64), workers=2)),
     "workers-ready": Control(_classify(_items(64, 0.0, 0.0002), 16, _medium(64), workers=2)),
+    "workers-enough": Control(_classify(_items(64, 0.0, 0.001), 16, _medium(64), workers=8)),
+    "workers-wide": Control(_classify(_items(65_536), 16, _tiny(65_536), workers=1)),
     # Updates in which a fused or a foreach step, or gradients set to None, bring little.
     "update-tiny": Control(_update(_tiny(64), torch.ones(8, 64), _ADAM)),
     "update-one": Control(_update(_wide, torch.ones(8, 1024), _ADAMW)),
     "update-foreach": Control(_update(lambda: models.mlp(64, 40), torch.ones(8, 64), _ADAM, foreach=True)),
+    "update-fused": Control(_update(lambda: models.mlp(64, 40), torch.ones(8, 64), _ADAM, fused=True)),
+    "update-threads": Control(_update(lambda: models.mlp(64, 40), torch.ones(8, 64), _ADAM), threads=2),
     "update-adagrad": Control(_update(_wide, torch.ones(8, 1024), torch.optim.Adagrad)),
     "update-momentum": Control(_update(lambda: models.mlp(64, 40), torch.ones(8, 64), _SGD, momentum=0.9)),
     "zero-tiny": Control(_update(_tiny(64), torch.ones(8, 64), _SGD, to_none=False)),

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from benchmarks.advice import models
 from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 Step = Callable[[], None]
 Build = Callable[[bool], Step]
@@ -28,12 +29,15 @@ class Script:
         build: Returns the loop's step, before (False) or after (True) the advice is taken.
         processes: How many processes run it together.
         heard_again: The rule may rightly speak to the tuned loop too.
+        attached: The client samples the loop and writes what it knows into captures; else these are as traces
+            of another origin.
     """
 
     rule: str
     build: Build
     processes: int = 1
     heard_again: bool = False
+    attached: bool = False
 
 
 class _Items(torch.utils.data.Dataset[torch.Tensor]):
@@ -109,6 +113,59 @@ def loader_too_few(tuned: bool) -> Step:
     batch = _loaded(_Items(torch.ones(256), 0.002), 16, 2 if tuned else 1)
     model = models.mlp(256, 6)
     return _train(model, _sgd(model), lambda: batch().repeat(16, 1))
+
+
+def loader_sampled(tuned: bool) -> Step:
+    """Wait for each batch where the client has seen that the loader waits, and does not compute."""
+    batch = _loaded(_Items(torch.ones(512), 0.002), 12, 6 if tuned else 0)
+    model = models.mlp(512, 8)
+    return _train(model, _sgd(model), lambda: batch().repeat(16, 1))
+
+
+def _from_memory(dataset: TensorDataset, batch: int, *, whole: bool) -> Callable[[], list[torch.Tensor]]:
+    """Return what draws batches of tensors in memory: indexed item by item, or as a whole."""
+    if whole:
+        order = BatchSampler(RandomSampler(dataset), batch, drop_last=False)
+        loader = DataLoader(dataset, batch_size=None, sampler=order)
+    else:
+        loader = DataLoader(dataset, batch_size=batch, shuffle=True)
+
+    def endless() -> Iterator[list[torch.Tensor]]:
+        while True:
+            yield from loader
+
+    batches = endless()
+    return lambda: next(batches)
+
+
+def _classify(model: nn.Module, draw: Callable[[], list[torch.Tensor]]) -> Step:
+    optimizer = _sgd(model)
+
+    def step() -> None:
+        x, y = draw()
+        optimizer.zero_grad()
+        torch.autograd.backward(nn.functional.cross_entropy(model(x).flatten(1), y))
+        optimizer.step()
+
+    return step
+
+
+def whole_batches_mlp(tuned: bool) -> Step:
+    """Index rows one by one, or all of a batch at once."""
+    data = TensorDataset(torch.rand(8192, 64), torch.randint(64, (8192,)))
+    return _classify(models.mlp(64, 4), _from_memory(data, 128, whole=tuned))
+
+
+def whole_batches_lstm(tuned: bool) -> Step:
+    """The same of short texts."""
+    data = TensorDataset(models.tokens(4096, 6), torch.randint(16, (4096,)))
+    return _classify(models.lstm(32), _from_memory(data, 128, whole=tuned))
+
+
+def whole_batches_convnet(tuned: bool) -> Step:
+    """The same of small images, in large batches."""
+    data = TensorDataset(torch.rand(4096, 3, 8, 8), torch.randint(16, (4096,)))
+    return _classify(models.convnet(8, 1), _from_memory(data, 256, whole=tuned))
 
 
 def float64_mlp(tuned: bool) -> Step:
@@ -280,6 +337,10 @@ SCRIPTS: Final[dict[str, Script]] = {
     "loader-mlp": Script("loader-workers", loader_mlp),
     "loader-lstm": Script("loader-workers", loader_lstm),
     "loader-too-few": Script("loader-workers", loader_too_few, heard_again=True),
+    "loader-sampled": Script("loader-workers", loader_sampled, attached=True),
+    "whole-batches-mlp": Script("whole-batches", whole_batches_mlp, attached=True),
+    "whole-batches-lstm": Script("whole-batches", whole_batches_lstm, attached=True),
+    "whole-batches-convnet": Script("whole-batches", whole_batches_convnet, attached=True),
     "float64-mlp": Script("float64", float64_mlp),
     "float64-transformer": Script("float64", float64_transformer),
     "float64-convnet": Script("float64", float64_convnet),

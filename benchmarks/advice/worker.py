@@ -38,8 +38,9 @@ def main() -> int:
     torch.manual_seed(0)
     if name in controls.CONTROLS:
         _restrict(controls.CONTROLS[name])
-    # What the client knows of a loop it writes into captures. The slow loops are as traces of another origin.
-    client = attach() if name in controls.CONTROLS else None
+    # What the client knows of a loop it writes into captures. Most slow loops are as traces from elsewhere.
+    is_attached = name in controls.CONTROLS or (name in scripts.SCRIPTS and scripts.SCRIPTS[name].attached)
+    client = attach() if is_attached else None
     answers = _own_stdout()
     if place:
         rank, world_size, store = place
