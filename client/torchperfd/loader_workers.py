@@ -1,8 +1,8 @@
 """How many DataLoader workers a training loop should have, and what they would save. Pure.
 
-One rule for all that advise: the live verdict, the analyser, the doctor and ``tune``. With c the rest of a
-step, d what making its batch takes, h what the training thread needs to take a batch over from a worker and s
-what sending costs the worker, a step with w workers takes
+One rule for all that advise: the live verdict, the analyser, the doctor, ``bench`` and ``tune``. With c the
+rest of a step, d what making its batch takes, h what the training thread needs to take a batch over from a
+worker and s what sending costs the worker, a step with w workers takes
 
     max(c + h, (d + s) / w, CPU time of all of it / CPUs)
 
@@ -10,8 +10,9 @@ and without workers c + d. Workers are advised only where that is shorter by mor
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 from torchperfd.input_stages import InputStages
 
@@ -75,18 +76,23 @@ UNMEASURED_COST: Final = WorkerCost(0.3e-3, 0.3e-3, 0.3e-9, 0.3e-3, 0.2e-3, 0.5e
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """A training process's facts about its loader; None or 0 where unknown.
+    """How a training process uses its loader: means of samples; None or 0 where unknown.
+
+    The client samples them while it trains, ``bench`` while it measures; the wire and a trace carry them.
 
     Attributes:
+        workers: Worker processes of the loader.
         cpus: CPUs that the process may use: affinity, control group's quota, and its share of the node's.
-        draw_cpu: The share of a draw in the training process that is CPU time, 0 to 1.
+        draw_cpu: The share of a draw in the training process that is CPU time, 0 to 1; without the time in
+            which the thread was ready to run and had no CPU.
         rest_cpus: CPUs that the process uses on average between draws.
         batch_tensors: Tensors in a batch.
+        batch_bytes: Their bytes.
         batch_size: Samples that the loader puts into a batch; 0 where it does not choose them itself.
         receive_seconds: What a draw takes when the workers have a batch ready.
         worker_cpu_seconds: CPU time of the workers' main threads for each batch.
         worker_queued: The share of the workers' time in which they were ready to run without a CPU.
-        indexable: The dataset is a plain ``TensorDataset``, which takes the indices of a whole batch.
+        indexable: The dataset is a plain ``TensorDataset``, collated and sampled in torch's usual ways.
         shuffles: Its sampler is torch's ``RandomSampler``.
         batches_per_step: Draws in a training step; 0 where unknown, which counts as one.
         queued: The share of the time in which the training thread was ready to run that it had no CPU.
@@ -115,6 +121,12 @@ class LoaderFacts:
         if self.stages is not None:
             figures += [getattr(self.stages, each.name) for each in fields(self.stages)]
         return all(0 <= each < _MOST_FIGURE for each in figures if each is not None)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "LoaderFacts":
+        """Return the facts of a document of ``dataclasses.asdict``, or of some of its fields."""
+        stages = document.get("stages")
+        return cls(**{**document, "stages": None if stages is None else InputStages(**stages)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +192,30 @@ def advise_loader(
     )
 
 
+def predict_step(
+    facts: LoaderFacts,
+    step_seconds: float,
+    data_seconds: float,
+    workers: int,
+    cost: WorkerCost = UNMEASURED_COST,
+) -> float | None:
+    """Return what a step takes with a number of workers, by the model that the advice comes from; seconds.
+
+    None where that is unknown: of impossible figures, and without workers of a loop that has some.
+
+    Args:
+        step_seconds: As for :func:`advise_loader`.
+        data_seconds: As well.
+    """
+    if not 0 < data_seconds <= step_seconds or not facts.is_sound():
+        return None
+    if workers == facts.workers:
+        return step_seconds
+    batches = facts.batches_per_step or 1.0
+    model = _Model(facts, step_seconds / batches, data_seconds / batches, cost)
+    return batches * model.step_with(workers) if workers else None
+
+
 def is_cheap(facts: LoaderFacts, data_seconds: float, cost: WorkerCost = UNMEASURED_COST) -> bool:
     """Return whether making a batch costs the training process less than taking it over from a worker."""
     receiving = cost.receiving(facts.batch_tensors or _USUAL_TENSORS, facts.batch_bytes)
@@ -218,8 +254,8 @@ class _Model:
         """The share of making a batch that is CPU time."""
         return None if self._cpu is None or not self._make else min(1.0, self._cpu / self._make)
 
-    def _predict(self, workers: int) -> float:
-        """Return the step with so many workers."""
+    def step_with(self, workers: int) -> float:
+        """Return the step with so many workers; one or more."""
         taken_over = self._rest + self._receive
         cpus = self._cpus
         computed = 0.0
@@ -247,10 +283,10 @@ class _Model:
         now, most = self._facts.workers, self._most()
         if most <= now or (now and self._data <= 2 * self._receive):
             return None
-        least = max(self._predict(most), self._rest + self._receive)
+        least = max(self.step_with(most), self._rest + self._receive)
         # One more than keeps up on average, since batches do not come evenly.
         workers = min(max(math.ceil((self._make + self._send) / least) + 1, now + 1), most)
-        step = self._predict(workers)
+        step = self.step_with(workers)
         saves = self._step - step
         if saves < max(LEAST_GAIN * self._step, self._receive):
             return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchperfd.bench.loader_bench import LoaderBench, bench_loader
 from torchperfd.bench.search import SearchSpace, search_space
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, RestOfStep, Unusable
+from torchperfd.bench.settings import LoaderDescription, LoaderSetting, Outcome, RestOfStep, Unusable
 from torchperfd.bench.worker_pipe import explain
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class LoaderHere:
         self._seconds = seconds
         self._stop = stop
 
-    def facts(self) -> LoaderFacts:
+    def facts(self) -> LoaderDescription:
         """Return what the loader is like."""
-        from torchperfd.bench.loader_timing import loader_facts
+        from torchperfd.bench.loader_timing import loader_description
 
-        return loader_facts(self._loader, has_step=self._step is not None)
+        return loader_description(self._loader, has_step=self._step is not None)
 
     def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
         """Measure a setting once, for a share of the usual time."""
@@ -59,10 +59,12 @@ class LoaderHere:
 
     def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
         """Measure a step without its input; None where it cannot be had."""
-        from torchperfd.bench.loader_timing import measure_ceiling
+        from torchperfd.bench.ceiling import measure_ceiling, predict_ceiling
 
         if self._step is not None:
-            return RestOfStep(*measure_ceiling(self._loader, setting, self._seconds, self._step))
+            return measure_ceiling(self._loader, setting, self._seconds, self._step)
+        if self._rest_seconds and not self._loader.num_workers:
+            return predict_ceiling(self._loader, setting, self._seconds, self._rest_seconds)
         return RestOfStep(self._rest_seconds) if self._rest_seconds else None
 
 
@@ -84,7 +86,7 @@ def bench_here(
     found: list[LoaderBench] = []
     failed: list[BaseException] = []
 
-    def space(facts: LoaderFacts) -> SearchSpace:
+    def space(facts: LoaderDescription) -> SearchSpace:
         return search_space(facts, most_workers=max_workers, batch_sizes=batch_sizes)
 
     def work() -> None:

@@ -6,14 +6,22 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from torchperfd.bench.loader_measurer import LoaderMeasurer
-from torchperfd.bench.search import LoaderSearch, SearchSpace
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
+from torchperfd.bench.search import LoaderSearch, SearchSpace, with_workers
+from torchperfd.bench.settings import LoaderDescription, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
 from torchperfd.errors import TorchperfdError
+from torchperfd.loader_workers import (
+    UNMEASURED_COST,
+    LoaderAdvice,
+    WorkerCost,
+    advise_loader,
+    predict_step,
+)
 
 SCHEMA: Final = "torchperfd.bench_dataloader/1"
 
-_EXPLORING: Final = 0.5
-"""Share of the time for a setting of which only its order among the others is of interest."""
+_ONE_ROUND: Final = 0.4
+"""Share of the time for a setting that one measurement takes; the best ones are measured again in two rounds
+or three, in turn, because a machine's speed changes within seconds."""
 
 Progress = Callable[[int, LoaderSetting], None]
 """Called with the number of measurements so far and the setting that is measured next."""
@@ -35,15 +43,17 @@ class LoaderBench:
         rest: A step without its input; None where it is unknown.
         took_seconds: All of it.
         is_complete: Whether the search came to its end.
+        cost: Of moving a batch from a worker on this machine, for predictions.
     """
 
     target: str
-    facts: LoaderFacts
+    facts: LoaderDescription
     outcomes: dict[LoaderSetting, Outcome]
     recommended: LoaderSetting | None
     rest: RestOfStep | None
     took_seconds: float
     is_complete: bool
+    cost: WorkerCost = UNMEASURED_COST
 
     def speed(self, setting: LoaderSetting | None) -> Speed | None:
         """Return what a setting gave; None where it gave nothing."""
@@ -55,6 +65,40 @@ class LoaderBench:
         """How many times as fast the recommended setting is as the loader's own; None where unknown."""
         own, best = self.speed(self.facts.current), self.speed(self.recommended)
         return best.samples_per_second / own.samples_per_second if own and best else None
+
+    @property
+    def advice(self) -> LoaderAdvice | None:
+        """What the rule of the live verdict advises for a training step, from the loader without workers.
+
+        Of a loader by itself, the rest of a step is counted where it is known. None without advice.
+        """
+        base = self._without_workers
+        if base is None or base.loader is None:
+            return None
+        rest = self.rest.seconds if self.rest is not None and not self.facts.has_step else 0.0
+        return advise_loader(
+            base.loader,
+            base.batch_seconds + rest,
+            base.wait_seconds,
+            self.cost,
+            on_device=self.facts.has_device,
+        )
+
+    def predicted_seconds(self, setting: LoaderSetting | None) -> float | None:
+        """Return the time from one batch to the next that the rule predicts, from that without workers.
+
+        None of a setting without workers, and of one that differs from the loader's own in more than workers.
+        """
+        base = self._without_workers
+        if setting is None or base is None or base.loader is None or not setting.workers:
+            return None
+        if with_workers(setting, 0) != with_workers(self.facts.current, 0):
+            return None
+        return predict_step(base.loader, base.batch_seconds, base.wait_seconds, setting.workers, self.cost)
+
+    @property
+    def _without_workers(self) -> Speed | None:
+        return self.speed(with_workers(self.facts.current, 0))
 
     def __str__(self) -> str:
         from torchperfd.bench.loader_text import loader_text
@@ -76,6 +120,8 @@ class LoaderBench:
             "settings": settings,
             "recommended": asdict(self.recommended) if self.recommended else None,
             "recommended_code": self.recommended.code() if self.recommended else None,
+            "predicted_batch_seconds": self.predicted_seconds(self.recommended),
+            "advice": asdict(advice) if (advice := self.advice) else None,
             "gain_ratio": self.gain,
             "rest_seconds": self.rest.seconds if self.rest else None,
             "predicted_rest_seconds": self.rest.predicted_seconds if self.rest else None,
@@ -85,9 +131,20 @@ class LoaderBench:
 
 
 def bench_loader(
-    target: str, measurer: LoaderMeasurer, space: Callable[[LoaderFacts], SearchSpace], progress: Progress
+    target: str,
+    measurer: LoaderMeasurer,
+    space: Callable[[LoaderDescription], SearchSpace],
+    progress: Progress,
+    cost: WorkerCost = UNMEASURED_COST,
 ) -> LoaderBench:
     """Measure a loader under the settings that a search chooses. Ctrl-C ends it with what there is by then.
+
+    Args:
+        target: What is measured, for the title.
+        measurer: Measures it.
+        space: Returns what to vary.
+        progress: Called before each measurement.
+        cost: Of moving a batch from a worker on this machine, for predictions.
 
     Raises:
         TorchperfdError: The loader could not be made, or no setting gave a batch.
@@ -102,7 +159,7 @@ def bench_loader(
         count = 0
         while setting is not None:
             progress(count, setting)
-            outcome = measurer.measure(setting, 1.0 if search.is_confirming else _EXPLORING)
+            outcome = measurer.measure(setting, _ONE_ROUND)
             count += 1
             if isinstance(outcome, Unusable) and search.best() is None and not setting.workers:
                 # Without workers there is nothing left that a setting could change.
@@ -117,4 +174,4 @@ def bench_loader(
     except KeyboardInterrupt:
         is_complete = False
     took = time.monotonic() - began
-    return LoaderBench(target, facts, search.outcomes, search.recommended(), rest, took, is_complete)
+    return LoaderBench(target, facts, search.outcomes, search.recommended(), rest, took, is_complete, cost)

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
+from torchperfd.bench.settings import LoaderDescription, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
 from torchperfd.bench.worker_process import FactoryError, WorkerFailedError, WorkerProcess
 
 # A measurement may take five times as long as asked for, after its workers have started.
@@ -13,7 +13,7 @@ _LONGEST: Final = 6.0
 class LoaderMeasurer(Protocol):
     """Measures settings of one loader."""
 
-    def facts(self) -> LoaderFacts:
+    def facts(self) -> LoaderDescription:
         """Return what the loader is like."""
         ...
 
@@ -40,7 +40,7 @@ class LoaderProcess:
         self._seconds = seconds
         self._timeout = timeout
         self._process: WorkerProcess | None = None
-        self._facts: LoaderFacts | None = None
+        self._facts: LoaderDescription | None = None
 
     def __enter__(self) -> "LoaderProcess":
         return self
@@ -48,7 +48,7 @@ class LoaderProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def facts(self) -> LoaderFacts:
+    def facts(self) -> LoaderDescription:
         """Return what the loader is like; starts the process.
 
         Raises:
@@ -65,14 +65,14 @@ class LoaderProcess:
             FactoryError: A new process was needed, and could not make the loader.
         """
         answer = self._ask(setting, self._seconds * share)
-        return Speed(**answer["speed"]) if "speed" in answer else Unusable(str(answer["unusable"]))
+        return Speed.from_dict(answer["speed"]) if "speed" in answer else Unusable(str(answer["unusable"]))
 
     def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
         """Measure a step without its input; None where it cannot be had."""
         if not self.facts().has_step:
             return None
         found = self._ask(setting, self._seconds, ceiling=True).get("ceiling")
-        return RestOfStep(*found) if found else None
+        return RestOfStep(**found) if found else None
 
     def close(self) -> None:
         """End the process and its workers."""
@@ -91,7 +91,7 @@ class LoaderProcess:
             self._process = None
             raise
         facts = answer["facts"]
-        self._facts = LoaderFacts(**{**facts, "current": LoaderSetting(**facts["current"])})
+        self._facts = LoaderDescription(**{**facts, "current": LoaderSetting(**facts["current"])})
         return process
 
     def _ask(self, setting: LoaderSetting, seconds: float, *, ceiling: bool = False) -> dict[str, Any]:

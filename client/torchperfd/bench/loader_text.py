@@ -26,11 +26,28 @@ def loader_text(bench: LoaderBench) -> str:
         lines.append(f"recommended  {bench.recommended.code(facts.current)}")
         if bench.gain is not None:
             lines.append(f"             {bench.gain:.2f} times as fast as the loader's own setting")
+    lines += _predictions(bench)
     if best is not None and bench.rest is not None:
         lines += _ceiling(bench, best, bench.rest.seconds)
     if not bench.is_complete:
         lines.append("interrupted: not all settings were measured")
     return "\n".join(lines)
+
+
+def _predictions(bench: LoaderBench) -> list[str]:
+    """Return what the rule of the live verdict predicts for the recommendation, and what it advises."""
+    lines = []
+    predicted, measured = bench.predicted_seconds(bench.recommended), bench.speed(bench.recommended)
+    if predicted is not None and measured is not None:
+        off = predicted / measured.batch_seconds - 1
+        lines.append(
+            f"predicted    {duration(predicted)} a batch, from the loader without workers: {off:+.0%} beside"
+            " the measurement"
+        )
+    if (advice := bench.advice) is not None:
+        lines.append(f"advised      {advice.setting}, for {duration(advice.step_seconds)} a step,")
+        lines.append("             by the rule of diagnose")
+    return lines
 
 
 def _ceiling(bench: LoaderBench, best: Speed, rest: float) -> list[str]:

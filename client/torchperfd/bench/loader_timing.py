@@ -1,20 +1,23 @@
 """Measures how fast a DataLoader gives batches under one setting. Imports torch."""
 
+import contextlib
 import copy
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from torchperfd.bench.settings import DEFAULT_PREFETCH, LoaderFacts, LoaderSetting, Speed
+from torchperfd.bench.batch_shape import batch_shape
+from torchperfd.bench.draw_sampler import DrawSampler
+from torchperfd.bench.settings import DEFAULT_PREFETCH, LoaderDescription, LoaderSetting, Speed
 from torchperfd.errors import TorchperfdError
-from torchperfd.steps.loader_use import available_cpus
+from torchperfd.hooks.loader_use import describe_batches
+from torchperfd.steps.cpus import available_cpus
 
 Step = Callable[[Any], Any]
 """The rest of a training step: takes a batch."""
@@ -22,12 +25,9 @@ Step = Callable[[Any], Any]
 _LEAST_BLOCKS: Final = 5
 # A loader whose batches take seconds is measured for longer, up to this many times as long as asked for.
 _LONGEST: Final = 5.0
-_MOST_CACHED: Final = 8
-_MOST_CACHED_BYTES: Final = 256 << 20
-_MOST_PARTS: Final = 256
 
 
-def loader_facts(loader: "DataLoader[Any]", *, has_step: bool) -> LoaderFacts:
+def loader_description(loader: "DataLoader[Any]", *, has_step: bool) -> LoaderDescription:
     """Return what a loader is like, without drawing from it."""
     batcher = loader.batch_sampler
     context = loader.multiprocessing_context
@@ -39,7 +39,7 @@ def loader_facts(loader: "DataLoader[Any]", *, has_step: bool) -> LoaderFacts:
         pin_memory=loader.pin_memory,
         start_method=method,
     )
-    return LoaderFacts(
+    return LoaderDescription(
         current=current,
         can_batch=current.batch_size is not None,
         has_step=has_step,
@@ -62,56 +62,35 @@ def measure_loader(
     Raises:
         TorchperfdError: The loader has no batch.
     """
+    with operator_threads(setting):
+        began = time.perf_counter()
+        batches = endless_batches(with_setting(loader, setting))
+        try:
+            first = next(batches)
+            start = time.perf_counter() - began
+            # What the workers had ready before the loop asked for it is drawn first.
+            for batch in itertools.islice(batches, setting.workers * setting.prefetch):
+                if step is not None:
+                    step(batch)
+                if time.perf_counter() - began - start > seconds:
+                    break
+            # What workers do cannot be seen from here.
+            sampler = None if setting.workers else _sampler(loader, has_step=step is not None)
+            return _measure(batches, first, setting, seconds, start, step, sampler)
+        finally:
+            batches.close()  # type: ignore[attr-defined]  # a generator: ends the workers
+
+
+@contextlib.contextmanager
+def operator_threads(setting: LoaderSetting) -> Iterator[None]:
+    """Have torch's operators use a setting's number of threads, where it has one."""
+    own = torch.get_num_threads()
     if setting.threads:
         torch.set_num_threads(setting.threads)
-    began = time.perf_counter()
-    batches = _endless_batches(with_setting(loader, setting))
     try:
-        first = next(batches)
-        start = time.perf_counter() - began
-        # What the workers had ready before the loop asked for it is drawn first.
-        for batch in itertools.islice(batches, setting.workers * setting.prefetch):
-            if step is not None:
-                step(batch)
-            if time.perf_counter() - began - start > seconds:
-                break
-        return _measure(batches, first, setting, seconds, start, step)
+        yield
     finally:
-        batches.close()  # type: ignore[attr-defined]  # a generator: ends the workers
-
-
-def measure_ceiling(
-    loader: "DataLoader[Any]", setting: LoaderSetting, seconds: float, step: Step
-) -> tuple[float, float]:
-    """Return the seconds that the rest of a step takes: with batches in memory, and with batches just drawn.
-
-    The two alternate every few steps, because a machine's speed changes within seconds.
-    """
-    batches = _endless_batches(with_setting(loader, replace(setting, workers=0, prefetch=0)))
-    try:
-        cached: list[Any] = []
-        for batch in itertools.islice(batches, _MOST_CACHED):
-            cached.append(batch)
-            if len(cached) * _shape(batch)[1] >= _MOST_CACHED_BYTES:
-                break
-        for batch in cached[:2]:
-            _timed(step, batch)
-        from_memory: list[float] = []
-        drawn: list[float] = []
-        began = time.perf_counter()
-        while len(drawn) < _LEAST_BLOCKS or time.perf_counter() - began < 2 * seconds:
-            from_memory += [_timed(step, batch) for batch in cached]
-            drawn += [_timed(step, batch) for batch in itertools.islice(batches, len(cached))]
-        return statistics.fmean(from_memory), statistics.fmean(drawn)
-    finally:
-        batches.close()  # type: ignore[attr-defined]  # a generator
-
-
-def _timed(step: Step, batch: Any) -> float:
-    began = time.perf_counter()
-    step(batch)
-    _wait_for_device()
-    return time.perf_counter() - began
+        torch.set_num_threads(own)
 
 
 def with_setting(loader: "DataLoader[Any]", setting: LoaderSetting) -> "DataLoader[Any]":
@@ -168,7 +147,12 @@ class _Repeated:
                 return
 
 
-def _endless_batches(loader: "DataLoader[Any]") -> Iterator[Any]:
+def endless_batches(loader: "DataLoader[Any]") -> Iterator[Any]:
+    """Yield batches without end, over as many passes as it takes.
+
+    Raises:
+        TorchperfdError: The loader has no batch.
+    """
     while True:
         is_empty = True
         for batch in loader:
@@ -185,6 +169,7 @@ def _measure(
     seconds: float,
     start: float,
     step: Step | None,
+    sampler: DrawSampler | None,
 ) -> Speed:
     # Workers give batches in turns, so that only as many as there are workers take as long as the next ones.
     per_block = max(1, setting.workers)
@@ -193,18 +178,18 @@ def _measure(
     samples = 0
     if step is not None:
         step(first)
-        _wait_for_device()
+        wait_for_device()
     began = now = time.perf_counter()
     while now - began < seconds or (len(blocks) < _LEAST_BLOCKS and now - began < _LONGEST * seconds):
         block_began = now
         for _ in range(per_block):
             asked = time.perf_counter()
-            batch = next(batches)
+            batch = next(batches) if sampler is None else sampler.draw(batches)
             waits += time.perf_counter() - asked
-            samples += _shape(batch)[0]
+            samples += batch_shape(batch).samples
             if step is not None:
                 step(batch)
-                _wait_for_device()
+                wait_for_device()
         now = time.perf_counter()
         blocks.append((now - block_began) / per_block)
     drawn = len(blocks) * per_block
@@ -216,29 +201,18 @@ def _measure(
         wait_seconds=waits / drawn,
         start_seconds=start,
         batches=drawn,
-        batch_bytes=_shape(batch)[1],
+        batch_bytes=batch_shape(batch).size,
+        loader=None if sampler is None else sampler.facts(batch_shape(batch)),
     )
 
 
-def _shape(batch: Any) -> tuple[int, int]:
-    """Return the samples in a batch and the bytes of its tensors; one sample where that cannot be seen."""
-    samples, size = 0, 0
-    parts = [batch]
-    for _ in range(_MOST_PARTS):
-        if not parts:
-            break
-        part = parts.pop()
-        if isinstance(part, torch.Tensor):
-            samples = samples or (part.shape[0] if part.ndim else 0)
-            size += part.nbytes
-        elif isinstance(part, (list, tuple)):
-            parts += reversed(part)
-        elif isinstance(part, dict):
-            parts += reversed(list(part.values()))
-    return samples or 1, size
+def _sampler(loader: "DataLoader[Any]", *, has_step: bool) -> DrawSampler:
+    about = describe_batches(loader.batch_sampler, loader.collate_fn, loader.dataset)
+    return DrawSampler(about, has_step=has_step)
 
 
-def _wait_for_device() -> None:
+def wait_for_device() -> None:
+    """Wait until the CUDA device, if one is in use, has done its work."""
     cuda: Any = torch.cuda
     if cuda.is_initialized():
         cuda.synchronize()

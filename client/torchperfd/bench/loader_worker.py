@@ -23,7 +23,8 @@ def _make(target: str) -> tuple[Answer, Callable[[Answer], Answer]]:
     """Make the loader that a target names, with the rest of a step if it has one."""
     from torch.utils.data import DataLoader
 
-    from torchperfd.bench.loader_timing import loader_facts, measure_ceiling, measure_loader
+    from torchperfd.bench.ceiling import measure_ceiling
+    from torchperfd.bench.loader_timing import loader_description, measure_loader
 
     # The number of workers is what is varied.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -41,13 +42,12 @@ def _make(target: str) -> tuple[Answer, Callable[[Answer], Answer]]:
         setting, seconds = LoaderSetting(**request["setting"]), request["seconds"]
         try:
             if request["ceiling"] and step is not None:
-                measured, predicted = measure_ceiling(loader, setting, seconds, step)
-                return {"ceiling": [measured, predicted]}
+                return {"ceiling": asdict(measure_ceiling(loader, setting, seconds, step))}
             return {"speed": asdict(measure_loader(loader, setting, seconds, step))}
         except Exception as error:  # noqa: BLE001 - of the script's dataset or step
             return {"unusable": explain(error)}
 
-    return {"facts": asdict(loader_facts(loader, has_step=step is not None))}, answer
+    return {"facts": asdict(loader_description(loader, has_step=step is not None))}, answer
 
 
 if __name__ == "__main__":

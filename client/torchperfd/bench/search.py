@@ -4,28 +4,39 @@ A grid of W workers, P prefetch factors and B batch sizes has W x P x B settings
 rises to a plateau and may fall after it, and the other arguments matter little beside it. So workers are
 doubled until nothing is gained, and the gaps beside the best are closed. The other arguments follow one by
 one, at the best so far. What came out best is measured again in turn with its rivals, because a machine's
-speed changes within seconds.
+speed changes within seconds, and because the best of many noisy figures is too high: of those that are
+measured again, only these rounds count.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from torchperfd.bench.settings import DEFAULT_PREFETCH, LoaderFacts, LoaderSetting, Outcome, Speed, Unusable
+from torchperfd.bench.settings import (
+    DEFAULT_PREFETCH,
+    LoaderDescription,
+    LoaderSetting,
+    Outcome,
+    Speed,
+    Unusable,
+)
 from torchperfd.loader_workers import MOST_WORKERS
 
 _MORE_PREFETCH: Final = (4, 8)
 # More workers have to give this much more to go on; a prefetch factor as well.
 _LEAST_GAIN: Final = 0.05
-# Settings this far below the best may still be as good as it, by noise.
+# Settings this far below the best may still be as good as it, by the noise of one measurement,
 _RIVAL: Final = 0.12
-_RIVALS: Final = 2
-_CONFIRMED_ROUNDS: Final = 3
-_MOST_CONFIRMATIONS: Final = 12
+# and by that of two rounds in turn with it.
+_RIVAL_IN_ROUNDS: Final = 0.06
+_LEAST_ROUNDS: Final = 2
+_MOST_ROUNDS: Final = 3
+_MOST_CONFIRMATIONS: Final = 8
 # Settings are equal if one is slower by less than this, or by less than this and not in every round.
 _EQUAL: Final = 0.02
-_EQUAL_BY_NOISE: Final = 0.05
+_EQUAL_BY_NOISE: Final = 0.04
 
 Search = Generator[LoaderSetting, Outcome, None]
 
@@ -50,7 +61,7 @@ class SearchSpace:
 
 
 def search_space(
-    facts: LoaderFacts,
+    facts: LoaderDescription,
     *,
     most_workers: int | None = None,
     batch_sizes: Iterable[int] = (),
@@ -72,17 +83,15 @@ class LoaderSearch:
 
     Attributes:
         outcomes: By setting, in the order of measuring; a setting that was measured again has the medians of
-            its rounds.
-        is_confirming: Whether the setting that was yielded last is one of the best, and measured again. The
-            other measurements only have to be good enough to find these.
+            these rounds.
     """
 
-    def __init__(self, facts: LoaderFacts, space: SearchSpace) -> None:
+    def __init__(self, facts: LoaderDescription, space: SearchSpace) -> None:
         self.outcomes: dict[LoaderSetting, Outcome] = {}
-        self.is_confirming = False
         self._facts = facts
         self._space = space
         self._rounds: dict[LoaderSetting, list[Speed]] = {}
+        self._attempts: Counter[LoaderSetting] = Counter()
 
     def settings(self) -> Search:
         """Yield each setting to measure; send what it gave."""
@@ -125,17 +134,25 @@ class LoaderSearch:
 
     def _is_equal(self, setting: LoaderSetting, best: LoaderSetting) -> bool:
         """Return whether a setting is as fast as the best one, as far as the rounds show."""
-        slower = 1 - self._speed(setting) / self._speed(best)
-        if slower <= _EQUAL:
+        if setting == best:
             return True
-        rounds = list(zip(self._rounds[setting], self._rounds[best], strict=False))
-        won = any(one.samples_per_second >= other.samples_per_second for one, other in rounds)
-        return slower <= _EQUAL_BY_NOISE and len(rounds) > 1 and won
+        rounds = self._paired(setting, best)
+        if not rounds and best in self._rounds:
+            return False  # one measurement, long before
+        ratio = statistics.median(rounds) if rounds else self._speed(setting) / self._speed(best)
+        if ratio >= 1 - _EQUAL:
+            return True
+        return len(rounds) > 1 and ratio >= 1 - _EQUAL_BY_NOISE and max(rounds) >= 1
+
+    def _paired(self, setting: LoaderSetting, best: LoaderSetting) -> list[float]:
+        """Return a setting's speed as a part of the best one's, of each round in which both were measured."""
+        rounds = zip(self._rounds.get(setting, ()), self._rounds.get(best, ()), strict=False)
+        return [one.samples_per_second / other.samples_per_second for one, other in rounds]
 
     def _vary_workers(self, current: LoaderSetting) -> Search:
         workers, best, lean = 0, 0.0, 0
         while workers <= self._space.most_workers:
-            setting = _with_workers(current, workers)
+            setting = with_workers(current, workers)
             yield from self._measure(setting)
             if workers and isinstance(self.outcomes[setting], Unusable):
                 return  # more of them are no better
@@ -155,14 +172,14 @@ class LoaderSearch:
         """Halve the gaps beside the best number of workers until none is left."""
         for _ in range(MOST_WORKERS):
             tried = sorted({setting.workers for setting in self.outcomes if self._is_like(setting, around)})
-            best = max(tried, key=lambda workers: self._speed(_with_workers(around, workers)), default=0)
+            best = max(tried, key=lambda workers: self._speed(with_workers(around, workers)), default=0)
             below = max((each for each in tried if each < best), default=best - 1)
             above = min((each for each in tried if each > best), default=best + 1)
             middle = [(below + best) // 2, (best + above + 1) // 2]
             fresh = [each for each in middle if 0 <= each <= self._space.most_workers and each not in tried]
             if not fresh:
                 return
-            yield from self._measure(_with_workers(around, fresh[0]))
+            yield from self._measure(with_workers(around, fresh[0]))
 
     def _vary(self, name: str, values: Iterable[object], *, stop_early: bool = False) -> Search:
         """Try other values of one argument at the best setting so far."""
@@ -179,40 +196,51 @@ class LoaderSearch:
                 return
 
     def _confirm(self) -> Search:
-        """Measure the best again, in turn with cheaper ones that may be as good.
-
-        The best of several noisy figures is too high, so another setting may be the best after that.
-        """
-        self.is_confirming = True
+        """Measure the best and its rivals again, in turn."""
         for _ in range(_MOST_CONFIRMATIONS):
             best = self.best()
             if best is None:
                 return
-            due = [
-                each for each in (best, *self._rivals(best)) if len(self._rounds[each]) < _CONFIRMED_ROUNDS
-            ]
+            rivals = self._rivals(best)
+            is_clear = all(self._is_decided(each, best) for each in rivals)
+            rounds = _LEAST_ROUNDS if is_clear else _MOST_ROUNDS
+            due = [each for each in (best, *rivals) if self._attempts[each] < rounds]
             if not due:
                 return
-            yield from self._measure(min(due, key=lambda each: len(self._rounds[each])), again=True)
+            yield from self._measure(min(due, key=lambda each: self._attempts[each]), again=True)
+
+    def _is_decided(self, setting: LoaderSetting, best: LoaderSetting) -> bool:
+        """Return whether two rounds have shown a setting to be as fast as the best, or there are fewer."""
+        rounds = self._paired(setting, best)
+        return len(rounds) < _LEAST_ROUNDS or statistics.median(rounds) >= 1 - _EQUAL
 
     def _rivals(self, best: LoaderSetting) -> list[LoaderSetting]:
-        """Return the settings that are cheaper than the best one and may be as fast, the cheapest first."""
-        bound = (1 - _RIVAL) * self._speed(best)
-        rivals = [
-            setting
-            for setting, speed in self._speeds()
-            if speed.samples_per_second >= bound and self._is_like(setting, best) and setting.cost < best.cost
-        ]
-        return sorted(rivals, key=lambda setting: setting.cost)[:_RIVALS]
+        """Return the fastest, the cheapest and the own one of the settings that may be as good."""
+        rivals = [each for each, _ in self._speeds() if each != best and self._is_rival(each, best)]
+        if not rivals:
+            return []
+        fastest = max(rivals, key=self._speed)
+        cheapest = min(rivals, key=lambda setting: setting.cost)
+        own = [self._facts.current] if self._facts.current in rivals else []
+        return list(dict.fromkeys([fastest, cheapest, *own]))
+
+    def _is_rival(self, setting: LoaderSetting, best: LoaderSetting) -> bool:
+        if not self._is_like(setting, best):
+            return False
+        rounds = self._paired(setting, best)
+        if len(rounds) > 1:
+            return statistics.median(rounds) >= 1 - _RIVAL_IN_ROUNDS
+        return self._speed(setting) >= (1 - _RIVAL) * self._speed(best)
 
     def _measure(self, setting: LoaderSetting, *, again: bool = False) -> Search:
         if setting in self.outcomes and not again:
             return
         outcome = yield setting
-        if isinstance(outcome, Speed):
+        self._attempts[setting] += again
+        if isinstance(outcome, Speed) and again:
             self._rounds.setdefault(setting, []).append(outcome)
             outcome = merged(self._rounds[setting])
-        elif setting in self._rounds:
+        elif again:
             return  # it worked before: one failure of a round takes nothing back
         self.outcomes[setting] = outcome
 
@@ -245,9 +273,11 @@ def merged(rounds: list[Speed]) -> Speed:
         start_seconds=statistics.median(each.start_seconds for each in rounds),
         batches=sum(each.batches for each in rounds),
         batch_bytes=rounds[-1].batch_bytes,
+        loader=rounds[-1].loader,
     )
 
 
-def _with_workers(setting: LoaderSetting, workers: int) -> LoaderSetting:
+def with_workers(setting: LoaderSetting, workers: int) -> LoaderSetting:
+    """Return a setting with another number of workers."""
     prefetch = (setting.prefetch or DEFAULT_PREFETCH) if workers else 0
     return replace(setting, workers=workers, prefetch=prefetch)

@@ -1,7 +1,10 @@
 """Settings of a DataLoader, and what each gave. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from torchperfd.loader_workers import LoaderFacts
 
 DEFAULT_PREFETCH: Final = 2
 """Of ``DataLoader``, for each worker."""
@@ -61,6 +64,7 @@ class Speed:
         start_seconds: Until the first batch was there.
         batches: Measured.
         batch_bytes: Of the tensors in one batch.
+        loader: How the loop used its loader; None with workers.
     """
 
     samples_per_second: float
@@ -70,6 +74,13 @@ class Speed:
     start_seconds: float
     batches: int
     batch_bytes: int
+    loader: LoaderFacts | None = None
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Speed":
+        """Return the speed of a document of ``dataclasses.asdict``."""
+        loader = document["loader"]
+        return cls(**{**document, "loader": None if loader is None else LoaderFacts.from_dict(loader)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +88,9 @@ class RestOfStep:
     """What a training step takes without its input.
 
     Attributes:
-        seconds: With batches that are in memory; or as the steps so far have shown.
-        predicted_seconds: With batches that were just drawn, without workers, which would take CPUs. This is
-            what a loop shows by itself. None where it was not measured.
+        seconds: With batches that are in memory; or as predicted from the steps so far.
+        predicted_seconds: Predicted from steps whose batches were made in the same process right before, less
+            what such a step takes longer because of cold caches. None where it was not measured.
     """
 
     seconds: float
@@ -97,7 +108,7 @@ Outcome = Speed | Unusable
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderFacts:
+class LoaderDescription:
     """What the loader is like before anything is measured.
 
     Attributes:

@@ -15,14 +15,14 @@ from torchperfd.hooks.context import HookContext, HookUnavailableError
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
 from torchperfd.hooks.stage_samples import StageSamples
 from torchperfd.hooks.worker_queue import ready_batches
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd.safety.interrupts import is_from_script
-from torchperfd.steps.loader_use import LoaderUse, available_cpus
+from torchperfd.steps.cpus import available_cpus, thread_queued_ns
 from torchperfd.worker_stacks import WorkerStacks
 
 _REMEMBERED: Final = 32
 """Samples that the means are over."""
 _LEAST_WORKER_BATCHES: Final = 4
-_SCHEDSTAT: Final = "/proc/thread-self/schedstat"
 
 
 def install(context: HookContext) -> None:
@@ -117,7 +117,7 @@ class LoaderSampler:
         if self._ended is not None:
             wall, cpu, queued, own = self._ended
             self._ended = None
-            self._lines.append((_queued_ns() - queued, time.thread_time_ns() - own))
+            self._lines.append((thread_queued_ns() - queued, time.thread_time_ns() - own))
             self._rests.append((time.perf_counter_ns() - wall, time.process_time_ns() - cpu))
         # The first draw of an iterator starts its workers and shuffles.
         if not self._due or not iterator._num_yielded or not self._is_training():
@@ -173,7 +173,7 @@ class LoaderSampler:
                 parts += list(part.values())[:64]
         return tensors, size
 
-    def use(self, batches_per_step: float) -> LoaderUse | None:
+    def use(self, batches_per_step: float) -> LoaderFacts | None:
         """Return the means of the samples so far, None before the first; called on the flushing thread."""
         iterator = self._iterator()
         if iterator is not None and self._workers:
@@ -184,7 +184,7 @@ class LoaderSampler:
         batches, cpu, queued, spent = (
             (sum(column) for column in zip(*list(self._made), strict=True)) if (self._made) else (0, 0, 0, 0)
         )
-        return LoaderUse(
+        return LoaderFacts(
             workers=self._workers,
             cpus=self._cpus,
             draw_cpu=_ratio([(cpu, wall) for wall, cpu in list(self._draws)]),
@@ -246,13 +246,13 @@ class TimedDraw:
     def __call__(self) -> Any:
         """Return the next batch."""
         vars(self._iterator).pop("_next_data", None)
-        queued = _queued_ns()
+        queued = thread_queued_ns()
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
         batch = self._draw(self._iterator, self._original)
         before = queued, cpu
         wall, cpu = time.perf_counter_ns() - wall, time.thread_time_ns() - cpu
         try:
-            self._sampler.sampled(batch, self._ready, wall, cpu, _queued_ns() - queued, before)
+            self._sampler.sampled(batch, self._ready, wall, cpu, thread_queued_ns() - queued, before)
         except Exception as error:  # of a batch that is out of the ordinary, for example
             if is_from_script(error):
                 raise
@@ -264,6 +264,11 @@ def describe_loader(iterator: Any) -> tuple[int, bool, bool]:
 
     Indexable is a ``TensorDataset`` that can be indexed by all of a batch at once with the same result.
     """
+    return describe_batches(iterator._index_sampler, iterator._collate_fn, iterator._dataset)
+
+
+def describe_batches(batches: Any, collate: Any, dataset: Any) -> tuple[int, bool, bool]:
+    """Return the same of a loader's batch sampler, its function that puts batches together, and dataset."""
     from torch.utils.data import (
         BatchSampler,
         RandomSampler,
@@ -272,31 +277,18 @@ def describe_loader(iterator: Any) -> tuple[int, bool, bool]:
         default_collate,
     )
 
-    batches = iterator._index_sampler
     if type(batches) is not BatchSampler:
         return 0, False, False
     order = batches.sampler
     shuffles = type(order) is RandomSampler and not order.replacement
     usual = shuffles or type(order) is SequentialSampler
-    collated = iterator._collate_fn is default_collate
-    return batches.batch_size, usual and collated and type(iterator._dataset) is TensorDataset, shuffles
+    collated = collate is default_collate
+    return batches.batch_size, usual and collated and type(dataset) is TensorDataset, shuffles
 
 
 def _ratio(pairs: list[tuple[int, int]]) -> float | None:
     whole = sum(below for _, below in pairs)
     return sum(above for above, _ in pairs) / whole if whole else None
-
-
-def _queued_ns() -> int:
-    """Return how long this thread has been ready to run without a CPU; 0 where it is not counted."""
-    try:
-        with open(_SCHEDSTAT, "rb") as file:  # noqa: PTH123 - on the training thread, and pathlib is slow
-            fields = file.read(128).split()
-    except OSError as error:
-        if error.filename != _SCHEDSTAT:
-            raise  # a signal handler's, such as a timeout
-        return 0
-    return int(fields[1]) if len(fields) > 1 else 0
 
 
 def _schedstat(path: str) -> tuple[int, int]:

@@ -14,7 +14,8 @@ from torchperfd.framework import framework_around
 from torchperfd.link.flush_schedule import FlushState, NextFlush, next_flush
 from torchperfd.link.outbox import Outbox
 from torchperfd.link.process_counters import ProcessCounters
-from torchperfd.steps.loader_use import LoaderUse, available_cpus
+from torchperfd.loader_workers import LoaderFacts
+from torchperfd.steps.cpus import available_cpus
 from torchperfd.steps.pace import Pace
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
@@ -209,13 +210,13 @@ class Flusher:
         """Return facts on steps without a profiler, for the trace, beside their length.
 
         ``unrecorded_phase_ns``: means of the latest training steps, by phase.
-        ``loader``: how they use their loader (:class:`~torchperfd.steps.loader_use.LoaderUse`).
+        ``loader``: how they use their loader (:class:`~torchperfd.loader_workers.LoaderFacts`).
         """
         with self._lock:
             phases = {self._names.name(slot): round(ns) for slot, ns in self._pace.phase_ns().items()}
             facts: dict[str, Any] = {"unrecorded_phase_ns": phases}
             self._counters.fill_loader(self.totals)
-            facts["loader"] = asdict(self.totals.loader or LoaderUse(cpus=available_cpus()))
+            facts["loader"] = asdict(self.totals.loader or LoaderFacts(cpus=available_cpus()))
             return facts
 
     def announce(self, state: int) -> None:

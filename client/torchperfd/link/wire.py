@@ -14,8 +14,8 @@ from torchperfd.hook_state import HookState
 from torchperfd.identity import Identity
 from torchperfd.input_stages import InputStages
 from torchperfd.link.flight_recorder import GroupProgress
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd.steps.arrivals import Arrivals
-from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.steps.step_blocks import BlockSums
@@ -208,11 +208,11 @@ def _read_column(packed: bytes) -> tuple[int, ...]:
     return tuple(column)
 
 
-def _read_loader(packed: session_pb2.LoaderUse) -> LoaderUse:
+def _read_loader(packed: session_pb2.LoaderUse) -> LoaderFacts:
     known = {field.name: value for field, value in packed.ListFields()}
     if "stages" in known:
         known["stages"] = InputStages(**{field.name: value for field, value in known["stages"].ListFields()})
-    return LoaderUse(**known)
+    return LoaderFacts(**known)
 
 
 def _pack_kind(packed: session_pb2.KindAccount, kind: int, totals: KindTotals, names: PhaseNames) -> None:

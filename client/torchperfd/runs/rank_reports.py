@@ -5,9 +5,9 @@ from typing import Any
 
 from torchperfd.hook_state import HookState
 from torchperfd.input_stages import InputStages
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd.report import RankReport
 from torchperfd.runs.values import MOST_LARGE, count, number, optional, text
-from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
@@ -99,13 +99,13 @@ def _sum(one: PhaseTotals, other: PhaseTotals) -> PhaseTotals:
     return PhaseTotals(*(getattr(one, each.name) + getattr(other, each.name) for each in fields(PhaseTotals)))
 
 
-def _loader(stages: dict[str, Any] | None) -> LoaderUse | None:
+def _loader(stages: dict[str, Any] | None) -> LoaderFacts | None:
     if stages is None:
         return None
     known: dict[str, Any] = {each.name: optional(stages.get(each.name)) for each in fields(InputStages)}
     for name in ("workers", "samples"):
         known[name] = int(known[name] or 0)
-    return LoaderUse(stages=InputStages(**known))
+    return LoaderFacts(stages=InputStages(**known))
 
 
 def _ns(times: dict[str, Any]) -> int:

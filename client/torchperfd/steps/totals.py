@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torchperfd.coordinates import Coordinate
 from torchperfd.hook_state import HookState
-from torchperfd.steps.loader_use import LoaderUse
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd.steps.phases import PHASE_SLOTS
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.sync_wait import SyncWait
@@ -203,7 +203,7 @@ class Totals:
     peak_flops: float | None = None
     overhead: float | None = None
     degradation_level: int = 0
-    loader: LoaderUse | None = None
+    loader: LoaderFacts | None = None
     hooks: tuple[HookState, ...] = ()
     coordinates: tuple[Coordinate, ...] = ()
     sync_waits: tuple[SyncWait, ...] = ()

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torchperfd.loader_workers import MOST_WORKERS
+from torchperfd.loader_workers import (
+    MOST_WORKERS,
+    UNMEASURED_COST,
+    LoaderAdvice,
+    WorkerCost,
+    most_computing_workers,
+)
 from torchperfd.tune.changes import (
     AMP,
     COMPILE,
@@ -56,19 +62,22 @@ class Group:
     share: float
 
 
-def propose(trial: Trial, kept: Sequence[Change], requested: Requested) -> tuple[list[Group], list[str]]:
+def propose(
+    trial: Trial, kept: Sequence[Change], requested: Requested, cost: WorkerCost = UNMEASURED_COST
+) -> tuple[list[Group], list[str]]:
     """Return what to try next, the largest share first, and what is not worth it, in words.
 
     Args:
         trial: A run with what has been kept so far.
         kept: Those changes.
         requested: What else may be tried.
+        cost: Of moving a batch from a worker on this machine.
     """
     facts = trial.facts
     groups: list[Group] = []
     skipped: list[str] = []
     for group, reason in (
-        _loader(trial, kept),
+        _loader(trial, kept, trial.loader_advice(cost)),
         _optimizer(trial, kept),
         _zero_grad(trial),
         _threads(trial, kept),
@@ -90,7 +99,7 @@ def propose(trial: Trial, kept: Sequence[Change], requested: Requested) -> tuple
 Proposal = tuple[Group | None, str]
 
 
-def _loader(trial: Trial, kept: Sequence[Change]) -> Proposal:
+def _loader(trial: Trial, kept: Sequence[Change], advice: LoaderAdvice | None) -> Proposal:
     loaders, facts = trial.facts.loaders, trial.facts
     if not loaders:
         return None, "DataLoader: the training loop draws from none"
@@ -102,10 +111,10 @@ def _loader(trial: Trial, kept: Sequence[Change]) -> Proposal:
     workers = values.get("num_workers", own.workers)
     prefetch = own.prefetch or _DEFAULT_PREFETCH
     found: list[dict[str, Any]] = []
-    crowded = max(1, int(facts.cpus) - 1)
+    crowded = max(1, most_computing_workers(facts.cpus))
     if share >= (_LEAST_WAIT if workers else LEAST_SHARE):
         pinned = {"pin_memory": True} if facts.uses_cuda else {}
-        counts = [min(2 * workers, MOST_WORKERS)] if values else _worker_counts(trial, workers)
+        counts = [min(2 * workers, MOST_WORKERS)] if values else _worker_counts(trial, workers, advice)
         for count in counts:
             found.append(
                 {"num_workers": count, "persistent_workers": True, **pinned} if count else {"num_workers": 0}
@@ -128,20 +137,20 @@ def _loader(trial: Trial, kept: Sequence[Change]) -> Proposal:
     return Group(tuple(dict.fromkeys(changes)), share), ""
 
 
-def _worker_counts(trial: Trial, workers: int) -> list[int]:
+def _worker_counts(trial: Trial, workers: int, advice: LoaderAdvice | None) -> list[int]:
     """Return numbers of workers to try where the loop waits for its loader."""
     cpus = trial.facts.cpus
     most = min(MOST_WORKERS, max(4, round(2 * cpus)))
     data = trial.phases.get("data", 0.0)
-    # The rule of the live verdict needs samples of the loader's draws; a short run may have none.
-    advised = [] if trial.advised_workers is None else [trial.advised_workers]
+    # A short run may have no samples of draws to advise from. Another sampler is more than arguments.
+    advised = [advice.workers] if advice is not None and advice.rule == "loader-workers" else []
     if workers:
         counts = dict.fromkeys([*advised, min(2 * workers, MOST_WORKERS), 0])
         return [count for count in counts if count != workers]
     rest = max(trial.step_seconds - data, 1e-6)
     # One more than keeps up on average, since batches do not come evenly.
     needed = min(most, math.ceil(data / rest) + 1)
-    return sorted({*advised, needed, max(1, min(most, int(cpus) - 1))} - {0}, reverse=True)
+    return sorted({*advised, needed, max(1, min(most, most_computing_workers(cpus)))} - {0}, reverse=True)
 
 
 def _optimizer(trial: Trial, kept: Sequence[Change]) -> Proposal:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from torchperfd.bench.functions_bench import Comparison, compare_rounds
+from torchperfd.loader_workers import UNMEASURED_COST, LoaderAdvice, WorkerCost
 from torchperfd.tune.candidates import Group, Requested, propose
 from torchperfd.tune.changes import Change, merged
 from torchperfd.tune.losses import LossCheck, check_losses, repeats
@@ -96,6 +97,7 @@ class Tuning:
         total: All that is kept beside the unchanged script, in new processes; None where nothing is, or that
             was not measured.
         ended: Why it ended early: ``interrupted`` or ``time``; empty for not at all.
+        advice: What the rule of the live verdict advises for the loader of the unchanged script.
     """
 
     unchanged: Trial
@@ -105,6 +107,7 @@ class Tuning:
     skipped: list[str] = field(default_factory=list)
     total: Comparison | None = None
     ended: str = ""
+    advice: LoaderAdvice | None = None
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -128,6 +131,7 @@ class TuningSearch:
         clock: Seconds.
         budget: Seconds after which no run begins.
         progress: Called with what is measured next.
+        cost: Of moving a batch from a loader's worker on this machine.
     """
 
     def __init__(
@@ -137,7 +141,9 @@ class TuningSearch:
         clock: Callable[[], float],
         budget: float,
         progress: Callable[[str], None],
+        cost: WorkerCost = UNMEASURED_COST,
     ) -> None:
+        self._cost = cost
         self._trials = trials
         self._requested = requested
         self._clock = clock
@@ -151,7 +157,8 @@ class TuningSearch:
         Raises:
             TrialFailedError: The unchanged script cannot be measured.
         """
-        found = Tuning(self._run((), "the script as it is"))
+        unchanged = self._run((), "the script as it is")
+        found = Tuning(unchanged, advice=unchanged.loader_advice(self._cost))
         try:
             self._search(found)
         except KeyboardInterrupt:
@@ -165,7 +172,7 @@ class TuningSearch:
         found.repeated = repeats(found.unchanged, current)
         tried: set[Change] = set()
         while True:
-            groups, skipped = propose(current, found.changes, self._requested)
+            groups, skipped = propose(current, found.changes, self._requested, self._cost)
             found.skipped = found.skipped or skipped
             remaining = (
                 Group(new, group.share)

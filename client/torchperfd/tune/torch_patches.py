@@ -15,9 +15,9 @@ from typing import Any, Final
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from torchperfd.steps.loader_use import available_cpus
+from torchperfd.steps.cpus import available_cpus
 from torchperfd.tune.changes import AMP, COMPILE, LOADER, MATMUL, OPTIMIZER, THREADS, ZERO_GRAD, Change
-from torchperfd.tune.trial import LoaderFacts, OptimizerFacts, ScriptFacts, Site
+from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Site
 
 MOST_LOSSES: Final = 10
 _MOST_BATCHES: Final = 16
@@ -72,9 +72,9 @@ class TorchPatches:
         self.losses: list[torch.Tensor] = []
         self._batches: list[int] = []
         self._sampler: object = None
-        self._loaders: dict[int, LoaderFacts] = {}
-        self._drawn: list[LoaderFacts] = []
-        self._optimizers: list[OptimizerFacts] = []
+        self._loaders: dict[int, ScriptLoader] = {}
+        self._drawn: list[ScriptLoader] = []
+        self._optimizers: list[ScriptOptimizer] = []
         self._constructing: set[int] = set()
         self._zeroing: list[Site] = []
         self._zeroing_seen = 0
@@ -137,7 +137,7 @@ class TorchPatches:
                 bound = signature.bind(loader, *args, **kwargs)
                 given = bound.arguments
                 is_iterable = isinstance(given.get("dataset"), IterableDataset)
-                facts = LoaderFacts(
+                facts = ScriptLoader(
                     site=calling_site(),
                     name=type(loader).__name__,
                     workers=given.get("num_workers", 0),
@@ -211,7 +211,7 @@ class TorchPatches:
                 finally:
                     self._constructing.discard(id(optimizer))
                 tensors = sum(len(group["params"]) for group in optimizer.param_groups)
-                facts = OptimizerFacts(site, name, can_fuse, True, fused, foreach, tensors)
+                facts = ScriptOptimizer(site, name, can_fuse, True, fused, foreach, tensors)
                 if facts not in self._optimizers:
                     self._optimizers.append(facts)
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchperfd.loader_workers import LoaderAdvice, LoaderFacts, WorkerCost, advise_loader
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -19,7 +21,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderFacts:
+class ScriptLoader:
     """A DataLoader that the script trains from.
 
     Attributes:
@@ -42,7 +44,7 @@ class LoaderFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerFacts:
+class ScriptOptimizer:
     """An optimizer.
 
     Attributes:
@@ -79,8 +81,8 @@ class ScriptFacts:
         matmul_precision: As ``torch.get_float32_matmul_precision`` gives it.
     """
 
-    loaders: tuple[LoaderFacts, ...] = ()
-    optimizers: tuple[OptimizerFacts, ...] = ()
+    loaders: tuple[ScriptLoader, ...] = ()
+    optimizers: tuple[ScriptOptimizer, ...] = ()
     zeroing: tuple[Site, ...] = ()
     threads: int = 1
     threads_site: Site | None = None
@@ -100,8 +102,7 @@ class Trial:
         losses: The first ones, on which ``backward`` was called.
         batches: Check sums of the indices of the first batches, in the sampler's order.
         facts: What the script is made of.
-        advised_workers: What :mod:`torchperfd.loader_workers` advises for the loader; None without advice.
-        advised_step_seconds: The step that it predicts then.
+        loader: How the loop used its loader; None where no draw was sampled.
     """
 
     step_seconds: float
@@ -110,12 +111,22 @@ class Trial:
     losses: tuple[float, ...] = ()
     batches: tuple[int, ...] = ()
     facts: ScriptFacts = field(default_factory=ScriptFacts)
-    advised_workers: int | None = None
-    advised_step_seconds: float | None = None
+    loader: LoaderFacts | None = None
 
     def share(self, phase: str) -> float:
         """Return the share of a step that a phase has, 0 to 1."""
         return self.phases.get(phase, 0.0) / self.step_seconds if self.step_seconds else 0.0
+
+    def loader_advice(self, cost: WorkerCost) -> LoaderAdvice | None:
+        """Return what the rule of the live verdict advises for the loader; None without advice.
+
+        Args:
+            cost: Of moving a batch from a worker on this machine.
+        """
+        if self.loader is None:
+            return None
+        on_device, data = self.facts.uses_cuda, self.phases.get("data", 0.0)
+        return advise_loader(self.loader, self.step_seconds, data, cost, on_device=on_device)
 
 
 def read_trial(document: Mapping[str, Any]) -> Trial:
@@ -128,8 +139,8 @@ def read_trial(document: Mapping[str, Any]) -> Trial:
         losses=tuple(document["losses"]),
         batches=tuple(document["batches"]),
         facts=ScriptFacts(
-            loaders=tuple(LoaderFacts(**_sited(each)) for each in facts["loaders"]),
-            optimizers=tuple(OptimizerFacts(**_sited(each)) for each in facts["optimizers"]),
+            loaders=tuple(ScriptLoader(**_sited(each)) for each in facts["loaders"]),
+            optimizers=tuple(ScriptOptimizer(**_sited(each)) for each in facts["optimizers"]),
             zeroing=tuple(Site(**each) for each in facts["zeroing"]),
             threads=facts["threads"],
             threads_site=_site(facts["threads_site"]),
@@ -137,8 +148,7 @@ def read_trial(document: Mapping[str, Any]) -> Trial:
             uses_cuda=facts["uses_cuda"],
             matmul_precision=facts["matmul_precision"],
         ),
-        advised_workers=document["advised_workers"],
-        advised_step_seconds=document["advised_step_seconds"],
+        loader=None if document["loader"] is None else LoaderFacts.from_dict(document["loader"]),
     )
 
 

@@ -21,7 +21,6 @@ from torchperfd.attachment import attach
 from torchperfd.bench.worker_pipe import explain
 from torchperfd.hooks.torch_import import when_torch_is_imported
 from torchperfd.launch.script import Script
-from torchperfd.loader_workers import LoaderFacts, advise_loader
 from torchperfd.steps.totals import KindTotals
 from torchperfd.tune.changes import Change
 from torchperfd.tune.trial import Trial
@@ -197,13 +196,6 @@ class TrialRun:
             for slot in range(len(names))
             if done.phases[slot].ns
         }
-        use = report.totals.loader
-        advice = None
-        if use is not None:
-            known = {each.name: getattr(use, each.name) for each in dataclasses.fields(use)}
-            advice = advise_loader(LoaderFacts(**known), done.mean_seconds, phases.get("data", 0.0))
-        if advice is not None and advice.rule != "loader-workers":
-            advice = None  # another sampler is an edit of more than arguments
         trial = Trial(
             step_seconds=done.mean_seconds,
             steps=done.steps,
@@ -211,8 +203,7 @@ class TrialRun:
             losses=self._patches.loss_values(),
             batches=self._patches.batch_sums(),
             facts=self._patches.facts(),
-            advised_workers=None if advice is None else advice.workers,
-            advised_step_seconds=None if advice is None else advice.step_seconds,
+            loader=report.totals.loader,
         )
         return dataclasses.asdict(trial)
 

@@ -36,12 +36,9 @@ def tune_text(found: Tuning, edits: Edits, seconds: float) -> str:
         lines.append("tuned     not verified in new processes")
     else:
         lines.append("tuned     nothing that was tried is certainly faster")
-    first = found.unchanged
-    if first.advised_workers is not None and first.advised_step_seconds is not None:
-        predicted = duration(first.advised_step_seconds)
-        lines.append(
-            f"advised   num_workers={first.advised_workers}, for {predicted} a step, by the rule of diagnose"
-        )
+    if (advice := found.advice) is not None:
+        lines.append(f"advised   {advice.setting}, for {duration(advice.step_seconds)} a step,")
+        lines.append("          by the rule of diagnose")
     if found.repeated == ANY:
         lines.append("losses    not checked: two unchanged runs differ, or no losses were seen")
     for title, rows in (
@@ -70,14 +67,16 @@ def tune_text(found: Tuning, edits: Edits, seconds: float) -> str:
 def tune_document(found: Tuning, edits: Edits, seconds: float) -> dict[str, Any]:
     """Return the document of schema ``torchperfd.tune/1``."""
     facts = found.unchanged.facts
-    total = found.total
+    total, advice = found.total, found.advice
+    counted = advice if advice is not None and advice.rule == "loader-workers" else None
     return {
         "schema": SCHEMA,
         "step_seconds": found.unchanged.step_seconds,
         "phases_seconds": dict(found.unchanged.phases),
         "is_deterministic": found.repeated != ANY,
-        "advised_workers": found.unchanged.advised_workers,
-        "advised_step_seconds": found.unchanged.advised_step_seconds,
+        "advice": None if advice is None else asdict(advice),
+        "advised_workers": counted.workers if counted else None,
+        "advised_step_seconds": counted.step_seconds if counted else None,
         "speedup": _speedup(total) if total is not None else None,
         "kept": [
             {

@@ -9,12 +9,13 @@ from torchperfd.bench.loader_bench import bench_loader
 from torchperfd.bench.loader_measurer import LoaderProcess
 from torchperfd.bench.loader_text import loader_text
 from torchperfd.bench.search import SearchSpace, search_space
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting
+from torchperfd.bench.settings import LoaderDescription, LoaderSetting
 from torchperfd_daemon.commands._numbers import Numbers
 from torchperfd_daemon.commands._status_line import StatusLine
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.loader_workers import MOST_WORKERS
 from torchperfd_daemon.text import printable
+from torchperfd_daemon.worker_cost import of_this_machine
 
 _INTERRUPTED: Final = 130
 
@@ -78,7 +79,7 @@ def command(
     if ":" not in target:
         raise UsageError(f"{target!r} names no loader", "write MODULE:NAME or FILE.py:NAME")
 
-    def space(facts: LoaderFacts) -> SearchSpace:
+    def space(facts: LoaderDescription) -> SearchSpace:
         return search_space(
             facts,
             most_workers=max_workers,
@@ -92,7 +93,7 @@ def command(
         def progress(count: int, setting: LoaderSetting) -> None:
             status.show(f"{count} measured, now {setting.code()}")
 
-        found = bench_loader(target, measurer, space, progress)
+        found = bench_loader(target, measurer, space, progress, of_this_machine())
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:

@@ -15,6 +15,7 @@ from torchperfd.tune.tune_text import tune_document, tune_text
 from torchperfd_daemon.commands._status_line import StatusLine
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.text import printable
+from torchperfd_daemon.worker_cost import of_this_machine
 
 _INTERRUPTED: Final = 130
 _TIME_IS_UP: Final = 124
@@ -102,7 +103,10 @@ def command(
     with StatusLine() as status:
         requested = Requested(amp, compiles, matmul_precision or "", only)
         try:
-            found = TuningSearch(ScriptTrials(script), requested, time.monotonic, limit, status.show).tune()
+            search = TuningSearch(
+                ScriptTrials(script), requested, time.monotonic, limit, status.show, of_this_machine()
+            )
+            found = search.tune()
         except TrialFailedError as error:
             problem = f"the script as it is cannot be measured: {error.problem}"
             raise TrialFailedError(problem, exit_code=error.exit_code) from error

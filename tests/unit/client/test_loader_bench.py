@@ -7,7 +7,8 @@ from tests.support.golden import check_golden
 
 from torchperfd.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader
 from torchperfd.bench.search import SearchSpace
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
+from torchperfd.bench.settings import LoaderDescription, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
+from torchperfd.loader_workers import LoaderFacts
 
 Measure = Callable[[LoaderSetting], Outcome]
 
@@ -20,14 +21,21 @@ class Formula:
         self._rest = rest
         self._has_step = has_step
 
-    def facts(self) -> LoaderFacts:
-        return LoaderFacts(LoaderSetting(0, 32), True, self._has_step, 2.0, False)
+    def facts(self) -> LoaderDescription:
+        return LoaderDescription(LoaderSetting(0, 32), True, self._has_step, 2.0, False)
 
     def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
         return self._measure(setting)
 
     def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
         return None if self._rest is None else RestOfStep(self._rest, 0.029)
+
+
+FACTS = LoaderFacts(cpus=4.0, draw_cpu=1.0, rest_cpus=1.0, batch_tensors=2, batch_bytes=393_216)
+
+
+def used(setting: LoaderSetting) -> LoaderFacts | None:
+    return None if setting.workers else FACTS
 
 
 def batch(setting: LoaderSetting) -> float:
@@ -38,12 +46,13 @@ def alone(setting: LoaderSetting) -> Outcome:
     if setting.workers == 4:
         return Unusable("no answer within 1 min 6 s")
     took = batch(setting)
-    return Speed(32 / took, 0.021, took, took, 0.05 + 0.01 * setting.workers, 100, 393_216)
+    start = 0.05 + 0.01 * setting.workers
+    return Speed(32 / took, 0.021, took, took, start, 100, 393_216, used(setting))
 
 
 def with_step(setting: LoaderSetting) -> Outcome:
     took = max(0.030, batch(setting))
-    return Speed(32 / took, 0.021, took, max(0.002, took - 0.029), 0.05, 100, 393_216)
+    return Speed(32 / took, 0.021, took, max(0.002, took - 0.029), 0.05, 100, 393_216, used(setting))
 
 
 def run(measurer: Formula) -> LoaderBench:
@@ -75,6 +84,9 @@ def test_document_has_every_setting_and_the_recommended() -> None:
     assert by_workers[4]["speed"] is None
     assert by_workers[4]["unusable"] == "no answer within 1 min 6 s"
     assert by_workers[2]["speed"]["batches"] >= 100
+    assert by_workers[0]["speed"]["loader"]["draw_cpu"] == 1.0
+    assert document["predicted_batch_seconds"] == pytest.approx(batch(LoaderSetting(0)) / 2, rel=0.1)
+    assert document["advice"]["rule"] == "loader-workers"
 
 
 def test_document_has_the_ceiling_measured_and_predicted() -> None:

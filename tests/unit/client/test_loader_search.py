@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd.bench.search import LoaderSearch, SearchSpace, search_space
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, Speed, Unusable
+from torchperfd.bench.settings import LoaderDescription, LoaderSetting, Outcome, Speed, Unusable
 
 Curve = Callable[[LoaderSetting], float | None]
 NO_WORKERS = LoaderSetting(0, 32)
 
 
-def facts(current: LoaderSetting, **changes: object) -> LoaderFacts:
+def facts(current: LoaderSetting, **changes: object) -> LoaderDescription:
     known = {"can_batch": True, "has_step": False, "cpus": 4.0, "has_device": False}
-    return LoaderFacts(current=current, **(known | changes))  # type: ignore[arg-type]
+    return LoaderDescription(current=current, **(known | changes))  # type: ignore[arg-type]
 
 
 def speed(samples_per_second: float) -> Speed:

@@ -15,7 +15,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from torchperfd.bench.loader_timing import loader_facts, measure_ceiling, measure_loader, with_setting
+from torchperfd.bench.ceiling import measure_ceiling, predict_ceiling
+from torchperfd.bench.loader_timing import loader_description, measure_loader, with_setting
 from torchperfd.bench.settings import LoaderSetting
 from torchperfd.errors import TorchperfdError
 
@@ -48,7 +49,9 @@ def drawn(loader: "DataLoader[Any]", count: int) -> list[Any]:
 
 
 def test_facts_are_the_loaders_own_arguments() -> None:
-    found = loader_facts(DataLoader(dataset(), batch_size=8, num_workers=2, prefetch_factor=4), has_step=True)
+    found = loader_description(
+        DataLoader(dataset(), batch_size=8, num_workers=2, prefetch_factor=4), has_step=True
+    )
     assert found.current == LoaderSetting(2, 8, 4, start_method="")
     assert found.can_batch
     assert found.has_step
@@ -57,7 +60,7 @@ def test_facts_are_the_loaders_own_arguments() -> None:
 
 def test_facts_name_a_start_method_that_the_script_chose() -> None:
     loader = DataLoader(dataset(), num_workers=1, multiprocessing_context="spawn")
-    assert loader_facts(loader, has_step=False).current.start_method == "spawn"
+    assert loader_description(loader, has_step=False).current.start_method == "spawn"
 
 
 def test_another_setting_leaves_the_loader_as_it_was() -> None:
@@ -94,7 +97,7 @@ def test_batch_sampler_of_the_scripts_own_is_kept() -> None:
             yield from ([0, 3], [1, 2])
 
     loader = DataLoader(dataset(), batch_sampler=Pairs(SequentialSampler(range(4)), 2, drop_last=False))
-    found = loader_facts(loader, has_step=False)
+    found = loader_description(loader, has_step=False)
     assert not found.can_batch
     batches = drawn(with_setting(loader, found.current), 3)
     assert [batch[0].flatten().tolist() for batch in batches] == [[0, 3], [1, 2], [0, 3]]
@@ -102,7 +105,7 @@ def test_batch_sampler_of_the_scripts_own_is_kept() -> None:
 
 def test_loader_without_batches_is_drawn_from_again() -> None:
     loader = DataLoader(dataset(3), batch_size=None)
-    found = loader_facts(loader, has_step=False)
+    found = loader_description(loader, has_step=False)
     assert found.current == LoaderSetting(0, None)
     items = drawn(with_setting(loader, found.current), 4)
     assert [float(item[0]) for item in items] == [0, 1, 2, 0]
@@ -165,11 +168,44 @@ def test_ceiling_uses_batches_that_are_in_memory() -> None:
 
     steps: list[Any] = []
     loader = DataLoader(Counted(), batch_size=2)
-    from_memory, drawn = measure_ceiling(loader, LoaderSetting(2, 2, 2), 0.02, steps.append)
-    assert from_memory > 0
-    assert drawn > 0
-    # Two to warm up, then the eight that are kept and as many new ones, again and again.
-    rounds = (len(steps) - 2) // 16
-    assert len(steps) == 2 + 16 * rounds
+    found = measure_ceiling(loader, LoaderSetting(2, 2, 2), 0.02, steps.append)
+    assert found.seconds > 0
+    assert found.predicted_seconds is not None
+    assert found.predicted_seconds > 0
+    # One to warm up, the eight that are kept and four new ones, again and again; four more are only made.
+    rounds = len(steps) // 13
+    assert len(steps) == 13 * rounds
     assert len(drawn_items) == 2 * (8 + 8 * rounds)
-    assert all(one is other for one, other in zip(steps[2:10], steps[18:26], strict=True))
+    assert all(one is other for one, other in zip(steps[:9], steps[13:22], strict=True))
+
+
+def test_ceiling_predicted_is_a_part_of_the_rest() -> None:
+    loader = DataLoader(dataset(), batch_size=4)
+    for rest in (1e-9, 0.004, 10.0):
+        found = predict_ceiling(loader, LoaderSetting(0, 4), 0.01, rest)
+        assert rest / 4 <= found.seconds <= rest
+
+
+def test_threads_of_a_setting_end_with_its_measurement() -> None:
+    own = torch.get_num_threads()
+    seen: list[int] = []
+    loader = DataLoader(dataset(), batch_size=4)
+    step = lambda _: seen.append(torch.get_num_threads())  # noqa: E731
+    measure_loader(loader, LoaderSetting(0, 4, threads=own + 1), 0.01, step)
+    assert set(seen) == {own + 1}
+    assert torch.get_num_threads() == own
+
+
+@pytest.mark.parametrize("has_step", [False, True])
+def test_measurement_without_workers_has_the_rules_facts(has_step: bool) -> None:
+    loader = DataLoader(dataset(), batch_size=4, shuffle=True)
+    step = (lambda _: None) if has_step else None
+    facts = measure_loader(loader, LoaderSetting(0, 4), 0.05, step).loader
+    assert facts is not None
+    assert facts.is_sound()
+    assert (facts.workers, facts.batch_tensors, facts.batch_bytes, facts.batch_size) == (0, 2, 32, 4)
+    assert (facts.indexable, facts.shuffles, facts.batches_per_step) == (True, True, 1.0)
+    assert facts.draw_cpu is not None
+    assert 0 <= facts.draw_cpu <= 1
+    assert (facts.rest_cpus is not None) is has_step
+    assert measure_loader(loader, LoaderSetting(1, 4, 2), 0.02).loader is None

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from torchperfd.hooks.loader_use import LoaderSampler, describe_loader
-from torchperfd.steps.loader_use import available_cpus
+from torchperfd.steps.cpus import available_cpus
 
 
 class Iterator:

@@ -15,10 +15,10 @@ from tests.support.golden import check_golden
 
 from torchperfd.durations import duration
 from torchperfd.input_stages import InputStages
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd.report import RankReport, run_document
 from torchperfd.report.words import rate
 from torchperfd.sizes import size
-from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
@@ -89,7 +89,7 @@ def test_report_has_the_stages_of_a_loop_that_waits(data_ns: int, shown: bool) -
     train = KindTotals(steps=100, ns=1000 * MS, samples=100)
     train.phases[DATA], train.phases[FORWARD] = phase(100, data_ns), phase(100, 1000 * MS - data_ns)
     stages = InputStages(2, 40, 0.004, 0.001, idle=0.1)
-    own = RankReport(0, Totals(train, loader=LoaderUse(workers=2, stages=stages)), PhaseNames())
+    own = RankReport(0, Totals(train, loader=LoaderFacts(workers=2, stages=stages)), PhaseNames())
     assert (f"\n  input: {stages.words}\n" in f"{own.to_text()}\n") is shown
     assert own.to_dict()["input_stages"] == asdict(stages)
 

@@ -6,7 +6,7 @@ import pytest
 
 from torchperfd.tune.changes import AMP, LOADER, OPTIMIZER, THREADS, ZERO_GRAD, Change, change
 from torchperfd.tune.edits import Edits, suggest_edits
-from torchperfd.tune.trial import LoaderFacts, OptimizerFacts, ScriptFacts, Site
+from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Site
 
 WORKERS = change(LOADER, num_workers=2, persistent_workers=True)
 FUSED = change(OPTIMIZER, fused=True)
@@ -18,8 +18,8 @@ def edits(tmp_path: Path, source: str, line: int, *changes: Change, name: str = 
     path.write_text(source)
     site = Site(str(path), line)
     facts = ScriptFacts(
-        (LoaderFacts(site, name, 0, 0, False, False, False),),
-        (OptimizerFacts(site, name, True, True, None, None, 9),),
+        (ScriptLoader(site, name, 0, 0, False, False, False),),
+        (ScriptOptimizer(site, name, True, True, None, None, 9),),
         (site,),
         threads_site=site if "set_num_threads" in source else None,
     )

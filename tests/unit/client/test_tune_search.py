@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from torchperfd.loader_workers import UNMEASURED_COST, LoaderFacts
 from torchperfd.tune.candidates import Requested, propose
 from torchperfd.tune.changes import LOADER, MATMUL, OPTIMIZER, THREADS, ZERO_GRAD, Change, change, merged
 from torchperfd.tune.losses import check_losses, repeats
@@ -19,7 +20,7 @@ from torchperfd.tune.search import (
     Tuning,
     TuningSearch,
 )
-from torchperfd.tune.trial import LoaderFacts, OptimizerFacts, ScriptFacts, Site, Trial, read_trial
+from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Site, Trial, read_trial
 from torchperfd.tune.trial_process import TrialFailedError
 
 LOSSES = (2.0, 1.5, 1.25, 1.0)
@@ -30,12 +31,12 @@ NONE = change(ZERO_GRAD, set_to_none=True)
 Cost = Callable[[frozenset[Change]], float]
 
 
-def loader(workers: int = 0, *, is_iterable: bool = False) -> LoaderFacts:
-    return LoaderFacts(Site("a.py", 3), "DataLoader", workers, 2 * bool(workers), False, False, is_iterable)
+def loader(workers: int = 0, *, is_iterable: bool = False) -> ScriptLoader:
+    return ScriptLoader(Site("a.py", 3), "DataLoader", workers, 2 * bool(workers), False, False, is_iterable)
 
 
-def optimizer(fused: bool | None = None, tensors: int = 50) -> OptimizerFacts:
-    return OptimizerFacts(Site("a.py", 4), "AdamW", True, True, fused, None, tensors)
+def optimizer(fused: bool | None = None, tensors: int = 50) -> ScriptOptimizer:
+    return ScriptOptimizer(Site("a.py", 4), "AdamW", True, True, fused, None, tensors)
 
 
 def made_up(
@@ -322,9 +323,12 @@ def test_proposal_of_threads_has_no_count_in_use() -> None:
 
 def test_proposal_begins_with_the_rule_of_the_verdict() -> None:
     facts = ScriptFacts((loader(),), threads=1, cpus=1.0)
-    trial = replace(made_up(data=0.05, facts=facts), advised_workers=3, advised_step_seconds=0.06)
+    waits = LoaderFacts(cpus=1.0, draw_cpu=0.1, rest_cpus=1.0)
+    trial = replace(made_up(data=0.05, facts=facts), loader=waits)
+    advice = trial.loader_advice(UNMEASURED_COST)
+    assert advice is not None
     (group,), _ = propose(trial, (), Requested())
-    assert 3 in [dict(each.values)["num_workers"] for each in group.changes]
+    assert advice.workers in [dict(each.values)["num_workers"] for each in group.changes]
 
 
 def test_proposal_after_workers_has_more_of_them() -> None:

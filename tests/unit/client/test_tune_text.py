@@ -5,11 +5,12 @@ from dataclasses import replace
 from tests.support.golden import check_golden
 
 from torchperfd.bench.functions_bench import Comparison
+from torchperfd.loader_workers import LoaderAdvice
 from torchperfd.tune.changes import LOADER, OPTIMIZER, THREADS, change
 from torchperfd.tune.edits import Edits
 from torchperfd.tune.losses import LossCheck
 from torchperfd.tune.search import Dropped, Kept, Tuning
-from torchperfd.tune.trial import LoaderFacts, OptimizerFacts, ScriptFacts, Trial
+from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Trial
 from torchperfd.tune.tune_text import tune_document, tune_text
 
 DIFF = """\
@@ -23,10 +24,10 @@ DIFF = """\
 
 def tuned() -> Tuning:
     facts = ScriptFacts(
-        (LoaderFacts(None, "DataLoader", 0, 0, False, False, False),),
-        (OptimizerFacts(None, "AdamW", True, True, None, None, 40),),
+        (ScriptLoader(None, "DataLoader", 0, 0, False, False, False),),
+        (ScriptOptimizer(None, "AdamW", True, True, None, None, 40),),
     )
-    unchanged = Trial(0.0512, 40, {"data": 0.04}, facts=facts, advised_workers=4, advised_step_seconds=0.013)
+    unchanged = Trial(0.0512, 40, {"data": 0.04}, facts=facts)
     return Tuning(
         unchanged,
         "exact",
@@ -45,6 +46,9 @@ def tuned() -> Tuning:
         [Dropped(change(THREADS, threads=1), "slower: takes 1.40 times as long, in 3 pairs")],
         ["zero_grad: it has 0.4% of a step"],
         Comparison(0.2, 0.19, 0.21),
+        advice=LoaderAdvice(
+            "loader-workers", 4, 0.013, 0.0382, "use workers", "DataLoader(..., num_workers=4)"
+        ),
     )
 
 

@@ -17,7 +17,7 @@ from torchperfd.hook_state import HookState
 from torchperfd.identity import read_identity
 from torchperfd.input_stages import InputStages
 from torchperfd.link import wire
-from torchperfd.steps.loader_use import LoaderUse
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd.steps.phases import DATA, FORWARD, PHASE_SLOTS, PhaseNames
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
@@ -147,8 +147,8 @@ _QUANTITY = st.none() | st.floats(0, 1e18)
 
 _FIGURE = st.none() | st.floats(0, 1e6)
 _LOADER = st.builds(
-    LoaderUse,
-    *(st.integers(0, 99), st.floats(0, 1e3), _FIGURE, _FIGURE, st.integers(0, 99), _COUNT),
+    LoaderFacts,
+    *(st.integers(0, 99), st.floats(0.5, 1e3), _FIGURE, _FIGURE, st.integers(0, 99), _COUNT),
     *(st.integers(0, 2**20), _FIGURE, _FIGURE, _FIGURE, st.booleans(), st.booleans(), st.floats(0, 1e3)),
     _FIGURE,
     st.none() | st.builds(InputStages, st.integers(0, 99), st.integers(0, 99), *(_FIGURE,) * 5),
@@ -208,7 +208,7 @@ def test_every_field_of_the_totals_is_sent() -> None:
         (PhaseTotals, session_pb2.PhaseAccount),
         (CudaMemory, session_pb2.CudaMemory),
         (GcTotals, session_pb2.GcAccount),
-        (LoaderUse, session_pb2.LoaderUse),
+        (LoaderFacts, session_pb2.LoaderUse),
         (InputStages, session_pb2.InputStages),
     ):
         beside = {

@@ -15,7 +15,7 @@ from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 STEP: Final = "Optimizer.step#"
 ZERO_GRAD: Final = "Optimizer.zero_grad#"
 _OPTIMIZER: Final = re.compile(r"Optimizer\.step#(\w+)\.step")
-_FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "Adagrad", "SGD"})
+FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "Adagrad", "SGD"})
 # How long the fused update of a parameter takes on the CPU, in times of the last operator of the other: it
 # goes over five or seven arrays and that one over three, but not all of it is traffic. For parameters of 2 to
 # 30 MB it was 0.95 to 1.15 times with Adagrad, 1.1 to 1.6 with Adam and AdamW. Plain SGD has one operator in
@@ -55,9 +55,9 @@ def fused_optimizer(context: AdviceContext) -> Iterator[Finding]:
     kind = kinds.pop() if len(kinds) == 1 else ""
     overhead, work = int(outer.overhead_ns[inside].sum()), int(outer.work_ns[inside].sum())
     count = int(inside.sum()) / context.count
-    if not context.on_device and kind not in _FUSED_ON_CPU:
+    if not context.on_device and kind not in FUSED_ON_CPU:
         return
-    fused = kind in _FUSED_ON_CPU
+    fused = kind in FUSED_ON_CPU
     saved = (overhead + work) * (1 - 1 / count) if context.on_device else float(overhead)
     last = outer.row[inside & context.named(_LAST)[outer.row]]
     if not context.on_device and kind in _PASS and len(last):
