@@ -1,4 +1,4 @@
-"""What one would write by hand: times functions with ``torch.utils.benchmark``, as told on stdin.
+"""What one would write by hand: times functions with ``torch.utils.benchmark``; stdin has what to time.
 
     python -m benchmarks.bench_agreement.by_hand
 

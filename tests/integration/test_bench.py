@@ -183,7 +183,8 @@ def test_module_is_found_from_the_working_directory(node: Node, script: Path) ->
 def test_step_gives_a_ceiling_near_its_own_length(node: Node, script: Path) -> None:
     found = document(node, "dataloader", f"{script}:with_step", "--seconds", "0.3")
     assert found["rest_seconds"] >= 0.004
-    assert found["predicted_rest_seconds"] >= 0.004
+    # A step that sleeps needs no caches, and what torch's steps need of them is subtracted.
+    assert found["predicted_rest_seconds"] >= 0.001
     own = next(each for each in found["settings"] if each["workers"] == 0)
     # 8 items of 2 ms, then 4 ms.
     assert own["speed"]["batch_seconds"] >= 0.020
