@@ -6,6 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.views.verdicts import verdict_dict
+
 PHASES: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "other")
 _SHARES: Final = (0.02, 0.01, 0.3, 0.02, 0.5, 0.06, 0.01, 0.02)
 _WAIT: Final = "collective_wait"
@@ -273,21 +276,20 @@ class PageFeed:
 
     def _verdict(self) -> dict[str, Any]:
         cost = self.step_seconds * self.excess
-        return {
-            "run": self.run,
-            "cause": "slow rank",
-            "node": "vm",
-            "rank": self.slow,
-            "phase": "backward",
-            "evidence": f"rank {self.slow} does {1000 * cost:.0f} ms more work a step than its peers",
-            "cost_seconds_per_step": cost,
-            "stalled_seconds": None,
-            "window_seconds": 10.0,
-            "onset_step": 1200,
-            "next_command": f"torchperfd capture --run {self.run!r} --ranks {self.slow}",
-            "summary": "",
-            "others": [],
-        }
+        verdict = control_pb2.Verdict(
+            run=self.run,
+            cause="slow rank",
+            node="vm",
+            rank=self.slow,
+            phase="backward",
+            evidence=f"rank {self.slow} does {1000 * cost:.0f} ms more work a step than its peers",
+            cost_seconds_per_step=cost,
+            step_seconds=self.step_seconds + cost,
+            window_seconds=10.0,
+            onset_step=1200,
+            next_command=f"torchperfd capture --run {self.run!r} --ranks {self.slow}",
+        )
+        return verdict_dict(verdict)
 
     def _goodput(self) -> dict[str, Any]:
         buckets = {

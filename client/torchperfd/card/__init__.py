@@ -4,6 +4,6 @@
 from a verdict's message by its fields.
 """
 
-from torchperfd.card.contents import CauseCard, VerdictCard, card_of, unknown_card
+from torchperfd.card.contents import CauseCard, VerdictCard, card_of, command_after_run, unknown_card
 
-__all__ = ["CauseCard", "VerdictCard", "card_of", "unknown_card"]
+__all__ = ["CauseCard", "VerdictCard", "card_of", "command_after_run", "unknown_card"]

@@ -1,12 +1,14 @@
 """What a verdict card contains."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from torchperfd.card import html, text
 from torchperfd.durations import duration
 from torchperfd.slow_line import SlowLine
 
+_AFTER_THE_RUN: Final = ("torchperfd doctor", "torchperfd analyze ")
+"""Commands, or their beginnings, that work without the run."""
 LEAST_SHARE: Final = 0.05
 """A further cause that costs a smaller share of the step is left out."""
 HEALTHY: Final = "none"
@@ -45,6 +47,11 @@ class CauseCard:
     def share(self) -> float:
         """The cost as a part of the step, 0 to 1; 0 if unknown."""
         return min(1.0, self.cost_seconds / self.step_seconds) if self.step_seconds else 0.0
+
+    @property
+    def heading(self) -> str:
+        """The cause, where, and its cost, in one line."""
+        return " · ".join(part for part in (self.cause, self.where, self.cost) if part)
 
     @property
     def cost(self) -> str:
@@ -108,10 +115,35 @@ class VerdictCard:
     @property
     def summary(self) -> str:
         """The verdict in one line."""
-        if not self.causes:
-            return f"{'healthy' if self.is_healthy else 'not known'} · {self.remark}"
-        first = self.causes[0]
-        return " · ".join(part for part in (first.cause, first.where, first.cost) if part)
+        return self.heading if self.causes else f"{self.heading} · {self.remark}"
+
+    @property
+    def heading(self) -> str:
+        """The heading of the first cause; without one, whether the run is healthy."""
+        if self.causes:
+            return self.causes[0].heading
+        return "healthy" if self.is_healthy else "not known"
+
+    def after_run(self) -> "VerdictCard":
+        """Return the card for readers who come after the run has ended: without a command that needs it."""
+        return replace(self, next_command=command_after_run(self.next_command))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the lines of the card, as documents have them."""
+        return {
+            "state": "bad" if self.causes else "good" if self.is_healthy else "unknown",
+            "summary": self.summary,
+            "heading": self.heading,
+            "remark": self.remark,
+            "causes": [
+                {
+                    "heading": each.heading,
+                    "parts": [{"name": name, "words": words} for name, words in each.parts],
+                }
+                for each in self.causes
+            ],
+            "next_command": self.next_command,
+        }
 
     def to_text(self, *, colour: bool = False, width: int = 80) -> str:
         """Return the card for a terminal, without a last newline."""
@@ -128,14 +160,18 @@ class VerdictCard:
         return self.to_html()
 
 
-def card_of(verdict: Any, next_command: str | None = None) -> VerdictCard:
+def command_after_run(command: str) -> str:
+    """Return a command if it works although the run has ended; else an empty text."""
+    return command if command.startswith(_AFTER_THE_RUN) else ""
+
+
+def card_of(verdict: Any) -> VerdictCard:
     """Return the card of a verdict.
 
     Args:
         verdict: A ``torchperfd.v1`` message ``Verdict``.
-        next_command: The command to show instead of the verdict's own; empty for none.
     """
-    command = verdict.next_command if next_command is None else next_command
+    command = verdict.next_command
     if verdict.cause in (HEALTHY, UNKNOWN) and not verdict.cost_seconds_per_step:
         return VerdictCard(
             verdict.run, remark=_why(verdict), is_healthy=verdict.cause == HEALTHY, next_command=command

@@ -26,8 +26,8 @@ def render(card: "VerdictCard") -> str:
 def _lines(card: "VerdictCard") -> Iterator[str]:
     yield f'<div style="{_CARD}">'
     if not card.causes:
-        mark, colour = ("✓ healthy", _GREEN) if card.is_healthy else ("? not known", _AMBER)
-        yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark}</div>'
+        mark, colour = ("✓", _GREEN) if card.is_healthy else ("?", _AMBER)
+        yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark} {card.heading}</div>'
         yield f"<div>{escape(card.remark)}</div></div>"
     for position, cause in enumerate(card.causes):
         yield from _cause(cause, is_first=not position)
@@ -42,8 +42,7 @@ def _lines(card: "VerdictCard") -> Iterator[str]:
 
 def _cause(cause: "CauseCard", *, is_first: bool) -> Iterator[str]:
     mark, colour = ("✗", _RED) if is_first else ("!", _AMBER)
-    head = " · ".join(escape(word) for word in (cause.cause, cause.where, cause.cost) if word)
-    yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark} {head}</div>'
+    yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark} {escape(cause.heading)}</div>'
     for name, words in cause.parts:
         yield _part(name, words, is_code=name == "fix")
     yield "</div>"

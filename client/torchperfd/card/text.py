@@ -30,8 +30,8 @@ def part(name: str, words: str, *, colour: bool, width: int) -> list[str]:
 
 def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
     if not card.causes:
-        mark, style, word = ("✓", "good", "HEALTHY") if card.is_healthy else ("?", "warn", "NOT KNOWN")
-        yield paint(f"{mark} {word}", style, colour=colour)
+        mark, style = ("✓", "good") if card.is_healthy else ("?", "warn")
+        yield paint(f"{mark} {card.heading.upper()}", style, colour=colour)
         yield from part("why", card.remark, colour=colour, width=width)
     for position, cause in enumerate(card.causes):
         yield from _cause(cause, is_first=not position, colour=colour, width=width)

@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from torchperfd.card import VerdictCard, card_of, unknown_card
 from torchperfd.report import RankReport
-from torchperfd.report.data_waits import data_waits
 from torchperfd.report.overview import Percentiles
 from torchperfd.report.overview_text import render
+from torchperfd.report.validation_waits import validation_waits
 
 if TYPE_CHECKING:
     from torchperfd.v1 import control_pb2
-
-_AFTER_THE_RUN: Final = ("torchperfd doctor",)
-"""Commands of a verdict that work without the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +55,13 @@ def closing_card(
         return unknown_card(run, advice or "no training step was seen: the script has not trained with torch")
     if answer is None or not answer.HasField("verdict"):
         return unknown_card(run, "no daemon has answered, so nothing compared the steps", command)
-    usual = answer.verdict.next_command
-    card = card_of(answer.verdict, command or (usual if usual in _AFTER_THE_RUN else ""))
-    return replace(card, trace=trace, also=tuple(data_waits(reports, {each.cause for each in card.causes})))
+    card = card_of(answer.verdict).after_run()
+    return replace(
+        card,
+        next_command=command or card.next_command,
+        trace=trace,
+        also=tuple(validation_waits(reports)),
+    )
 
 
 def percentiles_of(answer: "control_pb2.GetRunResponse | None", rank: int) -> Percentiles:

@@ -125,7 +125,8 @@ class Sender:
         log_verdict = getattr(self._logger, "log_verdict", None)
         if log_verdict is not None and key != self._logged_verdict:
             self._logged_verdict = key
-            self._try(lambda: log_verdict(card, step))
+            # A tracker shows it long after the run.
+            self._try(lambda: log_verdict(card.after_run(), step))
 
     def _try(self, call: Callable[[], None]) -> bool:
         try:

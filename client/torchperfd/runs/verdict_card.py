@@ -6,7 +6,7 @@ from typing import Any
 from torchperfd.card import CauseCard, VerdictCard, unknown_card
 from torchperfd.card.contents import HEALTHY, LEAST_SHARE, UNKNOWN
 from torchperfd.report import RankReport
-from torchperfd.report.data_waits import data_waits
+from torchperfd.report.validation_waits import validation_waits
 from torchperfd.runs.record import RunRecord
 from torchperfd.runs.values import count, number, text
 from torchperfd.slow_line import SlowLine
@@ -25,7 +25,7 @@ def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[Ran
     verdict = document.get("verdict")
     if verdict is None:
         return unknown_card(record.run, "no daemon has answered, so nothing compared the steps")
-    also = tuple(data_waits(reports, {each["cause"] for each in _causes(verdict)}))
+    also = tuple(validation_waits(reports))
     name = text(verdict["cause"])
     if name in (HEALTHY, UNKNOWN) and not verdict.get("cost_seconds_per_step"):
         return VerdictCard(record.run, remark=_why(verdict), is_healthy=name == HEALTHY, also=also)

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from torchperfd.card import card_of
+from torchperfd.card import CauseCard, VerdictCard, card_of
 from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
@@ -20,8 +20,8 @@ from torchperfd_daemon.commands._targets import OrderTarget, RankTarget, style_o
 from torchperfd_daemon.commands._trend import sparkline
 from torchperfd_daemon.views.live import STALLED, STOPPED, WAIT, RankView, RunView
 
-_HEALTHY: Final = "none"
-_NOT_KNOWN: Final = "unknown"
+_SHOWN: Final = ("line", "fix", "gain")
+"""The parts of the first cause that have lines of their own."""
 _TREND_CELLS: Final = 20
 _MOST_NAME: Final = 9
 _BEHIND: Final = 0.05
@@ -145,7 +145,7 @@ def _add_ranks(shapes: dict[int, _Shape], index: int, most: int, lines: Callable
 
 
 def _is_well(verdict: control_pb2.Verdict | None) -> bool:
-    return verdict is None or verdict.cause in (_HEALTHY, _NOT_KNOWN)
+    return verdict is None or not card_of(verdict).causes
 
 
 def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | None) -> RenderableType:
@@ -154,19 +154,18 @@ def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | 
     age = frame.ages.get(run.run)
     last = f" · last step {duration(age)} ago" if age is not None else ""
     title = f"{run.run} · {run.here} of {_table.count(run.world_size, 'rank')}{step}{last}"
-    parts = [_verdict(verdict)]
+    card = card_of(verdict) if verdict is not None else None
+    parts = [_verdict(card)]
     if not shape.framed:
         name = Text(f" {title}", style="bold", no_wrap=True, overflow="ellipsis")
         return Group(name, *parts)
-    if verdict is not None:
-        parts += [_other(other) for other in verdict.others]
+    if card is not None:
+        parts += [Text("  also: ").append_text(_cause(cause)) for cause in card.causes[1:]]
         if shape.command:
-            for cause in card_of(verdict).causes[:1]:
-                if cause.line:
-                    parts.append(Text(f"  line: {cause.line}"))
-            if verdict.fix:
-                parts.append(Text(f"  fix: {verdict.fix}"))
-            parts.append(Text(f"  next: {verdict.next_command}", style="dim"))
+            named = [part for cause in card.causes[:1] for part in cause.parts if part[0] in _SHOWN]
+            parts += [Text(f"  {name}: {words}") for name, words in named]
+            if card.next_command:
+                parts.append(Text(f"  next: {card.next_command}", style="dim"))
     if shape.trend:
         parts += _trends(run.run, frame)
     if shape.ranked:
@@ -267,23 +266,13 @@ def _level_of(behind: float) -> str:
     return "red" if behind >= _FAR_BEHIND else "yellow" if behind >= _BEHIND else ""
 
 
-def _verdict(verdict: control_pb2.Verdict | None) -> RenderableType:
-    if verdict is None:
+def _verdict(card: VerdictCard | None) -> RenderableType:
+    if card is None:
         return Text("? no verdict yet", style="green")
-    is_well = _is_well(verdict)
-    mark = "✓ " if verdict.cause == _HEALTHY else "? " if is_well else "✗ "
-    summary = verdict.summary
-    if verdict.cause == _HEALTHY:
-        summary = summary.replace(_HEALTHY, "healthy", 1)
-    text = Text.assemble((mark, "green" if is_well else "red"), (summary, "" if is_well else "bold"))
-    return text.append(_share(verdict), style="red")
+    if not card.causes:
+        return Text.assemble(("✓ " if card.is_healthy else "? ", "green"), card.summary)
+    return Text("✗ ", style="red").append_text(_cause(card.causes[0]))
 
 
-def _other(verdict: control_pb2.Verdict) -> RenderableType:
-    return Text(f"  also: {verdict.summary}").append(_share(verdict), style="red")
-
-
-def _share(verdict: control_pb2.Verdict) -> str:
-    """Return the verdict's cost as a share of its own steps, which differ from the steps shown."""
-    cost, step = verdict.cost_seconds_per_step, verdict.step_seconds
-    return f" · {cost / step:.0%} of the step" if cost and step else ""
+def _cause(cause: CauseCard) -> Text:
+    return Text.assemble((cause.heading, "bold"), f" · {cause.why}" if cause.why else "")

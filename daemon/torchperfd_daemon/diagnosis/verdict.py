@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from torchperfd.card import command_after_run
 from torchperfd.durations import duration
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
@@ -174,6 +175,18 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
 def next_command(cause: Cause, run: str) -> str:
     """Return the command that shows more about a cause."""
     return _NEXT[cause].format(run=shlex.quote(run)) if cause in _NEXT else capture_command(run)
+
+
+def working_command(command: str, *, is_over: bool, has_cuda: bool) -> str:
+    """Return a verdict's next command in the form that works now; empty if none does.
+
+    Args:
+        is_over: Whether the run has ended.
+        has_cuda: Whether any of its ranks has CUDA memory; otherwise no snapshot of that can be made.
+    """
+    if is_over:
+        return command_after_run(command)
+    return command if has_cuda else command.replace("--kind memory", "--steps 5 --profile-memory")
 
 
 def capture_command(run: str) -> str:

@@ -1,9 +1,11 @@
 """Merges the nodes' surveys: each rank once, one verdict on each run."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.diagnosis.verdict import working_command
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service import translate
@@ -53,7 +55,13 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
         if parts:
             reported = [each for ranks in nodes.values() for each in ranks]
             world = max(each.status.identity.world_size for each in reported)
-            judged.append(judge(run, parts, max(0, world - len(reported)), hidden=times.hidden))
+            verdict = judge(run, parts, max(0, world - len(reported)), hidden=times.hidden)
+            command = working_command(
+                verdict.next_command,
+                is_over=all(map(_has_ended, reported)),
+                has_cuda=any(each.device_phases for each in reported),
+            )
+            judged.append(replace(verdict, next_command=command))
     return judged
 
 
@@ -61,6 +69,10 @@ def _is_training(steps: control_pb2.RankSteps) -> bool:
     return bool(
         steps.count and steps.status.connected and steps.status.state == session_pb2.RUN_STATE_TRAINING
     )
+
+
+def _has_ended(steps: control_pb2.RankSteps) -> bool:
+    return not steps.status.connected or steps.status.state == session_pb2.RUN_STATE_FINISHED
 
 
 def _newness(steps: control_pb2.RankSteps) -> tuple[bool, float]:

@@ -18,7 +18,7 @@ from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.slowdown import Slowdown, SlowdownTracker
 from torchperfd_daemon.observer.staggered_collections import with_staggered
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
-from torchperfd_daemon.store import Rank, State
+from torchperfd_daemon.store import Rank
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 GpuOf = Callable[[Rank], GpuState]
@@ -113,7 +113,7 @@ class RunWatch:
     @property
     def is_over(self) -> bool:
         """Whether all ranks have finished or left."""
-        return all(not rank.connected or rank.state is State.FINISHED for rank in self._watches)
+        return all(rank.has_ended for rank in self._watches)
 
     def final(self) -> Verdict | None:
         """Return the costliest verdict of a run; None if it cost less than :data:`LEAST_SHARE` of the steps.

@@ -52,7 +52,10 @@ def verdicts(ranks: Sequence[Rank], held: PublishedVerdict) -> list[control_pb2.
     runs: dict[str, list[Rank]] = {}
     for rank in ranks:
         runs.setdefault(rank.identity.run, []).append(rank)
-    return [translate_verdict.verdict_message(verdict_on(run, runs[run], held)) for run in sorted(runs)]
+    return [
+        translate_verdict.verdict_on_ranks(verdict_on(run, runs[run], held), runs[run])
+        for run in sorted(runs)
+    ]
 
 
 def verdict_on(run: str, ranks: Sequence[Rank], held: PublishedVerdict) -> Verdict:

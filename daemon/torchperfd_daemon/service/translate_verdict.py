@@ -1,13 +1,27 @@
 """The messages of verdicts, and of the percentiles that are shown beside them."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.fixes import fix_of
+from torchperfd_daemon.diagnosis.verdict import working_command
 from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.service.translate_stacks import slow_line_message
-from torchperfd_daemon.store import StepColumns
+from torchperfd_daemon.store import Rank, StepColumns
+
+
+def verdict_on_ranks(verdict: Verdict, ranks: Sequence[Rank]) -> control_pb2.Verdict:
+    """Pack the verdict on a run; its command works in the present state of the run's ranks."""
+    command = working_command(
+        verdict.next_command,
+        is_over=all(rank.has_ended for rank in ranks),
+        has_cuda=any(rank.totals.cuda is not None for rank in ranks),
+    )
+    return verdict_message(replace(verdict, next_command=command))
 
 
 def verdict_message(verdict: Verdict) -> control_pb2.Verdict:

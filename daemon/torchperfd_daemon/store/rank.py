@@ -46,6 +46,11 @@ class Rank:
         first_is_held = bool(self.totals.warmup.steps) and self.totals.train.steps <= held
         return held - 1 if first_is_held and held > 1 else held
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has finished or left, so that no further step of it comes."""
+        return not self.connected or self.state is State.FINISHED
+
     def mean_step_seconds(self) -> float:
         """Return the mean duration of recent steps after the first; 0 without any."""
         return self.history.mean_step_seconds(self.steady_steps)

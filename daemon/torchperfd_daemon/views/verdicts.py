@@ -3,14 +3,19 @@
 from dataclasses import asdict, fields
 from typing import Any
 
+from torchperfd.card import card_of
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
 from torchperfd.v1 import control_pb2, session_pb2
 
 
 def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
-    """Return a verdict as the versioned documents have it, with the causes beside it."""
-    return {**_one(verdict), "others": [_one(other) for other in verdict.others]}
+    """Return a verdict as the versioned documents have it, with the causes beside it, and its card."""
+    return {
+        **_one(verdict),
+        "others": [_one(other) for other in verdict.others],
+        "card": card_of(verdict).to_dict(),
+    }
 
 
 def slow_line(verdict: control_pb2.Verdict) -> SlowLine | None:

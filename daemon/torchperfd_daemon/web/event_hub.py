@@ -13,7 +13,7 @@ from torchperfd._version import __version__
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import CaptureRecord
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.service.translate_verdict import verdict_message
+from torchperfd_daemon.service.translate_verdict import verdict_on_ranks
 from torchperfd_daemon.store import HISTORY_STEPS, Rank
 from torchperfd_daemon.views import history, live
 from torchperfd_daemon.views.verdicts import verdict_dict
@@ -285,7 +285,7 @@ class EventHub:
                 continue
             shown = None
             if verdict is not None:
-                message: control_pb2.Verdict = verdict_message(verdict)
+                message: control_pb2.Verdict = verdict_on_ranks(verdict, ranks)
                 stream.access.call().rights.redact_verdict(message, users)
                 shown = verdict_dict(message)
             stream.push(event("verdict", {"run": run, "verdict": shown}))

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.service.translate_verdict import verdict_message
+from torchperfd_daemon.service.translate_verdict import verdict_on_ranks
 from torchperfd_daemon.store import Rank, State, Store
 from torchperfd_daemon.views.history import sparkline
 from torchperfd_daemon.views.verdicts import verdict_dict
@@ -241,7 +241,8 @@ class PastRuns:
             step_seconds=max(rank.totals.steady_means()[1] for rank in ranks) or None,
             sparkline=Sparkline(**sparkline(ranks)),
         )
-        message = None if verdict is None else verdict_message(verdict)
+        # Nothing of it is here by the time it is shown.
+        message = None if verdict is None else verdict_on_ranks(verdict, ())
         return row, message, [rank.process.uid for rank in ranks]
 
     def _row(self, seen: _Seen, access: Access) -> dict[str, Any]:

@@ -138,19 +138,20 @@ def test_closing_command_never_needs_the_run(verdict: control_pb2.Verdict) -> No
     assert card.next_command == "torchperfd analyze 20261127-120000-abcdef"
 
 
-def test_closing_names_waits_for_data_that_no_cause_covers() -> None:
+def test_closing_leaves_waits_of_training_to_the_verdict() -> None:
+    assert closing_of([rank_report()], CONTENTION).card.also == ()
+
+
+def test_closing_ignores_a_short_validation_and_devices() -> None:
     report = rank_report()
     report.totals.validate.phases[DATA] = PhaseTotals(30, 30 * 39 * MS)
     fit = report.totals.train.ns + report.totals.validate.ns
     assert report.totals.validate.ns < 0.05 * fit, "too little validation to count"
-    [training] = closing_of([rank_report(1, data_ms=6), report], CONTENTION).card.also
-    assert training == (
-        "training waits for data: 186 ms of each 212 ms step (88%); torchperfd explain input-bound"
-    )
-    assert closing_of([report], STARVED).card.also == ()
+    assert closing_of([report], HEALTHY).card.also == ()
+    report = rank_report(data_ms=3)
+    report.totals.validate.phases[DATA] = PhaseTotals(30, 30 * 39 * MS)
     report.totals.cuda = CudaMemory(1, 2, 3)
-    assert closing_of([report], CONTENTION).card.also == ()
-    assert closing_of([rank_report(data_ms=3)], HEALTHY).card.also == ()
+    assert closing_of([report], HEALTHY).card.also == ()
 
 
 def test_closing_names_a_validation_that_waits_for_data() -> None:

@@ -70,7 +70,7 @@ def frame(ranks: int = 8, runs: tuple[str, ...] = ("bert-17",), gpus: int = 2) -
             run=run,
             rank=5,
             node="node-1",
-            summary="slow rank · rank 5 on node-1 · 40 ms of each 100 ms step more than its peers need",
+            evidence="40 ms of each 100 ms step more than its peers need",
             cost_seconds_per_step=0.04,
             step_seconds=0.1,
             fix="give this rank as much work as its peers",

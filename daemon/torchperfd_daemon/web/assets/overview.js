@@ -7,7 +7,7 @@ import { Part } from "./parts.js";
 import { coverageOf, newestOf, scopeWords } from "./scope.js";
 import { sparkline } from "./sparkline.js";
 import { stateKind } from "./states.js";
-import { verdictKind, verdictWords } from "./verdict.js";
+import { verdictKind, verdictReason, verdictWords } from "./verdict.js";
 
 export class Overview {
   constructor(feed, place) {
@@ -91,7 +91,7 @@ function runCard(run, options) {
       chip(run.state ?? "unknown", stateKind(run.state)),
     ),
     run.job_name && run.job_name !== run.run ? element("p", { class: "note" }, `job ${run.job_name}`) : null,
-    element("p", { class: "verdict-head" }, chip(verdictWords(run.verdict), kind), " ", run.verdict?.evidence ?? ""),
+    element("p", { class: "verdict-head" }, chip(verdictWords(run.verdict), kind), " ", verdictReason(run.verdict)),
     element("div", { class: "spark-row" }, sparkline(run.sparkline?.step_seconds ?? [], `Step time of ${run.run}, last 10 minutes`, 380, 46)),
     element("dl", { class: "facts short" }, facts.flatMap(([name, words]) => [element("dt", {}, name), element("dd", {}, words)])),
     run.captures_in_progress?.length

@@ -91,12 +91,9 @@ export class RunView {
     this._parts.head.update([entry && headFacts(entry), failures.run?.message, failures.history?.message, this._feed.isSaved], () => this._head(entry));
     if (!entry) return;
     const verdict = documents.run.verdict ?? entry.verdict ?? null;
-    // The cost is of the verdict's own window, which may differ from the mean of recent steps.
-    const stepSeconds = (verdict?.window_seconds && history?.recentStep(verdict.window_seconds)) || entry.step_seconds;
-    this._parts.verdict.update([verdict, duration(stepSeconds)], () => [
+    this._parts.verdict.update(verdict, () => [
       verdictCard(verdict, {
         run: this._run,
-        stepSeconds,
         isSaved: this._feed.isSaved,
         onStacks: (found) => this._stacks.replaceChildren(...(found ? [card("Stacks", { wide: true }, found)] : [])),
       }),

@@ -85,21 +85,6 @@ export class RunHistory {
     return null;
   }
 
-  /** Return the mean of the steps that ended in the newest seconds; null without any. */
-  recentStep(seconds) {
-    const ranks = [...this.ranks.values()].filter((rank) => rank.steps?.step_seconds.length);
-    const newest = Math.max(...ranks.map((rank) => rank.steps.end_unix_seconds.at(-1)));
-    let [sum, count] = [0, 0];
-    for (const { steps } of ranks) {
-      steps.end_unix_seconds.forEach((at, row) => {
-        if (at < newest - seconds || !Number.isFinite(steps.step_seconds[row])) return;
-        sum += steps.step_seconds[row];
-        count += 1;
-      });
-    }
-    return count ? sum / count : null;
-  }
-
   /** Return what a saved page needs to show the same. */
   toDocument() {
     return { ranks: [...this.ranks.values()], marks: this.marks, ranks_here: this.here, across: this.across };

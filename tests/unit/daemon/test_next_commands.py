@@ -1,0 +1,131 @@
+"""The commands that a card names work at the moment at which it is shown, wherever it is shown."""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import click
+import pytest
+
+from torchperfd.card import VerdictCard, card_of
+from torchperfd.launch.closing import closing_card
+from torchperfd.report import RankReport
+from torchperfd.steps.phases import FORWARD, PhaseNames
+from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.cli import cli
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdict import next_command
+from torchperfd_daemon.fleet.verdict import NodePart, judge
+from torchperfd_daemon.service.translate_verdict import verdict_on_ranks
+from torchperfd_daemon.store import CudaMemory, Rank, RankIdentity, State, Store
+from torchperfd_daemon.store import Totals as StoredTotals
+from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.past_runs import PastRuns
+
+RUN: Final = "bert 17"
+MS: Final = 10**6
+NEED_THE_RUN: Final = frozenset(
+    {"capture", "stacks", "top", "ps", "ranks", "steps", "diagnose", "whatif", "goodput"}
+)
+
+
+def verdict(cause: Cause) -> Verdict:
+    command = (
+        f"torchperfd stacks --run {shlex.quote(RUN)}" if cause is Cause.HANG else next_command(cause, RUN)
+    )
+    cost = 0.0 if cause in (Cause.HANG, Cause.NONE) else 0.03
+    return Verdict(cause, RUN, "node-a", 0, "", "30 ms of each 100 ms step", cost, command, step_seconds=0.1)
+
+
+def ranks(state: State = State.TRAINING, *, cuda: bool = True, connected: bool = True) -> list[Rank]:
+    store = Store()
+    rank = store.join(RankIdentity(RUN, 0, node="node-a"))
+    rank.state = state
+    rank.totals = StoredTotals(cuda=CudaMemory(1, 2, 3) if cuda else None)
+    if not connected:
+        store.leave(rank)
+    return [rank]
+
+
+def closing(message: control_pb2.Verdict, capture_id: str = "") -> VerdictCard:
+    train = KindTotals(steps=10, ns=1000 * MS)
+    train.phases[FORWARD] = PhaseTotals(10, 1000 * MS)
+    report = RankReport(0, Totals(train, KindTotals(), KindTotals()), PhaseNames())
+    answer = control_pb2.GetRunResponse(run=RUN, verdict=message)
+    return closing_card(RUN, [report], answer, capture_id=capture_id)
+
+
+def past_row(found: Verdict) -> str:
+    """Return what the page shows of a run that has left."""
+    store = Store()
+    past = PastRuns(store, {RUN: found}.get, lambda: 1000.0)
+    rank = store.join(RankIdentity(RUN, 0))
+    past.sample()
+    store.leave(rank)
+    past.sample()
+    row = past.row(RUN, Access.OWNER)
+    assert row is not None
+    return document_text(row["verdict"])
+
+
+def document_text(document: Mapping[str, object]) -> str:
+    """Return the lines of a card in a document, as the page shows them."""
+    card = document["card"]
+    assert isinstance(card, dict)
+    parts = [part["words"] for cause in card["causes"] for part in cause["parts"]]
+    return "\n".join([*parts, f"next  {card['next_command']}"])
+
+
+LIVE: Final[Mapping[str, Callable[[Verdict], str]]] = {
+    "diagnose": lambda found: card_of(verdict_on_ranks(found, ranks())).to_text(width=1000),
+    "notebook": lambda found: card_of(verdict_on_ranks(found, ranks())).to_html(),
+    "page": lambda found: document_text(verdict_dict(verdict_on_ranks(found, ranks()))),
+    "without CUDA": lambda found: str(card_of(verdict_on_ranks(found, ranks(cuda=False)))),
+    "fleet": lambda found: str(
+        card_of(verdict_on_ranks(judge(RUN, [NodePart("node-a", found, ())]), ranks()))
+    ),
+}
+ENDED: Final[Mapping[str, Callable[[Verdict], str]]] = {
+    "closing": lambda found: closing(verdict_on_ranks(found, ranks())).to_text(width=1000),
+    "closing with a capture": lambda found: str(closing(verdict_on_ranks(found, ranks()), "20261128-1")),
+    "diagnose, finished": lambda found: str(card_of(verdict_on_ranks(found, ranks(State.FINISHED)))),
+    "diagnose, gone": lambda found: str(card_of(verdict_on_ranks(found, ranks(connected=False)))),
+    "past run on the page": past_row,
+    "logger": lambda found: card_of(verdict_on_ranks(found, ranks())).after_run().to_text(width=1000),
+}
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Yield the commands of ours that a text names, as words."""
+    text = text.replace("&#x27;", "'").replace("\n        ", " ")
+    for line in re.findall(r"(?<![\w/])torchperfd (?:[^<`;\n]|<(?!/))*", text):
+        yield shlex.split(line.rstrip(" .,)"))[1:]
+
+
+def check_usage(words: list[str]) -> None:
+    """Have the command line accept a command, without running it."""
+    name, *arguments = words
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None, words
+    command.make_context(name, arguments)
+
+
+@pytest.mark.parametrize("medium", LIVE)
+@pytest.mark.parametrize("cause", Cause)
+def test_card_of_a_live_run_names_valid_commands(cause: Cause, medium: str) -> None:
+    named = [*commands_in(LIVE[medium](verdict(cause)))]
+    assert named, "there is always something to do next"
+    for words in named:
+        check_usage(words)
+        assert medium != "without CUDA" or "memory" not in words
+
+
+@pytest.mark.parametrize("medium", ENDED)
+@pytest.mark.parametrize("cause", Cause)
+def test_card_of_an_ended_run_needs_no_run(cause: Cause, medium: str) -> None:
+    for words in commands_in(ENDED[medium](verdict(cause))):
+        check_usage(words)
+        assert words[0] not in NEED_THE_RUN, words
