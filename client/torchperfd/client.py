@@ -314,6 +314,15 @@ class Client:
         """Where captures of this process go."""
         return self.parts.daemon_session.captures_dir
 
+    def order_automatic_capture(self, steps: int, rank: int) -> JobCapture:
+        """Have the daemon capture steps of a rank for the run itself; captures of its user wait for its end.
+
+        Raises:
+            CaptureError: This is not rank 0, or no daemon takes orders.
+        """
+        options = CaptureOptions(steps, automatic=True)
+        return self.parts.daemon_session.job_captures.order(self.rank, [rank], options)
+
     def whole_run(self, timeout: float) -> "control_pb2.GetRunResponse | None":
         """Return what the daemon knows of all ranks of the run, None when it does not answer."""
         return self.parts.stream.get_run(self.parts.identity.run, timeout)

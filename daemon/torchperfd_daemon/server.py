@@ -129,7 +129,7 @@ class Daemon:
         self._catalog = Catalog(settings.captures_dir, quota)
         self._uploader = uploader_of(settings, self._catalog)
         self._retention = RetentionWorker(self._catalog, uploads=self._uploader is not None)
-        self._analyst = Analyst(self._catalog) if _analyses(settings) else None
+        self._analyst = Analyst(self._catalog) if settings.analyze_captures else None
         self._step_check = StepCheck(self._store, self._catalog)
         self._catalog.on_armed = self._step_check.begin
         self._catalog.on_ended = self._after_capture
@@ -155,7 +155,8 @@ class Daemon:
 
     def _after_capture(self, record: CaptureRecord) -> None:
         self._step_check.end(record)
-        if self._analyst is not None:
+        # A run's own daemon shares its cores: it analyses only what the end of the run shows.
+        if self._analyst is not None and (record.options.automatic or not self._settings.embedded):
             self._analyst.submit(record)
         self._on_capture(record)
 
@@ -387,11 +388,6 @@ class Daemon:
         for service in _SERVICES:
             await checks.set(service, status)
         notify("READY=1" if ready else "STOPPING=1")
-
-
-def _analyses(settings: ServeSettings) -> bool:
-    # A run's own daemon shares its cores, and its user runs `torchperfd analyze` anyway.
-    return settings.analyze_captures and not settings.embedded
 
 
 def _metrics_url(listener: socket.socket, web_config: WebConfigFile | None) -> str:

@@ -149,6 +149,17 @@ class RankCapture:
 
     # On a thread of its own.
 
+    def wait_for(self, previous: "RankCapture") -> None:
+        """Wait until another capture has ended, which may take until its steps are made."""
+        self._move_to(CaptureStage.QUEUED)
+        previous.ended.wait(None)
+        self._move_to(CaptureStage.PREPARING)
+
+    def _move_to(self, stage: CaptureStage) -> None:
+        with self._ending:
+            if self.outcome is None:
+                self._state.stage = stage
+
     def prepare(self, timeout: float = _ARM_TIMEOUT_S) -> str:
         """Do ahead of time all that would stall a step or fail late; return the reason of a failure, or ''.
 

@@ -21,7 +21,7 @@ class Capture:
 
     @property
     def state(self) -> str:
-        """One of preparing, ready, armed, running, exporting, complete, failed."""
+        """One of queued, preparing, ready, armed, running, exporting, complete, failed."""
         return self._capture.stage.value
 
     @property

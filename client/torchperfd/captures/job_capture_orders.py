@@ -59,7 +59,7 @@ class JobCaptureOrders:
             ranks=ranks,
             options=options_message(options),
             # The script's wait() has its own timeout; a process that exits ends the order.
-            timeout_seconds=_TIMEOUT_S,
+            timeout_seconds=contract.AUTOMATIC_CAPTURE_S if options.automatic else _TIMEOUT_S,
         )
 
         def cancel() -> None:

@@ -21,8 +21,11 @@ from torchperfd.v1.capture_id import new_capture_id
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
+_SCRIPT: Final = "script"
 _TORCH_BUDGET_S: Final = 15.0
-_ENDING_BUDGET_S: Final = 5.0
+_PREVIOUS_BUDGET_S: Final = 15.0
+"""How long an order of the daemon waits for a capture that is about to end; the daemon waits for 20 s."""
+_SILENT_S: Final = 0.5
 _EXPORT_BUDGET_S: Final = 60.0
 """Longest delay of an exit by the export of a trace."""
 
@@ -56,6 +59,8 @@ class CaptureManager:
         self._phase_name = phase_name
         self._own_facts = own_facts
         self._capture: RankCapture | None = None
+        # A capture of the run's own that the script's waits for.
+        self._automatic: RankCapture | None = None
         # Reentrant, as the other locks that a script reaches: a signal handler may come to it again.
         self._lock = threading.RLock()
         self._is_admitting = False
@@ -70,19 +75,26 @@ class CaptureManager:
         at the same time can break both."""
 
     def start(self, options: CaptureOptions) -> RankCapture:
-        """Capture the next steps for the script itself.
+        """Capture the next steps for the script itself, those after a capture that the run makes by itself.
 
         Raises:
             CaptureError: Another capture is in progress.
         """
         capture_id = new_capture_id(time.time())
         folder = self.directory.folder(capture_id)
-        capture = self._admit(capture_id, folder, options, trigger="script")
+        capture = self._admit(capture_id, folder, options, trigger=_SCRIPT)
         if capture is None:
             raise CaptureError("another capture is in progress; wait for it")
         self._own.add(capture_id)
+        automatic = self._automatic
+        if automatic is not None:
+            log.info("capture %s begins when the run's automatic capture has ended", capture_id)
 
         def prepare_and_arm() -> None:
+            if automatic is not None:
+                capture.wait_for(automatic)
+            if capture.ending:
+                return
             reason = self._not_ready() or capture.prepare()
             if reason:
                 capture.fail(reason)
@@ -109,16 +121,32 @@ class CaptureManager:
                 capture.cancel(message.cancel_capture.reason)
 
     def loop_ended(self) -> None:
-        """No more edges will come: end a capture, or wait up to 60 s for its trace to be written."""
-        capture = self._capture
-        if capture is not None:
+        """No more edges will come: end captures, or wait up to 60 s for a trace to be written."""
+        for capture in self._in_progress():
             capture.loop_ended()
+        for capture in self._in_progress():
+            # Not once the trace is being written: that may leave no thread the time to state it.
+            if capture.pause_seconds < _SILENT_S and capture.ended.wait(_SILENT_S):
+                continue
+            log.warning(
+                "waiting up to %.0f s for the trace of capture %s to be written; Ctrl-C skips it",
+                _EXPORT_BUDGET_S,
+                capture.capture_id,
+            )
             if not capture.ended.wait(_EXPORT_BUDGET_S):
                 capture.fail("the process ended before the trace was written")
 
+    def give_up(self, reason: str) -> None:
+        """Wait for no trace any more."""
+        for capture in self._in_progress():
+            capture.fail(reason)
+
+    def _in_progress(self) -> list[RankCapture]:
+        captures = (self._automatic, self._capture)
+        return [each for each in captures if each is not None and not each.ended.is_set()]
+
     def _named(self, capture_id: str) -> RankCapture | None:
-        capture = self._capture
-        return capture if capture is not None and capture.capture_id == capture_id else None
+        return next((each for each in self._in_progress() if each.capture_id == capture_id), None)
 
     def _prepare(self, order: "session_pb2.PrepareCapture") -> None:
         from torchperfd.v1 import session_pb2
@@ -126,9 +154,9 @@ class CaptureManager:
         reason, pause_seconds = "", 0.0
         self.torch_ready.wait(_TORCH_BUDGET_S)
         previous = self._capture
-        if previous is not None and previous.ending:
-            # The daemon has done with it sooner than this process.
-            previous.ended.wait(_ENDING_BUDGET_S)
+        if previous is not None and (previous.ending or previous.options.automatic):
+            # The daemon has done with it sooner than this process, or another node's daemon conducts.
+            previous.ended.wait(_PREVIOUS_BUDGET_S)
         try:
             wanted = options_from(order.options)
             folder = self.directory.folder(order.capture_id, order.directory)
@@ -167,11 +195,13 @@ class CaptureManager:
         trigger: str = "command",
     ) -> RankCapture | None:
         with self._lock:
-            busy = self._capture is not None and not self._capture.ended.is_set()
-            if busy or self._is_admitting:
+            before = self._in_progress()
+            may_wait = trigger == _SCRIPT and all(each.options.automatic for each in before)
+            if self._is_admitting or (before and not may_wait):
                 return None
             self._is_admitting = True
             try:
+                self._automatic = before[0] if before else None
                 self._capture = RankCapture(
                     replay=self._replay,
                     identity=self._identity,

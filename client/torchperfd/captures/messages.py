@@ -30,6 +30,7 @@ def options_from(message: "session_pb2.CaptureOptions") -> CaptureOptions:
         kind=kinds.get(message.kind, str(message.kind)),
         with_flops=message.with_flops,
         with_modules=message.with_modules,
+        automatic=message.automatic,
     )
 
 
@@ -45,6 +46,7 @@ def options_message(options: CaptureOptions) -> "session_pb2.CaptureOptions":
         kind=(session_pb2.CAPTURE_KIND_MEMORY if options.kind == MEMORY else session_pb2.CAPTURE_KIND_TRACE),
         with_flops=options.with_flops,
         with_modules=options.with_modules,
+        automatic=options.automatic,
     )
 
 

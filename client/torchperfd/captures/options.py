@@ -18,6 +18,8 @@ class CaptureOptions:
     Attributes:
         steps: How many training steps.
         kind: ``trace``, by torch.profiler, or ``memory``, a snapshot of CUDA memory and its history.
+        automatic: The run's own capture, not its user's, whose captures wait for its end instead of being
+            refused.
     """
 
     steps: int = 5
@@ -27,6 +29,7 @@ class CaptureOptions:
     kind: str = TRACE
     with_flops: bool = False
     with_modules: bool = False
+    automatic: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= _MOST_STEPS:

@@ -15,6 +15,7 @@ _FOREIGN_STEPS_ALLOWED: Final = 10
 class CaptureStage(Enum):
     """How far a capture in this process is."""
 
+    QUEUED = "queued"
     PREPARING = "preparing"
     READY = "ready"
     ARMED = "armed"
@@ -104,7 +105,12 @@ class CaptureState:
     @property
     def can_end_at_once(self) -> bool:
         """Whether nothing is being recorded or written yet."""
-        return self.stage in (CaptureStage.PREPARING, CaptureStage.READY, CaptureStage.ARMED)
+        return self.stage in (
+            CaptureStage.QUEUED,
+            CaptureStage.PREPARING,
+            CaptureStage.READY,
+            CaptureStage.ARMED,
+        )
 
     def agree(self, start_step: int | None, steps: int) -> None:
         """Take the agreed steps.

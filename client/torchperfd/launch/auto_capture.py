@@ -22,7 +22,7 @@ LEAST_SHARE: Final = 0.1
 """A verdict that costs a smaller share of the step is not worth a capture."""
 STABLE_LOOKS: Final = 3
 """So many consecutive looks have to find the same cause on the same rank."""
-_LOOK_EVERY_S: Final = 5.0
+LOOK_EVERY_S: Final = 5.0
 _ANSWER_S: Final = 1.0
 _MOST_ANALYSIS_BYTES: Final = 4 * 2**20
 _NOTHING_TO_CAPTURE: Final = frozenset({"none", "unknown", "hang"})
@@ -42,7 +42,7 @@ def begin(client: "Client", *, quiet: bool, switched_off: bool) -> "AutoCapture 
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     if client.rank != 0:
         return None
-    auto = AutoCapture(client)
+    auto = AutoCapture(client, LOOK_EVERY_S)
     auto.start()
     return auto
 
@@ -80,7 +80,7 @@ class AutoCapture:
         every: Seconds between two looks.
     """
 
-    def __init__(self, client: "Client", every: float = _LOOK_EVERY_S) -> None:
+    def __init__(self, client: "Client", every: float) -> None:
         self._client, self._every = client, every
         self._stable = StableVerdict()
         self._stopping = threading.Event()
@@ -127,7 +127,7 @@ class AutoCapture:
         here = {rank.identity.rank for rank in answer.ranks} if answer is not None else set()
         wanted = verdict.rank if verdict is not None and verdict.rank in here else self._client.rank
         try:
-            self._capture = self._client.capture(STEPS, ranks=[wanted])
+            self._capture = self._client.order_automatic_capture(STEPS, wanted)
         except CaptureError as error:
             log.info("no capture is made by itself: %s", error)
         return True

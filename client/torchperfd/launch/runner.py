@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Together they keep the promise that an exit is never delayed by more than a second.
 _ALL_RANKS_BUDGET_S: Final = 0.4
 _LEAVE_BUDGET_S: Final = 0.9
+_LEAST_LEFT_S: Final = 0.4
 
 
 @dataclass(slots=True)
@@ -134,6 +135,9 @@ def _run(options: RunOptions) -> None:
         launcher.leave()
         try:
             code = _conclude(client, daemon, options, baseline, ended, auto)
+        except KeyboardInterrupt as error:
+            sys.stderr.write("torchperfd: interrupted before the end of the run was shown\n")
+            ended = ended or error
         except Exception as error:  # noqa: BLE001 - the script has done its work: keep its exit code
             sys.stderr.write(f"torchperfd: the report could not be made: {error}\n")
     if ended is not None:
@@ -188,7 +192,9 @@ def _conclude(
     deadline = time.monotonic() + _LEAVE_BUDGET_S
     if auto is not None:
         auto.stop()
-    client.finish()
+    _finish(client)
+    # Where a trace has taken that time, the report is kept and the totals are sent all the same.
+    deadline = max(deadline, time.monotonic() + _LEAST_LEFT_S)
     advice = client.advice
     answer = _whole_run(client) if client.rank == 0 else None
     ranks = _rank_reports(client, answer)
@@ -235,6 +241,15 @@ def _conclude(
     return code
 
 
+def _finish(client: "Client") -> None:
+    """End the loop. Ctrl-C while the trace of a capture is written gives the trace up."""
+    try:
+        client.finish()
+    except KeyboardInterrupt:
+        client.parts.captures.give_up("interrupted while its trace was written")
+        client.finish()
+
+
 def _whole_run(client: "Client") -> "control_pb2.GetRunResponse | None":
     """Ask the daemon for all ranks, waiting a moment for those that are just ending."""
     from torchperfd.v1 import session_pb2
@@ -270,11 +285,13 @@ def _rank_reports(client: "Client", answer: "control_pb2.GetRunResponse | None")
 
 
 def _verdict(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
+    from torchperfd.card import command_after_run
+
     if answer is None or not answer.HasField("verdict"):
         return None
     verdict = answer.verdict
     return _cause(verdict) | {
-        "next_command": verdict.next_command,
+        "next_command": command_after_run(verdict.next_command),
         "others": [_cause(other) for other in verdict.others],
     }
 

@@ -66,6 +66,9 @@ MAX_USER_PHASES: Final = 16
 LEAST_KERNELS_PER_LAUNCH: Final = 0.9
 """Below this a trace lacks kernels; the last ones of a capture always may be missing."""
 
+AUTOMATIC_CAPTURE_S: Final = 120.0
+"""A capture that a run makes by itself is given up after this time: its user's captures wait for it."""
+
 LONG_PAUSE_S: Final = 1.0
 """A capture whose end pauses training for longer is worth a warning."""
 

@@ -1046,6 +1046,7 @@ class CaptureOptions(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     WITH_FLOPS_FIELD_NUMBER: builtins.int
     WITH_MODULES_FIELD_NUMBER: builtins.int
+    AUTOMATIC_FIELD_NUMBER: builtins.int
     steps: builtins.int
     record_shapes: builtins.bool
     with_stack: builtins.bool
@@ -1053,6 +1054,8 @@ class CaptureOptions(google.protobuf.message.Message):
     kind: global___CaptureKind.ValueType
     with_flops: builtins.bool
     with_modules: builtins.bool
+    automatic: builtins.bool
+    """the run's own, not its user's: others wait for its end instead of being refused"""
     def __init__(
         self,
         *,
@@ -1063,8 +1066,9 @@ class CaptureOptions(google.protobuf.message.Message):
         kind: global___CaptureKind.ValueType = ...,
         with_flops: builtins.bool = ...,
         with_modules: builtins.bool = ...,
+        automatic: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kind", b"kind", "profile_memory", b"profile_memory", "record_shapes", b"record_shapes", "steps", b"steps", "with_flops", b"with_flops", "with_modules", b"with_modules", "with_stack", b"with_stack"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["automatic", b"automatic", "kind", b"kind", "profile_memory", b"profile_memory", "record_shapes", b"record_shapes", "steps", b"steps", "with_flops", b"with_flops", "with_modules", b"with_modules", "with_stack", b"with_stack"]) -> None: ...
 
 global___CaptureOptions = CaptureOptions
 

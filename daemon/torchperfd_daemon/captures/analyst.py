@@ -41,6 +41,8 @@ _TRACE: Final = re.compile(r"rank\d{1,9}\.json(?:\.gz)?")
 _MOST_WAITING: Final = 64
 _MOST_RUNS: Final = 64
 _ERROR_BYTES: Final = 4096
+_CLEAR_UP_S: Final = 1.0
+"""Most time to remove the file of an analysis that was ended."""
 # What `analyze` returns when it could read some ranks' traces and not others.
 _OK, _PARTIAL = 0, 5
 
@@ -111,12 +113,13 @@ class Analyst:
         self._stopped = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self.run, name="torchperfd-analyst", daemon=True)
         self.counts = AnalysisCounts()
         self.health = WorkerHealth("analysis")
 
     def start(self) -> None:
         """Start :meth:`run` on a thread of its own."""
-        threading.Thread(target=self.run, name="torchperfd-analyst", daemon=True).start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop analysing, and end the analysis in progress."""
@@ -126,6 +129,8 @@ class Analyst:
                 _kill(self._process)
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
+        if self._thread.is_alive():
+            self._thread.join(_CLEAR_UP_S)
 
     def submit(self, record: CaptureRecord) -> None:
         """Have a capture that has ended analysed; returns at once, from any thread."""

@@ -35,6 +35,7 @@ from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 log = logging.getLogger("torchperfd.captures")
 
+_AFTER_AUTOMATIC: Final = "begins when the run's automatic capture has ended"
 _ATTEMPTS: Final = 3
 _CANCEL_GRACE_S: Final = 5.0
 """How long the ranks have to report their outcome after a capture is cancelled."""
@@ -116,13 +117,14 @@ class Coordinator:
         Args:
             timeout: Seconds for all of it, from its start.
             trigger: What requested it, for the manifest.
-            queue: Wait for a capture in progress; it begins once that has ended.
+            queue: Wait for a capture in progress; it begins once that has ended. For one that the run makes
+                by itself, every other one waits.
             choose_again: Returns the participants after such a wait: they may have changed.
 
         Raises:
             TorchperfdError: Another capture of this run is in progress, or nothing can be written.
         """
-        entry = self._queue.enter(run, wait=queue)
+        entry = self._queue.enter(run, wait=queue, automatic=options.automatic)
         now = self._wall()
         record = CaptureRecord(
             capture_id=new_capture_id(now),
@@ -141,6 +143,7 @@ class Coordinator:
         try:
             if not entry.woken.is_set():
                 record.state = CaptureState.QUEUED
+                record.reason = "" if queue else _AFTER_AUTOMATIC
                 yield Progress(record, folder)
                 await entry.woken.wait()
                 if choose_again is not None and not record.cancelled_by:
@@ -204,6 +207,8 @@ class Coordinator:
     @contextlib.contextmanager
     def reserve_run(self, run: str) -> Iterator[PendingAttempts]:
         """Reserve a run for a capture that another node conducts; yield the attempts that await answers.
+
+        A capture that the run makes by itself may be in progress: the ranks wait for its end.
 
         Raises:
             TorchperfdError: A capture of this run is in progress here.

@@ -52,6 +52,7 @@ class CaptureOptions:
     kind: CaptureKind = CaptureKind.TRACE
     with_flops: bool = False
     with_modules: bool = False
+    automatic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class CaptureRecord:
 
     Attributes:
         capture_id: Its name, and its folder's.
-        trigger: What asked for it: ``command``, ``script`` or the name of a rule.
+        trigger: What asked for it: ``command``, ``script``, ``automatic`` or the name of a rule.
         requested_at: Unix seconds, as all times here.
         reason: Why it is not complete; empty when it is.
         step_range: [first step, first step after it); None before it is agreed.

@@ -16,9 +16,15 @@ class BusyError(TorchperfdError):
 
 @dataclass(eq=False, slots=True)
 class QueueEntry:
-    """A capture's entry in the queue of a run; ``woken`` is set once it is the first, or was cancelled."""
+    """A capture's entry in the queue of a run.
+
+    Attributes:
+        automatic: The run makes it by itself.
+        woken: Set once it is the first, or was cancelled.
+    """
 
     run: str
+    automatic: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -28,15 +34,18 @@ class RunQueue:
     def __init__(self) -> None:
         self._lines: dict[str, deque[QueueEntry]] = {}
 
-    def enter(self, run: str, *, wait: bool) -> QueueEntry:
+    def enter(self, run: str, *, wait: bool, automatic: bool = False) -> QueueEntry:
         """Return an entry at the end of a run's queue; pass it to :meth:`leave` in any case.
+
+        Args:
+            wait: Wait for any capture. Only for one that the run makes by itself does every other one wait.
 
         Raises:
             BusyError: The queue is not empty, and the caller would not wait.
             TorchperfdError: Too many wait already.
         """
         line = self._lines.get(run, ())
-        if line and not wait:
+        if line and not wait and (automatic or not all(each.automatic for each in line)):
             raise BusyError(
                 f"a capture of run {run} is in progress", "wait until it has ended, or ask with --queue"
             )
@@ -45,7 +54,7 @@ class RunQueue:
                 f"{_LONGEST} captures of run {run} are queued already",
                 "cancel some with `torchperfd captures cancel ID`",
             )
-        entry = QueueEntry(run)
+        entry = QueueEntry(run, automatic)
         line = self._lines.setdefault(run, deque())
         line.append(entry)
         line[0].woken.set()

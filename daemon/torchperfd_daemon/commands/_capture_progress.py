@@ -105,7 +105,8 @@ def steps_of(message: control_pb2.CaptureProgress) -> str:
 
 def _lines(message: control_pb2.CaptureProgress) -> Iterator[str]:
     if message.state == control_pb2.CAPTURE_STATE_QUEUED:
-        yield f"capture {message.capture_id}: queued behind another of run {message.run}"
+        why = message.reason or f"queued behind another of run {message.run}"
+        yield f"capture {message.capture_id}: {why}"
     elif message.state == control_pb2.CAPTURE_STATE_PREPARING:
         yield f"capture {message.capture_id}: preparing {len(message.ranks)} rank(s)"
     elif message.state == control_pb2.CAPTURE_STATE_ARMED:
@@ -154,7 +155,9 @@ class Table:
         from rich.text import Text
 
         agreed = f", {steps_of(message)}" if message.state == control_pb2.CAPTURE_STATE_ARMED else ""
-        title = f"capture {message.capture_id} of run {message.run}: {state_of(message)}{agreed}"
+        is_queued = message.state == control_pb2.CAPTURE_STATE_QUEUED
+        why = f", {message.reason}" if is_queued and message.reason else ""
+        title = f"capture {message.capture_id} of run {message.run}: {state_of(message)}{agreed}{why}"
         yield Text(title, no_wrap=True, overflow="ellipsis")
         # Failed ranks come first.
         ranks = sorted(message.ranks, key=lambda rank: (not rank.reason, rank.rank))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
 from torchperfd_daemon.commands._capture_progress import state_of
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.errors import TorchperfdError
@@ -64,7 +65,7 @@ class TopActions:
             run=run, options=options, timeout_seconds=_TIMEOUT_S, fleet=self._fleet
         )
         with connect(self._socket) as daemon:
-            for progress in daemon.Capture(request, timeout=_TIMEOUT_S + 60):
+            for progress in daemon.Capture(request, timeout=_TIMEOUT_S + AUTOMATIC_CAPTURE_S + 60):
                 words = f"capture {progress.capture_id}: {state_of(progress)}"
                 if progress.state == control_pb2.CAPTURE_STATE_COMPLETE:
                     words += f"; torchperfd analyze {progress.capture_id}"

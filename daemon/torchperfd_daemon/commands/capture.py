@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
 from torchperfd_daemon.captures import CaptureKind
 from torchperfd_daemon.commands._capture_progress import conclude, state_of, watched
 from torchperfd_daemon.commands._completion import complete_runs
@@ -176,7 +177,7 @@ def _follow(
     """
     newest: dict[tuple[str, str], control_pb2.CaptureProgress] = {}
     # The daemon keeps the deadline; ours is only there in case it hangs. A queue may take any time.
-    deadline = None if request.queue else request.timeout_seconds + 60
+    deadline = None if request.queue else request.timeout_seconds + AUTOMATIC_CAPTURE_S + 60
     try:
         with connect(socket) as daemon:
             request.run = whole_run(daemon, request.run, fleet=request.fleet, job=request.job)

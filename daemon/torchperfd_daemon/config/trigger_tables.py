@@ -22,7 +22,7 @@ from torchperfd_daemon.config.kinds import (
 from torchperfd_daemon.triggers.rules import PER_DAY, SEVERE_XIDS, Action, Plan, Rule, Schedule, When
 
 _MOST_TRIGGERS: Final = 100
-_RESERVED: Final = ("command", "script")  # the other sources of captures
+_RESERVED: Final = ("command", "script", "automatic")  # the other sources of captures
 _METRIC: Final = re.compile(r"torchperfd_[a-z0-9_]{1,80}")
 _COMMON: Final[Mapping[str, Kind]] = {
     "name": Name(_RESERVED),

@@ -18,6 +18,7 @@ from torchperfd_daemon.service.peer_directory import PeerDirectory, RankSelectio
 
 log = logging.getLogger("torchperfd.orders")
 
+_AUTOMATIC: Final = "automatic"
 _MOST_ORDERS: Final = 16
 _LONGEST_S: Final = 86_400.0
 _NOT_CONNECTED: Final = "is not connected to this daemon"
@@ -95,8 +96,9 @@ class CommandHandler:
             if len(self._orders) > _MOST_ORDERS:
                 raise TorchperfdError(f"{_MOST_ORDERS} orders are in progress", "wait for one of them")
             async with self._gathered(run, order.ranks) as gathered:
+                trigger = _AUTOMATIC if options.automatic else "script"
                 async for progress in self._coordinator.capture(
-                    run, gathered.participants, options, timeout, trigger="script"
+                    run, gathered.participants, options, timeout, trigger=trigger
                 ):
                     if not begun.capture_id:
                         begun.capture_id = progress.record.capture_id

@@ -24,7 +24,7 @@ class FakeClient:
 
     def __init__(self, found: control_pb2.Verdict | None, rank: int = 0) -> None:
         self.found, self.rank = found, rank
-        self.ordered: list[tuple[int, list[int]]] = []
+        self.ordered: list[tuple[int, int]] = []
         self.refusal = ""
 
     def whole_run(self, timeout: float) -> control_pb2.GetRunResponse | None:
@@ -33,15 +33,15 @@ class FakeClient:
         ranks = [control_pb2.RankAccount(identity=session_pb2.RankIdentity(rank=rank)) for rank in (0, 1)]
         return control_pb2.GetRunResponse(ranks=ranks, verdict=self.found)
 
-    def capture(self, steps: int, *, ranks: list[int]) -> Any:
+    def order_automatic_capture(self, steps: int, rank: int) -> Any:
         if self.refusal:
             raise CaptureError(self.refusal)
-        self.ordered.append((steps, ranks))
-        return SimpleNamespace(id="20261128-000000-abcdef", paths={ranks[0]: Path("rank0.json")})
+        self.ordered.append((steps, rank))
+        return SimpleNamespace(id="20261128-000000-abcdef", paths={rank: Path("rank0.json")})
 
 
 def looked(client: FakeClient, times: int) -> tuple[AutoCapture, list[bool]]:
-    auto = AutoCapture(client)  # type: ignore[arg-type]
+    auto = AutoCapture(client, 5.0)  # type: ignore[arg-type]
     return auto, [auto.look() for _ in range(times)]
 
 
@@ -69,7 +69,7 @@ def test_capture_is_ordered_once_of_the_named_rank() -> None:
     client = FakeClient(verdict(rank=1))
     auto, ended = looked(client, STABLE_LOOKS)
     assert ended == [False] * (STABLE_LOOKS - 1) + [True]
-    assert client.ordered == [(5, [1])]
+    assert client.ordered == [(5, 1)]
     assert auto.capture_id == "20261128-000000-abcdef"
 
 
@@ -77,7 +77,7 @@ def test_capture_is_ordered_once_of_the_named_rank() -> None:
 def test_capture_is_of_rank_0_where_the_named_one_is_not_here(rank: int) -> None:
     client = FakeClient(verdict(rank=rank))
     looked(client, STABLE_LOOKS)
-    assert client.ordered == [(5, [0])]
+    assert client.ordered == [(5, 0)]
 
 
 def test_capture_that_is_refused_is_not_tried_again() -> None:
@@ -91,7 +91,7 @@ def test_capture_that_is_refused_is_not_tried_again() -> None:
 def test_capture_needs_a_daemon_and_a_run_that_goes_on() -> None:
     assert not any(looked(FakeClient(None), 9)[1])
     client = FakeClient(verdict())
-    auto = AutoCapture(client)  # type: ignore[arg-type]
+    auto = AutoCapture(client, 5.0)  # type: ignore[arg-type]
     auto.stop()
     assert not any(auto.look() for _ in range(9))
     assert client.ordered == []
@@ -108,9 +108,9 @@ def test_capture_is_never_made_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_thread_ends_at_the_first_capture_and_keeps_errors(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient(verdict())
-    AutoCapture(client, every=0.0).run()  # type: ignore[arg-type]
+    AutoCapture(client, 0.0).run()  # type: ignore[arg-type]
     assert len(client.ordered) == 1
-    AutoCapture(SimpleNamespace(), every=0.0).run()  # type: ignore[arg-type]
+    AutoCapture(SimpleNamespace(), 0.0).run()  # type: ignore[arg-type]
     assert "no capture is made by itself" in caplog.text
 
 

@@ -87,7 +87,7 @@ def test_capture_can_end_at_once_before_it_records() -> None:
         state.stage = stage
         if state.can_end_at_once:
             can.add(stage)
-    assert can == {CaptureStage.PREPARING, CaptureStage.READY, CaptureStage.ARMED}
+    assert can == {CaptureStage.QUEUED, CaptureStage.PREPARING, CaptureStage.READY, CaptureStage.ARMED}
 
 
 @pytest.mark.parametrize(("ok", "stage"), [(True, CaptureStage.COMPLETE), (False, CaptureStage.FAILED)])

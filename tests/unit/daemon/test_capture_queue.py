@@ -41,6 +41,27 @@ def test_capture_without_wait_is_refused_while_one_runs() -> None:
     assert queue.enter("a", wait=False).woken.is_set()
 
 
+def test_queue_every_capture_waits_for_an_automatic_one() -> None:
+    queue = RunQueue()
+    automatic = queue.enter("a", wait=False, automatic=True)
+    users = queue.enter("a", wait=False)
+    assert (automatic.woken.is_set(), users.woken.is_set()) == (True, False)
+    for is_automatic in (False, True):
+        with pytest.raises(TorchperfdError, match="a capture of run a is in progress"):
+            queue.enter("a", wait=False, automatic=is_automatic)
+    queue.leave(automatic)
+    assert users.woken.is_set()
+
+
+def test_queue_automatic_capture_waits_for_none() -> None:
+    queue = RunQueue()
+    first = queue.enter("a", wait=False, automatic=True)
+    with pytest.raises(TorchperfdError, match="a capture of run a is in progress"):
+        queue.enter("a", wait=False, automatic=True)
+    queue.leave(first)
+    assert queue.enter("a", wait=False, automatic=True).woken.is_set()
+
+
 def test_waiting_capture_is_woken_by_the_previous_one() -> None:
     async def scenario() -> None:
         queue = RunQueue()

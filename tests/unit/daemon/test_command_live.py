@@ -1,6 +1,7 @@
 """``torchperfd ps`` and ``torchperfd capture`` against a daemon with ranks that give prepared answers."""
 
 import asyncio
+import io
 import json
 from array import array
 from collections.abc import Callable, Iterator
@@ -10,12 +11,15 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from tests.support.served import Served, serving_from_a_thread
 
+from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
+from torchperfd_daemon.commands._capture_progress import Lines, Table
 from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import UsageError
@@ -171,6 +175,26 @@ def test_ps_as_json(served: Served, command: Command) -> None:
         "dropped_steps": 3,
     }
     assert (second["connected"], second["last_step_unix_seconds"]) == (False, None)
+
+
+def test_capture_behind_the_automatic_one_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    queued = control_pb2.CaptureProgress(
+        capture_id="one",
+        run="bert-17",
+        state=control_pb2.CAPTURE_STATE_QUEUED,
+        reason="begins when the run's automatic capture has ended",
+    )
+    lines = Lines()
+    lines.show(queued)
+    lines.show(queued)
+    line = "capture one: begins when the run's automatic capture has ended"
+    assert capfd.readouterr().err == f"{line}\n"
+    table = Table()
+    table.show(queued)
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(table.render())
+    assert shown.get().rstrip() == line.replace("one:", "one of run bert-17: queued,")
 
 
 def test_capture_prints_its_files_and_progress(served: Served, command: Command) -> None:

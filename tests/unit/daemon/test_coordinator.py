@@ -19,6 +19,7 @@ from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.service import translate
 
 FIVE = CaptureOptions(steps=5)
+AUTOMATIC = CaptureOptions(steps=5, automatic=True)
 Script = Callable[["Rank", str], None]
 
 
@@ -62,7 +63,7 @@ class Rank:
         asyncio.get_running_loop().call_soon(self.node.coordinator.on_result, capture_id, self.rank, result)
 
     def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
-        assert options == FIVE
+        assert options in (FIVE, AUTOMATIC)
         self.max_bytes = max_bytes
         self.prepared.append(directory)
         self.on_prepare(capture_id)
@@ -134,6 +135,40 @@ def test_all_ranks_get_one_start_step_ahead_of_the_farthest(node: CapturingNode)
         assert node.coordinator.counts.requests == {("command", "complete"): 1}
         assert node.coordinator.counts.bytes == 30
         assert node.coordinator.counts.last_success_unix_seconds == 1_700_000_000.0
+        assert node.idle()
+
+    play(scenario())
+
+
+def test_capture_begins_when_the_automatic_one_has_ended(node: CapturingNode) -> None:
+    async def scenario() -> None:
+        training, armed = Rank(node, 0), asyncio.Event()
+        training.on_commit = lambda *_: armed.set()
+
+        async def capture_automatically() -> None:
+            async for progress in node.coordinator.capture("bert", [training], AUTOMATIC, GIVE_UP_S):
+                states.append(f"automatic {progress.record.state.value}")
+
+        states: list[str] = []
+        automatic = asyncio.create_task(capture_automatically())
+        await armed.wait()
+        [capture_id] = node.coordinator.live
+        async for progress in node.coordinator.capture("bert", [Rank(node, 1)], FIVE, GIVE_UP_S):
+            states.append(f"{progress.record.state.value} {progress.record.reason}".strip())
+            if progress.record.state is CaptureState.QUEUED:
+                with pytest.raises(TorchperfdError, match="is in progress"):
+                    await node.capture(Rank(node, 2))
+                training.result(capture_id, done(0, training.committed[0]))
+        await automatic
+        assert states == [
+            "automatic preparing",
+            "automatic armed",
+            "queued begins when the run's automatic capture has ended",
+            "automatic complete",
+            "preparing",
+            "armed",
+            "complete",
+        ]
         assert node.idle()
 
     play(scenario())

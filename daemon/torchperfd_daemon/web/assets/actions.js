@@ -61,7 +61,7 @@ export async function capture(run, { steps = 5, ranks = null, kind = "trace", wi
   if (answer === null) return null;
   showOutcome(
     "good",
-    `Capture of ${count(steps, "step")} started: `,
+    `Capture of ${count(steps, "step")} ${answer.reason || "started"}: `,
     element("a", { href: `#/capture/${encodeURIComponent(answer.capture_id)}` }, answer.capture_id),
   );
   return answer.capture_id;

@@ -1,0 +1,125 @@
+"""Captures of one process: the script's come before, or after, those that the run makes by itself."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import torchperfd
+from torchperfd.captures.handle import Capture
+from torchperfd.captures.manager import CaptureManager
+from torchperfd.errors import CaptureError
+from torchperfd.launch import runner
+from torchperfd.v1 import session_pb2
+from torchperfd.v1.capture_id import new_capture_id
+
+MODEL = torch.nn.Linear(4, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
+MOST_STEPS = 100_000
+STEPS = 2
+
+
+def step() -> None:
+    OPTIMIZER.zero_grad()
+    MODEL(torch.ones(2, 4)).sum().backward()
+    OPTIMIZER.step()
+
+
+def train_until_ended(capture: Capture) -> None:
+    for _ in range(MOST_STEPS):
+        if capture.state in ("complete", "failed"):
+            return
+        step()
+    pytest.fail(f"still {capture.state}")
+
+
+def acknowledgement(client: torchperfd.Client) -> session_pb2.CaptureAck:
+    """Return the answer to the order to prepare."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for message in client.parts.outbox.take(0.1, 100):
+            if message.HasField("capture_ack"):
+                return message.capture_ack
+    raise AssertionError("prepare is not answered")
+
+
+def begin_automatic(client: torchperfd.Client, *, commit: bool = True) -> str:
+    """Have a capture made as the daemon orders it for the run itself; return its id."""
+    for _ in range(5):
+        step()
+    client.parts.flusher.flush()
+    captures = client.parts.captures
+    capture_id = new_capture_id(time.time())
+    options = session_pb2.CaptureOptions(steps=STEPS, automatic=True)
+    prepare = session_pb2.PrepareCapture(
+        capture_id=capture_id, options=options, directory=str(captures.directory.folder(capture_id))
+    )
+    captures.handle_command(session_pb2.DaemonMessage(prepare_capture=prepare))
+    ack = acknowledgement(client)
+    assert (ack.ready, ack.reason) == (True, "")
+    if commit:
+        begin = session_pb2.CommitCapture(capture_id=capture_id, start_step=ack.next_step + 2, steps=STEPS)
+        captures.handle_command(session_pb2.DaemonMessage(commit_capture=begin))
+    return capture_id
+
+
+def trace_of(captures: CaptureManager, capture_id: str) -> Path:
+    return captures.directory.folder(capture_id) / "rank0.json"
+
+
+def test_script_capture_comes_after_the_automatic_one(client: torchperfd.Client) -> None:
+    automatic = begin_automatic(client)
+    capture = client.capture(steps=STEPS)
+    with pytest.raises(CaptureError, match="another capture is in progress"):
+        client.capture()
+    assert capture.state == "queued"
+    train_until_ended(capture)
+    assert capture.wait().exists()
+    assert trace_of(client.parts.captures, automatic).exists()
+    assert client.parts.captures.newest_id == capture.id
+
+
+def test_automatic_capture_is_committed_behind_the_script(client: torchperfd.Client) -> None:
+    """The daemon's commit and cancellation reach it although the script's capture is the newest."""
+    automatic = begin_automatic(client, commit=False)
+    capture = client.capture(steps=STEPS)
+    cancel = session_pb2.CancelCapture(capture_id=automatic, reason="enough")
+    client.parts.captures.handle_command(session_pb2.DaemonMessage(cancel_capture=cancel))
+    train_until_ended(capture)
+    assert capture.wait().exists()
+    assert not trace_of(client.parts.captures, automatic).exists()
+
+
+def test_end_of_the_loop_ends_both_captures(client: torchperfd.Client) -> None:
+    automatic = begin_automatic(client)
+    capture = client.capture(steps=STEPS)
+    client.finish()
+    with pytest.raises(CaptureError, match="training ended before the chosen steps"):
+        capture.wait(0)
+    assert not trace_of(client.parts.captures, automatic).exists()
+
+
+def test_given_up_capture_delays_the_end_no_longer(client: torchperfd.Client) -> None:
+    begin_automatic(client, commit=False)
+    capture = client.capture(steps=STEPS)
+    client.parts.captures.give_up("interrupted")
+    with pytest.raises(CaptureError, match="interrupted"):
+        capture.wait(0)
+    client.finish()
+
+
+def test_ctrl_c_while_a_trace_is_written_gives_it_up() -> None:
+    interrupts, done = [KeyboardInterrupt()], []
+
+    def finish() -> None:
+        if interrupts:
+            raise interrupts.pop()
+        done.append("finished")
+
+    captures = SimpleNamespace(give_up=done.append)
+    client: Any = SimpleNamespace(finish=finish, parts=SimpleNamespace(captures=captures))
+    runner._finish(client)
+    assert done == ["interrupted while its trace was written", "finished"]
