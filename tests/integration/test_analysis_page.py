@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.browser import Browser
+from tests.support.axe import serious_violations
 from tests.support.golden import check_golden
 from tests.unit.daemon.traces import event, trace_of
 
@@ -288,6 +289,15 @@ def test_page_follows_colour_scheme_and_prints_without_controls(browser: Browser
     hidden = "[...document.querySelectorAll('select, input, .more')].every((each) => !each.offsetParent)"
     assert browser.run(hidden) is True
     assert browser.run("document.querySelector('table[aria-label=Operators]').offsetHeight") > 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_breaks_no_serious_rule_of_axe(browser: Browser, one_step: Path, scheme: str) -> None:
+    browser.look_like(1200, scheme=scheme)
+    browser.drawn()
+    assert serious_violations(browser) == []
+    browser.open(one_step)
+    assert serious_violations(browser) == []
 
 
 @pytest.mark.parametrize("width", [360, 800, 1900])

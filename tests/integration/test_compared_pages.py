@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.browser import Browser
+from tests.support.axe import serious_violations
 from tests.support.page_documents import CAPTURES, HOSTILE, long_run, two_captures, two_runs
 
 from torchperfd.runs.store import RunStore
@@ -60,6 +61,15 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 def column(browser: Browser, table: str, number: int) -> list[str]:
     return texts(browser, f"table[aria-label={json.dumps(table)}] tbody tr > :nth-child({number})")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_break_no_serious_rule_of_axe(chromium: Browser, folder: Path, scheme: str) -> None:
+    for name in PAGES:
+        opened(chromium, folder / f"{name}.html")
+        chromium.look_like(1200, scheme=scheme)
+        chromium.drawn()
+        assert serious_violations(chromium) == [], name
 
 
 SENTENCES = {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.browser import Browser
+from tests.support.axe import serious_violations
 from tests.support.page_feed import HOSTILE_RUN, PageFeed
 from tests.support.page_server import TOKEN, serve_page
 
@@ -300,6 +301,30 @@ def test_views_are_accessible_and_fit_a_phone(browser: Browser, url: str, scheme
         show(browser, url, view)
         assert browser.run("document.documentElement.scrollWidth") <= 380, view
         assert browser.run(CHECKED) == [], view
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_views_break_no_serious_rule_of_axe(browser: Browser, url: str, feed: PageFeed, scheme: str) -> None:
+    browser.look_like(1280, 900, scheme)
+    rank = {"rank": 0, "state": "complete", "reason": "", "steps_made": 5}
+    at = feed.began
+    made = {"capture_id": "one", "run": "demo", "state": "complete", "ranks": [rank], "options": {"steps": 5}}
+    feed.captures.append({**made, "requested_at": at, "ended_at": at + 2, "trigger": "command"})
+    for view in VIEWS:
+        show(browser, url, view)
+        assert serious_violations(browser) == [], view
+    browser.run("location.hash = '#/capture/one'")
+    browser.wait_for(f"{MAIN}.includes('1 of 1 ended')", "the capture")
+    assert serious_violations(browser) == []
+    click_button(browser, "Enter token")
+    browser.wait_for("document.querySelector('dialog[open]')", "the question for the token")
+    assert serious_violations(browser) == []
+
+
+def test_axe_finds_a_button_without_a_name(browser: Browser, url: str) -> None:
+    show(browser, url, "#/")
+    browser.run("document.querySelector('button').textContent = ''")
+    assert [each.partition(":")[0] for each in serious_violations(browser)] == ["button-name"]
 
 
 def test_skip_link_leads_to_the_content(browser: Browser, url: str) -> None:
