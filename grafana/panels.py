@@ -85,8 +85,7 @@ def over_time(
         .line_width(1)
         .fill_opacity(60 if stacked else 0)
         .show_points(common_model.VisibilityMode.AUTO if points else common_model.VisibilityMode.NEVER)
-        # By name, so that a phase has one colour in every panel.
-        .color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+        .color_scheme(dashboard.FieldColor().mode(_palette(targets)))
         .legend(
             common.VizLegendOptions()
             .display_mode(common_model.LegendDisplayMode.TABLE)
@@ -112,6 +111,16 @@ def over_time(
             common.GraphThresholdsStyleConfig().mode(common_model.GraphThresholdsStyleMode.DASHED)
         )
     return panel
+
+
+def _palette(targets: Sequence[Target]) -> model.FieldColorModeId:
+    """Return colours by name where labels name the series, so that a phase has one colour in every panel.
+
+    Two names can have the same colour. Series with fixed names, such as quantiles, have colours in order.
+    """
+    if any("{{" in target.legend for target in targets):
+        return model.FieldColorModeId.PALETTE_CLASSIC_BY_NAME
+    return model.FieldColorModeId.PALETTE_CLASSIC
 
 
 def now(
