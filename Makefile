@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard client/torchperfd/e
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[demo,test,lint,dashboards,docs,wandb,tensorboard,mlflow]'
+	$(PIP) -e '.[demo,test,lint,dashboards,docs,pictures,wandb,tensorboard,mlflow]'
 	touch $@
 
 # Real frameworks for tests/frameworks. Those that ask for torchvision or fastai come without
@@ -77,13 +77,13 @@ docs: setup  ## Build the documentation site into site/; broken links are errors
 man: setup  ## Write the man page to deploy/man/torchperfd.1, from the command line itself.
 	$(BIN)/python tools/man_page.py
 
-screenshots: setup  ## Draw the pictures of the live page in docs/images; needs Chromium; up to three minutes.
+screenshots: setup  ## Draw the pictures of the terminal and the live page in docs/images; needs Chromium; up to five minutes.
 	$(BIN)/python tools/screenshots.py
 
 dashboards: setup  ## Regenerate Grafana's dashboards, the rules and their tests.
 	$(BIN)/python -m grafana.build
 
-dashboard-pictures: setup  ## Draw dashboards of a simulated node in docs/images; needs npm, Chromium, Prometheus; 15 minutes.
+dashboard-pictures: setup  ## Draw dashboards of a simulated node in docs/images; needs npm, Chromium, Prometheus; ten minutes.
 	$(BIN)/python tools/dashboard_pictures/draw.py fleet run
 
 bench-step: setup  ## What a step costs the training thread.

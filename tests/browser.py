@@ -93,13 +93,19 @@ class Browser:
             os.close(self._from)
             self._home.cleanup()
 
-    def look_like(self, width: int, height: int = 900, scheme: str = "light", media: str = "") -> None:
-        """Give the page a window's size and the user's preferences."""
+    def look_like(
+        self, width: int, height: int = 900, scheme: str = "light", media: str = "", scale: int = 1
+    ) -> None:
+        """Give the page a window's size and the user's preferences.
+
+        Args:
+            scale: Pixels of a picture for each pixel of the page, in both directions.
+        """
         self._ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
             height=height,
-            deviceScaleFactor=1,
+            deviceScaleFactor=scale,
             mobile=False,
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]

@@ -4,7 +4,7 @@
 
 Needs npm and its registry, for @grafana/ui, and Chromium. There is no Grafana server: its panels draw what
 Prometheus answers to each query of the dashboards, open rows only. Without --prometheus it watches a
-simulated node for as long as the pictures show. The pictures go to docs/images.
+simulated node for as long as the pictures show. The pictures go to docs/images, or to another folder --into.
 """
 
 import argparse
@@ -25,13 +25,18 @@ sys.path.insert(0, str(ROOT))
 
 from tests.browser import Browser  # noqa: E402
 from tests.promql import filled, panels  # noqa: E402
-from tests.support.node import Node  # noqa: E402
+from tests.support.node import Node, eventually  # noqa: E402
 from tests.support.prometheus import start_prometheus  # noqa: E402
+from tools.pictures import save  # noqa: E402
 
 HERE: Final = Path(__file__).parent
-IMAGES: Final = ROOT / "docs" / "images"
 WIDTH: Final = 24 * 64 + 24
 POINTS: Final = 240
+FAULT_WITHIN_S: Final = 400
+SEEN_S: Final = 10
+# The bottom of the last panel that the window shows whole.
+WHOLE_PANELS: Final = """Math.ceil(Math.max(...[...document.querySelectorAll(".panel")]
+  .map((panel) => panel.getBoundingClientRect().bottom).filter((bottom) => bottom < innerHeight))) + 6"""
 
 
 class Prometheus:
@@ -152,15 +157,18 @@ def main() -> int:
     parser.add_argument("--run", default="demo")
     parser.add_argument("--rank", default="5")
     parser.add_argument("--instance", default="127.0.0.1:9407")
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--height", type=int, default=1000, help="of the pictures in pixels; 0 for all")
+    parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--height", type=int, default=1000, help="of the pictures at most; 0 for all")
     parser.add_argument("--mode", choices=("dark", "light"), default="dark")
-    parser.add_argument("--into", type=Path, default=IMAGES)
+    parser.add_argument("--into", type=Path, metavar="DIRECTORY", help="docs/images by default")
     chosen = parser.parse_args()
     with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # First, since the fault that the simulated node has at the end may be over a minute later.
+        bundle(directory)
         if chosen.prometheus is None:
             chosen.prometheus, chosen.instance = stack.enter_context(simulated(60 * chosen.minutes))
-        problems = draw(chosen)
+        problems = draw(chosen, directory)
     for problem in problems:
         print(problem[:400], file=sys.stderr)
     return 1 if problems else 0
@@ -175,19 +183,29 @@ def simulated(seconds: float) -> Iterator[tuple[str, str]]:
         prometheus = start_prometheus(Path(directory), {"torchperfd": node.metrics_port})
         try:
             time.sleep(seconds)
+            # The picture is of a run with a fault, which Prometheus has seen for a while.
+            eventually(lambda: starves(node), FAULT_WITHIN_S)
+            time.sleep(SEEN_S)
             yield f"http://127.0.0.1:{prometheus.port}", f"127.0.0.1:{node.metrics_port}"
         finally:
             prometheus.stop()
             node.close()
 
 
-def draw(chosen: argparse.Namespace) -> list[str]:
-    """Draw what was chosen; return what went wrong in the browser."""
+def starves(node: Node) -> bool:
+    """Return whether the verdict on the simulated run is that it waits for data, which lasts two minutes."""
+    status, document = node.get("/api/v1/runs")
+    verdicts = [each["verdict"] for each in json.loads(document)["runs"]] if status == 200 else []
+    return any(verdict and verdict["cause"] == "input-bound" for verdict in verdicts)
+
+
+def draw(chosen: argparse.Namespace, directory: Path) -> list[str]:
+    """Draw what was chosen, in a directory with the bundle; return what went wrong in the browser."""
     files = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
-    chosen.into.mkdir(parents=True, exist_ok=True)
+    if chosen.into:
+        chosen.into.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
-    with tempfile.TemporaryDirectory() as directory, Browser() as browser:
-        bundle(Path(directory))
+    with Browser() as browser:
         for file in files:
             if chosen.names and file.stem not in chosen.names:
                 continue
@@ -210,7 +228,7 @@ def draw(chosen: argparse.Namespace) -> list[str]:
                 "to": 1000 * prometheus.until,
                 "mode": chosen.mode,
             }
-            page = Path(directory) / "page.html"
+            page = directory / "page.html"
             inert = json.dumps(drawing).replace("<", "\\u003c")
             page.write_text(
                 '<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="panels.css"><body>'
@@ -223,9 +241,14 @@ def draw(chosen: argparse.Namespace) -> list[str]:
             time.sleep(1)  # charts measure their text a moment after they are in the page
             problems += [f"{file.stem}: {each}" for each in browser.run("window.problems")]
             problems += [f"{file.stem}: {each}" for each in browser.complaints if "Error" in each]
-            picture = chosen.into / f"dashboard-{file.stem}.png"
-            picture.write_bytes(browser.screenshot(whole=not chosen.height))
-            print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
+            if chosen.height:
+                browser.look_like(WIDTH, browser.run(WHOLE_PANELS), chosen.mode)
+                browser.drawn()
+            name, picture = f"dashboard-{file.stem}.png", browser.screenshot(whole=not chosen.height)
+            if chosen.into:
+                (chosen.into / name).write_bytes(picture)
+            else:
+                save(name, picture)
     return problems
 
 

@@ -23,7 +23,8 @@ function framesOf(panel) {
       })) })]
     : answer.map((series) => toDataFrame({ fields: [
         { name: "Time", type: FieldType.time, values: series.times, config: {} },
-        { name: "Value", type: FieldType.number, values: series.values, labels: series.labels,
+        // Not "Value": the chart takes the first colour from this name, the legend from the one below.
+        { name: series.legend || panel.title, type: FieldType.number, values: series.values, labels: series.labels,
           config: { displayNameFromDS: series.legend || panel.title } },
       ] }));
   const values = frames.flatMap((frame) => frame.fields.filter(({ type }) => type === FieldType.number))
@@ -101,7 +102,7 @@ class Panel extends React.Component {
       return <div style={{ ...place, color: theme.colors.text.primary, fontWeight: 500, paddingTop: 4 }}>
         {panel.collapsed ? "▸" : "▾"} {panel.title}</div>;
     }
-    return <div style={{ ...place, background: theme.colors.background.primary, overflow: "hidden",
+    return <div className="panel" style={{ ...place, background: theme.colors.background.primary, overflow: "hidden",
       border: `1px solid ${theme.colors.border.weak}`, borderRadius: theme.shape.radius.default }}>
       <div style={{ padding: "6px 8px", fontWeight: 500, height: HEAD, whiteSpace: "nowrap" }}>{panel.title}</div>
       <div style={{ padding: "0 8px" }}>{this.state.problem ? String(this.state.problem)

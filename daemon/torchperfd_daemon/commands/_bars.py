@@ -47,15 +47,22 @@ class Bar:
             upto += part
             end = min(width, round(width * upto / self._whole)) if self._whole > 0 else 0
             if end > drawn:
-                # The letter is there with colours too, because eight colours are hard to distinguish.
-                shown = " " if name == LEVEL else name
-                cells = name * (end - drawn) if plain else shown.ljust(end - drawn)
-                yield Segment(cells, None if plain else Style.parse(f"black on {colour}"))
+                yield _part(name, colour, end - drawn, plain=plain)
             drawn = max(drawn, end)
         yield Segment(("·" if plain else "─") * (width - drawn), None if plain else Style.parse("grey30"))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(_LEAST_WIDTH, self._width or options.max_width)
+
+
+def _part(name: str, colour: str, width: int, *, plain: bool) -> Segment:
+    if plain:
+        return Segment(name * width)
+    if name == LEVEL:
+        # Lines, since filled cells would merge with those of the rows above and below.
+        return Segment("━" * width, Style.parse(colour))
+    # The letter is there with colours too, because eight colours are hard to distinguish.
+    return Segment(name.ljust(width), Style.parse(f"black on {colour}"))
 
 
 class Legend:

@@ -1,0 +1,121 @@
+"""A command on a pseudo-terminal: what it draws, and keys and clicks that it reads."""
+
+import codecs
+import os
+import pty
+import re
+import select
+import struct
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from fcntl import ioctl
+from pathlib import Path
+
+DEADLINE_S = 60
+_KEPT_CHARACTERS = 500_000
+# What a program writes before it draws the whole screen again.
+_HOME = "\x1b[H"
+
+
+class Terminal:
+    """A process on a terminal of its own.
+
+    Attributes:
+        pid: The process, which leads a session and a process group.
+        drawn: What it has written, with control sequences; the newest half million characters.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        columns: int,
+        rows: int,
+        directory: Path | None = None,
+    ) -> None:
+        self.drawn = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.pid, self._fd = pty.fork()
+        if not self.pid:
+            try:
+                _resize(0, columns, rows)
+                os.chdir(directory or ".")
+                os.execvpe(command[0], list(command), {**env, "TERM": "xterm-256color"})
+            finally:
+                os._exit(127)
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Change the size, as a window does."""
+        _resize(self._fd, columns, rows)
+
+    def press(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def click(self, text: str) -> None:
+        """Click on the first place of the screen that has a text."""
+        lines = self.screen()
+        line = next(number for number, each in enumerate(lines) if text in each)
+        place = f"{lines[line].index(text) + 1};{line + 1}"
+        self.press(f"\x1b[<0;{place}M\x1b[<0;{place}m")
+
+    def wait_for(self, text: str) -> str:
+        """Wait until a text is written; return all that was written before it, and forget both."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.drawn:
+            assert time.monotonic() < deadline, self.drawn[-2000:]
+            self._read(0.1)
+        before, _, self.drawn = self.drawn.partition(text)
+        return before
+
+    def frame(self) -> str:
+        """Return the newest screen that is complete, with control sequences; empty without one."""
+        self._read(0.1)
+        frames = self.drawn.split(_HOME)
+        return frames[-2] if len(frames) > 2 else ""
+
+    def screen(self) -> list[str]:
+        """Return the lines of the newest screen that is complete."""
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.frame())
+        return [line.rstrip() for line in text.replace("\r", "").split("\n")]
+
+    def until(self, condition: Callable[[list[str]], bool]) -> list[str]:
+        """Wait for a screen that fulfils a condition; return it."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition(lines := self.screen()):
+            assert time.monotonic() < deadline, "\n".join(lines)
+        return lines
+
+    def end(self, keys: str = "q") -> tuple[int, str]:
+        """Press keys that end it, and return the exit code and what was written meanwhile."""
+        self.press(keys)
+        return self.ended()
+
+    def ended(self, seconds: float = DEADLINE_S) -> tuple[int, str]:
+        """Wait for its end; return the exit code and what was written since the last frame."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._read(0.1)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._read(0.1)
+                os.close(self._fd)
+                return os.waitstatus_to_exitcode(status), self.drawn.rpartition(_HOME)[2]
+        raise AssertionError(f"it does not end:\n{self.drawn[-2000:]}")
+
+    def _read(self, seconds: float) -> None:
+        while select.select([self._fd], [], [], seconds)[0]:
+            data = b""
+            # Linux reports the end of a terminal as an error.
+            with suppress(OSError):
+                data = os.read(self._fd, 65536)
+            if not data:
+                time.sleep(seconds)
+                return
+            self.drawn = (self.drawn + self._decoder.decode(data))[-_KEPT_CHARACTERS:]
+            seconds = 0.0
+
+
+def _resize(terminal: int, columns: int, rows: int) -> None:
+    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
