@@ -23,6 +23,9 @@ RUN_TO_RUN: Final = 0.0075
 lies, which CPU a process is on, at which clock it runs."""
 _CLEAR: Final = 0.005
 """Chance from which on a test shows a change by itself."""
+_LEAST_OF: Final = 1e-3
+"""Means that differ by a larger factor are compared by their difference: one of them may be zero."""
+_WIDEST: Final = 20.0
 _CLIPPED: Final = 0.05
 """Part of the blocks at each end that the clipped mean draws in."""
 
@@ -34,7 +37,7 @@ class MeanChange:
     Attributes:
         before: Mean of the first series.
         after: Mean of the second.
-        margin: Half the width of the 95 % confidence interval of the difference.
+        margin: Half the width of the 95 % confidence interval of the difference, at its wider side.
         chance: How likely noise alone makes such a difference.
         is_clipped: Whether spikes were clipped before the means were taken.
     """
@@ -85,8 +88,16 @@ def _test(before: Sequence[float], after: Sequence[float]) -> MeanChange:
         # Welch and Satterthwaite; what differs from run to run is taken as known.
         freedom = (groups - 1) * error**4 / max(sum(square**2 for square in squares), 1e-300)
         freedom = min(max(freedom, groups - 1), 1000.0)
-        chance = max(chance, two_sided((means[1] - means[0]) / error, freedom))
-        margin = max(margin, error * quantile_95(freedom))
+        quantile = quantile_95(freedom)
+        if min(means) > _LEAST_OF * max(means):
+            # Of the ratio: a mean's error grows with the mean, and no time is below zero.
+            relative = math.sqrt(squares[0] / means[0] ** 2 + squares[1] / means[1] ** 2 + 2 * RUN_TO_RUN**2)
+            t = math.log(means[1] / means[0]) / relative
+            width = means[1] * math.expm1(min(quantile * relative, _WIDEST))
+        else:
+            t, width = (means[1] - means[0]) / error, error * quantile
+        chance = max(chance, two_sided(t, freedom))
+        margin = max(margin, width)
     return MeanChange(*means, margin, chance if margin or means[0] != means[1] else 1.0)
 
 
