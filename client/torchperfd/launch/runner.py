@@ -192,7 +192,7 @@ def _conclude(
     deadline = time.monotonic() + _LEAVE_BUDGET_S
     if auto is not None:
         auto.stop()
-    _finish(client)
+    finish_client(client)
     # Where a trace has taken that time, the report is kept and the totals are sent all the same.
     deadline = max(deadline, time.monotonic() + _LEAST_LEFT_S)
     advice = client.advice
@@ -241,7 +241,7 @@ def _conclude(
     return code
 
 
-def _finish(client: "Client") -> None:
+def finish_client(client: "Client") -> None:
     """End the loop. Ctrl-C while the trace of a capture is written gives the trace up."""
     try:
         client.finish()

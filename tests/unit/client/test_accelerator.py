@@ -10,6 +10,7 @@ from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_m
 import torchperfd
 from torchperfd.device.clock import MARKS, DeviceTimes
 from torchperfd.hooks.current_stream import record_without_stream
+from torchperfd.link.flush_schedule import NextFlush
 from torchperfd.steps.phases import FORWARD
 from torchperfd.steps.totals import CudaMemory
 
@@ -74,7 +75,7 @@ def test_steps_of_which_no_event_was_marked_are_stood_for(
     device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only reports allow for more events: a flush by the clock comes anywhere.
-    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: 3600.0)
+    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: NextFlush(3600.0))
     model = tiny_model()
     client = torchperfd.attach(model=model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -101,7 +102,7 @@ def test_overhead_above_its_limit_leaves_events_unmarked(
     device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only reports allow for more events: a flush by the clock comes anywhere.
-    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: 3600.0)
+    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: NextFlush(3600.0))
     model = tiny_model()
     client = torchperfd.attach(model=model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

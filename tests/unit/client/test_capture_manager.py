@@ -121,5 +121,5 @@ def test_ctrl_c_while_a_trace_is_written_gives_it_up() -> None:
 
     captures = SimpleNamespace(give_up=done.append)
     client: Any = SimpleNamespace(finish=finish, parts=SimpleNamespace(captures=captures))
-    runner._finish(client)
+    runner.finish_client(client)
     assert done == ["interrupted while its trace was written", "finished"]

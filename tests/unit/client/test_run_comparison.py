@@ -80,7 +80,7 @@ def test_means_spikes_do_not_hide_a_change() -> None:
 
 
 def test_means_of_noisy_past_show_a_large_gain() -> None:
-    """A busy machine's run of 515 ms on average beside one of 103 ms: the past's noise is no doubt of that."""
+    """A busy machine's run of 515 ms a step beside one of 103 ms: the noise leaves no doubt of that."""
     source = random.Random(7)
     before = [0.515 * math.exp(source.gauss(0, 1.0) - 0.5) for _ in range(24)]
     after = [0.103 * math.exp(source.gauss(0, 0.3) - 0.045) for _ in range(24)]

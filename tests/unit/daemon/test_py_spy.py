@@ -184,7 +184,7 @@ def test_parse_py_spy_impossible_line_is_unknown(line: int) -> None:
 
 
 @given(
-    st.binary()
+    st.binary().filter(lambda data: data.strip() != b"[]")  # no threads at all have that form
     | st.sampled_from([b"[" * 100_000, b"null", b"{}", b"[1]", json.dumps([dumped(frames=None)]).encode()])
 )
 def test_parse_py_spy_of_another_form_raises(data: bytes) -> None:
