@@ -30,7 +30,8 @@ MOST_STREAMS: Final = 16
 _LONGEST_WAIT_S: Final = 1.0
 # Ranks report at the same moment: what they send then goes out as one event.
 _TOGETHER_S: Final = 0.05
-_LEAST_SPAN_S: Final = 0.2
+# Ranks that a page shows report each half second, all at the same moment.
+_LEAST_SPAN_S: Final = 0.4
 _VERDICT_S: Final = 5.0
 # A page reads the history first, and its answer may be a second old.
 _OVERLAP_S: Final = 10.0
