@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from torchperfd.called_names import called_name
+from torchperfd.frame_line import line_of
 
 MOST_FRAMES: Final = 128
 MOST_WORKERS: Final = 64
@@ -66,7 +67,7 @@ def stack_lines(frame: FrameType | None) -> list[StackLine]:
         call = ""
         if not lines or _LOADER in code.co_filename:
             call = called_name(code, frame.f_lasti).removeprefix(".")
-        lines.append(StackLine(_text(code.co_filename), frame.f_lineno or 0, _text(code.co_name), call))
+        lines.append(StackLine(_text(code.co_filename), line_of(frame), _text(code.co_name), call))
         frame = frame.f_back
     return lines
 

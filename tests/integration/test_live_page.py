@@ -241,6 +241,25 @@ def test_daemon_restart_is_shown_and_survived(browser: Browser, feed: PageFeed) 
         browser.wait_for(f"{NEWEST_STEP} > {first}", "a later step")
 
 
+def test_page_without_any_daemon_shows_the_banner_alone(browser: Browser, feed: PageFeed) -> None:
+    with serve_page(feed) as url:
+        show(browser, url, "#/run/demo")
+    browser.wait_for(f"{BANNER}.includes('does not answer')", "the banner")
+    for view in ("#/run/ended", "#/rank/ended/0", "#/capture/20261128-000000-abc"):
+        browser.run(f"location.hash = {json.dumps(view)}")
+        browser.wait_for(f"!{MAIN}.includes('rank 5') && !{MAIN}.includes('Loading')", f"no data of {view}")
+        browser.wait_for(f"{BANNER}.includes('ends with its run')", "the banner")
+        assert view != "#/run/ended" or browser.run(MAIN).strip() == "ended"
+
+
+def test_ended_run_has_no_button_to_capture_it(browser: Browser) -> None:
+    with serve_page(PageFeed(state="finished")) as url:
+        show(browser, url, "#/run/demo")
+        browser.wait_for(f"{MAIN}.includes('This run has ended')", "the reason")
+        buttons = "[...document.querySelectorAll('.title-row button')].map((each) => each.textContent)"
+        assert browser.run(f"{buttons}.length") == 0
+
+
 def test_thousand_ranks_show_the_slow_one(browser: Browser) -> None:
     with serve_page(PageFeed(ranks=1000, seconds=60, slow=777)) as url:
         show(browser, url, "#/run/demo")

@@ -27,6 +27,7 @@ class PageFeed:
         silent: Ranks that have lost their connection.
         remote: Ranks on another node, which only documents of the fleet have.
         slow: A rank that works longer than its peers, and how much longer.
+        state: Of the run.
     """
 
     run: str = "demo"
@@ -39,6 +40,7 @@ class PageFeed:
     excess: float = 0.35
     began: float = field(default_factory=lambda: time.time() - 600)
     captures: list[dict[str, Any]] = field(default_factory=list)
+    state: str = "training"
 
     def info(self) -> dict[str, Any]:
         """Return the document of ``info``."""
@@ -256,7 +258,7 @@ class PageFeed:
             "job_name": "demo",
             "world_size": self.ranks + self.remote,
             "ranks": rows,
-            "state": "training",
+            "state": self.state,
             "step_seconds": step,
             "steps_per_second": 1 / step,
             "samples_per_second": 8 * self.ranks / step,

@@ -101,7 +101,7 @@ class VerdictCard:
         is_healthy: Whether the run was seen and nothing is wrong with it.
         next_command: The command that shows more; empty if none would work now.
         also: What else takes long and is no cause, one line each.
-        trace: What the analysis of a capture of the run advises; empty without one.
+        trace: That the run has made the capture by itself, and what its analysis advises; else empty.
     """
 
     run: str

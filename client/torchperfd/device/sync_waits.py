@@ -11,6 +11,7 @@ from typing import Final
 
 from torchperfd.called_names import called_name
 from torchperfd.faults import Faults
+from torchperfd.frame_line import line_of
 from torchperfd.steps.totals import KindTotals
 from torchperfd.sync_wait import SyncWait
 
@@ -168,7 +169,7 @@ class SyncWaits:
             found = found.f_back
         if found is None:
             return None
-        return found.f_code.co_filename[-_LONGEST_NAME:], found.f_lineno or 0, call.removeprefix(".")
+        return found.f_code.co_filename[-_LONGEST_NAME:], line_of(found), call.removeprefix(".")
 
     def _is_torch(self, frame: FrameType, part: str = "") -> bool:
         """Return whether a frame is in torch's own code, or in a part of it."""

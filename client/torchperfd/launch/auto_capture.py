@@ -27,6 +27,7 @@ _ANSWER_S: Final = 1.0
 _MOST_ANALYSIS_BYTES: Final = 4 * 2**20
 _NOTHING_TO_CAPTURE: Final = frozenset({"none", "unknown", "hang"})
 _ANALYSIS: Final = "analysis.json"
+_OWN: Final = "five steps that the run captured by itself"
 _CUDA_DRIVER: Final = "/dev/nvidiactl"
 
 
@@ -100,11 +101,18 @@ class AutoCapture:
         capture = self._capture
         return capture.id if capture is not None and capture.paths else ""
 
-    def advice(self, captures_dir: str) -> str:
-        """Return the first change that the daemon's analysis of the capture advises; empty without one."""
-        if not self.capture_id:
+    def trace_words(self, shown_id: str, captures_dir: str) -> str:
+        """Return what the end of the run shows of the capture; empty if it shows another one.
+
+        That is who has made it, and the first change that the daemon's analysis advises, if there is one.
+
+        Args:
+            shown_id: The capture that the end of the run names.
+        """
+        if self._capture is None or shown_id != self._capture.id:
             return ""
-        return first_advice(Path(captures_dir) / self.capture_id / _ANALYSIS)
+        advice = first_advice(Path(captures_dir) / shown_id / _ANALYSIS)
+        return f"{_OWN}: {advice}" if advice else _OWN
 
     def run(self) -> None:
         """Look at the run now and then, until a capture was ordered or the run ends."""

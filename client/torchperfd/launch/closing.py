@@ -48,7 +48,7 @@ def closing_card(
         answer: What the daemon knows of the run; None if no daemon has answered.
         advice: What to do where training was seen but no step of it.
         capture_id: The newest capture of the run; empty without one.
-        trace: What the analysis of a capture advises; empty without one.
+        trace: What is known of that capture; empty if the run has not made it by itself.
     """
     command = f"torchperfd analyze {capture_id}" if capture_id else ""
     if not any(each.table.rows for each in reports):

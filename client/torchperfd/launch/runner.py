@@ -184,6 +184,7 @@ def _conclude(
 ) -> int:
     """Report, keep, compare and detach; return the exit code that the comparison asks for."""
     from torchperfd.card import ansi
+    from torchperfd.card.script_name import name_script
     from torchperfd.launch import kept_run
     from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
     from torchperfd.report import run_document
@@ -197,6 +198,9 @@ def _conclude(
     deadline = max(deadline, time.monotonic() + _LEAST_LEFT_S)
     advice = client.advice
     answer = _whole_run(client) if client.rank == 0 else None
+    if answer is not None and answer.HasField("verdict"):
+        # The daemon knows the name of the file only, not where it is.
+        name_script(answer.verdict, options.script.words)
     ranks = _rank_reports(client, answer)
     verdict = _verdict(answer)
     facts = [] if daemon is not None or not client.metrics_url else [("metrics", client.metrics_url)]
@@ -217,13 +221,14 @@ def _conclude(
         facts.append(("kept", writer.outcome(deadline)))
     if not options.quiet and client.rank == 0:
         sys.stdout.flush()
+        capture_id = client.parts.captures.newest_id or (auto.capture_id if auto is not None else "")
         card = closing_card(
             client.run,
             ranks,
             answer,
             advice=advice,
-            capture_id=client.parts.captures.newest_id or (auto.capture_id if auto is not None else ""),
-            trace=auto.advice(client.captures_dir) if auto is not None else "",
+            capture_id=capture_id,
+            trace=auto.trace_words(capture_id, client.captures_dir) if auto is not None else "",
         )
         closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
         colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)

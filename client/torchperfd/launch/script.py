@@ -4,6 +4,7 @@ import builtins
 import importlib.util
 import io
 import os
+import shlex
 import sys
 import traceback
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ class Script:
     target: str
     arguments: tuple[str, ...]
     is_module: bool
+
+    @property
+    def words(self) -> str:
+        """It as a command takes it, quoted for a shell."""
+        return shlex.join(["-m", self.target] if self.is_module else [self.target])
 
     def execute(self) -> None:
         """Run it in this process and thread, as ``__main__``; whatever it raises comes out."""

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from torchperfd.bench.functions_bench import Comparison, compare_rounds
 from torchperfd.loader_workers import UNMEASURED_COST, LoaderAdvice, WorkerCost
 from torchperfd.tune.candidates import Group, Requested, propose
-from torchperfd.tune.changes import Change, merged
+from torchperfd.tune.changes import THREADS, Change, change, merged
 from torchperfd.tune.losses import LossCheck, check_losses, repeats
 from torchperfd.tune.trial import Trial
 from torchperfd.tune.trial_process import TrialFailedError
@@ -96,6 +96,7 @@ class Tuning:
         skipped: Not worth a trial, in words.
         total: All that is kept beside the unchanged script, in new processes; None where nothing is, or that
             was not measured.
+        unverified: Why the new processes gave no ``total``, in words; empty if they did, or were not started.
         ended: Why it ended early: ``interrupted`` or ``time``; empty for not at all.
         advice: What the rule of the live verdict advises for the loader of the unchanged script.
     """
@@ -106,6 +107,7 @@ class Tuning:
     dropped: list[Dropped] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     total: Comparison | None = None
+    unverified: str = ""
     ended: str = ""
     advice: LoaderAdvice | None = None
 
@@ -170,7 +172,8 @@ class TuningSearch:
     def _search(self, found: Tuning) -> None:
         current = self._run((), "the script as it is, again")
         found.repeated = repeats(found.unchanged, current)
-        tried: set[Change] = set()
+        # The script's own setting is what its other settings are measured beside.
+        tried = {change(THREADS, threads=found.unchanged.facts.threads)}
         while True:
             groups, skipped = propose(current, found.changes, self._requested, self._cost)
             found.skipped = found.skipped or skipped
@@ -241,7 +244,8 @@ class TuningSearch:
         """Measure all that is kept in new processes; drop it where these do not repeat the gain."""
         try:
             total = self._measure_total(found.changes)
-        except TrialFailedError:
+        except TrialFailedError as error:
+            found.unverified = error.problem
             return
         if total.high < 1 - LEAST_GAIN:
             found.total = total

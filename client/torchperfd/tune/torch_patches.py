@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from torchperfd.frame_line import line_of
 from torchperfd.steps.cpus import available_cpus
 from torchperfd.tune.changes import AMP, COMPILE, LOADER, MATMUL, OPTIMIZER, THREADS, ZERO_GRAD, Change
 from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Site
@@ -317,7 +318,7 @@ def calling_site() -> Site | None:
     while frame is not None:
         name = frame.f_code.co_filename
         if "site-packages" not in name and not name.startswith(_OTHERS):
-            return Site(name, frame.f_lineno)
+            return Site(name, line_of(frame))
         frame = frame.f_back  # type: ignore[assignment] # None ends the loop
     return None
 

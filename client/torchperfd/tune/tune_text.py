@@ -15,6 +15,10 @@ _ENDED: Final = {
     "interrupted": "by Ctrl-C; this is what had been verified until then",
     "time": "by the time limit; this is what had been verified until then (more time: --limit)",
 }
+_UNVERIFIED: Final = {
+    "interrupted": "Ctrl-C came before these",
+    "time": "the time limit came before these",
+}
 
 
 def tune_text(found: Tuning, edits: Edits, seconds: float) -> str:
@@ -33,7 +37,9 @@ def tune_text(found: Tuning, edits: Edits, seconds: float) -> str:
     if found.total is not None:
         lines.append(f"tuned     {gain_words(found.total)}")
     elif found.kept:
-        lines.append("tuned     not verified in new processes")
+        why = _UNVERIFIED.get(found.ended) or f"these failed: {found.unverified}"
+        lines.append(f"tuned     not verified in new processes: {why}")
+        lines.append("          the gains below are of one pair of processes for each change")
     else:
         lines.append("tuned     nothing that was tried is certainly faster")
     if (advice := found.advice) is not None:
@@ -97,6 +103,7 @@ def tune_document(found: Tuning, edits: Edits, seconds: float) -> dict[str, Any]
         "took_seconds": seconds,
         "is_complete": not found.ended,
         "ended": found.ended or None,
+        "unverified": found.unverified or None,
     }
 
 

@@ -41,12 +41,17 @@ _ROWS: Final = 100
 _CANCEL_S: Final = 10.0
 
 
-@click.group("captures")
+@click.group("captures", invoke_without_command=True)
 @captures_dir_option
 @click.pass_context
 def command(context: click.Context, captures_dir: Path | None) -> None:
-    """List, fetch, pin and delete captures. Reads the directory itself; needs no daemon."""
+    """List, fetch, pin and delete captures. Reads the directory itself; needs no daemon.
+
+    Without a command, list the captures, newest first; `torchperfd captures list` has options for it.
+    """
     context.obj = open_catalog(captures_dir)
+    if context.invoked_subcommand is None:
+        context.invoke(list_captures)
 
 
 @command.command("list")

@@ -1,28 +1,67 @@
 """``torchperfd explain``."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
-from torchperfd_daemon.commands._fit import fitted
+from torchperfd.near_names import did_you_mean
+from torchperfd.v1.contract import PHASES
+from torchperfd_daemon.commands._fit import fitted, folded_text
 from torchperfd_daemon.commands._shipped import shipped_folders
 from torchperfd_daemon.diagnosis import Cause
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import TorchperfdError, UsageError
 
 # A link's address leads into the documentation, which is not there in a terminal; its words remain.
 _LINK: Final = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+_ALIASES: Final[Mapping[str, Cause]] = {"healthy": Cause.NONE}
+"""What screens call a cause."""
+_HOST: Final = (Cause.HOST_BOUND, Cause.CPU_CONTENTION, Cause.GARBAGE_COLLECTION)
+_OF_PHASES: Final[Mapping[str, tuple[Cause, ...]]] = {
+    "data": (Cause.INPUT_BOUND, Cause.SLOW_IO),
+    "h2d": (Cause.SYNCHRONISATION,),
+    "collective_wait": (Cause.SLOW_RANK, Cause.COLLECTIVE),
+    "checkpoint": (Cause.CHECKPOINT,),
+}
+"""The causes of a long phase; of all other phases, what makes the host slow."""
+
+
+def _complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(cause.slug) for cause in Cause if cause.slug.startswith(incomplete)]
 
 
 @click.command("explain")
-@click.argument("cause", required=False, type=click.Choice([cause.slug for cause in Cause]))
-def command(cause: str | None) -> None:
+@click.argument("name", metavar="[CAUSE]", required=False, shell_complete=_complete)
+def command(name: str | None) -> None:
     """Explain a cause of lost time: what it means, how to confirm it, and the fix.
 
-    Without CAUSE, list all causes.
+    Without CAUSE, list all causes. For a phase, such as data or forward, print the causes that make it long.
     """
-    click.echo(page_text(cause) if cause else _list_text())
+    click.echo(_text(name) if name else _list_text())
+
+
+def _text(name: str) -> str:
+    slug = "-".join(name.lower().replace("_", " ").split())
+    causes = {**{cause.slug: cause for cause in Cause}, **_ALIASES}
+    if slug in causes:
+        return page_text(causes[slug].slug)
+    phase = slug.replace("-", "_")
+    if phase in PHASES:
+        return _phase_text(phase)
+    hint = did_you_mean(slug, [*causes, *PHASES])
+    raise UsageError(f"no cause {name[:80]}", hint or "`torchperfd explain` lists all")
+
+
+def _phase_text(phase: str) -> str:
+    commands = [f"  torchperfd explain {cause.slug}" for cause in _OF_PHASES.get(phase, _HOST)]
+    words = (
+        f"{phase} is a phase of the step, not a cause. The page on phases, docs/phases.md, has where it"
+        " begins and ends. What can make it long:"
+    )
+    return "\n".join([folded_text(words), *commands])
 
 
 def page_text(slug: str) -> str:

@@ -88,7 +88,7 @@ class Verdict:
         step_seconds: The step that contains the cost; 0 without one.
         line: The slow line of the script, if stacks were sampled.
         stages: For a wait for data, what the stages of making a batch take; None if unknown.
-        others: Further causes of the same run, the costliest first. The costs of all add up.
+        others: Further causes of the same run, the one with the largest share of its step first.
         fix: What to change, for a remedy of which the saving is predicted; others are in ``fixes.py``.
         saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
     """
@@ -112,6 +112,14 @@ class Verdict:
     others: "tuple[Verdict, ...]" = ()
     fix: str = ""
     saves_seconds: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The cost as a part of the step that contains it; 0 without one.
+
+        Windows of different verdicts may contain steps of different lengths, so that only shares compare.
+        """
+        return self.cost_seconds_per_step / self.step_seconds if self.step_seconds else 0.0
 
     @property
     def summary(self) -> str:

@@ -150,7 +150,7 @@ class Observer:
         first, *others = watch.verdicts
         # During a hang no steps end, so other causes cost nothing.
         others = [] if first.cause is Cause.HANG else [*first.others, *others]
-        return replace(first, others=tuple(sorted(others, key=lambda each: -each.cost_seconds_per_step)))
+        return replace(first, others=tuple(sorted(others, key=lambda each: -each.share)))
 
     def device_work(self, rank: Rank) -> RankWork | None:
         """Return a rank's newest steps on its device, in means of a second; None without device times."""

@@ -130,7 +130,7 @@ class RunWatch:
         # Costs add up only if they are from the same window.
         others = tuple(each for each in last if each is not first) if first in last else ()
         when = f"in its last {first.window_seconds:.0f} s " if first.window_seconds else ""
-        words = f"{when}{first.evidence}{self._whole_run_text(first)}"
+        words = f"{when}{first.evidence}{self._whole_run_text(first)}{why_first(first, others)}"
         return replace(first, evidence=words, window_seconds=0.0, others=others)
 
     def _whole_run_text(self, verdict: Verdict) -> str:
@@ -194,7 +194,8 @@ class RunWatch:
         ]
         if verdicts[0].cause is Cause.NONE:
             # A slowdown that is too gradual for the onset detector.
-            verdicts[0] = self._speed.periodicity.slower_than_ever(self.run) or verdicts[0]
+            slower = self._speed.periodicity.slower_than_ever(self.run)
+            verdicts[0] = replace(slower, step_seconds=usual) if slower else verdicts[0]
         here = [watch.rank for watch in self._watches.values() if watch.rank.connected]
         world = max((rank.identity.world_size for rank in here), default=0)
         verdicts[0] = limit_to_seen(verdicts[0], list(seen.values()), world - len(here))
@@ -237,6 +238,12 @@ class RunWatch:
     def _add_cost(self, verdict: Verdict, seconds: float) -> None:
         self.lost[verdict.cause] = self.lost.get(verdict.cause, 0.0) + seconds
         self._worst[verdict.cause] = verdict
+
+
+def why_first(verdict: Verdict, others: Sequence[Verdict]) -> str:
+    """Return why an ended run's verdict is its first if another one has a larger share; else nothing."""
+    has_larger = any(each.share > verdict.share for each in others)
+    return "; of all causes it has cost the whole run most" if has_larger else ""
 
 
 def _stages(verdict: Verdict, ranks: Sequence[RankEvidence]) -> InputStages | None:

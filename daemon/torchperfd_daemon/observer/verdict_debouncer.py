@@ -11,7 +11,7 @@ LEAST_SAMPLES: Final = 3
 LEAST_SAMPLES_WITH_ONSET: Final = 2
 """A verdict with an onset is published sooner, since onset detection has confirmed that it lasts."""
 _REPLACES_ABOVE: Final = 1.25
-"""Another verdict replaces the first one only if it costs this many times as much."""
+"""Another verdict replaces the first one only if its share of the step is this many times as large."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class VerdictDebouncer:
     def __init__(self) -> None:
         self._candidates: dict[tuple[Cause, int | None], _Candidate] = {}
         self.verdicts: tuple[Verdict, ...] = ()
-        """The published verdicts, the costliest first."""
+        """The published verdicts, the one with the largest share of its own step first."""
 
     @property
     def first(self) -> Verdict | None:
@@ -63,7 +63,7 @@ class VerdictDebouncer:
 
     def _weight(self, verdict: Verdict, first: Verdict | None) -> float:
         is_first = first is not None and _same(verdict, first)
-        return verdict.cost_seconds_per_step * (_REPLACES_ABOVE if is_first else 1.0)
+        return verdict.share * (_REPLACES_ABOVE if is_first else 1.0)
 
 
 def _same(one: Verdict, other: Verdict) -> bool:

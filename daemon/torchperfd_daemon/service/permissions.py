@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from torchperfd.card.script_name import UNNAMED, name_script
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import NotAllowedError, UsageError
@@ -120,9 +121,10 @@ class Rights:
             wait.ClearField("line")
 
     def redact_verdict(self, verdict: control_pb2.Verdict, uids: Iterable[int | None]) -> None:
-        """Remove source lines from the verdict on a run of users, and from its further causes."""
+        """Remove source lines and the script from the verdict on a run of users, and from further causes."""
         if self._may_command_all(uids):
             return
+        name_script(verdict, UNNAMED)
         for each in (verdict, *verdict.others):
             each.ClearField("line")
             if each.cause == Cause.HANG.value:

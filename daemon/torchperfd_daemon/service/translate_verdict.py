@@ -1,10 +1,13 @@
 """The messages of verdicts, and of the percentiles that are shown beside them."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
+from torchperfd.card.script_name import UNNAMED, name_script
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.fixes import fix_of
@@ -13,15 +16,27 @@ from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.service.translate_stacks import slow_line_message
 from torchperfd_daemon.store import Rank, StepColumns
 
+_MODULE: Final = "__main__.py"
+"""The file that runs as a package; its name alone says nothing."""
 
-def verdict_on_ranks(verdict: Verdict, ranks: Sequence[Rank]) -> control_pb2.Verdict:
-    """Pack the verdict on a run; its command works in the present state of the run's ranks."""
+
+def verdict_on_ranks(
+    verdict: Verdict, ranks: Sequence[Rank], *, ended: Sequence[Rank] = ()
+) -> control_pb2.Verdict:
+    """Pack the verdict on a run; its commands work in the present state of the run's ranks.
+
+    Args:
+        ranks: Those that are here.
+        ended: Those that were here and are not any more; they have the script's name only.
+    """
     command = working_command(
         verdict.next_command,
         is_over=all(rank.has_ended for rank in ranks),
         has_cuda=any(rank.totals.cuda is not None for rank in ranks),
     )
-    return verdict_message(replace(verdict, next_command=command))
+    message = verdict_message(replace(verdict, next_command=command))
+    name_script(message, _script([*ranks, *ended]))
+    return message
 
 
 def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
@@ -37,6 +52,13 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         line=slow_line_message(verdict.line) if verdict.line else None,
         others=[verdict_message(other) for other in verdict.others],
     )
+
+
+def _script(ranks: Sequence[Rank]) -> str:
+    """Return the name of the ranks' script for a shell; a placeholder where there is none to run."""
+    name = ranks[0].identity.script if ranks else ""
+    is_file = name.endswith(".py") and name != _MODULE and name.isprintable()
+    return shlex.quote(name) if is_file else UNNAMED
 
 
 def percentiles(steps: StepColumns) -> list[control_pb2.PhasePercentiles]:

@@ -42,6 +42,7 @@ def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
         "line": asdict(line) if line else None,
         "input_stages": _stages(verdict.stages) if verdict.HasField("stages") else None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,
+        "step_seconds": verdict.step_seconds or None,
         "stalled_seconds": verdict.stalled_seconds or None,
         "window_seconds": verdict.window_seconds or None,
         "onset_step": verdict.onset_step if verdict.HasField("onset_step") else None,

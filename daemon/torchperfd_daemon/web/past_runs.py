@@ -242,7 +242,7 @@ class PastRuns:
             sparkline=Sparkline(**sparkline(ranks)),
         )
         # Nothing of it is here by the time it is shown.
-        message = None if verdict is None else verdict_on_ranks(verdict, ())
+        message = None if verdict is None else verdict_on_ranks(verdict, (), ended=ranks)
         return row, message, [rank.process.uid for rank in ranks]
 
     def _row(self, seen: _Seen, access: Access) -> dict[str, Any]:

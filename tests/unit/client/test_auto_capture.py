@@ -85,7 +85,20 @@ def test_capture_that_is_refused_is_not_tried_again() -> None:
     client.refusal = "another capture is in progress"
     auto, ended = looked(client, STABLE_LOOKS)
     assert ended[-1]
-    assert (auto.capture_id, auto.advice("anywhere")) == ("", "")
+    assert (auto.capture_id, auto.trace_words("", "anywhere")) == ("", "")
+
+
+def test_trace_words_are_of_the_runs_own_capture_only(tmp_path: Path) -> None:
+    auto, _ = looked(FakeClient(verdict()), STABLE_LOOKS)
+    own = auto.capture_id
+    assert auto.trace_words(own, str(tmp_path)) == "five steps that the run captured by itself"
+    assert auto.trace_words("20261128-000001-fedcba", str(tmp_path)) == ""
+    (tmp_path / own).mkdir()
+    advice = {"change": "use workers", "setting": "num_workers=2", "saves_us_per_step": 5000}
+    (tmp_path / own / "analysis.json").write_text(json.dumps({"advice": [advice]}))
+    assert auto.trace_words(own, str(tmp_path)) == (
+        "five steps that the run captured by itself: use workers: num_workers=2, saves about 5 ms a step"
+    )
 
 
 def test_capture_needs_a_daemon_and_a_run_that_goes_on() -> None:

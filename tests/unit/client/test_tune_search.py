@@ -321,6 +321,32 @@ def test_proposal_of_threads_has_no_count_in_use() -> None:
     assert [dict(each.values)["threads"] for each in group.changes] == [1, 8]
 
 
+def test_search_never_tries_the_scripts_own_threads() -> None:
+    """Also not once another number is kept."""
+    one = change(THREADS, threads=1)
+    facts = ScriptFacts(threads=2, cpus=2.0)
+    trials = FakeTrials(made_up(facts=facts), lambda changes: 0.2 if one in changes else 1.0)
+    found = tune(trials)
+    assert [each.change for each in found.kept] == [one]
+    assert found.dropped == []
+    assert all(change(THREADS, threads=2) not in changes for changes in trials.measured)
+
+
+def test_search_has_the_reason_of_a_failed_verification() -> None:
+    class Trials(FakeTrials):
+        def fresh_pairs(
+            self, without: Sequence[Change], with_it: Sequence[Change]
+        ) -> Generator[tuple[float, float], None, None]:
+            raise TrialFailedError("the script raised OSError: address in use")
+            yield 0.0, 0.0
+
+    facts = ScriptFacts(optimizers=(optimizer(),), threads=1, cpus=1.0)
+    unchanged = made_up(optimizer_seconds=0.03, facts=facts)
+    found = tune(Trials(unchanged, lambda changes: 0.7 if FUSED in changes else 1.0))
+    assert found.kept
+    assert (found.total, found.unverified) == (None, "the script raised OSError: address in use")
+
+
 def test_proposal_begins_with_the_rule_of_the_verdict() -> None:
     facts = ScriptFacts((loader(),), threads=1, cpus=1.0)
     waits = LoaderFacts(cpus=1.0, draw_cpu=0.1, rest_cpus=1.0)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.support.golden import check_golden
 
 from torchperfd.bench.functions_bench import Comparison
@@ -64,6 +65,21 @@ def test_tune_text_of_nothing_kept_has_no_edit() -> None:
     assert "by the time limit" in text
     assert "losses    not checked" in text
     assert "edit" not in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("ended", "unverified", "why"),
+    [
+        ("time", "", "the time limit came before these"),
+        ("interrupted", "", "Ctrl-C came before these"),
+        ("", "the script is too short", "these failed: the script is too short"),
+    ],
+)
+def test_tune_text_has_why_nothing_is_verified(ended: str, unverified: str, why: str) -> None:
+    found = replace(tuned(), total=None, ended=ended, unverified=unverified)
+    lines = tune_text(found, Edits(DIFF, ()), 900.0).splitlines()
+    at = lines.index(f"tuned     not verified in new processes: {why}")
+    assert lines[at + 1] == "          the gains below are of one pair of processes for each change"
 
 
 def test_tune_document_has_speedups_as_ratios() -> None:

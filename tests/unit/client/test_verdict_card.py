@@ -6,7 +6,9 @@ import pytest
 from tests.support.golden import check_golden
 
 from torchperfd.card import VerdictCard, card_of, unknown_card
+from torchperfd.card.script_name import name_script
 from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
+from torchperfd.launch.script import Script
 from torchperfd.report import RankReport
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, ZERO_GRAD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, PhaseTotals, Totals
@@ -202,3 +204,11 @@ def test_closing_names_the_line_that_waits(wait_ms: int, is_named: bool) -> None
     text = closing_text(closing_of([report], HEALTHY), full=False, colour=False, width=80)
     words = f"sync_wait: {wait_ms} ms a step wait for the device, most of it in item() at train.py:57"
     assert (words in text) == is_named, "named from one percent of the step on"
+
+
+def test_closing_names_the_script_as_it_was_given() -> None:
+    verdict = control_pb2.Verdict(cause="input-bound", fix="`torchperfd tune train.py` tries settings")
+    name_script(verdict, Script("a b/train.py", (), is_module=False).words)
+    assert verdict.fix == "`torchperfd tune 'a b/train.py'` tries settings"
+    name_script(verdict, Script("jobs.train", (), is_module=True).words)
+    assert verdict.fix == "`torchperfd tune -m jobs.train` tries settings"

@@ -82,6 +82,12 @@ def test_the_list_is_a_table_newest_first(captures: Captures, catalog: Catalog, 
     ]
 
 
+def test_captures_alone_lists_them(captures: Captures, catalog: Catalog, utc: None) -> None:
+    add(catalog, "one")
+    assert captures() == captures("list")
+    assert "one" in captures()[1]
+
+
 def test_the_list_as_json(captures: Captures, catalog: Catalog) -> None:
     add(catalog, "one")
     code, out, err = captures("list", "--json")

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from torchperfd.card import CauseCard
+from torchperfd.v1.contract import PHASES
 from torchperfd_daemon.cli import run_command
 from torchperfd_daemon.commands import explain
 from torchperfd_daemon.diagnosis import Cause
@@ -27,7 +28,26 @@ def test_explain_alone_lists_each_cause_with_a_sentence() -> None:
 
 def test_explain_unknown_cause_is_an_error_of_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["explain", "input-bond"]) == 2
-    assert "input-bound" in capsys.readouterr().err
+    assert capsys.readouterr().err == "torchperfd: no cause input-bond; did you mean input-bound?\n"
+    assert run_command(["explain", "weather"]) == 2
+    assert capsys.readouterr().err == "torchperfd: no cause weather; `torchperfd explain` lists all\n"
+
+
+@pytest.mark.parametrize("name", ["healthy", "HEALTHY", "none"])
+def test_explain_healthy_is_the_page_on_no_cause(name: str) -> None:
+    assert CliRunner().invoke(explain.command, [name]).output.startswith("# none\n")
+
+
+def test_explain_takes_a_cause_as_screens_write_it() -> None:
+    assert CliRunner().invoke(explain.command, ["CPU contention"]).output.startswith("# CPU contention\n")
+
+
+@pytest.mark.parametrize("phase", [each for each in PHASES if each != "checkpoint"])
+def test_explain_of_a_phase_leads_to_pages_that_exist(phase: str) -> None:
+    first, *commands = CliRunner().invoke(explain.command, [phase]).output.splitlines()
+    assert first.startswith(f"{phase} is a phase of the step")
+    assert commands
+    assert all(run_command(each.split()[1:]) == 0 for each in commands)
 
 
 def test_explain_without_pages_names_the_remedy(

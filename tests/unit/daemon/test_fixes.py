@@ -6,8 +6,8 @@ import pytest
 
 from torchperfd_daemon.diagnosis.fixes import fix_of
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
-from torchperfd_daemon.service.translate_verdict import percentiles, verdict_message
-from torchperfd_daemon.store import StepColumns
+from torchperfd_daemon.service.translate_verdict import percentiles, verdict_message, verdict_on_ranks
+from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 
 
 def verdict_on(cause: Cause) -> Verdict:
@@ -45,3 +45,21 @@ def test_percentiles_without_steps_are_none() -> None:
     from array import array
 
     assert percentiles(StepColumns(array("q"), array("q"), {})) == []
+
+
+def test_fix_names_the_script_of_the_run() -> None:
+    def fix(script: str) -> str:
+        rank = Store().join(RankIdentity("bert-17", 0, script=script))
+        found = replace(verdict_on(Cause.CHECKPOINT), others=(verdict_on(Cause.INPUT_BOUND),))
+        return verdict_on_ranks(found, [rank]).others[0].fix
+
+    assert fix("train.py").startswith("`torchperfd tune train.py` tries settings")
+    assert fix("my job.py").startswith("`torchperfd tune 'my job.py'` tries settings")
+    for unknown in ("", "python", "__main__.py", "a\x1b[m.py"):
+        assert fix(unknown).startswith("`torchperfd tune SCRIPT` tries settings")
+
+
+def test_fix_of_an_ended_run_names_its_script() -> None:
+    rank = Store().join(RankIdentity("bert-17", 0, script="train.py"))
+    message = verdict_on_ranks(verdict_on(Cause.INPUT_BOUND), (), ended=[rank])
+    assert message.fix.startswith("`torchperfd tune train.py` tries")

@@ -19,7 +19,7 @@ from torchperfd_daemon.diagnosis.detect import OnsetDetector
 from torchperfd_daemon.diagnosis.fixes import fix_of
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.observer import Observer
-from torchperfd_daemon.observer.run_watch import _stages
+from torchperfd_daemon.observer.run_watch import _stages, why_first
 from torchperfd_daemon.service.translate import rank_status
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, State, Store
@@ -491,6 +491,14 @@ def test_verdict_second_cause_is_beside_the_first() -> None:
     assert sum(costs) < step
     assert verdict.window_seconds == pytest.approx(9.5, abs=1)
     assert re.search(r"\(last (9|10) s\)$", verdict.summary)
+
+
+def test_verdict_of_ended_run_below_another_has_the_reason() -> None:
+    """What has cost the whole run most is first, although another cause had the larger share at last."""
+    unknown = Verdict(Cause.UNKNOWN, RUN, "", None, "", "", 0.05, "", step_seconds=0.185)
+    contention = Verdict(Cause.CPU_CONTENTION, RUN, "", None, "", "", 0.04, "", step_seconds=0.1)
+    assert why_first(unknown, [contention]) == "; of all causes it has cost the whole run most"
+    assert why_first(contention, [unknown]) == ""
 
 
 def test_verdict_of_ended_run_names_window_and_whole_run() -> None:

@@ -90,6 +90,13 @@ def test_redact_verdict_leaves_source_lines_to_their_user() -> None:
     assert "train.py" not in str(foreign)
 
 
+def test_redact_verdict_hides_the_name_of_the_script() -> None:
+    named, hidden = "`torchperfd tune train.py` tries settings", "`torchperfd tune SCRIPT` tries settings"
+    verdict = control_pb2.Verdict(fix=named, others=[control_pb2.Verdict(fix=named)])
+    rights(BOB).redact_verdict(verdict, [ADA])
+    assert (verdict.fix, verdict.others[0].fix) == (hidden, hidden)
+
+
 def test_redact_verdict_hides_the_line_that_waits() -> None:
     evidence = "9 ms idle after waits, most of it in item() at train.py:50; step 7 ms, most of it in data"
     verdict = control_pb2.Verdict(

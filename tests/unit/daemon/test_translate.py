@@ -34,6 +34,7 @@ from torchperfd_daemon.store import (
     State,
     Totals,
 )
+from torchperfd_daemon.views.verdicts import verdict_dict
 
 TRAIN, VALIDATE = session_pb2.STEP_KIND_TRAIN, session_pb2.STEP_KIND_VALIDATE
 
@@ -409,3 +410,12 @@ def test_blocks_of_steps_are_passed_on_unless_too_large() -> None:
         totals = translate_account.totals(session_pb2.Account(step_blocks=packed))
         assert totals.step_blocks == kept
         assert translate_account.account_message(totals).step_blocks == kept
+
+
+def test_share_is_of_the_verdicts_own_step() -> None:
+    """111 ms of a 163 ms step is 68 %, however long the steps are by now."""
+    document = verdict_dict(
+        control_pb2.Verdict(cause="input-bound", rank=-1, cost_seconds_per_step=0.111, step_seconds=0.163)
+    )
+    assert document["card"]["heading"] == "input-bound · 68% of the step"
+    assert document["step_seconds"] == 0.163

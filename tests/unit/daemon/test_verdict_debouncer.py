@@ -11,7 +11,7 @@ from torchperfd_daemon.observer.verdict_debouncer import LEAST_SAMPLES, VerdictD
 
 
 def verdict(cause: Cause, cost: float = 0.0, rank: int | None = None) -> Verdict:
-    return Verdict(cause, "r", "n", rank, "", "", cost, "")
+    return Verdict(cause, "r", "n", rank, "", "", cost, "", step_seconds=1.0)
 
 
 NONE = verdict(Cause.NONE)
@@ -65,6 +65,16 @@ def test_of_two_alike_the_first_stays_first() -> None:
     assert [each.cause if each else None for each in reported[2:]] == [Cause.SLOW_RANK] * 7 + [
         Cause.INPUT_BOUND
     ]
+
+
+def test_largest_share_is_first_where_steps_differ() -> None:
+    """A verdict that a shorter window no longer has is of longer steps."""
+    unknown = replace(verdict(Cause.UNKNOWN, 0.05), step_seconds=0.185)
+    contention = replace(verdict(Cause.CPU_CONTENTION, 0.04), step_seconds=0.1)
+    held = VerdictDebouncer()
+    for sample in ([unknown, contention],) * LEAST_SAMPLES:
+        held.update(sample)
+    assert [each.cause for each in held.verdicts] == [Cause.CPU_CONTENTION, Cause.UNKNOWN]
 
 
 found = st.lists(

@@ -103,7 +103,8 @@ class Page {
     this._tools.update([this._feed.isSaved, canAct], () => (this._feed.isSaved ? [] : tools(this)));
     const { connection } = this._feed;
     this._lostAt = connection === "lost" ? (this._lostAt ?? Date.now()) : null;
-    this._banner.update([connection, this._feed.failures.events?.message], () => banner(this._feed));
+    const isEmpty = !Object.keys(this._feed.documents).length;
+    this._banner.update([connection, isEmpty, this._feed.failures.events?.message], () => banner(this._feed));
     document.body.classList.toggle("stale", connection === "lost");
     this._scope.update(this._view.scope(), this._feed.now(), this._feed.isSaved ? this._feed.savedAt : null);
   }
@@ -137,7 +138,8 @@ function tools(page) {
 
 function banner(feed) {
   if (feed.connection === "lost") {
-    return [element("p", { class: "notice bad" }, "⚠ The daemon does not answer. What you see is the last that was known; this page goes on by itself when it is back.")];
+    const known = Object.keys(feed.documents).length ? "What you see is the last that was known" : "The daemon of “torchperfd run” ends with its run";
+    return [element("p", { class: "notice bad" }, `⚠ The daemon does not answer. ${known}; this page goes on by itself when it is back.`)];
   }
   if (feed.isSaved) {
     return [element("p", { class: "notice" }, `Saved ${moment(feed.savedAt)}. This page does not change any more.`)];

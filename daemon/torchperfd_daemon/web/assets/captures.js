@@ -2,7 +2,7 @@
 
 import { actionButton, cancel, commanded } from "./actions.js";
 import { address } from "./address.js";
-import { card, chip, element, table, tile } from "./elements.js";
+import { card, chip, element, loading, table, tile } from "./elements.js";
 import { openMadePage } from "./made_pages.js";
 import { bytes, count, duration, isNumber, moment, ranges } from "./numbers.js";
 import { Part } from "./parts.js";
@@ -124,9 +124,9 @@ export class CaptureView {
   update() {
     const one = this._capture();
     const problem = this._feed.failures.capture?.message;
-    this._content.update([one ?? null, problem], () => {
+    this._content.update([one ?? this._feed.connection, problem], () => {
       if (one) return this._built(one);
-      return [element("h1", {}, this._id), element("p", { class: problem ? "notice bad" : "soft" }, problem ? `${problem}.` : "Loading …")];
+      return [element("h1", {}, this._id), problem ? element("p", { class: "notice bad" }, `${problem}.`) : loading(this._feed)];
     });
   }
 

@@ -12,6 +12,11 @@ export function element(tag, attributes, ...children) {
   return made;
 }
 
+/** Return what a view shows before it has read anything; null if the banner says that no daemon answers. */
+export function loading(feed) {
+  return feed.connection === "lost" ? null : element("p", { class: "soft" }, "Loading …");
+}
+
 /** Return a titled part of a view. A note explains how its numbers are made. */
 export function card(title, options, ...children) {
   const { note = null, wide = false, id = null, extra = null } = options ?? {};

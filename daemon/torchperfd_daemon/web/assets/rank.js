@@ -2,7 +2,7 @@
 
 import { actionButton, capture, stacks } from "./actions.js";
 import { address, keptOptions } from "./address.js";
-import { card, chip, element, table, tile } from "./elements.js";
+import { card, chip, element, loading, table, tile } from "./elements.js";
 import { legend } from "./legend.js";
 import { bytes, change, duration, isNumber, percent, rate } from "./numbers.js";
 import { Part } from "./parts.js";
@@ -58,7 +58,7 @@ export class RankView {
     const entry = this._entry();
     const live = this._feed.documents.ranks?.runs?.[0]?.ranks.find((rank) => rank.rank === this._rank);
     const newest = this._feed.documents.captures?.captures?.[0];
-    this._parts.head.update([entry && rankFacts(entry, live), live?.slow, newest?.capture_id, this._feed.failures.run?.message, !this._feed.documents.run], () => this._head(entry, live, newest));
+    this._parts.head.update([entry && rankFacts(entry, live), live?.slow, newest?.capture_id, this._feed.failures.run?.message, !this._feed.documents.run, !entry && this._feed.connection], () => this._head(entry, live, newest));
     const kept = this._feed.history?.ranks.get(this._rank);
     if (kept) {
       const names = Object.keys(kept.steps?.phase_seconds ?? {});
@@ -79,7 +79,7 @@ export class RankView {
     const title = element("h1", {}, `Rank ${this._rank}`);
     if (!entry) {
       const words = this._feed.failures.run?.message ?? (this._feed.documents.run ? "this node has no such rank now" : this._feed.isSaved ? "not part of this saved page" : null);
-      return [back, title, words ? element("p", { class: "notice bad" }, `${words}.`) : element("p", { class: "soft" }, "Loading …")];
+      return [back, title, words ? element("p", { class: "notice bad" }, `${words}.`) : loading(this._feed)];
     }
     const buttons = this._feed.isSaved
       ? null

@@ -3,7 +3,7 @@
 import { actionButton, capture, stacks } from "./actions.js";
 import { address, keptOptions } from "./address.js";
 import { MARK_WORDS } from "./axes.js";
-import { card, chip, disclosure, element, table, tile } from "./elements.js";
+import { card, chip, disclosure, element, loading, table, tile } from "./elements.js";
 import { MOST_RANKS } from "./feed.js";
 import { goodputCard } from "./goodput.js";
 import { HeatMap } from "./heat_map.js";
@@ -13,7 +13,7 @@ import { Part } from "./parts.js";
 import { rankTable } from "./rank_table.js";
 import { secondTable } from "./second_table.js";
 import { newestOf, scopeWords, windowWords } from "./scope.js";
-import { isMissing, rankState, stateKind } from "./states.js";
+import { hasRunEnded, isMissing, rankState, stateKind } from "./states.js";
 import { acrossRanks, percentile } from "./statistics.js";
 import { Stream } from "./stream.js";
 import { PhasesStacked, StepTimes, markWords } from "./time_charts.js";
@@ -67,7 +67,7 @@ export class RunView {
   scope() {
     const { run, ranks } = this._feed.documents;
     const entry = run?.run;
-    const finished = entry && ["finished", "gone"].includes(entry.state);
+    const finished = entry && hasRunEnded(entry);
     return {
       scope: run?.view ? `run ${entry.run}, ${scopeWords(run.view)}` : `run ${this._run}`,
       window: windowWords(this._feed.history?.span()),
@@ -88,7 +88,10 @@ export class RunView {
   update() {
     const { documents, failures, history } = this._feed;
     const entry = documents.run?.run;
-    this._parts.head.update([entry && headFacts(entry), failures.run?.message, failures.history?.message, this._feed.isSaved], () => this._head(entry));
+    const shown = [entry ? [entry.state, headFacts(entry)] : this._feed.connection, failures.run?.message, failures.history?.message, this._feed.isSaved];
+    this._parts.head.update(shown, () => this._head(entry));
+    const hasFailed = failures.run !== undefined || this._feed.connection === "lost";
+    this.box.classList.toggle("empty", !entry && hasFailed && this._shown === null);
     if (!entry) return;
     const verdict = documents.run.verdict ?? entry.verdict ?? null;
     this._parts.verdict.update(verdict, () => [
@@ -113,23 +116,24 @@ export class RunView {
       const failed = this._feed.failures.run?.message;
       const left = failed && this._shown !== null ? `${failed}. Below is what was last known of it` : failed;
       const problem = left ?? (this._feed.isSaved ? "Not part of this saved page" : null);
-      return [title, problem ? element("p", { class: "notice bad" }, `${problem}.`) : element("p", { class: "soft" }, "Loading …")];
+      return [title, problem ? element("p", { class: "notice bad" }, `${problem}.`) : loading(this._feed)];
     }
     const facts = headFacts(entry);
-    const buttons = this._feed.isSaved
-      ? null
-      : element(
-          "div",
-          { class: "row" },
+    const hasEnded = hasRunEnded(entry);
+    const actions = hasEnded
+      ? []
+      : [
           actionButton("Capture 5 steps", "capture", () => capture(this._run)),
           actionButton("Stacks", "stacks", async () => {
             const found = await stacks(this._run);
             this._stacks.replaceChildren(...(found ? [card("Stacks", { wide: true }, found)] : []));
           }),
-          element("a", { class: "button", href: address({ view: "captures" }), "data-key": "captures" }, "Captures"),
-        );
+        ];
+    const captures = element("a", { class: "button", href: address({ view: "captures" }), "data-key": "captures" }, "Captures");
+    const buttons = this._feed.isSaved ? null : element("div", { class: "row" }, actions, captures);
     return [
       element("div", { class: "title-row" }, title, chip(entry.state ?? "unknown", stateKind(entry.state)), buttons),
+      hasEnded ? element("p", { class: "note" }, "This run has ended, so no steps or stacks of it can be captured.") : null,
       entry.job_name && entry.job_name !== entry.run ? element("p", { class: "note" }, `job ${entry.job_name}`) : null,
       element("dl", { class: "tiles" }, facts.map(([name, value, detail]) => tile(name, value, detail))),
       this._feed.failures.history ? element("p", { class: "notice bad" }, `No history: ${this._feed.failures.history.message}.`) : null,

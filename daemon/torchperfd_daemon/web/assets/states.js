@@ -10,6 +10,11 @@ export function stateKind(state) {
   return KINDS[state] ?? "unknown";
 }
 
+/** Return whether a run has ended, so that its ranks take no commands. */
+export function hasRunEnded(run) {
+  return ["finished", "gone"].includes(run.state);
+}
+
 /** Return whether a rank should report and does not; one that has finished need not. */
 export function isMissing(rank) {
   return rank.connected === false && rank.state !== "finished";
