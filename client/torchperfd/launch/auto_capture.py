@@ -102,17 +102,19 @@ class AutoCapture:
         return capture.id if capture is not None and capture.paths else ""
 
     def trace_words(self, shown_id: str, captures_dir: str) -> str:
-        """Return what the end of the run shows of the capture; empty if it shows another one.
+        """Return what the end of the run shows of the capture: who made it, and the first advice on it.
 
-        That is who has made it, and the first change that the daemon's analysis advises, if there is one.
+        Empty without a capture, and if there is no advice and the end of the run names another capture.
 
         Args:
             shown_id: The capture that the end of the run names.
         """
-        if self._capture is None or shown_id != self._capture.id:
+        if self._capture is None or not shown_id:
             return ""
-        advice = first_advice(Path(captures_dir) / shown_id / _ANALYSIS)
-        return f"{_OWN}: {advice}" if advice else _OWN
+        advice = first_advice(Path(captures_dir) / self._capture.id / _ANALYSIS)
+        if advice:
+            return f"{_OWN}: {advice}"
+        return _OWN if shown_id == self._capture.id else ""
 
     def run(self) -> None:
         """Look at the run now and then, until a capture was ordered or the run ends."""

@@ -99,6 +99,7 @@ def test_trace_words_are_of_the_runs_own_capture_only(tmp_path: Path) -> None:
     assert auto.trace_words(own, str(tmp_path)) == (
         "five steps that the run captured by itself: use workers: num_workers=2, saves about 5 ms a step"
     )
+    assert auto.trace_words("20261128-000001-fedcba", str(tmp_path)).endswith("5 ms a step")
 
 
 def test_capture_needs_a_daemon_and_a_run_that_goes_on() -> None:
