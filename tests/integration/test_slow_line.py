@@ -1,4 +1,4 @@
-"""A real run that waits for its data: the verdict names the stage and the line, also in workers."""
+"""Real runs that lose time in their own code: the verdict names the line, also in workers of the loader."""
 
 import sys
 from concurrent.futures import Future
@@ -33,6 +33,12 @@ def collate(items):
         time.sleep(0.08)
     return torch.stack(items)
 
+def confusion():
+    if fault == "own code":
+        time.sleep(0.03)
+        # Neither line has most of the samples, but their call has.
+        time.sleep(0.03)
+
 if __name__ == "__main__":
     model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -41,20 +47,22 @@ if __name__ == "__main__":
         optimizer.zero_grad()
         model(images).sum().backward()
         optimizer.step()
+        matrix = confusion()
 """
 CASES = {
     "getitem in workers": ("getitem", "2"),
     "collate without workers": ("collate", "0"),
 }
+OWN_CODE = {"own code": ("own code", "0")}
 
 
-def lines_of(node: Node) -> list[Any]:
-    """Return the lines of all verdicts; on a busy machine, waiting for data need not be the first of them."""
+def lines_of(node: Node, cause: str) -> list[Any]:
+    """Return the lines of the verdicts on a cause; on a busy machine, it need not be the first of them."""
     # The page first: a command takes a processor for a quarter of a second.
-    if not node.metric('torchperfd_train_lost_seconds_total{cause="input-bound"'):
+    if not node.metric(f'torchperfd_train_lost_seconds_total{{cause="{cause}"'):
         return []
     verdicts = [one for verdict in node.json("diagnose")["verdicts"] for one in (verdict, *verdict["others"])]
-    return [verdict["line"] for verdict in verdicts if verdict["line"] and not verdict["line"]["of_step"]]
+    return [verdict["line"] for verdict in verdicts if verdict["line"] and verdict["cause"] == cause]
 
 
 def line_of(text: str) -> int:
@@ -66,13 +74,14 @@ def train(case: str, directory: Path) -> tuple[Any, bool]:
     """Return the line of a run's verdict, and whether stacks of its workers were seen."""
     script = directory / f"{case.replace(' ', '-')}.py"
     script.write_text(SCRIPT)
+    arguments, cause = {**CASES, **OWN_CODE}[case], "script code" if case in OWN_CODE else "input-bound"
     with new_node() as node:
         node.start_daemon()
-        with node.running(sys.executable, "-m", "torchperfd", "run", str(script), *CASES[case]):
+        with node.running(sys.executable, "-m", "torchperfd", "run", str(script), *arguments):
             found: list[Any] = []
 
             def is_known() -> bool:
-                found[:] = lines_of(node)
+                found[:] = lines_of(node, cause)
                 return bool(found)
 
             eventually(is_known, WITHIN_S, node.log)
@@ -86,7 +95,7 @@ def train(case: str, directory: Path) -> tuple[Any, bool]:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[tuple[Any, bool]]]:
     directory = tmp_path_factory.mktemp("slow lines")
-    return side_by_side({case: partial(train, case, directory) for case in CASES})
+    return side_by_side({case: partial(train, case, directory) for case in (*CASES, *OWN_CODE)})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,3 +107,9 @@ def test_verdict_names_the_line_that_waits(case: str, outcomes: dict[str, Future
     assert line["function"] == ("__getitem__" if in_getitem else "collate")
     assert line["stage"] == ("fetch" if in_getitem else "collate")
     assert line["in_workers"] == seen_workers == in_getitem
+
+
+def test_verdict_names_the_call_of_the_scripts_code(outcomes: dict[str, Future[tuple[Any, bool]]]) -> None:
+    line, _ = outcomes["own code"].result()
+    assert (line["line"], line["call"]) == (line_of("matrix = confusion()"), "confusion")
+    assert (line["function"], line["stage"], line["of_step"]) == ("<module>", "other", True)

@@ -25,6 +25,7 @@ _OF_PHASES: Final[Mapping[str, tuple[Cause, ...]]] = {
     "h2d": (Cause.SYNCHRONISATION,),
     "collective_wait": (Cause.SLOW_RANK, Cause.COLLECTIVE),
     "checkpoint": (Cause.CHECKPOINT,),
+    "other": (Cause.SCRIPT_CODE, *_HOST),
 }
 """The causes of a long phase; of all other phases, what makes the host slow."""
 

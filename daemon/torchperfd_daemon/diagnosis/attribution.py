@@ -9,15 +9,16 @@ from typing import Final
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
-from torchperfd_daemon.diagnosis.idle_devices import (
-    absorbed_words,
-    device_idle,
-    device_work,
-    idle_before,
-)
+from torchperfd_daemon.diagnosis.idle_devices import absorbed_words, device_idle, device_work, idle_before
 from torchperfd_daemon.diagnosis.imbalance import find_imbalance
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, Remedy, loader_remedy, stage_words
-from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, next_command
+from torchperfd_daemon.diagnosis.verdict import (
+    INPUT_BOUND_SHARE,
+    SCRIPT_CODE_SHARE,
+    Cause,
+    Verdict,
+    next_command,
+)
 
 LEAST_SHARE: Final = 0.05
 """A cause that costs a smaller share of the step is not reported."""
@@ -33,6 +34,7 @@ EVER_SINCE: Final[Mapping[Cause, float]] = {
     Cause.CPU_CONTENTION: 0.3,
     Cause.HOST_BOUND: 0.3,
     Cause.SYNCHRONISATION: 0.1,
+    Cause.SCRIPT_CODE: SCRIPT_CODE_SHARE,
 }
 """Least shares of the step for causes that affect all ranks since the start. Every run has smaller ones."""
 _IDLE_DEVICE: Final = 0.5
@@ -64,10 +66,8 @@ MOST_OF: Final = 0.75
 _NOT_ABSORBED: Final = 0.9
 # So many standard errors; the means of successive samples depend on each other.
 _CERTAIN: Final = 4.0
-
 # Ranks whose lateness reaches this share of the longest one differ only by chance.
 _AS_LATE: Final = 0.9
-
 # The cause of a rank's lateness, by the phase that contains most of it; SLOW_RANK for other phases.
 _OF_PHASE: Final[Mapping[str, Cause]] = {"data": Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
 
@@ -133,8 +133,11 @@ class CauseAttribution:
         words = f"with the device idle after the host has waited for it{where}"
         self.attribute(Cause.SYNCHRONISATION, "", words, idle_after_waits)
 
-    def attribute(self, cause: Cause, phase: str, words: str, measure: Measure) -> None:
-        """Determine the cost of a cause, add a verdict if it is large enough, and claim its time."""
+    def attribute(self, cause: Cause, phase: str, words: str, measure: Measure, least: float = 0.0) -> None:
+        """Determine a cause's cost, add a verdict if it is large enough, and claim its time.
+
+        A share of 0 for ``least`` stands for that in :data:`EVER_SINCE`.
+        """
         seen = self._seen
         lost = [max(0.0, measure(rank)) for rank in seen]
         worst = max(lost)
@@ -170,7 +173,7 @@ class CauseAttribution:
         elif not alike and cause not in _BESIDE_STEPS:
             absorbed = self._absorbed(rank, cost)
             cost -= absorbed
-        least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
+        least = least or (EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE)
         if cost < least * self.step_seconds:
             if cost >= LEAST_SHARE * self.step_seconds:
                 self.usual.append(f"{duration(cost)} {words}, a cause from {least:.0%} on")

@@ -17,7 +17,13 @@ from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.idle_devices import device_work
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, unmeasured
-from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, next_command
+from torchperfd_daemon.diagnosis.verdict import (
+    INPUT_BOUND_SHARE,
+    SCRIPT_CODE_SHARE,
+    Cause,
+    Verdict,
+    next_command,
+)
 
 # Causes with a measured time. If two claim the same time, the earlier one gets it: a throttled rank also
 # waits for the processor, and so does a rank with more work, such as garbage collections.
@@ -58,8 +64,12 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
     ),
 )
 
-# Waits of all ranks that are reported where they were there before a slowdown: nothing else hides them.
-_LASTING: Final = frozenset({Cause.INPUT_BOUND, Cause.SLOW_IO})
+# Losses of all ranks that are reported although they were there before a slowdown: the phase, the share of
+# the step from which it counts, and the causes.
+_LASTING: Final = (
+    ("data", INPUT_BOUND_SHARE, frozenset({Cause.INPUT_BOUND, Cause.SLOW_IO})),
+    ("other", SCRIPT_CODE_SHARE, frozenset({Cause.SCRIPT_CODE})),
+)
 
 _BESIDE: Final = "lost beside checkpoints that are saved in the background"
 
@@ -79,8 +89,9 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     have lost since the start counts above the shares in :data:`~.attribution.EVER_SINCE`. Time in collectives
     since the start does not count, since the necessary length of an exchange is unknown. If less than
     :data:`EXPLAINED` of a slowdown has a cause, a verdict ``UNKNOWN`` costs the rest. A wait of all ranks for
-    data that was there before the slowdown, and lasts, is reported beside it. If nothing is lost, the
-    only verdict is ``NONE``, or ``UNKNOWN`` for ranks whose waits the host does not see.
+    data that was there before the slowdown, and lasts, is reported beside it, and so is the script's own
+    code. If nothing is lost, the only verdict is ``NONE``, or ``UNKNOWN`` for ranks whose waits the host does
+    not see.
 
     Args:
         cost: Returns the cost of a loader's worker on this machine.
@@ -106,6 +117,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     attribution.attribute(
         Cause.HOST_BOUND, "", "with the device idle while the host works", attribution.host_seconds
     )
+    _attribute_script_code(attribution, seen)
     verdicts = sorted(attribution.verdicts, key=lambda verdict: -verdict.cost_seconds_per_step)
     unknown = _unknown(run, seen, attribution.step_seconds, verdicts)
     if unknown is not None:
@@ -122,31 +134,69 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     return verdicts
 
 
+def _attribute_script_code(attribution: CauseAttribution, seen: Sequence[RankEvidence]) -> None:
+    """Add a verdict on what the script does between the phases, on most ranks alike.
+
+    What one rank does there more than the others makes it a slow rank. If a device works meanwhile, this code
+    need not cost anything.
+    """
+    pasts = [rank.before for rank in seen if rank.before]
+    if any(
+        each.hides_script_code or each.on_device or each.device_busy is not None for each in (*seen, *pasts)
+    ):
+        return
+    shares = [rank.phase_seconds.get("other", 0.0) / rank.step_seconds for rank in seen]
+    is_large = statistics.median_low(shares) >= SCRIPT_CODE_SHARE
+    if pasts and not is_large:
+        return
+    spent = statistics.median_low(attribution.left(rank, "other") for rank in seen)
+    before = statistics.median_low(past.phase_seconds.get("other", 0.0) for past in pasts) if pasts else 0.0
+    words, current = "in the script's own code between the phases", {id(rank) for rank in seen}
+    attribution.attribute(
+        Cause.SCRIPT_CODE,
+        "other",
+        words,
+        lambda each: spent if id(each) in current else before,
+        # Earlier causes, such as a lack of processors, may have taken most of it.
+        LEAST_SHARE if is_large else 0.0,
+    )
+
+
 def _with_lasting(
     run: str, seen: Sequence[RankEvidence], verdicts: list[Verdict], cost: ReadWorkerCost
 ) -> list[Verdict]:
-    """Return the verdicts on a slowdown with one on a wait for data that all ranks had before it, too.
+    """Return the verdicts on a slowdown with those on losses that all ranks had before it, too.
 
-    A slowdown of a few percent must not hide that most of the step waits for data. The wait costs at most
+    A slowdown of a few percent must not hide that most of the step waits for data. The loss costs at most
     what the slowdown leaves of the step.
     """
-    pasts = [rank.before for rank in seen if rank.before]
-    waits = [past.phase_seconds.get("data", 0.0) / past.step_seconds for past in pasts if past.step_seconds]
-    if len(pasts) < len(seen) or max(waits, default=0.0) < INPUT_BOUND_SHARE:
+    pasts = [rank.before for rank in seen if rank.before and rank.before.step_seconds]
+    if len(pasts) < len(seen):
         return verdicts
-    if any(each.cause in _LASTING and each.rank is not None for each in verdicts):
+    were_there = [
+        causes
+        for phase, share, causes in _LASTING
+        if any(past.phase_seconds.get(phase, 0.0) >= share * past.step_seconds for past in pasts)
+        and not any(each.cause in causes and each.rank is not None for each in verdicts)
+    ]
+    if not were_there:
         return verdicts
     then = {each.cause for each in rank_causes(run, pasts, cost) if each.rank is None}
     now = rank_causes(run, [replace(rank, before=None) for rank in seen], cost)
-    lasting = next(
-        (each for each in now if each.rank is None and each.cause in _LASTING and each.cause in then), None
-    )
-    if lasting is None:
-        return verdicts
+    step = statistics.median(rank.step_seconds for rank in seen)
+    for causes in were_there:
+        lasting = next(
+            (each for each in now if each.rank is None and each.cause in causes and each.cause in then), None
+        )
+        if lasting is not None:
+            verdicts = _with_one_lasting(lasting, verdicts, step)
+    return verdicts
+
+
+def _with_one_lasting(lasting: Verdict, verdicts: Sequence[Verdict], step_seconds: float) -> list[Verdict]:
     grown = next((each for each in verdicts if each.cause is lasting.cause), None)
     others = [each for each in verdicts if each.cause not in {Cause.NONE, lasting.cause}]
-    step = statistics.median(rank.step_seconds for rank in seen)
-    most = step - sum(each.cost_seconds_per_step for each in others)
+    most = step_seconds - sum(each.cost_seconds_per_step for each in others)
     lasting = replace(lasting, cost_seconds_per_step=min(lasting.cost_seconds_per_step, max(0.0, most)))
     if grown is not None:
         words = f"{lasting.evidence}, {duration(grown.cost_seconds_per_step)} of it more than before"

@@ -31,6 +31,8 @@ class RankEvidence:
         checkpoint_seconds: Checkpoints within and between steps, spread over steps.
         background_save_seconds: What steps lose beside checkpoints that are saved in the background.
         on_device: Whether its phases are timed on a device as well as on the host.
+        hides_script_code: Whether the phase ``other`` may have more than the script's own code: waits for a
+            device that is not timed, or phases that are not recorded.
         sync_seconds: The host waits for its device in calls such as ``item``, by samples of its stack.
         sync_line: The line where most of that is, in words; empty if unknown.
         device_busy: The share of the step, 0 to 1, in which the device worked; None without a device.
@@ -64,6 +66,7 @@ class RankEvidence:
     checkpoint_seconds: float = 0.0
     background_save_seconds: float = 0.0
     on_device: bool = False
+    hides_script_code: bool = False
     sync_seconds: float = 0.0
     sync_line: str = ""
     device_busy: float | None = None

@@ -31,6 +31,8 @@ _FIXES: Final[Mapping[Cause, str]] = {
     " TORCH_LOGS=recompiles names what has changed",
     Cause.MEMORY_PRESSURE: "keep numbers instead of tensors in lists (loss.item(), not loss), or use fewer"
     " workers and a smaller prefetch_factor",
+    Cause.SCRIPT_CODE: "`if step % 50 == 0:` before code that each step need not run, or tensor operations in"
+    " place of its loops in Python",
     Cause.HANG: "make every rank enter the same collectives in the same order; the stacks show where each one"
     " stands",
 }

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,10 +14,13 @@ ENOUGH_SAMPLES: Final = 20
 """With as many, a line that stands out by chance once in a thousand times is certain."""
 LEAST_LINE_SHARE: Final = 0.25
 """A line stands out if at least this part of the samples is at it."""
+MOST_OF: Final = 0.75
+"""A line whose calls take this part of the samples is named if no line within these calls does."""
 _DEVIATIONS: Final = 3.0
 
 _Line = tuple[str, int, str, str]
 """File, number, function, and what the line calls."""
+_Place = tuple[str, int, str]
 _NO_LINE: Final[_Line] = ("", 0, "", "")
 
 
@@ -31,6 +35,8 @@ class LineCounts:
         self._of_step = of_step
         self._counts: Counter[tuple[str, _Line]] = Counter()
         self._in_workers = 0
+        self._around: Counter[_Line] = Counter()
+        self._elsewhere: set[_Place] = set()
 
     @property
     def samples(self) -> int:
@@ -45,10 +51,23 @@ class LineCounts:
         counts = [count for _, count in self._counts.most_common(2)] + [0]
         return counts[0] - counts[1] >= _DEVIATIONS * math.sqrt(counts[0] + counts[1])
 
-    def add(self, stage: str, line: _Line | None, *, in_worker: bool) -> None:
-        """Add a sample: what a process did, and where; None for a place that is not known."""
+    def add(self, stage: str, line: _Line | None, *, in_worker: bool, callers: Sequence[_Line] = ()) -> None:
+        """Add a sample: what a process did, and where.
+
+        Args:
+            line: None for a place that is not known.
+            callers: The lines of the script that have led to it, the innermost first.
+        """
         self._counts[stage, line or _NO_LINE] += 1
         self._in_workers += in_worker
+        if line is not None:
+            # Each place once, however often a function calls itself, and the innermost first.
+            once = {_place(each): each for each in (*reversed(callers), line)}
+            self._around.update(reversed(once.values()))
+
+    def add_elsewhere(self, lines: Sequence[_Line]) -> None:
+        """Add a sample of another part of the step. Its lines call all parts, so none of them is named."""
+        self._elsewhere.update(map(_place, lines))
 
     def result(self) -> SlowLine | None:
         """Return the stage that takes longest, and its line if one stands out; None with too few samples."""
@@ -60,11 +79,14 @@ class LineCounts:
             stages[stage] += count
         stage, in_stage = stages.most_common(1)[0]
         lines = Counter({line: count for (name, line), count in self._counts.items() if name == stage})
-        # The same line may be seen in several calls.
-        places: Counter[_Line] = Counter()
-        for (file, number, function, _), count in lines.items():
-            places[file, number, function, ""] += count
-        (place, count) = places.most_common(1)[0]
+        place, count = _by_place(lines).most_common(1)[0]
+        if count < MOST_OF * total:
+            around = {each: n for each, n in self._around.items() if _place(each) not in self._elsewhere}
+            shared = {each: n for each, n in _by_place(around).items() if n >= MOST_OF * total}
+            if shared:
+                # The further in, the fewer samples share a line.
+                place, lines = min(shared, key=lambda each: shared[each]), Counter(around)
+                count = shared[place]
         found = SlowLine(
             stage,
             in_stage / total,
@@ -72,8 +94,20 @@ class LineCounts:
             in_workers=2 * self._in_workers > total,
             of_step=self._of_step,
         )
-        if place == _NO_LINE or count < LEAST_LINE_SHARE * total:
+        if place == _place(_NO_LINE) or count < LEAST_LINE_SHARE * total:
             return found
-        call = max((line for line in lines if line[:3] == place[:3]), key=lambda line: lines[line])[3]
-        file, number, function, _ = place
+        call = max((line for line in lines if _place(line) == place), key=lambda line: lines[line])[3]
+        file, number, function = place
         return replace(found, file=file, line=number, function=function, call=call, share=count / total)
+
+
+def _place(line: _Line) -> _Place:
+    return line[:3]
+
+
+def _by_place(lines: Mapping[_Line, int]) -> Counter[_Place]:
+    """Return the samples of each place: the same line may be seen in several calls."""
+    places: Counter[_Place] = Counter()
+    for line, count in lines.items():
+        places[_place(line)] += count
+    return places

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -15,6 +15,13 @@ from torchperfd_daemon.loader_workers import LoaderFacts
 
 INPUT_BOUND_SHARE: Final = 0.2
 """Waiting for data is reported from this share of the step on."""
+SCRIPT_CODE_SHARE: Final = 0.2
+"""The script's own code between the phases is reported from this share of the step on."""
+LEAST_STEPS: Final = 20
+"""With fewer steps, no run is called healthy by its mean step..."""
+LEAST_LONG_STEPS: Final = 8
+"""...or with fewer than this, if they have taken ten seconds."""
+_LONG_S: Final = 10.0
 
 
 class Cause(Enum):
@@ -35,6 +42,7 @@ class Cause(Enum):
     CHECKPOINT = "checkpoint"
     RECOMPILATION = "recompilation"
     MEMORY_PRESSURE = "memory pressure"
+    SCRIPT_CODE = "script code"
     HANG = "hang"
     NONE = "none"
     UNKNOWN = "unknown"
@@ -56,7 +64,13 @@ _NEXT: Final[Mapping[Cause, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class RankProfile:
-    """The mean training step of one rank, in seconds. ``loader`` is None if unknown."""
+    """The mean training step of one rank, in seconds.
+
+    Attributes:
+        loader: None if unknown.
+        hides_script_code: Whether the phase ``other`` may have more than the script's own code: waits for a
+            device, or phases that are not recorded.
+    """
 
     rank: int
     node: str
@@ -64,6 +78,7 @@ class RankProfile:
     step_seconds: float
     phase_seconds: dict[str, float]
     loader: LoaderFacts | None = None
+    hides_script_code: bool = False
 
     def share(self, phase: str) -> float:
         """Return the phase's part of the step, 0 to 1."""
@@ -133,7 +148,9 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
     """Return the verdict on a run from its ranks' average training steps.
 
     A run is input-bound if its worst rank waits for data for :data:`INPUT_BOUND_SHARE` of the
-    step. The rank is named unless every rank waits for at least half of that share.
+    step. The rank is named unless every rank waits for at least half of that share. Script code is the cause
+    if it takes :data:`SCRIPT_CODE_SHARE` of the step on most ranks, and no device may work meanwhile. With
+    too few steps to find that, and to call the run healthy, the cause is unknown.
 
     Args:
         cost: Returns the cost of a loader's worker on this machine.
@@ -142,29 +159,16 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
     if not seen:
         return Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")
     capture = capture_command(run)
-    worst = max(seen, key=lambda rank: rank.share("data"))
-    if worst.share("data") >= INPUT_BOUND_SHARE:
-        alike = all(rank.share("data") >= INPUT_BOUND_SHARE / 2 for rank in seen)
-        waited = worst.phase_seconds["data"]
-        remedy = loader_remedy(worst.loader, worst.step_seconds, waited, cost)
-        return Verdict(
-            Cause.INPUT_BOUND,
-            run,
-            worst.node,
-            None if alike else worst.rank,
-            "data",
-            f"waiting for data takes {duration(waited)} of each {duration(worst.step_seconds)} step"
-            f" ({worst.share('data'):.0%}){stage_words(worst.loader)}",
-            waited,
-            capture,
-            step_seconds=worst.step_seconds,
-            stages=worst.loader.stages if worst.loader else None,
-            fix=remedy.fix,
-            saves_seconds=remedy.saves_seconds,
-        )
+    found = [each for each in (_input_bound(run, seen, cost), _script_code(run, seen)) if each]
+    if found:
+        first, *others = sorted(found, key=lambda each: -each.share)
+        return replace(first, others=tuple(others))
     slowest = max(seen, key=lambda rank: rank.step_seconds)
     if not slowest.phase_seconds:
         words = f"a step takes {duration(slowest.step_seconds)}, and its phases were not recorded"
+        return Verdict(Cause.UNKNOWN, run, slowest.node, None, "", words, 0.0, capture)
+    if not _are_enough(slowest):
+        words = f"too early: {slowest.steps} {'step' if slowest.steps == 1 else 'steps'} so far"
         return Verdict(Cause.UNKNOWN, run, slowest.node, None, "", words, 0.0, capture)
     phase = max(slowest.phase_seconds, key=lambda name: slowest.phase_seconds[name])
     return Verdict(
@@ -178,6 +182,58 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
         0.0,
         capture,
     )
+
+
+def _input_bound(run: str, seen: Sequence[RankProfile], cost: ReadWorkerCost) -> Verdict | None:
+    worst = max(seen, key=lambda rank: rank.share("data"))
+    if worst.share("data") < INPUT_BOUND_SHARE:
+        return None
+    alike = all(rank.share("data") >= INPUT_BOUND_SHARE / 2 for rank in seen)
+    waited = worst.phase_seconds["data"]
+    remedy = loader_remedy(worst.loader, worst.step_seconds, waited, cost)
+    return Verdict(
+        Cause.INPUT_BOUND,
+        run,
+        worst.node,
+        None if alike else worst.rank,
+        "data",
+        f"waiting for data takes {duration(waited)} of each {duration(worst.step_seconds)} step"
+        f" ({worst.share('data'):.0%}){stage_words(worst.loader)}",
+        waited,
+        capture_command(run),
+        step_seconds=worst.step_seconds,
+        stages=worst.loader.stages if worst.loader else None,
+        fix=remedy.fix,
+        saves_seconds=remedy.saves_seconds,
+    )
+
+
+def _script_code(run: str, seen: Sequence[RankProfile]) -> Verdict | None:
+    """Return the verdict on code that most ranks have; that of a single rank makes it a slow rank."""
+    typical = sorted(seen, key=lambda rank: rank.share("other"))[(len(seen) - 1) // 2]
+    if any(rank.hides_script_code or not _are_enough(rank) for rank in seen):
+        return None
+    if typical.share("other") < SCRIPT_CODE_SHARE:
+        return None
+    spent = typical.phase_seconds["other"]
+    return Verdict(
+        Cause.SCRIPT_CODE,
+        run,
+        typical.node,
+        None,
+        "other",
+        f"the script's own code between the phases takes {duration(spent)} of each"
+        f" {duration(typical.step_seconds)} step ({typical.share('other'):.0%})",
+        spent,
+        capture_command(run),
+        step_seconds=typical.step_seconds,
+    )
+
+
+def _are_enough(rank: RankProfile) -> bool:
+    """Return whether a mean step says more than how a run starts."""
+    long_enough = rank.steps * rank.step_seconds >= _LONG_S
+    return rank.steps >= (LEAST_LONG_STEPS if long_enough else LEAST_STEPS)
 
 
 def next_command(cause: Cause, run: str) -> str:

@@ -158,6 +158,8 @@ class _Job:
             most = self._excess(verdict.rank)
         elif self._is_of_most(verdict.cause):
             verdict = replace(verdict, node="")
+        elif verdict.cause is Cause.SCRIPT_CODE:
+            return None  # Code that other nodes' ranks do not run makes a rank slow.
         elif part.works:
             latest = max(part.works, key=lambda work: self._own[work.rank]).rank
             most = self._excess(latest)

@@ -64,6 +64,7 @@ def recent_profile(rank: Rank) -> RankProfile:
         steps=len(rank.history),
         step_seconds=rank.mean_step_seconds(),
         phase_seconds=rank.mean_phase_seconds(),
+        hides_script_code=rank.totals.hides_script_code,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from torchperfd.slow_line import SlowLine
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.line_counts import LineCounts
-from torchperfd_daemon.stacks import Part, Stage, Thread, host_part, loading, script_line
+from torchperfd_daemon.stacks import Part, ScriptLine, Stage, Thread, host_part, loading, script_lines
 from torchperfd_daemon.store import Rank
 
 MOST_SAMPLES: Final = 40
@@ -34,11 +34,13 @@ LoadingStacks = Callable[[Rank, float], Awaitable[tuple[Thread, ...] | None]]
 """Returns the training thread and the workers of a rank within so many seconds; None without an answer."""
 
 _Key = tuple[str, Cause, int | None]
-_Sample = tuple[str, tuple[str, int, str, str] | None]
-"""What a thread does, and where: file, line, function, and what the line calls."""
+_Line = tuple[str, int, str, str]
+"""File, line, function, and what the line calls."""
 
 _LOADING: Final = frozenset({Part.WAIT})
-_OF_PHASES: Final = (Cause.SLOW_RANK, Cause.UNKNOWN)
+_OF_PHASES: Final = (Cause.SLOW_RANK, Cause.UNKNOWN, Cause.SCRIPT_CODE)
+# The loop is in these parts, so that lines around them are not those of the script's own code.
+_OF_TORCH: Final = frozenset({Part.BACKWARD, Part.OPTIMIZER})
 _NOTHING: Final = frozenset[Part]()
 _OF_PHASE: Final[Mapping[str, frozenset[Part]]] = {
     "forward": frozenset({Part.FORWARD}),
@@ -133,9 +135,10 @@ class LineSampler:
             threads = await self._stacks_of(rank, _ANSWER_S)
             missed = missed + 1 if threads is None else 0
             for thread in threads or ():
-                found = _host_sample(thread, parts) if parts != _LOADING else _loading_sample(thread)
-                if found is not None:
-                    counts.add(*found, in_worker=thread.worker_pid != 0)
+                if parts == _LOADING:
+                    _add_loading(counts, thread)
+                else:
+                    _add_host_work(counts, thread, parts, verdict.cause)
             if counts.is_certain or missed >= _MOST_MISSED:
                 break
         result = counts.result()
@@ -158,24 +161,31 @@ def _parts(verdict: Verdict) -> frozenset[Part]:
     return _NOTHING
 
 
-def _loading_sample(thread: Thread) -> _Sample | None:
+def _add_loading(counts: LineCounts, thread: Thread) -> None:
     each = loading(thread) if thread.training or thread.worker_pid else None
     if each is None or each.stage is Stage.WAIT:
-        return None
+        return
     place = each.place
-    return each.stage.value, (place.file, place.line, place.function, each.call) if place else None
+    line = (place.file, place.line, place.function, each.call) if place else None
+    counts.add(each.stage.value, line, in_worker=thread.worker_pid != 0)
 
 
-def _host_sample(thread: Thread, parts: frozenset[Part]) -> _Sample | None:
+def _add_host_work(counts: LineCounts, thread: Thread, parts: frozenset[Part], cause: Cause) -> None:
     if not thread.training or not thread.frames:
-        return None
-    part = host_part(thread.frames)
-    if part not in parts:
-        return None
-    found = script_line(thread.frames)
-    if found is None:
-        return part.value, None
-    return part.value, (found.place.file, found.place.line, found.place.function, found.call)
+        return
+    # Script code is a cause only for ranks without a device.
+    part = host_part(thread.frames, on_device=cause is not Cause.SCRIPT_CODE)
+    lines = [_line(each) for each in script_lines(thread.frames)]
+    if part in parts:
+        # In the forward and the optimizer, the loop's line that calls them is no news.
+        callers = lines[1:] if part is Part.OTHER else ()
+        counts.add(part.value, lines[0] if lines else None, in_worker=False, callers=callers)
+    elif part in _OF_TORCH:
+        counts.add_elsewhere(lines)
+
+
+def _line(found: ScriptLine) -> _Line:
+    return found.place.file, found.place.line, found.place.function, found.call
 
 
 def _key(verdict: Verdict) -> _Key:

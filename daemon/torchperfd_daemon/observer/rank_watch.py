@@ -9,13 +9,7 @@ import numpy as np
 
 from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.detect import (
-    Doing,
-    RankWork,
-    Stall,
-    StallDetector,
-    StepTimes,
-)
+from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.background_saves import StepsBesideSaves
@@ -318,6 +312,7 @@ class RankWatch:
             checkpoint_seconds=self._saved_per_step(first, last),
             background_save_seconds=_saving(changes) * self._beside_saves.extra_seconds,
             on_device=any(phase.device_calls for phase in self.rank.totals.train.phases.values()),
+            hides_script_code=self.rank.totals.hides_script_code,
             sync_seconds=change[_SYNC_NS] / steps / 1e9,
             device_busy=min(1.0, change[_BUSY_S] / span) if self._gpu.is_known else None,
             device_throttled=min(1.0, change[_GPU_S] / span),

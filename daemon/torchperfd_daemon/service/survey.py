@@ -106,7 +106,14 @@ def _present(steps: StepColumns) -> int:
 
 
 def _whole_profile(rank: Rank) -> RankProfile:
-    steps, step_seconds, phase_seconds = rank.totals.steady_means()
+    totals, identity = rank.totals, rank.identity
+    steps, step_seconds, phase_seconds = totals.steady_means()
     return RankProfile(
-        rank.identity.rank, rank.identity.node, steps, step_seconds, phase_seconds, rank.totals.loader
+        identity.rank,
+        identity.node,
+        steps,
+        step_seconds,
+        phase_seconds,
+        totals.loader,
+        hides_script_code=totals.hides_script_code,
     )

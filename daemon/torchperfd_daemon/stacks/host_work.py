@@ -10,7 +10,7 @@ from torchperfd_daemon.stacks.model import Frame
 _MODULE: Final = "torch/nn/modules/module.py"
 _OPTIMIZERS: Final = "torch/optim/"
 _WAITS: Final = ("item", "cpu", "tolist", "numpy", "nonzero", "synchronize")
-"""Calls in which the host waits for its device."""
+"""Calls in which the host waits for its device, if it trains on one."""
 
 
 class Part(Enum):
@@ -23,16 +23,17 @@ class Part(Enum):
     WAIT = "wait"
 
 
-def host_part(frames: Sequence[Frame]) -> Part:
+def host_part(frames: Sequence[Frame], *, on_device: bool = True) -> Part:
     """Return the part of a step that a training thread is in.
 
     Args:
         frames: Innermost first; at least one.
+        on_device: Whether the rank trains on a device, for which the host waits in some calls.
     """
     kind = activity(frames).kind
     if kind is not Kind.CODE:
         return Part.BACKWARD if kind is Kind.BACKWARD else Part.WAIT
-    if frames[0].call in _WAITS:
+    if on_device and frames[0].call in _WAITS:
         return Part.WAIT
     # The outermost decides: a module may be called by an optimizer's closure, and a model has optimizers.
     for frame in reversed(frames):

@@ -1,10 +1,10 @@
-"""The line of the script that a stack is at, and what that line calls."""
+"""The lines of the script that a stack goes through, and what each calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from torchperfd_daemon.stacks.activity import place_in_script
+from torchperfd_daemon.stacks.activity import is_library
 from torchperfd_daemon.stacks.model import Frame
 
 # Before Python 3.12 each has a frame.
@@ -24,14 +24,13 @@ class ScriptLine:
     call: str
 
 
-def script_line(frames: Sequence[Frame]) -> ScriptLine | None:
-    """Return the innermost line of the script; None if no frame is of the script.
+def script_lines(frames: Sequence[Frame]) -> list[ScriptLine]:
+    """Return all lines of the script that a stack goes through, the innermost first.
 
     Args:
         frames: Innermost first.
     """
-    place = place_in_script(frames)
-    return line_at(frames, place) if place is not None else None
+    return [line_at(frames, frame) for frame in frames if not is_library(frame.file)]
 
 
 def line_at(frames: Sequence[Frame], place: Frame) -> ScriptLine:

@@ -3,10 +3,16 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from torchperfd.coordinates import Coordinate
 from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.loader_workers import LoaderFacts
+
+_WITHOUT_PHASES: Final = 2
+"""From this degradation level on, clients do not record the phases within a step."""
+_TIME_THE_MODEL: Final = ("models", "forward", "backward", "optimizers")
+"""Hooks without which the model's own time is in the phase ``other``."""
 
 
 class State(Enum):
@@ -182,6 +188,18 @@ class Totals:
     """The lines that wait longest for the device, the longest first."""
     step_blocks: bytes = b""
     """A serialised message ``StepBlocks``, passed on unread; empty while the loop runs."""
+
+    @property
+    def hides_script_code(self) -> bool:
+        """Whether the phase ``other`` may have more than the script's own code.
+
+        If CUDA is initialised, the host may wait there for a device that works meanwhile. Phases that are not
+        recorded are part of it, too, for example those of a step that is compiled as a whole.
+        """
+        phases = self.train.phases
+        on_device = self.cuda is not None or any(phase.device_calls for phase in phases.values())
+        is_recorded = "backward" in phases and self.shed < _WITHOUT_PHASES
+        return on_device or not is_recorded or any(map(self.hooks.get, _TIME_THE_MODEL))
 
     @property
     def sync_wait_ns(self) -> int:

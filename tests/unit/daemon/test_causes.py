@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,11 @@ def synchronised(of: RankEvidence, seconds: float, busy: float) -> RankEvidence:
     return replace(of, sync_seconds=seconds, sync_line=line, device_busy=busy)
 
 
+def own_code(of: RankEvidence, seconds: float) -> RankEvidence:
+    """Return the rank without a device, with so much time between the phases."""
+    return replace(changed(of, other=seconds), device_busy=None)
+
+
 CASES: dict[Cause, list[RankEvidence]] = {
     Cause.INPUT_BOUND: eight(late(rank(5), "data", 0.04)),
     Cause.HOST_BOUND: [replace(rank(number), device_busy=0.3) for number in range(8)],
@@ -75,6 +81,7 @@ CASES: dict[Cause, list[RankEvidence]] = {
     Cause.CHECKPOINT: [replace(rank(number), checkpoint_seconds=0.02) for number in range(8)],
     Cause.RECOMPILATION: eight(replace(late(rank(2), "forward", 0.04), compiled_seconds=0.04)),
     Cause.MEMORY_PRESSURE: [replace(rank(number), reclaim_seconds=0.04) for number in range(8)],
+    Cause.SCRIPT_CODE: [own_code(rank(0), 0.04)],
     Cause.UNKNOWN: [since(rank(number), changed(rank(number), optimizer=0.04)) for number in range(8)],
     Cause.NONE: [rank(number) for number in range(8)],
 }
@@ -623,3 +630,96 @@ def test_lasting_wait_for_data_outlasts_a_recovery() -> None:
     """Steps that are quicker than their past again have no cause of a slowdown."""
     (only,) = rank_causes("r", [since(loading(forward=0.05), loading())])
     assert (only.cause, only.has_grown) == (Cause.INPUT_BOUND, False)
+
+
+def newcomer(**changes: Any) -> RankEvidence:
+    """Return the only rank of a run on the CPU, whose own function takes 70 % of the step."""
+    phases = {"data": 0.0006, "forward": 0.006, "backward": 0.007, "optimizer": 0.0012, "other": 0.0346}
+    return replace(RankEvidence(0, "n", 0.0494, phases), **changes)
+
+
+def test_script_code_of_a_rank_on_the_cpu_is_the_cause() -> None:
+    (verdict,) = rank_causes("r", [newcomer()])
+    assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.SCRIPT_CODE, None, "other")
+    assert verdict.cost_seconds_per_step == pytest.approx(0.0346)
+    assert verdict.evidence == "34.6 ms of each 49.4 ms step in the script's own code between the phases"
+
+
+@pytest.mark.parametrize("device", [{"on_device": True}, {"device_busy": 0.9}, {"hides_script_code": True}])
+def test_script_code_beside_a_device_is_no_cause(device: dict[str, Any]) -> None:
+    assert [each.cause for each in rank_causes("r", [newcomer(**device)])] == [Cause.NONE]
+
+
+@pytest.mark.parametrize(("other", "is_shown"), [(0.0005, False), (0.0016, True)])
+def test_script_code_below_its_share_is_no_cause(other: float, is_shown: bool) -> None:
+    (verdict,) = rank_causes("r", [changed(newcomer(), other=other)])
+    assert verdict.cause is Cause.NONE
+    assert is_shown == (
+        "in the script's own code between the phases, a cause from 20% on" in verdict.evidence
+    )
+
+
+def test_script_code_of_one_rank_makes_it_a_slow_rank() -> None:
+    phases = {"forward": 0.03, "backward": 0.06, "other": 0.002, "collective_wait": 0.06}
+    quick = RankEvidence(0, "n", 0.152, phases)
+    slow = replace(changed(quick, other=0.06, collective_wait=0.002), rank=1)
+    slow = replace(slow, late_seconds=0.058, late_phase="other")
+    (verdict,) = rank_causes("r", [quick, slow])
+    assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.SLOW_RANK, 1, "other")
+
+
+def test_script_code_of_all_ranks_costs_what_they_share() -> None:
+    phases = {"forward": 0.03, "backward": 0.03, "other": 0.05, "collective_wait": 0.03}
+    quick = RankEvidence(0, "n", 0.14, phases)
+    slow = replace(changed(quick, other=0.08, collective_wait=0.0), rank=1)
+    slow = replace(slow, late_seconds=0.03, late_phase="other")
+    first, second = rank_causes("r", [quick, slow])
+    assert (first.cause, first.rank) == (Cause.SCRIPT_CODE, None)
+    assert first.cost_seconds_per_step == pytest.approx(0.05)
+    assert (second.cause, second.rank) == (Cause.SLOW_RANK, 1)
+    assert second.cost_seconds_per_step == pytest.approx(0.03)
+
+
+def test_script_code_costs_what_earlier_causes_leave() -> None:
+    """A garbage collection in the same phase takes its part first, in proportion to all own work."""
+    first, second = rank_causes("r", [newcomer(collected_seconds=0.01)])
+    assert (first.cause, second.cause) == (Cause.SCRIPT_CODE, Cause.GARBAGE_COLLECTION)
+    assert second.cost_seconds_per_step == pytest.approx(0.01)
+    assert first.cost_seconds_per_step == pytest.approx(0.0346 * (1 - 0.01 / 0.0494), rel=1e-3)
+
+
+def test_script_code_stays_beside_a_lack_of_processors() -> None:
+    """The phase has 70 % of the step, and contention takes four fifths of that."""
+    first, second = rank_causes("r", [newcomer(queued_seconds=0.8 * 0.0494)])
+    assert (first.cause, second.cause) == (Cause.CPU_CONTENTION, Cause.SCRIPT_CODE)
+    assert second.cost_seconds_per_step == pytest.approx(0.2 * 0.0346, rel=1e-3)
+
+
+def test_script_code_stays_beside_a_slowdown_without_a_cause() -> None:
+    now = since(newcomer(), changed(newcomer(), forward=0.026))
+    found = rank_causes("r", [now])
+    assert {each.cause for each in found} == {Cause.UNKNOWN, Cause.SCRIPT_CODE}
+    assert {each.cause: each.has_grown for each in found} == {Cause.UNKNOWN: True, Cause.SCRIPT_CODE: False}
+    assert sum(each.cost_seconds_per_step for each in found) <= now.step_seconds
+
+
+def test_script_code_that_has_grown_is_one_verdict() -> None:
+    (verdict,) = rank_causes("r", [since(newcomer(), changed(newcomer(), other=0.06))])
+    assert (verdict.cause, verdict.has_grown) == (Cause.SCRIPT_CODE, True)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.06)
+    assert "25.4 ms of it more than before" in verdict.evidence
+
+
+def test_script_code_that_is_new_costs_its_growth() -> None:
+    past = changed(newcomer(), other=0.001)
+    (verdict,) = rank_causes("r", [since(past, newcomer())])
+    assert (verdict.cause, verdict.has_grown) == (Cause.SCRIPT_CODE, True)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.0336)
+    (verdict,) = rank_causes("r", [since(past, changed(past, other=0.0035))])
+    assert (verdict.cause, verdict.phase) == (Cause.UNKNOWN, "other")
+
+
+def test_script_code_and_data_both_outlast_a_slowdown() -> None:
+    before = changed(newcomer(), data=0.03)
+    found = rank_causes("r", [since(before, changed(before, backward=0.02))])
+    assert {each.cause for each in found} == {Cause.UNKNOWN, Cause.INPUT_BOUND, Cause.SCRIPT_CODE}

@@ -1,7 +1,7 @@
 """The verdict: its cause, whom it names, and the words that people read."""
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from tests.support.golden import check_golden
@@ -20,6 +20,11 @@ def profile(rank: int, data: float, step: float = 0.1, steps: int = 50, **phases
     )
 
 
+def own_code(rank: int) -> RankProfile:
+    """Return a rank that spends most of a step of 100 ms in the script's own code."""
+    return profile(rank, 0.05, forward=0.02, other=0.075)
+
+
 CASES: dict[str, list[RankProfile]] = {
     "one rank starves": [profile(0, 0.02), profile(5, 0.5, 0.25), profile(2, 0.05)],
     "all ranks starve": [profile(0, 0.4), profile(1, 0.45), profile(2, 0.1)],
@@ -27,6 +32,8 @@ CASES: dict[str, list[RankProfile]] = {
     "just enough to compare": [profile(0, 0.2)],
     "just not enough to compare": [profile(0, 0.199)],
     "nothing stands out": [profile(0, 0.05, 0.0123), profile(1, 0.03, 0.0125)],
+    "script code": [own_code(0)],
+    "too early": [profile(0, 0.05, steps=3)],
     "no phases": [RankProfile(0, "node-a", 3, 0.5, {})],
     "no rank has made a step": [RankProfile(0, "node-a", 0, 0.0, {}), profile(1, 0.9, steps=0)],
     "no ranks": [],
@@ -88,3 +95,46 @@ def test_nothing_seen_means_unknown() -> None:
 def test_next_command_with_any_run_name_is_safe_in_a_shell(share: float) -> None:
     command = diagnose("bert 17; reboot", [profile(0, share)]).next_command
     assert shlex.split(command) == ["torchperfd", "capture", "--run", "bert 17; reboot", "--steps", "5"]
+
+
+def test_script_code_of_a_mean_step_is_the_cause() -> None:
+    verdict = diagnose("r", CASES["script code"])
+    assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.SCRIPT_CODE, None, "other")
+    assert verdict.cost_seconds_per_step == 0.075
+    assert (
+        verdict.evidence == "the script's own code between the phases takes 75 ms of each 100 ms step (75%)"
+    )
+
+
+def test_script_code_beside_a_wait_for_data_is_another_cause() -> None:
+    first = diagnose("r", [profile(0, 0.3, forward=0.02, other=0.5 * 0.1)])
+    assert (first.cause, [each.cause for each in first.others]) == (Cause.SCRIPT_CODE, [Cause.INPUT_BOUND])
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [replace(own_code(0), hides_script_code=True)],
+        [profile(0, 0.05), own_code(1)],
+        [profile(0, 0.05, forward=0.08, other=0.015)],
+    ],
+)
+def test_script_code_of_one_rank_or_device_is_no_cause(ranks: list[RankProfile]) -> None:
+    assert diagnose("r", ranks).cause is Cause.NONE
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "is_known"),
+    [(1, 6.0, False), (3, 6.0, False), (8, 6.0, True), (19, 0.1, False), (20, 0.001, True)],
+)
+def test_diagnose_with_few_steps_calls_no_run_healthy(steps: int, step: float, is_known: bool) -> None:
+    healthy = diagnose("r", [profile(0, 0.05, step, steps)])
+    own = diagnose("r", [profile(0, 0.05, step, steps, forward=0.1 * step, other=0.85 * step)])
+    assert (healthy.cause, own.cause) == (
+        (Cause.NONE, Cause.SCRIPT_CODE) if is_known else (Cause.UNKNOWN, Cause.UNKNOWN)
+    )
+    assert is_known or healthy.evidence.startswith(f"too early: {steps} step")
+
+
+def test_diagnose_with_few_steps_reports_a_wait_for_data() -> None:
+    assert diagnose("r", [profile(0, 0.5, steps=3)]).cause is Cause.INPUT_BOUND

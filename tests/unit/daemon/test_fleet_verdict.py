@@ -206,3 +206,10 @@ def test_before_and_after_training_the_nodes_are_believed() -> None:
     )
     works = tuple(job(2))
     assert judge(RUN, [NodePart("node-1", NONE, works), NodePart("node-2", unseen, ())]).cause is Cause.NONE
+
+
+def test_script_code_of_one_node_makes_its_rank_slow() -> None:
+    own = says(Cause.SCRIPT_CODE, 0.03, "node-2")
+    verdict = judge(RUN, parts(job(4, {3: ("other", 0.03)}), NONE, own))
+    assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.SLOW_RANK, 3, "other")
+    assert judge(RUN, parts(job(4), own, own)).cause is Cause.SCRIPT_CODE

@@ -2,13 +2,18 @@
 
 import pytest
 
-from torchperfd_daemon.stacks import Frame, Part, host_part, script_line
+from torchperfd_daemon.stacks import Frame, Part, host_part, script_lines
 
 TORCH = "/env/lib/python3.11/site-packages/torch"
 MODULE = Frame("/job/train.py", 90, "<module>")
 TRAIN = Frame("/job/train.py", 37, "train")
 CALL = Frame(f"{TORCH}/nn/modules/module.py", 1700, "_call_impl")
 MODEL = Frame("/job/model.py", 12, "forward", "roll")
+
+
+def test_host_part_of_item_without_a_device_is_other() -> None:
+    frames = (Frame("/job/train.py", 50, "log", "item"), TRAIN, MODULE)
+    assert host_part(frames, on_device=False) is Part.OTHER
 
 
 @pytest.mark.parametrize(
@@ -43,10 +48,9 @@ def test_host_part_of_a_stack(frames: tuple[Frame, ...], part: Part) -> None:
     ],
 )
 def test_script_line_of_a_stack(frames: tuple[Frame, ...], place: Frame, call: str) -> None:
-    found = script_line(frames)
-    assert found is not None
+    found = script_lines(frames)[0]
     assert (found.place, found.call) == (place, call)
 
 
 def test_script_line_without_the_script_is_none() -> None:
-    assert script_line((CALL,)) is None
+    assert script_lines((CALL,)) == []

@@ -79,3 +79,54 @@ def test_certain_line_is_the_true_one(share: float) -> None:
         found = made.result()
         wrong += made.is_certain and found is not None and found.line != DECODE[1]
     assert wrong <= 1
+
+
+MAIN = ("/job/train.py", 39, "main", "confusion")
+LOG = ("/job/train.py", 44, "main", "log")
+MODULE = ("/job/train.py", 60, "<module>", "main")
+
+
+def of_step(*samples: tuple[tuple[tuple[str, int, str, str], ...], int], loop: bool = True) -> LineCounts:
+    """Return samples of stacks in the script's own code, and whether the loop was seen in other parts."""
+    made = LineCounts(of_step=True)
+    for lines, count in samples:
+        for _ in range(count):
+            made.add("other", lines[0], in_worker=False, callers=lines[1:])
+    if loop:
+        made.add_elsewhere([("/job/train.py", 41, "main", "backward"), MODULE])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("at", "loop", "expected"),
+    [
+        # One line of the function takes most of it.
+        ((9, 1, 0), True, (12, "confusion", 0.9)),
+        # None does, but its call does.
+        ((5, 5, 0), True, (39, "main", 1.0)),
+        ((5, 5, 0), False, (39, "main", 1.0)),
+        ((5, 4, 1), True, (39, "main", 0.9)),
+        # Neither does any call: the loop's own caller is not named, since it calls everything.
+        ((4, 3, 3), True, (12, "confusion", 0.4)),
+    ],
+)
+def test_result_names_the_innermost_line_with_most_samples(
+    at: tuple[int, int, int], loop: bool, expected: tuple[int, str, float]
+) -> None:
+    inner = [("/job/train.py", number, "confusion", "") for number in (12, 13)]
+    found = of_step(
+        ((inner[0], MAIN, MODULE), at[0]),
+        ((inner[1], MAIN, MODULE), at[1]),
+        ((LOG, MODULE), at[2]),
+        loop=loop,
+    ).result()
+    assert found is not None
+    assert (found.line, found.function, found.share) == expected
+    assert found.call == ("confusion" if found.line == 39 else "")
+
+
+def test_result_counts_a_function_that_calls_itself_once() -> None:
+    walk = [("/job/tree.py", number, "walk", "walk") for number in (7, 8)]
+    found = of_step(((walk[0], walk[1], walk[0], MAIN), 5), ((walk[1], walk[0], MAIN), 5)).result()
+    assert found is not None
+    assert (found.share, found.call) == (1.0, "walk")

@@ -122,7 +122,9 @@ MODEL = (
     Frame("/job/train.py", 20, "<module>"),
 )
 AUGMENT = (Frame("/job/train.py", 50, "augment", "crop"), Frame("/job/train.py", 20, "<module>"))
+COUNTS = (Frame("/job/train.py", 12, "confusion", "item"), Frame("/job/train.py", 39, "<module>"))
 SLOW = replace(VERDICT, cause=Cause.SLOW_RANK, rank=0)
+OWN = replace(VERDICT, cause=Cause.SCRIPT_CODE, phase="other")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,9 @@ SLOW = replace(VERDICT, cause=Cause.SLOW_RANK, rank=0)
             replace(VERDICT, cause=Cause.HOST_BOUND, phase=""),
             *(MODEL, ("forward", "/job/model.py", 12, "forward", "roll")),
         ),
+        (OWN, AUGMENT, ("other", "/job/train.py", 50, "augment", "crop")),
+        (OWN, COUNTS, ("other", "/job/train.py", 12, "confusion", "item")),
+        (replace(SLOW, phase="other"), COUNTS, None),
         (replace(SLOW, phase="forward"), AUGMENT, None),
         (replace(SLOW, phase="other"), MODEL, None),
         (replace(SLOW, phase="other"), WAITS, None),
@@ -180,3 +185,24 @@ def test_sampler_without_a_line_of_the_step_reports_nothing() -> None:
 def test_sampler_ignores_verdicts_that_no_line_explains(verdict: Verdict) -> None:
     sampled = Sampled()
     assert sampled.sampler.due([verdict], [sampled.rank]) is None
+
+
+def test_sampler_names_the_call_of_a_spread_function() -> None:
+    """No line of the function takes most of the time; the line that calls it does."""
+    main = (Frame("/job/train.py", 39, "main"), Frame("/job/train.py", 60, "<module>"))
+    loss = (Frame("/job/train.py", 41, "main"), Frame("/job/train.py", 60, "<module>"))
+    engine = "/env/lib/python3.11/site-packages/torch/autograd/graph.py"
+    backward = (Frame(engine, 869, "_engine_run_backward"), *loss)
+    sampled, stacks = Sampled(), []
+    for number in range(MOST_SAMPLES):
+        inner = Frame("/job/train.py", 12 + number % 3, "confusion")
+        stacks.append(backward if number % 5 == 0 else (inner, *main))
+
+    async def ask(rank: Rank, seconds: float) -> tuple[Thread, ...]:
+        return (training(*stacks.pop()),)
+
+    sampled.sampler = LineSampler(ask, sleep=sampled.sleep)
+    sampled.sample(OWN)
+    line = sampled.sampler.with_lines(OWN).line
+    assert line is not None
+    assert line.words == "train.py:39 in main, calls confusion: 100% of the host's work (other 100%)"

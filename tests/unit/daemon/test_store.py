@@ -11,8 +11,11 @@ from tests.support.clock import Clock
 
 from torchperfd_daemon.store import (
     HISTOGRAM_BOUNDS_S,
+    CudaMemory,
     Histogram,
     History,
+    KindTotal,
+    PhaseTotal,
     RankIdentity,
     StepColumns,
     Store,
@@ -270,3 +273,23 @@ def test_a_duration_on_a_bound_belongs_below_it() -> None:
     expected[0], expected[1], expected[-2], expected[-1] = 2, 1, 1, 1
     assert histogram.counts == expected
     assert histogram.sum_seconds == pytest.approx(120.002000002)
+
+
+SEEN = KindTotal(phases={"backward": PhaseTotal(1), "other": PhaseTotal(1)})
+
+
+@pytest.mark.parametrize(
+    ("totals", "hidden"),
+    [
+        (Totals(SEEN), False),
+        (Totals(SEEN, hooks={"forward": "", "wandb": "not installed"}), False),
+        (Totals(SEEN, cuda=CudaMemory(1, 1, 1)), True),
+        (Totals(SEEN, shed=2), True),
+        (Totals(SEEN, hooks={"backward": "torch has no such name"}), True),
+        (Totals(KindTotal(phases={"backward": PhaseTotal(1, device_calls=1)})), True),
+        # The whole step is one graph.
+        (Totals(KindTotal(phases={"other": PhaseTotal(1)})), True),
+    ],
+)
+def test_totals_hide_script_code_beside_other_time(totals: Totals, hidden: bool) -> None:
+    assert totals.hides_script_code == hidden
