@@ -20,7 +20,7 @@ from torchperfd_daemon.analysis.advice import item, updating
 from torchperfd_daemon.diagnosis import RankProfile, diagnose
 from torchperfd_daemon.doctor import checks
 from torchperfd_daemon.doctor.cpu import CpuFacts
-from torchperfd_daemon.doctor.facts import Facts
+from torchperfd_daemon.doctor.facts import Facts, RankFacts
 
 MS = 1e-3
 COST = WorkerCost(0.2 * MS, 0.2 * MS, 0.2e-9, 0.2 * MS, 0.15 * MS, 0.5e-9)
@@ -155,7 +155,8 @@ def test_least_share_of_tune_is_that_of_the_analyser() -> None:
 
 def test_threads_of_the_doctor_are_among_what_tune_tries() -> None:
     cpu = CpuFacts(cpus=4, busy=1.0, runnable=9, stolen=0.0, pressure=0.9, consumers=())
-    (finding,) = checks.check_cpu_pressure(Facts(cpu=cpu))
+    rank = RankFacts("bert", 0, 41, frozenset(range(4)), threads=16)
+    (finding,) = checks.check_cpu_pressure(Facts(ranks=(rank,), cpu=cpu))
     script = ScriptFacts(threads=16, cpus=4.0)
     groups, _ = candidates.propose(Trial(0.1, 100, facts=script), (), candidates.Requested(only=(THREADS,)))
     tried = [dict(each.values)["threads"] for group in groups for each in group.changes]

@@ -4,7 +4,7 @@ import re
 from typing import Any, Final
 
 UNNAMED: Final = "SCRIPT"
-_COMMAND: Final = re.compile(r"^`torchperfd tune .+` tries\b")
+_COMMAND: Final = re.compile(r"(^|; or )(`torchperfd tune (?:--only threads )?).+(` (?:tries|measures))\b")
 
 
 def name_script(verdict: Any, words: str) -> None:
@@ -15,4 +15,4 @@ def name_script(verdict: Any, words: str) -> None:
         words: The script as it is given to the command, quoted for a shell; :data:`UNNAMED` to take it out.
     """
     for each in (verdict, *verdict.others):
-        each.fix = _COMMAND.sub(lambda _: f"`torchperfd tune {words}` tries", each.fix)
+        each.fix = _COMMAND.sub(lambda found: f"{found[1]}{found[2]}{words}{found[3]}", each.fix)

@@ -24,6 +24,12 @@ from torchperfd_daemon.service.translate import comparison
 from torchperfd_daemon.views import live as _view
 
 _TIMEOUT_S: Final = 10.0
+# Causes of which the time can be removed, also where no single rank has them; and what are no causes.
+_MODELLED: Final = frozenset(
+    {Cause.INPUT_BOUND, Cause.SLOW_IO, Cause.CHECKPOINT, Cause.GARBAGE_COLLECTION, Cause.COLLECTIVE}
+    | {Cause.SLOW_RANK, Cause.HANG, Cause.NONE, Cause.UNKNOWN}
+)
+_MODELLED_NAMES: Final = frozenset(cause.value for cause in _MODELLED)
 
 
 @click.command("whatif")
@@ -57,6 +63,11 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     }
     worlds = {name: max(each.status.identity.world_size for each in ranks) for name, ranks in by_run.items()}
     predictions = {name: each for name, each in replays.items() if each is not None}
+    left_out = {
+        verdict.run: not_modelled(verdict, predictions[verdict.run])
+        for verdict in verdicts
+        if verdict.run in predictions
+    }
     if as_json:
         click.echo(
             json.dumps(
@@ -67,6 +78,10 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
                             **_dict(name, worlds[name], each),
                             "since_step": since.get(name),
                             "hang": hangs.get(name),
+                            "not_modelled": [
+                                {"cause": each.cause, "seconds_per_step": each.cost_seconds_per_step}
+                                for each in left_out.get(name, ())
+                            ],
                         }
                         for name, each in predictions.items()
                     ],
@@ -76,7 +91,7 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     elif predictions:
         click.echo(
             "\n\n".join(
-                text(name, worlds[name], each, since.get(name), hangs.get(name, ""))
+                text(name, worlds[name], each, since.get(name), hangs.get(name, ""), left_out.get(name, ()))
                 for name, each in predictions.items()
             )
         )
@@ -89,12 +104,36 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
         )
 
 
-def text(run: str, world_size: int, predictions: Replay, since: int | None = None, hang: str = "") -> str:
+def not_modelled(verdict: control_pb2.Verdict, predictions: Replay) -> list[control_pb2.Verdict]:
+    """Return a verdict and its further causes, those of them that no prediction removes.
+
+    One rank's loss is part of its excess over its peers, and what has come since the onset is growth.
+    """
+    if any(each.removed is Removed.GROWTH for each in predictions.answers):
+        return []
+    return [
+        each
+        for each in (verdict, *verdict.others)
+        if each.cause not in _MODELLED_NAMES
+        and each.cost_seconds_per_step > 0
+        and (each.rank < 0 or not predictions.synchronous)
+    ]
+
+
+def text(
+    run: str,
+    world_size: int,
+    predictions: Replay,
+    since: int | None = None,
+    hang: str = "",
+    left_out: Sequence[control_pb2.Verdict] = (),
+) -> str:
     """Return a run's predictions as a table, the greatest gain first.
 
     Args:
         since: The step since which it is slower; None where it has not slowed down.
         hang: The verdict on it while it hangs; else empty.
+        left_out: The causes that no prediction removes.
     """
     slower = f" since step {since}" if since is not None else ""
     replayed = "means of a second on the devices" if predictions.on_device else "steps"
@@ -115,8 +154,15 @@ def text(run: str, world_size: int, predictions: Replay, since: int | None = Non
             f"{predictions.ranks} of {world_size} ranks are on this node;"
             " a wait for the others counts as exchange"
         )
+    if left_out:
+        causes = ", ".join(
+            f"{each.cause} ({duration(each.cost_seconds_per_step)} of each"
+            f" {duration(each.step_seconds or predictions.step_seconds)} step)"
+            for each in left_out
+        )
+        remarks.append(f"not modelled: {causes}; `torchperfd diagnose` has what to change")
     if not predictions.answers:
-        nothing = "nothing that can be taken out of a step would make it shorter"
+        nothing = "no phase, rank or exchange that the replay can remove would make a step shorter"
         return folded_text("\n".join([title, nothing, *remarks]))
     rows = [
         [

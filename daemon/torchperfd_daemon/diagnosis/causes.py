@@ -16,7 +16,7 @@ from torchperfd_daemon.diagnosis.attribution import (
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.idle_devices import device_work
-from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, unmeasured
+from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, contention_remedy, unmeasured
 from torchperfd_daemon.diagnosis.verdict import (
     INPUT_BOUND_SHARE,
     SCRIPT_CODE_SHARE,
@@ -100,15 +100,21 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     if not seen:
         return [Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")]
     attribution = CauseAttribution(run, seen, cost)
+    starved = [0.0] * len(seen)
     for cause, phase, words, measure in _MEASURED:
         if cause is Cause.GARBAGE_COLLECTION and seen[0].collects_apart:
             words += _APART
         elif cause is Cause.CHECKPOINT and any(map(_mostly_in_background, seen)):
             phase, words = "", _BESIDE
+        waits = [attribution.left(rank, "data") for rank in seen]
         attribution.attribute(cause, phase, words, measure)
+        if cause is Cause.CPU_CONTENTION:
+            starved = [wait - attribution.left(rank, "data") for rank, wait in zip(seen, waits, strict=True)]
+            _add_threads(attribution.verdicts, seen)
     attribution.attribute(
         Cause.INPUT_BOUND, "data", "waiting for data", lambda each: attribution.left(each, "data")
     )
+    _name_starved(attribution.verdicts, seen, starved)
     attribution.attribute_growth()
     attribution.attribute_synchronisation()
     attribution.attribute_lateness()
@@ -160,6 +166,33 @@ def _attribute_script_code(attribution: CauseAttribution, seen: Sequence[RankEvi
         # Earlier causes, such as a lack of processors, may have taken most of it.
         LEAST_SHARE if is_large else 0.0,
     )
+
+
+def _add_threads(verdicts: list[Verdict], seen: Sequence[RankEvidence]) -> None:
+    """Add to a verdict on CPU contention, which may be the last one, what to do about the ranks' threads."""
+    if verdicts and verdicts[-1].cause is Cause.CPU_CONTENTION:
+        rank = next(each for each in seen if verdicts[-1].rank in (None, each.rank))
+        remedy = contention_remedy(rank.loader, on_device=rank.on_device)
+        verdicts[-1] = replace(verdicts[-1], fix=remedy.fix)
+
+
+def _name_starved(verdicts: list[Verdict], seen: Sequence[RankEvidence], starved: Sequence[float]) -> None:
+    """Add to the evidence of a wait for data which part of the same wait counts as CPU contention.
+
+    Args:
+        verdicts: The last one may be on a wait for data.
+        starved: That part, by rank, in seconds per step.
+    """
+    if not verdicts or verdicts[-1].cause is not Cause.INPUT_BOUND:
+        return
+    named = [each for each in zip(seen, starved, strict=True) if verdicts[-1].rank in (None, each[0].rank)]
+    rank, seconds = max(named, key=lambda each: each[1])
+    if seconds >= LEAST_SHARE * rank.step_seconds:
+        waited = duration(rank.phase_seconds["data"])
+        words = (
+            f"{verdicts[-1].evidence}; of {waited} waiting for data, {duration(seconds)} without a processor"
+        )
+        verdicts[-1] = replace(verdicts[-1], evidence=words)
 
 
 def _with_lasting(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from torchperfd_daemon.diagnosis.remedies import contention_remedy
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 _FIXES: Final[Mapping[Cause, str]] = {
@@ -15,8 +16,7 @@ _FIXES: Final[Mapping[Cause, str]] = {
     " its node",
     Cause.GARBAGE_COLLECTION: "gc.freeze(); gc.disable() before the loop, and gc.collect() every few hundred"
     " steps, at the same step on all ranks",
-    Cause.CPU_CONTENTION: "end or move the other programs on this node, give the job more cores, or run fewer"
-    " threads and workers (OMP_NUM_THREADS, num_workers)",
+    Cause.CPU_CONTENTION: contention_remedy(None).fix,
     Cause.CGROUP_THROTTLING: "raise the CPU limit of the container (docker run --cpus, Kubernetes"
     " resources.limits.cpu), or run fewer workers",
     Cause.SLOW_IO: "copy the data to a local disk, or store it in fewer, larger files",

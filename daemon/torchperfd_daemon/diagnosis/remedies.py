@@ -1,8 +1,9 @@
-"""Remedies of which the savings can be predicted: those for a wait for the loader."""
+"""Remedies that depend on what a rank's loader and threads do; savings are predicted for the loader only."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from torchperfd_daemon.loader_workers import (
     UNMEASURED_COST,
@@ -11,6 +12,16 @@ from torchperfd_daemon.loader_workers import (
     advise_loader,
     is_cheap,
 )
+
+TUNE_THREADS: Final = "`torchperfd tune --only threads SCRIPT` measures whether fewer threads are faster"
+"""Beside other programs fewer threads may be faster. By how much is measured and never predicted."""
+_MORE_CPU: Final = (
+    "end or move the other programs on this node, give the job more cores, or use fewer loader workers"
+    " (num_workers)"
+)
+# On a node with much other load, one thread is measured as 1.0, two as 1.6 to 2.4.
+_MORE_THREADS: Final = 0.6
+_MOST_QUEUED: Final = 0.99
 
 ReadWorkerCost = Callable[[], WorkerCost]
 """Returns the cost of a loader's worker on this machine. Called only if advice depends on it."""
@@ -70,3 +81,28 @@ def loader_remedy(
             " save"
         )
     return Remedy()
+
+
+def running_threads(facts: LoaderFacts | None) -> float | None:
+    """Return how many of a rank's threads compute or want to, on average between draws; None if unknown.
+
+    A thread without a CPU uses no CPU time. So the CPU time is divided by the share of its runnable time for
+    which the training thread had a CPU.
+    """
+    if facts is None or facts.rest_cpus is None or facts.queued is None:
+        return None
+    return facts.rest_cpus / (1 - min(facts.queued, _MOST_QUEUED))
+
+
+def contention_remedy(facts: LoaderFacts | None, *, on_device: bool = False) -> Remedy:
+    """Return the remedy for a lack of CPUs, with a number of threads if the rank's own exceed its CPUs.
+
+    Args:
+        on_device: Whether the model is on an accelerator, where threads are not tuned.
+    """
+    setting, running = "", running_threads(facts)
+    if facts is not None and facts.cpus and running is not None:
+        fitting = max(1, int(facts.cpus))
+        if running >= max(fitting, facts.cpus) + _MORE_THREADS:
+            setting = f"OMP_NUM_THREADS={fitting} (now about {running:.0f} threads compute in each rank)"
+    return Remedy("; or ".join(filter(None, (setting, "" if on_device else TUNE_THREADS, _MORE_CPU))))

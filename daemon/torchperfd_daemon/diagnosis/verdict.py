@@ -104,7 +104,7 @@ class Verdict:
         line: The slow line of the script, if stacks were sampled.
         stages: For a wait for data, what the stages of making a batch take; None if unknown.
         others: Further causes of the same run, the one with the largest share of its step first.
-        fix: What to change, for a remedy of which the saving is predicted; others are in ``fixes.py``.
+        fix: What to change, for a remedy that depends on measurements; the usual ones are in ``fixes.py``.
         saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
     """
 

@@ -1,10 +1,12 @@
 """The checks: each a pure function from facts to findings."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd_daemon.diagnosis.remedies import running_threads
+from torchperfd_daemon.doctor.cpu import CpuFacts
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
 from torchperfd_daemon.loader_workers import most_computing_workers
 
@@ -115,15 +117,18 @@ def check_affinity(facts: Facts) -> Iterator[Finding]:
     ranks = facts.ranks or ()
     for rank in ranks:
         if rank.cpu_cores is not None and rank.allowed and rank.cpu_cores < len(rank.allowed):
-            quota = max(1, int(rank.cpu_cores))
-            yield Finding(
-                "affinity",
-                _rank(rank),
-                f"it may run on {len(rank.allowed)} CPUs, and its control group has a quota of"
-                f" {rank.cpu_cores:g}",
-                "libraries start a thread per CPU they see, use the quota up and then all stand still",
-                f"`export OMP_NUM_THREADS={quota}` before it starts, or give the container whole CPUs",
-            )
+            quota, threads = max(1, int(rank.cpu_cores)), _threads(rank)
+            if threads is None or threads > quota:
+                now = "" if threads is None else f" (now {threads})"
+                yield Finding(
+                    "affinity",
+                    _rank(rank),
+                    f"it may run on {len(rank.allowed)} CPUs, and its control group has a quota of"
+                    f" {rank.cpu_cores:g}",
+                    "libraries start a thread per CPU they see, use the quota up and then all stand still",
+                    f"`export OMP_NUM_THREADS={quota}`{now} before it starts, or give the container whole"
+                    " CPUs",
+                )
         granted = rank.cgroup_cpus or frozenset()
         share = len(granted) // sum(other.cgroup_cpus == rank.cgroup_cpus for other in ranks)
         # A rank with a whole NUMA node was put there on purpose.
@@ -220,7 +225,7 @@ def check_cpu_pressure(facts: Facts) -> Iterator[Finding]:
             "cpu-steal",
             "node",
             f"the hypervisor gives {cpu.stolen:.0%} of its CPUs' time to other machines",
-            "training waits for a CPU although none looks busy from in here",
+            "programs wait for a CPU although none looks busy from in here",
             "ask for CPUs of its own (a dedicated or larger machine type), or move the job",
         )
     waiting = cpu.pressure >= _MOST_PRESSURE if cpu.pressure is not None else cpu.runnable > cpu.cpus
@@ -235,17 +240,62 @@ def check_cpu_pressure(facts: Facts) -> Iterator[Finding]:
         elif each.pid not in ranks:
             strangers.append(str(each.pid))
         names.append(f"{name} (pid {each.pid}) {each.cores:.1f}")
-    threads = max(1, cpu.cpus // max(1, len(ranks)))
     yield Finding(
         "cpu-pressure",
         "node",
         f"its {cpu.cpus} CPUs are {cpu.busy:.0%} busy, and {cpu.runnable} threads want to run; CPUs in use by"
         f" {', '.join(names) or 'many small processes'}",
-        "the training thread waits for a CPU while others have it",
-        (f"see with `top -p {','.join(strangers)}` what can move elsewhere; else " if strangers else "")
-        + f"`export OMP_NUM_THREADS={threads}` before each rank starts, fewer loader workers that compute, or"
-        " more CPUs",
+        "the training thread waits for a CPU while others have it"
+        if ranks
+        else "programs wait for a CPU, and so will a training that starts now",
+        "; or ".join(_less_pressure(facts, cpu, strangers)),
     )
+
+
+def _less_pressure(facts: Facts, cpu: CpuFacts, strangers: Sequence[str]) -> Iterator[str]:
+    """Yield what takes load off the CPUs.
+
+    Args:
+        strangers: Ids of the processes that use most and belong to no rank.
+    """
+    if strangers:
+        yield f"see with `top -p {','.join(strangers)}` what can move elsewhere"
+    ranks = facts.ranks or ()
+    setting = _fewer_threads(ranks, cpu.cpus)
+    if setting:
+        yield setting
+    on_gpu = frozenset(pid for gpu in facts.gpus or () for pid in gpu.pids)
+    if any(rank.pid not in on_gpu and _threads(rank) != 1 for rank in ranks):
+        yield (
+            "fewer threads, which may be faster beside other load: `torchperfd tune --only threads SCRIPT`"
+            " measures that"
+        )
+    if any(rank.workers for rank in ranks):
+        yield "fewer loader workers that compute"
+    yield "more CPUs"
+
+
+def _fewer_threads(ranks: Sequence[RankFacts], cpus: int) -> str:
+    """Return the setting of threads for ranks that have more than CPUs together; empty where none is sure."""
+    allowed = frozenset[int]().union(*(rank.allowed for rank in ranks))
+    available = min(cpus, len(allowed) or cpus)
+    threads = {rank: _threads(rank) or 1 for rank in ranks}
+    if sum(threads.values()) <= available:
+        return ""
+    fitting = max(1, available // len(ranks))
+    crowded = {rank: count for rank, count in threads.items() if count > fitting}
+    if not crowded:
+        return ""
+    which = "each rank" if len(crowded) == len(ranks) else ", ".join(map(_rank, crowded))
+    now = f"{max(crowded.values())}" + ("" if len(set(crowded.values())) == 1 else " at most")
+    return f"`export OMP_NUM_THREADS={fitting}` (now {now}) before {which} starts"
+
+
+def _threads(rank: RankFacts) -> int | None:
+    """Return how many threads of a rank compute, None if unknown: no more than set, and than seen running."""
+    running = running_threads(rank.loader)
+    known = [rank.threads, None if running is None else max(1, round(running))]
+    return min((count for count in known if count is not None), default=None)
 
 
 def check_clock(facts: Facts) -> Iterator[Finding]:

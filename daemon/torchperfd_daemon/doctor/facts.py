@@ -43,6 +43,7 @@ class RankFacts:
         cgroup_cpus: CPUs its control group lets it run on.
         cpu_cores: CPU seconds per second that its control group has a quota for.
         workers: DataLoader workers it has now.
+        threads: OMP_NUM_THREADS of its environment; None if that is not set or cannot be read.
         loader: How it uses its loader; None if its client does not report it.
         shm_bytes: Size of its ``/dev/shm``.
     """
@@ -54,6 +55,7 @@ class RankFacts:
     cgroup_cpus: frozenset[int] | None = None
     cpu_cores: float | None = None
     workers: int = 0
+    threads: int | None = None
     loader: LoaderFacts | None = None
     shm_bytes: int | None = None
 

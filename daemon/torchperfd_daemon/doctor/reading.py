@@ -18,6 +18,7 @@ from torchperfd_daemon.doctor.facts import Facts, RankFacts
 from torchperfd_daemon.doctor.gpus import NoDriverError, read_gpus
 from torchperfd_daemon.loader_workers import LoaderFacts
 
+_THREADS: Final = re.compile(r"[1-9][0-9]{0,4}")
 _TORCH_FIELD: Final = re.compile(r"^(?P<name>__version__|cuda)\b[^=]*=\s*'(?P<value>[^']*)'", re.MULTILINE)
 
 
@@ -105,9 +106,20 @@ def _read_rank(rank: RankProcess, loader: LoaderFacts | None, proc: Path, sys: P
         cgroup_cpus=limits.cpus,
         cpu_cores=limits.cpu_cores,
         workers=_count_workers(rank.pid, proc),
+        threads=_read_threads(directory),
         loader=loader,
         shm_bytes=_size(directory / "root" / "dev" / "shm"),
     )
+
+
+def _read_threads(directory: Path) -> int | None:
+    """Return OMP_NUM_THREADS as a process was started with it; None if that is not set, or not for us."""
+    with contextlib.suppress(OSError):
+        variables = dict(each.partition("=")[::2] for each in read(directory / "environ").split("\0"))
+        # For nested teams of threads it is a list; the first one is that of operators.
+        first = variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+        return int(first) if _THREADS.fullmatch(first) else None
+    return None
 
 
 def _count_workers(pid: int, proc: Path) -> int:

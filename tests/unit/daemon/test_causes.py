@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
+from torchperfd_daemon.loader_workers import LoaderFacts
 
 STEP = 0.1
 
@@ -723,3 +724,29 @@ def test_script_code_and_data_both_outlast_a_slowdown() -> None:
     before = changed(newcomer(), data=0.03)
     found = rank_causes("r", [since(before, changed(before, backward=0.02))])
     assert {each.cause for each in found} == {Cause.UNKNOWN, Cause.INPUT_BOUND, Cause.SCRIPT_CODE}
+
+
+def starved_input(queued: float, data: float) -> list[RankEvidence]:
+    """Return eight ranks that wait for data alike, part of the time without a processor."""
+    return [replace(changed(rank(number), data=data), queued_seconds=queued) for number in range(8)]
+
+
+def test_rank_causes_data_wait_names_its_part_without_cpu() -> None:
+    first, second = rank_causes("r", starved_input(queued=0.06, data=0.1))
+    assert (first.cause, second.cause) == (Cause.INPUT_BOUND, Cause.CPU_CONTENTION)
+    assert first.cost_seconds_per_step + second.cost_seconds_per_step < 0.1 + 0.06
+    assert first.evidence.endswith("; of 100 ms waiting for data, 30.6 ms without a processor")
+
+
+def test_rank_causes_data_wait_alone_has_one_time() -> None:
+    (only,) = rank_causes("r", starved_input(queued=0.0, data=0.1))
+    assert only.evidence.endswith("step waiting for data")
+
+
+def test_rank_causes_contention_names_threads_and_tune() -> None:
+    loader = LoaderFacts(cpus=1.0, rest_cpus=1.0, queued=0.5)
+    much = [replace(rank(number), queued_seconds=0.4 * STEP, loader=loader) for number in range(8)]
+    (verdict,) = rank_causes("r", much)
+    assert verdict.fix.startswith("OMP_NUM_THREADS=1 (now about 2 ")
+    assert "`torchperfd tune --only threads SCRIPT`" in verdict.fix
+    assert verdict.saves_seconds == 0

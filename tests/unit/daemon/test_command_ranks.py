@@ -324,6 +324,22 @@ def test_whatif_of_a_slower_run_uses_the_steps_since_onset(served: Served, comma
     assert f" since step {since}, 20 steps replayed" in command("whatif")[1]
 
 
+def test_whatif_names_the_causes_it_does_not_model(served: Served, command: Command) -> None:
+    train(served.store, "one straggler")
+    data = Verdict(Cause.INPUT_BOUND, "bert-17", "", None, "data", "waits", 0.01, "", step_seconds=0.1)
+    late = Verdict(Cause.GPU_SHARED, "bert-17", "node-b", 2, "", "late", 0.01, "", step_seconds=0.1)
+    starved = replace(data, cause=Cause.CPU_CONTENTION, cost_seconds_per_step=0.043, others=(data, late))
+    served.verdicts["bert-17"] = starved
+    [run] = json.loads(command("whatif", "--json")[1])["runs"]
+    assert run["not_modelled"] == [{"cause": "CPU contention", "seconds_per_step": 0.043}]
+    words = (
+        "not modelled: CPU contention (43 ms of each 100 ms step); `torchperfd diagnose` has what to change"
+    )
+    assert words in " ".join(command("whatif")[1].split())
+    served.verdicts["bert-17"] = data
+    assert "not modelled" not in command("whatif")[1]
+
+
 def test_first_steps_of_a_run_are_not_its_baseline(served: Served, command: Command) -> None:
     for number, slow in ((0, 80), (1, 130)):
         rank = served.store.join(RankIdentity("bert-17", number, 2))

@@ -138,6 +138,20 @@ def test_ranks_that_share_cpus_are_counted_together() -> None:
     assert "num_workers=3" in finding.fix
 
 
+@pytest.mark.parametrize(
+    ("threads", "fix"),
+    [
+        (None, "`export OMP_NUM_THREADS=2` before"),
+        (8, "`export OMP_NUM_THREADS=2` (now 8) before"),
+        (2, None),
+    ],
+)
+def test_quota_advises_no_number_of_threads_in_effect(threads: int | None, fix: str | None) -> None:
+    found = [each.fix for each in doctor.examine(with_rank(cpu_cores=2.5, workers=0, threads=threads))]
+    assert len(found) == (fix is not None)
+    assert all(fix in each for each in found if fix)
+
+
 def workers_findings(loader: LoaderFacts | None, cpus: int = 8) -> list[doctor.Finding]:
     facts = with_rank(workers=16, cgroup_cpus=None, allowed=frozenset(range(cpus)), loader=loader)
     return [finding for finding in doctor.examine(facts) if finding.check == "workers"]
@@ -259,6 +273,27 @@ def test_a_rank_is_read_with_its_workers_and_limits(no_driver: None, tree: HostT
     assert facts.shm_bytes is None
     assert "no NVIDIA driver here" in facts.skipped["gpus"]
     assert "it has ended" in facts.skipped["rank 1 of bert-17"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "threads"),
+    [
+        ("A=1\0OMP_NUM_THREADS=4\0B=2\0", 4),
+        ("OMP_NUM_THREADS=4,2\0", 4),
+        ("OMP_NUM_THREADS=\0", None),
+        ("OMP_NUM_THREADS=0\0", None),
+        ("OMP_NUM_THREADS=many\0", None),
+        ("A=1\0", None),
+        (None, None),
+    ],
+)
+def test_read_threads_takes_what_the_rank_started_with(
+    no_driver: None, tree: HostTree, environ: str | None, threads: int | None
+) -> None:
+    if environ is not None:
+        tree.write("proc/100/environ", environ)
+    (rank,) = doctor.read_facts([tree.rank(100)], tree.proc, tree.sys, tree.proc / "none").ranks or ()
+    assert rank.threads == threads
 
 
 def test_torch_is_read_and_not_imported(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Who takes the CPUs: read from a fake procfs whose counters move while the interval passes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd_daemon import doctor
 from torchperfd_daemon.doctor.cpu import Consumer, CpuFacts, read_cpu
-from torchperfd_daemon.doctor.facts import Facts, RankFacts
+from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
+from torchperfd_daemon.loader_workers import LoaderFacts
 
 
 def stat(user: int, idle: int, steal: int = 0, running: int = 1) -> str:
@@ -80,3 +82,80 @@ def test_check_cpu_pressure_names_process_and_remedy() -> None:
 )
 def test_check_cpu_pressure_needs_tasks_that_wait(cpu: CpuFacts, found: list[str]) -> None:
     assert checks(cpu) == found
+
+
+def ranks_with(*threads: int | None, loader: LoaderFacts | None = None, workers: int = 0) -> Facts:
+    """Return a pressed node of two CPUs, with a rank for each OMP_NUM_THREADS."""
+    ranks = tuple(
+        RankFacts(
+            "bert", number, 41 + number, frozenset({0, 1}), threads=count, loader=loader, workers=workers
+        )
+        for number, count in enumerate(threads)
+    )
+    return Facts(ranks=ranks, cpu=pressed())
+
+
+def pressure_fix(facts: Facts) -> str:
+    (fix,) = [each.fix for each in doctor.examine(facts) if each.check == "cpu-pressure"]
+    return fix
+
+
+def running(threads: float, queued: float = 0.5) -> LoaderFacts:
+    """Return the facts of a rank with so many threads that get a CPU for a part of their time."""
+    return LoaderFacts(cpus=2.0, rest_cpus=threads * (1 - queued), queued=queued)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        ranks_with(2),
+        ranks_with(1),
+        ranks_with(None),
+        ranks_with(1, 1),
+        ranks_with(1, 1, 1),
+        ranks_with(1, loader=running(3.0)),
+        ranks_with(8, loader=running(1.0)),
+        ranks_with(None, loader=running(2.0)),
+    ],
+)
+def test_cpu_pressure_threads_that_fit_get_no_number(facts: Facts) -> None:
+    """Two threads on two CPUs are the default; neither it nor a larger number is advice."""
+    assert "OMP_NUM_THREADS" not in pressure_fix(facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "setting"),
+    [
+        (ranks_with(8), "`export OMP_NUM_THREADS=2` (now 8) before each rank starts"),
+        (ranks_with(2, 2), "`export OMP_NUM_THREADS=1` (now 2) before each rank starts"),
+        (ranks_with(1, 2), "`export OMP_NUM_THREADS=1` (now 2) before rank 1 of bert starts"),
+        (ranks_with(2, 4), "`export OMP_NUM_THREADS=1` (now 4 at most) before each rank starts"),
+        (ranks_with(2, 2, 2), "`export OMP_NUM_THREADS=1` (now 2) before each rank starts"),
+        (
+            ranks_with(None, None, loader=running(2.1)),
+            "`export OMP_NUM_THREADS=1` (now 2) before each rank starts",
+        ),
+    ],
+)
+def test_cpu_pressure_crowding_threads_get_a_lower_number(facts: Facts, setting: str) -> None:
+    assert setting in pressure_fix(facts)
+
+
+def test_cpu_pressure_threads_are_left_to_tune() -> None:
+    words = "fewer threads, which may be faster beside other load: `torchperfd tune --only threads SCRIPT`"
+    assert words in pressure_fix(ranks_with(2))
+    assert words not in pressure_fix(ranks_with(1)), "there are no fewer"
+    on_gpu = (Gpu(0, "H100", "0000:3b:00.0", pids=frozenset({41})),)
+    assert words not in pressure_fix(replace(ranks_with(2), gpus=on_gpu)), "tune tries none there"
+
+
+@pytest.mark.parametrize("ranks", [None, ()])
+def test_cpu_pressure_without_ranks_names_no_training(ranks: tuple[RankFacts, ...] | None) -> None:
+    (finding,) = doctor.examine(Facts(ranks=ranks, cpu=pressed()))
+    assert finding.why == "programs wait for a CPU, and so will a training that starts now"
+    assert finding.fix == "see with `top -p 40,41,42` what can move elsewhere; or more CPUs"
+
+
+def test_cpu_pressure_workers_are_named_where_there_are_some() -> None:
+    assert "fewer loader workers" in pressure_fix(ranks_with(2, workers=1))
+    assert "fewer loader workers" not in pressure_fix(ranks_with(2))

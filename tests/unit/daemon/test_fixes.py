@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from torchperfd.card.script_name import UNNAMED, name_script
 from torchperfd_daemon.diagnosis.fixes import fix_of
+from torchperfd_daemon.diagnosis.remedies import contention_remedy
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.translate_verdict import percentiles, verdict_message, verdict_on_ranks
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 
@@ -31,6 +34,44 @@ def test_predicted_fix_replaces_the_usual_one() -> None:
 @pytest.mark.parametrize("cause", [Cause.NONE, Cause.UNKNOWN])
 def test_no_cause_has_nothing_to_fix(cause: Cause) -> None:
     assert verdict_message(verdict_on(cause)).fix == ""
+
+
+@pytest.mark.parametrize(
+    ("cpus", "rest_cpus", "queued", "setting"),
+    [
+        (1.0, 1.0, 0.5, "OMP_NUM_THREADS=1 (now about 2 threads compute in each rank); or "),
+        (4.0, 4.0, 0.5, "OMP_NUM_THREADS=4 (now about 8 threads compute in each rank); or "),
+        (0.5, 0.5, 0.75, "OMP_NUM_THREADS=1 (now about 2 threads compute in each rank); or "),
+        (2.0, 1.0, 0.5, ""),
+        (1.0, 1.0, 0.0, ""),
+        (0.5, 0.5, 0.5, ""),
+        (1.0, None, 0.5, ""),
+        (1.0, 1.0, None, ""),
+        (None, 1.0, 0.9, ""),
+    ],
+)
+def test_contention_remedy_names_threads_beyond_the_cpus(
+    cpus: float | None, rest_cpus: float | None, queued: float | None, setting: str
+) -> None:
+    remedy = contention_remedy(LoaderFacts(cpus=cpus, rest_cpus=rest_cpus, queued=queued))
+    assert remedy.fix == setting + fix_of(verdict_on(Cause.CPU_CONTENTION))
+    assert remedy.saves_seconds == 0
+    assert "`torchperfd tune --only threads SCRIPT`" in remedy.fix
+
+
+def test_contention_remedy_on_a_device_tunes_no_threads() -> None:
+    assert "tune" not in contention_remedy(None, on_device=True).fix
+
+
+def test_fix_of_contention_names_the_script_to_tune() -> None:
+    ranks = [Store().join(RankIdentity("bert-17", 0, script="train.py"))]
+    crowded = contention_remedy(LoaderFacts(cpus=1.0, rest_cpus=1.0, queued=0.5)).fix
+    starved = replace(verdict_on(Cause.CPU_CONTENTION), fix=crowded)
+    message = verdict_on_ranks(replace(verdict_on(Cause.INPUT_BOUND), others=(starved,)), ranks)
+    assert message.fix.startswith("`torchperfd tune train.py` tries")
+    assert "; or `torchperfd tune --only threads train.py` measures" in message.others[0].fix
+    name_script(message, UNNAMED)
+    assert message.others[0].fix == crowded
 
 
 def test_percentiles_are_of_steps_and_phases() -> None:

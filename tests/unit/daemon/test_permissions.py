@@ -107,6 +107,14 @@ def test_redact_verdict_hides_the_line_that_waits() -> None:
     assert verdict.summary == f"x · {verdict.evidence}"
 
 
+def test_redact_verdict_hides_the_script_in_the_fix() -> None:
+    other = control_pb2.Verdict(fix="`torchperfd tune train.py` tries settings")
+    verdict = control_pb2.Verdict(fix="`torchperfd tune --only threads train.py` measures", others=[other])
+    rights(BOB).redact_verdict(verdict, [ADA])
+    assert verdict.fix == "`torchperfd tune --only threads SCRIPT` measures"
+    assert verdict.others[0].fix == "`torchperfd tune SCRIPT` tries settings"
+
+
 def test_redact_account_leaves_source_lines_to_their_user() -> None:
     def account() -> control_pb2.RankAccount:
         message = control_pb2.RankAccount()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import whatif
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.whatif import (
@@ -400,3 +401,20 @@ def test_replay_excess_in_another_phase_is_a_cause_of_its_own() -> None:
         (Removed.PHASE, False),
         (Removed.EXCHANGE, False),
     ]
+
+
+def test_whatif_without_gain_names_what_is_not_modelled() -> None:
+    starved = control_pb2.Verdict(
+        cause="CPU contention", rank=-1, cost_seconds_per_step=0.043, step_seconds=0.05
+    )
+    reported = replay([RankWork(0, {"forward": np.full(40, 0.05)})])
+    left_out = whatif.not_modelled(starved, reported)
+    text = " ".join(whatif.text("r", 1, reported, left_out=left_out).split())
+    assert "no phase, rank or exchange that the replay can remove would make a step shorter" in text
+    assert "not modelled: CPU contention (43 ms of each 50 ms step)" in text
+
+
+def test_whatif_growth_removes_what_came_with_it() -> None:
+    starved = control_pb2.Verdict(cause="CPU contention", rank=-1, cost_seconds_per_step=0.04)
+    now, past = ({"forward": np.full(40, seconds)} for seconds in (0.1, 0.05))
+    assert whatif.not_modelled(starved, replay([RankWork(0, now)], past=[RankWork(0, past)])) == []
