@@ -1,6 +1,7 @@
 """What shells complete: through click itself, and through the real bash with the script that is printed."""
 
 import contextlib
+import importlib
 import os
 import shlex
 import subprocess
@@ -108,6 +109,9 @@ def test_completion_has_names_of_runs(name: str, monkeypatch: pytest.MonkeyPatch
         asked.append(socket)
         return contextlib.nullcontext(FakeDaemon())
 
+    # A command that is imported only now would keep the fake for the tests that follow.
+    for command in (name, "goodput"):
+        importlib.import_module(f"torchperfd_daemon.commands.{command}")
     monkeypatch.setattr(_daemon, "connect", connect)
     assert names(f"{name} --socket /run/x.sock --run be") == ["bert-17", "bert-18"]
     assert asked == ["/run/x.sock"]
