@@ -150,6 +150,13 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def texts(self, selector: str) -> list[str]:
+        """Return the texts of the elements that a selector finds."""
+        found: list[str] = self.run(
+            f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.textContent)"
+        )
+        return found
+
     def press(self, key: str) -> None:
         """Press and release a key."""
         text = key if len(key) == 1 else "\r" if key == "Enter" else ""

@@ -122,15 +122,8 @@ def browser(chromium: Browser, page: Path) -> Browser:
     return chromium
 
 
-def texts(browser: Browser, selector: str) -> list[str]:
-    found: list[str] = browser.run(
-        f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.textContent)"
-    )
-    return found
-
-
 def column(browser: Browser, table: str, number: int) -> list[str]:
-    return texts(browser, f"table[aria-label={table}] tbody td:nth-child({number})")
+    return browser.texts(f"table[aria-label={table}] tbody td:nth-child({number})")
 
 
 def write(browser: Browser, label: str, text: str) -> None:
@@ -167,7 +160,7 @@ def test_a_table_sorts_by_the_column_that_is_clicked(browser: Browser) -> None:
         assert browser.run(f"document.querySelector('{head}').ariaSort") == order
         calls = [int(text) for text in column(browser, "Operators", 2)]
         assert calls == sorted(calls, reverse=reverse)
-    assert texts(browser, "table[aria-label=Operators] th[aria-sort=ascending]") == ["calls"]
+    assert browser.texts("table[aria-label=Operators] th[aria-sort=ascending]") == ["calls"]
     browser.click("table[aria-label=Operators] th:nth-child(1) button")
     names = column(browser, "Operators", 1)
     assert names == sorted(names)
@@ -177,11 +170,11 @@ def test_a_table_filters_by_text(browser: Browser) -> None:
     before = len(column(browser, "Operators", 1))
     write(browser, "Filter Operators", "ATEN")
     assert sorted(column(browser, "Operators", 1)) == ["aten::addmm", "aten::linear"]
-    assert f"2 of {before} rows" in texts(browser, "section .bar span")
+    assert f"2 of {before} rows" in browser.texts("section .bar span")
 
 
 def said(browser: Browser) -> str:
-    return texts(browser, ".timeline + .said")[0]
+    return browser.texts(".timeline + .said")[0]
 
 
 def click_timeline(browser: Browser, share: float, y: float) -> None:
@@ -246,25 +239,25 @@ def focused(browser: Browser) -> str:
 
 
 def test_the_flame_graph_zooms_and_is_walked_with_keys(browser: Browser) -> None:
-    assert texts(browser, ".flame button")[:3] == ["main thread 1", "thread 2", HOSTILE]
+    assert browser.texts(".flame button")[:3] == ["main thread 1", "thread 2", HOSTILE]
     browser.run(
         "[...document.querySelectorAll('.flame button')]"
         ".find((each) => each.textContent === 'aten::linear').click()"
     )
     browser.drawn()
-    assert texts(browser, ".flame button.above") == ["main thread 1", "ProfilerStep*"]
-    assert texts(browser, ".flame button:not(.above)")[:2] == ["aten::linear", "aten::addmm"]
+    assert browser.texts(".flame button.above") == ["main thread 1", "ProfilerStep*"]
+    assert browser.texts(".flame button:not(.above)")[:2] == ["aten::linear", "aten::addmm"]
     assert focused(browser) == "aten::linear"
     browser.press("ArrowDown")
     assert focused(browser) == "aten::addmm"
-    assert texts(browser, ".flame + .said")[0].startswith("aten::addmm\n400 µs")
+    assert browser.texts(".flame + .said")[0].startswith("aten::addmm\n400 µs")
     for key in ("ArrowUp", "ArrowUp", "ArrowUp"):
         browser.press(key)
     assert focused(browser) == "main thread 1"
     browser.press("Escape")
-    assert texts(browser, ".flame button.above") == []
+    assert browser.texts(".flame button.above") == []
     write(browser, "Find in the flame graph", "addmm")
-    assert texts(browser, ".flame button.found") == ["aten::addmm"]
+    assert browser.texts(".flame button.found") == ["aten::addmm"]
 
 
 def test_another_rank_is_shown_by_choosing_it(browser: Browser) -> None:
@@ -272,7 +265,7 @@ def test_another_rank_is_shown_by_choosing_it(browser: Browser) -> None:
     browser.run("document.getElementById('rank').focus()")
     browser.press("ArrowDown")
     assert "late" in column(browser, "Kernels", 1)
-    assert "/captures/one/rank1.json" in texts(browser, "main > p.soft")
+    assert "/captures/one/rank1.json" in browser.texts("main > p.soft")
 
 
 def test_page_follows_colour_scheme_and_prints_without_controls(browser: Browser) -> None:
@@ -355,9 +348,9 @@ def chosen_rank(browser: Browser) -> str:
 
 def test_page_opens_on_the_rank_that_is_slow(chromium: Browser, slow_rank: Path) -> None:
     browser = opened(chromium, slow_rank)
-    assert texts(browser, "main > .verdict") == ["Rank 1 keeps the others waiting."]
+    assert browser.texts("main > .verdict") == ["Rank 1 keeps the others waiting."]
     assert chosen_rank(browser) == "rank 1"
-    assert "/captures/one/rank1.json" in texts(browser, "main > p.soft")
+    assert "/captures/one/rank1.json" in browser.texts("main > p.soft")
 
 
 def test_page_without_a_slow_rank_opens_on_the_first(browser: Browser) -> None:
@@ -367,13 +360,13 @@ def test_page_without_a_slow_rank_opens_on_the_first(browser: Browser) -> None:
 def test_frames_of_libraries_are_hidden_until_asked_for(chromium: Browser, slow_rank: Path) -> None:
     browser = opened(chromium, slow_rank)
     own = ["thread 1", "train.py(3): main", "model.py(7): forward", "aten::linear"]
-    assert texts(browser, ".flame button") == own
+    assert browser.texts(".flame button") == own
     browser.run("document.getElementById('library').click()")
     browser.drawn()
-    shown = texts(browser, ".flame button")
+    shown = browser.texts(".flame button")
     assert set(shown) - set(own) == {"torch/nn/modules/module.py(9): _call_impl", "<built-in method linear>"}
     assert opened(browser, slow_rank, browser.run("location.hash.slice(1)")).complaints == []
-    assert texts(browser, ".flame button") == shown
+    assert browser.texts(".flame button") == shown
 
 
 def test_address_keeps_rank_order_filter_and_part(chromium: Browser, page: Path) -> None:
@@ -390,8 +383,8 @@ def test_address_keeps_rank_order_filter_and_part(chromium: Browser, page: Path)
     before = browser.run(pixels)
     browser = opened(browser, page, address)
     assert chosen_rank(browser) == "rank 1"
-    assert texts(browser, "table[aria-label=Operators] th[aria-sort=ascending]") == ["calls"]
-    assert texts(browser, ".flame button.found") == ["aten::addmm"]
+    assert browser.texts("table[aria-label=Operators] th[aria-sort=ascending]") == ["calls"]
+    assert browser.texts(".flame button.found") == ["aten::addmm"]
     browser.run(f"document.querySelector('{CANVAS}').focus()")
     assert browser.run(pixels) == before
     assert browser.run("location.hash.slice(1)") == address
@@ -402,7 +395,7 @@ def test_address_keeps_rank_order_filter_and_part(chromium: Browser, page: Path)
 def test_damaged_address_shows_the_page_as_without(chromium: Browser, page: Path, fragment: str) -> None:
     browser = opened(chromium, page, fragment)
     assert chosen_rank(browser) == "rank 0"
-    assert texts(browser, ".timeline canvas")
+    assert browser.texts(".timeline canvas")
     assert browser.complaints == []
 
 
@@ -434,7 +427,7 @@ def click_step(browser: Browser, share: float, y: float) -> str:
     for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
         browser.mouse(kind, left + share * width, top + y)
     browser.drawn()
-    return texts(browser, "section[aria-label='Step 5 in full'] .said")[0]
+    return browser.texts("section[aria-label='Step 5 in full'] .said")[0]
 
 
 def test_step_in_full_shows_inputs_and_the_other_end(chromium: Browser, one_step: Path) -> None:

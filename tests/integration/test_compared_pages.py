@@ -52,15 +52,8 @@ def opened(browser: Browser, page: Path, fragment: str = "", width: int = 1200) 
     return browser
 
 
-def texts(browser: Browser, selector: str) -> list[str]:
-    found: list[str] = browser.run(
-        f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.textContent)"
-    )
-    return found
-
-
 def column(browser: Browser, table: str, number: int) -> list[str]:
-    return texts(browser, f"table[aria-label={json.dumps(table)}] tbody tr > :nth-child({number})")
+    return browser.texts(f"table[aria-label={json.dumps(table)}] tbody tr > :nth-child({number})")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -82,14 +75,14 @@ SENTENCES = {
 @pytest.mark.parametrize("name", PAGES)
 def test_page_opens_from_disk_with_its_sentence(chromium: Browser, folder: Path, name: str) -> None:
     browser = opened(chromium, folder / f"{name}.html")
-    (sentence,) = texts(browser, "main > .verdict")
+    (sentence,) = browser.texts("main > .verdict")
     assert sentence.startswith(SENTENCES[name])
     assert (browser.complaints, browser.requests) == ([], [(folder / f"{name}.html").as_uri()])
     assert browser.run("document.images.length") == 0
     assert HOSTILE in browser.run("document.body.innerText")
     assert "undefined" not in browser.run("document.body.innerText")
     assert "NaN" not in browser.run("document.body.innerText")
-    assert texts(browser, "title")[0].endswith(" · torchperfd")
+    assert browser.texts("title")[0].endswith(" · torchperfd")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -132,7 +125,7 @@ def test_captures_page_rows_are_added_filtered_and_kept(chromium: Browser, folde
 
 def test_runs_page_shows_phases_with_intervals(chromium: Browser, folder: Path) -> None:
     browser = opened(chromium, folder / "runs.html")
-    assert texts(browser, ".findings li")[0].startswith("backward changed by +")
+    assert browser.texts(".findings li")[0].startswith("backward changed by +")
     assert column(browser, "Phases", 1)[:2] == ["the whole step", "backward"]
     assert column(browser, "Phases", 7)[1] == "changed"
     assert set(column(browser, "Phases", 7)[2:]) == {"within noise"}
@@ -143,15 +136,15 @@ def test_runs_page_shows_phases_with_intervals(chromium: Browser, folder: Path) 
 
 def test_run_page_shows_ranks_phases_and_environment(chromium: Browser, folder: Path) -> None:
     browser = opened(chromium, folder / "run.html")
-    assert texts(browser, ".cause h3") == ["✗ slow rank · rank 3 on gpu-17 · 16% of the step"]
+    assert browser.texts(".cause h3") == ["✗ slow rank · rank 3 on gpu-17 · 16% of the step"]
     # The rank with most work of its own comes first.
     assert column(browser, "Across ranks", 1)[0] == "3"
-    assert "validation 1% of the time" in texts(browser, ".findings li")[0]
+    assert "validation 1% of the time" in browser.texts(".findings li")[0]
     assert {"fit", "validate", "backward"} <= set(column(browser, "Phases of rank 0", 2))
     browser.run("document.getElementById('rank').focus()")
     browser.press("ArrowDown")
     browser = opened(browser, folder / "run.html", browser.run("location.hash.slice(1)"))
-    assert texts(browser, "table[aria-label='Phases of rank 1'] th")[0] == "Phase"
+    assert browser.texts("table[aria-label='Phases of rank 1'] th")[0] == "Phase"
     assert "NVIDIA H100 80GB HBM3" in column(browser, "Environment", 2)
     assert browser.complaints == []
 

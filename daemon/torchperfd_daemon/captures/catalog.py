@@ -130,6 +130,12 @@ class Catalog:
                 )
                 trace.state, trace.file, trace.bytes, trace.sha256 = CaptureState.FAILED, "", 0, ""
 
+    def ids(self) -> tuple[str, ...]:
+        """Return the ids of all captures without reading them; none if the directory is unreadable."""
+        with contextlib.suppress(OSError):
+            return tuple(each.name for each in self.directory.iterdir() if folder.is_id(each.name))
+        return ()
+
     def list(self, query: Query | None = None) -> Listing:
         """Return the captures that a query asks for, newest first."""
         return Index(self.directory, self.wall()).select(query or Query())

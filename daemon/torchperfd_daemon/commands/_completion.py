@@ -41,10 +41,9 @@ def complete_past_runs(context: click.Context, _: click.Parameter, incomplete: s
 def complete_captures(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the ids of captures."""
     from torchperfd_daemon.commands._captures_dir import open_catalog
-    from torchperfd_daemon.commands._names import capture_ids
 
     named = _directory(context, "captures_dir")
-    return _items(capture_ids(open_catalog(Path(named) if named else None)), incomplete)
+    return _items(open_catalog(Path(named) if named else None).ids(), incomplete)
 
 
 def complete_kept_runs(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

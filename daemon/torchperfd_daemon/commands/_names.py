@@ -1,6 +1,5 @@
 """Names on the command line: runs and captures by any unique prefix; near misses get a suggestion."""
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -9,7 +8,6 @@ import click
 from torchperfd.near_names import did_you_mean
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Catalog
-from torchperfd_daemon.captures.folder import is_id
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.views.names import whole_name as whole_name
 
@@ -53,19 +51,12 @@ def whole_capture(catalog: Catalog, given: str) -> str:
     Raises:
         NoSuchTargetError: Several have the prefix.
     """
-    return whole_name(given, capture_ids(catalog), "capture")
-
-
-def capture_ids(catalog: Catalog) -> list[str]:
-    """Return the ids of all captures; none where their directory cannot be read."""
-    with contextlib.suppress(OSError):
-        return [each.name for each in catalog.directory.iterdir() if is_id(each.name)]
-    return []
+    return whole_name(given, catalog.ids(), "capture")
 
 
 def capture_argument(context: click.Context, _: click.Parameter, given: Any) -> Any:
     """Complete the ids of captures on a command line; the command's object is their catalog."""
-    names = capture_ids(context.obj)
+    names = context.obj.ids()
     if isinstance(given, tuple):
         return tuple(known_name(each, names, "capture") for each in given)
     return known_name(given, names, "capture")

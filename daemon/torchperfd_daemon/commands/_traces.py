@@ -6,7 +6,7 @@ import click
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import open_catalog
-from torchperfd_daemon.commands._names import capture_ids, known_name
+from torchperfd_daemon.commands._names import known_name
 from torchperfd_daemon.errors import NoSuchTargetError
 
 
@@ -17,7 +17,7 @@ def find_trace(trace: str, captures_dir: Path | None) -> Path:
         return path
     catalog = open_catalog(captures_dir)
     if path.name == trace:
-        trace = known_name(trace, capture_ids(catalog), "capture")
+        trace = known_name(trace, catalog.ids(), "capture")
     try:
         folder = catalog.folder(trace)
     except NoSuchTargetError:

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +13,6 @@ from starlette.responses import Response, StreamingResponse
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import CaptureRecord, Listed, Query
-from torchperfd_daemon.captures.folder import is_id
 from torchperfd_daemon.captures.upload_marker import read_upload_marker
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.views.captures import listed_dict
@@ -157,8 +155,8 @@ class CapturesApi:
         given: str = request.path_params[name]
         if self._parts.coordinator.live_record(given):
             return given
-        names = await asyncio.to_thread(_ids_in, self._parts.catalog.directory)
-        names += [record.capture_id for record in self._parts.coordinator.live_records]
+        kept = await asyncio.to_thread(self._parts.catalog.ids)
+        names = {*kept, *(record.capture_id for record in self._parts.coordinator.live_records)}
         found = whole_name(given, names, "capture")
         if found not in names:
             raise NoSuchTargetError(f"no capture {given[:80]!r}", "load /api/v1/captures")
@@ -212,10 +210,3 @@ class CapturesApi:
             "content-type": kind,
         }
         return StreamingResponse(body(), headers=headers)
-
-
-def _ids_in(directory: Path) -> list[str]:
-    try:
-        return [each.name for each in directory.iterdir() if is_id(each.name)]
-    except OSError:
-        return []
