@@ -144,11 +144,13 @@ class Script:
             rate = max(FREQUENT_REPORTS_PER_SECOND, reports_per_second) if is_watched else reports_per_second
             # On the wall clock's grid, as all clients are.
             due = (math.floor(time.time() * rate) + 1) / rate
+            is_extra = is_watched and bool((due * reports_per_second) % 1)
             if select.select([sys.stdin], [], [], max(0.0, due - time.time()))[0]:
                 return
             ended = int((due - began) * steps_per_second) - self._steps
             if ended:
-                yield self.report(ended, int(1e9 / steps_per_second))
+                step_ns = int(1e9 / steps_per_second)
+                yield self.steps(ended, step_ns) if is_extra else self.report(ended, step_ns)
 
     def flood(self, seconds: float) -> Iterator[session_pb2.ClientMessage]:
         """Yield steps of a millisecond each, as fast as they are taken."""

@@ -37,7 +37,7 @@ _STEPS_PER_REPORT: Final = 2000
 class Flusher:
     """Drains, adds up, packs and reports: once per second, every four seconds beside steps below 5 ms.
 
-    While a live page shows the run it also does so at half seconds.
+    While a live page shows the run it also reports the steps at half seconds.
     :mod:`~torchperfd.link.flush_schedule` computes the times. It also flushes when the ring buffer is half
     full, when a report is requested, and when a daemon has just connected.
 
@@ -126,7 +126,7 @@ class Flusher:
             report: Report what steps there were since the last report.
             send: Report, whether there were steps or not.
             again: Another flush comes by itself: a step that has begun may wait for it.
-            extra: Regular flushes come as well: sampling is left to them.
+            extra: Regular flushes come as well: sampling is left to them, and reporting the totals.
         """
         with self._lock:
             if self._is_flushing:
@@ -184,8 +184,11 @@ class Flusher:
             return
         try:
             blocks = self.blocks.sums() if self.reports_blocks else None
-            message = wire.totals_message(
-                totals, self._names, self._recorder.recorded, self.dropped(), blocks
+            # A live page reads the totals every few seconds: more of them would only cost the daemon.
+            message = (
+                None
+                if extra
+                else wire.totals_message(totals, self._names, self._recorder.recorded, self.dropped(), blocks)
             )
             arrivals = self._recorder.arrivals
             batch = wire.step_batch(unsent, self._names, arrivals.drain()) if unsent else None
@@ -196,7 +199,8 @@ class Flusher:
         if batch:
             self._outbox.put(batch, weight=batch.steps.count)
             self._unsent = []
-        self._outbox.put_newest("account", message)
+        if message:
+            self._outbox.put_newest("account", message)
 
     def snapshot(self) -> Totals:
         """Return the totals of all drained steps; they do not change any more. Takes no lock."""

@@ -319,7 +319,7 @@ global___Welcome = Welcome
 
 @typing.final
 class ReportFrequently(google.protobuf.message.Message):
-    """A live page shows the run: report at half seconds as well. For some seconds at a time, so that a client
+    """A live page shows the run: report steps at half seconds as well. For some seconds at a time, so that a client
     goes back to the usual reports without a message, however its daemon ends.
     """
 

@@ -139,3 +139,18 @@ def test_flush_extra_samples_nothing(client: torchperfd.Client, monkeypatch: pyt
     assert not sampled
     client.parts.flusher.flush(report=True)
     assert sampled == ["loader", "device"]
+
+
+def test_flush_extra_reports_steps_without_totals(client: torchperfd.Client) -> None:
+    """What a daemon reads of them would double, for a page that shows them every few seconds."""
+    client.parts.flusher.stop(5)
+    while client.parts.outbox.take(0, 100):
+        pass
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    client.parts.flusher.flush(report=True, extra=True)
+    assert [message.WhichOneof("body") for message in client.parts.outbox.take(0, 100)] == ["steps", "state"]
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))
+    client.parts.flusher.flush(report=True)
+    steps, account = client.parts.outbox.take(0, 100)
+    assert (steps.steps.count, account.account.recorded_steps) == (2, 5)
