@@ -32,9 +32,9 @@ _ROW: Final = "{:<18} {:>7} {:>7}  {:<14} {:>7}  {}"
 class ByHand:
     """The process in which functions are timed by hand. A context manager: it ends with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.bench_agreement.by_hand"],
+            [sys.executable, "-m", "benchmarks.bench_agreement.by_hand", *names],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -75,11 +75,12 @@ def compare(pair: tuple[str, str], threads: Sequence[int], seconds: float) -> li
     def before_a_measurement(_name: str) -> None:
         if next(count) % (len(pair) * len(threads)):
             return  # in the midst of a round
-        for _ in range(_PROCESSES):
-            with ByHand() as process:
+        for process_number in range(_PROCESSES):
+            order = pair[:: -1 if process_number % 2 else 1]
+            with ByHand(order) as process:
                 for ratios, number in zip(by_hand, threads, strict=True):
-                    first, other = (process.time(function, number, seconds) for function in pair)
-                    ratios.append(other / first)
+                    timed = {function: process.time(function, number, seconds) for function in order}
+                    ratios.append(timed[pair[1]] / timed[pair[0]])
 
     found = bench_functions(
         [f"{_MODULE}:{name}" for name in pair],

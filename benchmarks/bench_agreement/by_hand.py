@@ -1,8 +1,9 @@
 """What one would write by hand: times functions with ``torch.utils.benchmark``; stdin has what to time.
 
-    python -m benchmarks.bench_agreement.by_hand
+    python -m benchmarks.bench_agreement.by_hand FUNCTION...
 
-Each line has a function, a number of threads and seconds; the answer is the median time of a call.
+Each line has a function, a number of threads and seconds; the answer is the median time of a call. All
+functions are called once before, since the first call of one may change the speed of another.
 """
 
 import sys
@@ -14,6 +15,8 @@ from torch.utils.benchmark import Timer
 def main() -> None:
     """Answer until stdin ends."""
     x = functions.data()
+    for name in sys.argv[1:]:
+        getattr(functions, name)(x)
     for name, threads, seconds in map(str.split, sys.stdin):
         timer = Timer(
             f"{name}(x)", globals={name: getattr(functions, name), "x": x}, num_threads=int(threads)

@@ -44,6 +44,9 @@ def _make(targets: list[str], setup: str) -> tuple[Answer, Callable[[Answer], An
             prepared[key] = prepare(**parameters)
         function = functions[request["function"]]
         call = (lambda: function(prepared[key])) if prepare is not None else (lambda: function(**parameters))
+        if request["warm_up"]:
+            call()
+            return {}
         timer = benchmark.Timer(
             stmt="call()",
             globals={"call": call},

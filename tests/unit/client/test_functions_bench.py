@@ -92,6 +92,9 @@ class FakeProcess:
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         if "table" in request:
             return {"table": f"{len(request['table'])} measurements"}
+        if request["warm_up"]:
+            self.asked[-1].append(f"warm up {request['function']}")
+            return {}
         self.asked[-1].append(request["name"])
         took = 2 * self._factor if request["function"] else 1.0
         return {"seconds": took, "times": [took], "runs": 1}
@@ -114,7 +117,9 @@ def test_each_round_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         timeout=1.0,
         progress=lambda _: None,
     )
-    assert FakeProcess.asked == [["first", "other"], ["other", "first"]] * 2 + [["first", "other"]]
+    warm_up = ["warm up 0", "warm up 1"]
+    rounds = [[*warm_up, "first", "other"], [*warm_up, "other", "first"]]
+    assert FakeProcess.asked == [*rounds, *rounds, rounds[0]]
     assert FakeProcess.open == 0
     assert found.table == "10 measurements"
     assert found.rows == [Row({}, 2)]
