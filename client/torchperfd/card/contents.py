@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from torchperfd.card import html, text
+from torchperfd.card.script_name import name_script
 from torchperfd.durations import duration
 from torchperfd.slow_line import SlowLine
 
@@ -176,8 +177,9 @@ def card_of(verdict: Any) -> VerdictCard:
         return VerdictCard(
             verdict.run, remark=_why(verdict), is_healthy=verdict.cause == HEALTHY, next_command=command
         )
-    further = [cause for cause in map(_cause, verdict.others) if cause.share >= LEAST_SHARE]
-    return VerdictCard(verdict.run, (_cause(verdict), *further), next_command=command)
+    first, *others = [_cause(each, verdict.script) for each in (verdict, *verdict.others)]
+    further = [cause for cause in others if cause.share >= LEAST_SHARE]
+    return VerdictCard(verdict.run, (first, *further), next_command=command)
 
 
 def unknown_card(run: str, remark: str, next_command: str = "") -> VerdictCard:
@@ -189,12 +191,12 @@ def unknown_card(run: str, remark: str, next_command: str = "") -> VerdictCard:
     return VerdictCard(run, remark=remark, next_command=next_command)
 
 
-def _cause(verdict: Any) -> CauseCard:
+def _cause(verdict: Any, script: str) -> CauseCard:
     return CauseCard(
         cause=verdict.cause,
-        where=f"rank {verdict.rank} on {verdict.node}" if verdict.rank >= 0 else "",
+        where=_where(verdict),
         why=_why(verdict),
-        fix=verdict.fix,
+        fix=name_script(verdict.fix, script),
         cost_seconds=verdict.cost_seconds_per_step,
         step_seconds=verdict.step_seconds,
         saves_seconds=verdict.saves_seconds,
@@ -202,6 +204,12 @@ def _cause(verdict: Any) -> CauseCard:
         rank=verdict.rank if verdict.rank >= 0 else None,
         line=_line(verdict),
     )
+
+
+def _where(verdict: Any) -> str:
+    if verdict.rank < 0:
+        return ""
+    return f"rank {verdict.rank}" + (f" on {verdict.node}" if verdict.node else "")
 
 
 def _line(verdict: Any) -> str:

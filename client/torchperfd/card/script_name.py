@@ -1,18 +1,15 @@
 """The name of the training script in the fixes of a verdict."""
 
-import re
-from typing import Any, Final
+from typing import Final
 
-UNNAMED: Final = "SCRIPT"
-_COMMAND: Final = re.compile(r"(^|; or )(`torchperfd tune (?:--only threads )?).+(` (?:tries|measures))\b")
+SCRIPT: Final = "SCRIPT"
+"""Stands in a fix for the script, whose name not every reader may see."""
 
 
-def name_script(verdict: Any, words: str) -> None:
-    """Put a script into the command of a verdict's fix, and of the fixes of its further causes.
+def name_script(fix: str, script: str) -> str:
+    """Return a fix with the name of the script; without a name, the fix itself.
 
     Args:
-        verdict: A ``torchperfd.v1`` message ``Verdict``; changed in place.
-        words: The script as it is given to the command, quoted for a shell; :data:`UNNAMED` to take it out.
+        script: As commands take it, quoted for a shell; empty if it is unknown.
     """
-    for each in (verdict, *verdict.others):
-        each.fix = _COMMAND.sub(lambda found: f"{found[1]}{found[2]}{words}{found[3]}", each.fix)
+    return fix.replace(SCRIPT, script) if script else fix

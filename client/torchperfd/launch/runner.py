@@ -184,7 +184,6 @@ def _conclude(
 ) -> int:
     """Report, keep, compare and detach; return the exit code that the comparison asks for."""
     from torchperfd.card import ansi
-    from torchperfd.card.script_name import name_script
     from torchperfd.launch import kept_run
     from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
     from torchperfd.report import run_document
@@ -200,7 +199,7 @@ def _conclude(
     answer = _whole_run(client) if client.rank == 0 else None
     if answer is not None and answer.HasField("verdict"):
         # The daemon knows the name of the file only, not where it is.
-        name_script(answer.verdict, options.script.words)
+        answer.verdict.script = options.script.words
     ranks = _rank_reports(client, answer)
     verdict = _verdict(answer)
     facts = [] if daemon is not None or not client.metrics_url else [("metrics", client.metrics_url)]
@@ -295,9 +294,9 @@ def _verdict(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | No
     if answer is None or not answer.HasField("verdict"):
         return None
     verdict = answer.verdict
-    return _cause(verdict) | {
+    return _cause(verdict, verdict.script) | {
         "next_command": command_after_run(verdict.next_command),
-        "others": [_cause(other) for other in verdict.others],
+        "others": [_cause(other, verdict.script) for other in verdict.others],
     }
 
 
@@ -317,7 +316,9 @@ def _input_stages(verdict: "control_pb2.Verdict") -> dict[str, Any] | None:
     return asdict(InputStages(**{field.name: value for field, value in verdict.stages.ListFields()}))
 
 
-def _cause(verdict: "control_pb2.Verdict") -> dict[str, Any]:
+def _cause(verdict: "control_pb2.Verdict", script: str) -> dict[str, Any]:
+    from torchperfd.card.script_name import name_script
+
     return {
         "cause": verdict.cause,
         "summary": verdict.summary,
@@ -331,6 +332,6 @@ def _cause(verdict: "control_pb2.Verdict") -> dict[str, Any]:
         "step_seconds": verdict.step_seconds or None,
         "stalled_seconds": verdict.stalled_seconds or None,
         "window_seconds": verdict.window_seconds or None,
-        "fix": verdict.fix or None,
+        "fix": name_script(verdict.fix, script) or None,
         "saves_seconds": verdict.saves_seconds or None,
     }

@@ -696,6 +696,7 @@ class Verdict(google.protobuf.message.Message):
     STEP_SECONDS_FIELD_NUMBER: builtins.int
     OTHERS_FIELD_NUMBER: builtins.int
     FIX_FIELD_NUMBER: builtins.int
+    SCRIPT_FIELD_NUMBER: builtins.int
     SAVES_SECONDS_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
     LINE_FIELD_NUMBER: builtins.int
@@ -720,6 +721,8 @@ class Verdict(google.protobuf.message.Message):
     """the step that the cost is a part of; 0 when unknown"""
     fix: builtins.str
     """what to change, the setting or the command first; empty when nothing is wrong"""
+    script: builtins.str
+    """replaces SCRIPT in its fixes: quoted for a shell; empty if unknown, and for other users"""
     saves_seconds: builtins.float
     """that the fix saves of each step, as predicted; 0 without a prediction"""
     @property
@@ -752,12 +755,13 @@ class Verdict(google.protobuf.message.Message):
         step_seconds: builtins.float = ...,
         others: collections.abc.Iterable[global___Verdict] | None = ...,
         fix: builtins.str = ...,
+        script: builtins.str = ...,
         saves_seconds: builtins.float = ...,
         stages: torchperfd.v1.session_pb2.InputStages | None = ...,
         line: global___SlowLine | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "line", b"line", "onset_step", b"onset_step", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "script", b"script", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict

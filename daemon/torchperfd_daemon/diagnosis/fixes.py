@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Final
 
+from torchperfd.card.script_name import SCRIPT
 from torchperfd_daemon.diagnosis.remedies import contention_remedy
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 _FIXES: Final[Mapping[Cause, str]] = {
-    Cause.INPUT_BOUND: "`torchperfd tune SCRIPT` tries settings of the loader and verifies them; or do less"
-    " for each sample in __getitem__",
+    Cause.INPUT_BOUND: f"`torchperfd tune {SCRIPT}` tries settings of the loader and verifies them; or do"
+    " less for each sample in __getitem__",
     Cause.HOST_BOUND: 'torch.compile(model, mode="reduce-overhead"), or a larger batch_size, so that each'
     " launch gives the device more work",
     Cause.SYNCHRONISATION: "`if step % 50 == 0:` before the call that waits, or keep values on the device",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd.card.script_name import SCRIPT
 from torchperfd_daemon.loader_workers import (
     UNMEASURED_COST,
     LoaderFacts,
@@ -13,7 +14,7 @@ from torchperfd_daemon.loader_workers import (
     is_cheap,
 )
 
-TUNE_THREADS: Final = "`torchperfd tune --only threads SCRIPT` measures whether fewer threads are faster"
+TUNE_THREADS: Final = f"`torchperfd tune --only threads {SCRIPT}` measures whether fewer threads are faster"
 """Beside other programs fewer threads may be faster. By how much is measured and never predicted."""
 _MORE_CPU: Final = (
     "end or move the other programs on this node, give the job more cores, or use fewer loader workers"

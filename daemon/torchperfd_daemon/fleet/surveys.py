@@ -1,6 +1,6 @@
 """Merges the nodes' surveys: each rank once, one verdict on each run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
@@ -8,7 +8,8 @@ from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.verdict import working_command
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.verdict import NodePart, judge
-from torchperfd_daemon.service import translate
+from torchperfd_daemon.service import translate, translate_verdict
+from torchperfd_daemon.service.peer_directory import Redact
 
 
 def each_once(
@@ -63,6 +64,22 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
             )
             judged.append(replace(verdict, next_command=command))
     return judged
+
+
+def shown_verdicts(surveys: Sequence[fleet_pb2.NodeSurvey], redact: Redact) -> Iterator[control_pb2.Verdict]:
+    """Yield one verdict on each run, by name, as a caller may see it."""
+    ranks: dict[str, list[control_pb2.RankStatus]] = {}
+    for survey in surveys:
+        for steps in survey.ranks:
+            ranks.setdefault(steps.status.identity.run, []).append(steps.status)
+    for verdict in judge_all(surveys):
+        message = translate_verdict.verdict_message(verdict)
+        # Of the ranks' own names, since people run it: no node supplies it in a verdict.
+        message.script = translate_verdict.script_words(
+            status.identity.script for status in ranks[verdict.run]
+        )
+        redact(message, map(fleet_translate.uid_of, ranks[verdict.run]))
+        yield message
 
 
 def _is_training(steps: control_pb2.RankSteps) -> bool:

@@ -17,9 +17,8 @@ from torchperfd_daemon.fleet.address import Address
 from torchperfd_daemon.fleet.fanout import Answers, FanOut, Unreachable, unreachable_text
 from torchperfd_daemon.fleet.peers import Peers
 from torchperfd_daemon.fleet.relay import Relay, RemoteRank, keep_pinging
-from torchperfd_daemon.fleet.surveys import each_once, judge_all
-from torchperfd_daemon.service import translate_verdict
-from torchperfd_daemon.service.peer_directory import MayCommand, RankSelection
+from torchperfd_daemon.fleet.surveys import each_once, shown_verdicts
+from torchperfd_daemon.service.peer_directory import MayCommand, RankSelection, Redact
 
 log = logging.getLogger("torchperfd.fleet")
 
@@ -137,23 +136,22 @@ class FleetView:
         )
 
     async def diagnose(
-        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, redact: Redact
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run of all nodes, and which nodes did not answer.
 
         Args:
             asked: The request: which runs.
+            redact: Removes from a verdict what the caller may not see.
 
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.
         """
         joined = await self._survey(asked, own)
         # Thousands of ranks take a moment, and this loop has clients to answer.
-        verdicts = await asyncio.to_thread(judge_all, joined.surveys)
+        verdicts = await asyncio.to_thread(lambda: [*shown_verdicts(joined.surveys, redact)])
         return control_pb2.DiagnoseResponse(
-            verdicts=map(translate_verdict.verdict_message, verdicts),
-            nodes=joined.nodes,
-            unreachable=joined.unreachable,
+            verdicts=verdicts, nodes=joined.nodes, unreachable=joined.unreachable
         )
 
     async def stacks(

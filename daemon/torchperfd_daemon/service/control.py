@@ -158,21 +158,19 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.DiagnoseRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run, of its ranks on this node or on all."""
+        rights = self._permissions.of(context)
         ranks = ranks_of(self._store, request.run, request.job)
         try:
             if self._is_of_fleet(request):
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)
-                response = await self._others.diagnose(
-                    asked, survey(self._store, self._verdict, self._device_work, asked)
-                )
-            else:
-                if not ranks:
-                    live.check_found(request.run, request.job)
-                response = control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
-            rights, runs = self._permissions.of(context), self._store.runs()
+                own = survey(self._store, self._verdict, self._device_work, asked)
+                return await self._others.diagnose(asked, own, rights.redact_verdict)
+            if not ranks:
+                live.check_found(request.run, request.job)
+            response = control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
+            runs = self._store.runs()
             for verdict in response.verdicts:
-                # The owner of a run without ranks on this node is not known.
-                rights.redact_verdict(verdict, [rank.process.uid for rank in runs.get(verdict.run, [])])
+                rights.redact_verdict(verdict, [rank.process.uid for rank in runs[verdict.run]])
             return response
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))

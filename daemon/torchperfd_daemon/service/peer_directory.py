@@ -1,6 +1,6 @@
 """The other nodes' daemons, as the commands of this one use them."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,6 +28,9 @@ class RankSelection:
 MayCommand = Callable[[int | None], bool]
 """Returns whether the caller may command the processes of a user; None is an unknown user."""
 
+Redact = Callable[[control_pb2.Verdict, Iterable[int | None]], None]
+"""Removes from the verdict on a run of users what the caller may not see."""
+
 
 class PeerDirectory(Protocol):
     """Queries the other nodes, as ``fleet.FleetView`` does; raises TorchperfdError when it knows of none."""
@@ -45,7 +48,7 @@ class PeerDirectory(Protocol):
         """Return the newest steps of ranks of all nodes, what this one answers given."""
 
     async def diagnose(
-        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, redact: Redact
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run of all nodes, what this one answers given."""
 

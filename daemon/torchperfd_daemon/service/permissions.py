@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from torchperfd.card.script_name import UNNAMED, name_script
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import NotAllowedError, UsageError
@@ -124,7 +123,7 @@ class Rights:
         """Remove source lines and the script from the verdict on a run of users, and from further causes."""
         if self._may_command_all(uids):
             return
-        name_script(verdict, UNNAMED)
+        verdict.ClearField("script")
         for each in (verdict, *verdict.others):
             each.ClearField("line")
             if each.cause == Cause.HANG.value:

@@ -1,13 +1,12 @@
 """The messages of verdicts, and of the percentiles that are shown beside them."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from torchperfd.card.script_name import UNNAMED, name_script
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.fixes import fix_of
@@ -35,7 +34,7 @@ def verdict_on_ranks(
         has_cuda=any(rank.totals.cuda is not None for rank in ranks),
     )
     message = verdict_message(replace(verdict, next_command=command))
-    name_script(message, _script([*ranks, *ended]))
+    message.script = script_words(rank.identity.script for rank in (*ranks, *ended))
     return message
 
 
@@ -54,11 +53,11 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
     )
 
 
-def _script(ranks: Sequence[Rank]) -> str:
-    """Return the name of the ranks' script for a shell; a placeholder where there is none to run."""
-    name = ranks[0].identity.script if ranks else ""
+def script_words(names: Iterable[str]) -> str:
+    """Return the script of a run for a shell, by what its ranks call it; empty where it is no file to run."""
+    name = next(iter(names), "")
     is_file = name.endswith(".py") and name != _MODULE and name.isprintable()
-    return shlex.quote(name) if is_file else UNNAMED
+    return shlex.quote(name) if is_file else ""
 
 
 def percentiles(steps: StepColumns) -> list[control_pb2.PhasePercentiles]:

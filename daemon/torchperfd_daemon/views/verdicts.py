@@ -4,6 +4,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from torchperfd.card import card_of
+from torchperfd.card.script_name import name_script
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
 from torchperfd.v1 import control_pb2, session_pb2
@@ -12,8 +13,8 @@ from torchperfd.v1 import control_pb2, session_pb2
 def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
     """Return a verdict as the versioned documents have it, with the causes beside it, and its card."""
     return {
-        **_one(verdict),
-        "others": [_one(other) for other in verdict.others],
+        **_one(verdict, verdict.script),
+        "others": [_one(other, verdict.script) for other in verdict.others],
         "card": card_of(verdict).to_dict(),
     }
 
@@ -30,7 +31,7 @@ def _stages(message: session_pb2.InputStages) -> dict[str, Any]:
     return asdict(InputStages(**known))
 
 
-def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
+def _one(verdict: control_pb2.Verdict, script: str) -> dict[str, Any]:
     line = slow_line(verdict)
     return {
         "run": verdict.run,
@@ -46,7 +47,7 @@ def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
         "stalled_seconds": verdict.stalled_seconds or None,
         "window_seconds": verdict.window_seconds or None,
         "onset_step": verdict.onset_step if verdict.HasField("onset_step") else None,
-        "fix": verdict.fix or None,
+        "fix": name_script(verdict.fix, script) or None,
         "saves_seconds": verdict.saves_seconds or None,
         "next_command": verdict.next_command,
         "summary": verdict.summary,

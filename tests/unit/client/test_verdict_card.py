@@ -6,7 +6,6 @@ import pytest
 from tests.support.golden import check_golden
 
 from torchperfd.card import VerdictCard, card_of, unknown_card
-from torchperfd.card.script_name import name_script
 from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
 from torchperfd.launch.script import Script
 from torchperfd.report import RankReport
@@ -206,9 +205,17 @@ def test_closing_names_the_line_that_waits(wait_ms: int, is_named: bool) -> None
     assert (words in text) == is_named, "named from one percent of the step on"
 
 
-def test_closing_names_the_script_as_it_was_given() -> None:
-    verdict = control_pb2.Verdict(cause="input-bound", fix="`torchperfd tune train.py` tries settings")
-    name_script(verdict, Script("a b/train.py", (), is_module=False).words)
-    assert verdict.fix == "`torchperfd tune 'a b/train.py'` tries settings"
-    name_script(verdict, Script("jobs.train", (), is_module=True).words)
-    assert verdict.fix == "`torchperfd tune -m jobs.train` tries settings"
+@pytest.mark.parametrize(
+    ("target", "is_module", "words"),
+    [("a b/train.py", False, "'a b/train.py'"), ("jobs.train", True, "-m jobs.train")],
+)
+def test_card_names_the_script_as_it_was_given(target: str, is_module: bool, words: str) -> None:
+    fix = "`torchperfd tune SCRIPT` tries settings"
+    other = control_pb2.Verdict(cause="CPU contention", fix=fix, cost_seconds_per_step=0.5, step_seconds=1)
+    verdict = control_pb2.Verdict(
+        cause="input-bound", fix=fix, cost_seconds_per_step=0.5, step_seconds=1, others=[other]
+    )
+    assert [each.fix for each in card_of(verdict).causes] == [fix, fix]
+    verdict.script = Script(target, (), is_module=is_module).words
+    named = f"`torchperfd tune {words}` tries settings"
+    assert [each.fix for each in card_of(verdict).causes] == [named, named]

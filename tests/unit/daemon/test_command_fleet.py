@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -163,6 +163,13 @@ def test_documents_cover_all_nodes(pair: Pair, command: Command) -> None:
     ]
     assert [rank["slow"] is not None for rank in run["ranks"]] == [False, False, True, False]
     assert {rank["window_steps"] for rank in run["ranks"]} == {60}, "of 64, whole blocks of five"
+
+
+def test_diagnose_of_the_fleet_names_the_script(pair: Pair, command: Command) -> None:
+    pair.train("input-bound")
+    for record in (*pair.stores[0].ranks(), *pair.stores[1].ranks()):
+        record.identity = replace(record.identity, script="train.py")
+    assert "`torchperfd tune train.py` tries settings" in " ".join(command("diagnose", "--fleet")[1].split())
 
 
 @pytest.mark.parametrize("name", ["ps", "ranks", "diagnose", "top"])

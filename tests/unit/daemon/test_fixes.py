@@ -4,17 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from torchperfd.card.script_name import UNNAMED, name_script
+from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.fixes import fix_of
 from torchperfd_daemon.diagnosis.remedies import contention_remedy
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.translate_verdict import percentiles, verdict_message, verdict_on_ranks
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
+from torchperfd_daemon.views.verdicts import verdict_dict
 
 
 def verdict_on(cause: Cause) -> Verdict:
     return Verdict(cause, "bert-17", "node-a", None, "", "words", 0.1, "torchperfd ps")
+
+
+def shown_fixes(message: control_pb2.Verdict) -> list[str]:
+    """Return the fixes of a verdict and of its further causes as documents have them."""
+    document = verdict_dict(message)
+    return [each["fix"] for each in (document, *document["others"])]
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in (Cause.NONE, Cause.UNKNOWN)])
@@ -68,10 +75,10 @@ def test_fix_of_contention_names_the_script_to_tune() -> None:
     crowded = contention_remedy(LoaderFacts(cpus=1.0, rest_cpus=1.0, queued=0.5)).fix
     starved = replace(verdict_on(Cause.CPU_CONTENTION), fix=crowded)
     message = verdict_on_ranks(replace(verdict_on(Cause.INPUT_BOUND), others=(starved,)), ranks)
-    assert message.fix.startswith("`torchperfd tune train.py` tries")
-    assert "; or `torchperfd tune --only threads train.py` measures" in message.others[0].fix
-    name_script(message, UNNAMED)
-    assert message.others[0].fix == crowded
+    first, second = shown_fixes(message)
+    assert first.startswith("`torchperfd tune train.py` tries")
+    assert "; or `torchperfd tune --only threads train.py` measures" in second
+    assert (message.script, message.others[0].fix) == ("train.py", crowded)
 
 
 def test_percentiles_are_of_steps_and_phases() -> None:
@@ -92,7 +99,7 @@ def test_fix_names_the_script_of_the_run() -> None:
     def fix(script: str) -> str:
         rank = Store().join(RankIdentity("bert-17", 0, script=script))
         found = replace(verdict_on(Cause.CHECKPOINT), others=(verdict_on(Cause.INPUT_BOUND),))
-        return verdict_on_ranks(found, [rank]).others[0].fix
+        return shown_fixes(verdict_on_ranks(found, [rank]))[1]
 
     assert fix("train.py").startswith("`torchperfd tune train.py` tries settings")
     assert fix("my job.py").startswith("`torchperfd tune 'my job.py'` tries settings")
@@ -103,4 +110,4 @@ def test_fix_names_the_script_of_the_run() -> None:
 def test_fix_of_an_ended_run_names_its_script() -> None:
     rank = Store().join(RankIdentity("bert-17", 0, script="train.py"))
     message = verdict_on_ranks(verdict_on(Cause.INPUT_BOUND), (), ended=[rank])
-    assert message.fix.startswith("`torchperfd tune train.py` tries")
+    assert shown_fixes(message)[0].startswith("`torchperfd tune train.py` tries")

@@ -26,10 +26,15 @@ from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.fleet import Address, AuthInterceptor, Credentials, FleetService, listen
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.fanout import PeerError
+from torchperfd_daemon.fleet.surveys import shown_verdicts
+from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service import SessionService, live, survey, translate
+from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.store import HISTORY_STEPS, RankIdentity, StepColumns, Store
+from torchperfd_daemon.views.verdicts import verdict_dict
 
 RUN = "bert-17"
+ADA, BOB = 61_001, 61_002
 
 
 def store_of(*ranks: int, case: str = "one straggler") -> Store:
@@ -98,6 +103,10 @@ def ask(**fields: object) -> tuple[fleet_pb2.NodeSurveyRequest, fleet_pb2.NodeSu
     return fleet_pb2.NodeSurveyRequest(**fields), fleet_pb2.NodeSurvey()  # type: ignore[arg-type]
 
 
+def show_all(verdict: control_pb2.Verdict, uids: object) -> None:
+    """Remove nothing."""
+
+
 @scenario
 async def test_ranks_of_all_nodes_are_one_list(tmp_path: Path) -> None:
     dead = Address("127.0.0.1", free_port())
@@ -128,7 +137,7 @@ async def test_one_verdict_is_on_the_ranks_of_all_nodes(tmp_path: Path) -> None:
         node(tmp_path, "b", store_of(2, 3)) as two,
         asking(tmp_path, [one.address, two.address]) as (view, _),
     ):
-        reported = await view.diagnose(*ask(verdicts=True))
+        reported = await view.diagnose(*ask(verdicts=True), show_all)
         [verdict] = reported.verdicts
         assert (verdict.run, verdict.cause, verdict.rank, verdict.node) == (RUN, "slow rank", 2, "b")
         assert verdict.cost_seconds_per_step == pytest.approx(0.02, rel=0.05)
@@ -139,7 +148,7 @@ async def test_one_verdict_is_on_the_ranks_of_all_nodes(tmp_path: Path) -> None:
 async def test_ranks_of_a_node_that_is_gone_are_not_called_healthy(tmp_path: Path) -> None:
     dead = Address("127.0.0.1", free_port())
     async with node(tmp_path, "a", store_of(0, 1)) as one, asking(tmp_path, [one.address, dead]) as (view, _):
-        [verdict] = (await view.diagnose(*ask(verdicts=True))).verdicts
+        [verdict] = (await view.diagnose(*ask(verdicts=True), show_all)).verdicts
         assert verdict.cause == "unknown"
         assert "but 2 are on no node that answers" in verdict.evidence
 
@@ -160,7 +169,7 @@ async def test_a_run_and_a_job_are_looked_for_everywhere(tmp_path: Path) -> None
         assert [each.run for each in (await view.runs([], "gpt")).runs] == ["other"]
         for question in (
             view.steps(*ask(run="gone")),
-            view.diagnose(*ask(job="gone", verdicts=True)),
+            view.diagnose(*ask(job="gone", verdicts=True), show_all),
             view.runs([], "gone"),
         ):
             with pytest.raises(NoSuchTargetError, match=f"gone on any node.*no answer from {dead}"):
@@ -199,6 +208,42 @@ async def test_node_with_an_invalid_answer_is_named(tmp_path: Path) -> None:
             str(one.address),
             "its steps cannot be read",
         )
+
+
+def starved_ranks(*uids: int | None) -> list[fleet_pb2.NodeSurvey]:
+    """Return the surveys of nodes that each have a rank of the run, which waits for its data."""
+
+    def starved(run: str) -> Verdict:
+        return Verdict(Cause.INPUT_BOUND, run, "", None, "data", "words", 0.02, "")
+
+    surveys = []
+    for rank, uid in enumerate(uids):
+        store = Store()
+        store.join(RankIdentity(RUN, rank, len(uids), script="my job.py"), uid)
+        request = fleet_pb2.NodeSurveyRequest(verdicts=True)
+        surveys.append(survey.survey(store, starved, lambda _: None, request))
+    return surveys
+
+
+@pytest.mark.parametrize(
+    ("owners", "caller", "name"),
+    [
+        ((ADA, ADA), ADA, "'my job.py'"),
+        ((ADA, ADA), BOB, "SCRIPT"),
+        ((ADA, BOB), ADA, "SCRIPT"),
+        ((ADA, None), ADA, "SCRIPT"),
+    ],
+)
+def test_fleet_verdict_names_the_script_to_its_user(
+    owners: tuple[int | None, ...], caller: int, name: str
+) -> None:
+    surveys = starved_ranks(*owners)
+    for each in surveys:
+        # A node names it in its verdicts, too; the ranks' own name counts.
+        each.verdicts[0].script = "rm"
+    [verdict] = shown_verdicts(surveys, Rights(Caller(caller), is_admin=False).redact_verdict)
+    assert verdict_dict(verdict)["fix"].startswith(f"`torchperfd tune {name}` tries settings")
+    assert ("my job.py" in str(verdict)) == (name != "SCRIPT")
 
 
 numbers = st.floats() | st.just(math.nan)
