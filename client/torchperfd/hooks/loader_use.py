@@ -33,7 +33,9 @@ def install(context: HookContext) -> None:
     if links.watch_draws is None:
         raise HookUnavailableError("the hook loader is off")
     keep_classes_out_of_graphs(LoaderSampler, TimedDraw, StageSamples)
-    sampler.install(links.watch_draws, torch.is_grad_enabled, describe_loader, torch.Tensor)
+    sampler.install(
+        links.watch_draws, torch.is_grad_enabled, describe_loader, torch.Tensor, torch.get_num_threads
+    )
 
     def at_draw(iterator: Any) -> bool:
         if not iterator._num_workers:
@@ -51,9 +53,14 @@ class LoaderSampler:
 
     Args:
         workers: Reads the stacks of the loader's workers.
+
+    Attributes:
+        threads: How many threads an operation on the CPU may use, at the newest sample; None before one.
     """
 
     def __init__(self, workers: WorkerStacks | None = None) -> None:
+        self.threads: int | None = None
+        self._count_threads: Callable[[], int | None] = lambda: None
         self._stages = StageSamples(workers or WorkerStacks())
         self._due = False
         self._watch: Callable[[], None] | None = None
@@ -84,6 +91,7 @@ class LoaderSampler:
         is_training: Callable[[], bool],
         describe: Callable[[Any], tuple[int, bool, bool]],
         tensor: type,
+        count_threads: Callable[[], int | None],
     ) -> None:
         """Begin.
 
@@ -93,7 +101,10 @@ class LoaderSampler:
             describe: Returns an iterator's batch size, whether its dataset is indexable, and whether it
                 is shuffled.
             tensor: The class of plain tensors.
+            count_threads: Returns how many threads an operation of the calling thread may use. Each thread
+                has a number of its own; asked elsewhere, torch would set that, and MKL's for all threads.
         """
+        self._count_threads = count_threads
         self._watch, self._is_training, self._describe, self._tensor = watch, is_training, describe, tensor
         self._due = True
 
@@ -154,6 +165,7 @@ class LoaderSampler:
         elif ready > 0:
             self._received.append(wall_ns)
         self._batch = self._size(batch)
+        self.threads = self._count_threads()
         self._ended = (time.perf_counter_ns(), time.process_time_ns(), *before)
 
     def _size(self, batch: Any) -> tuple[int, int]:

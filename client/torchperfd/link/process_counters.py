@@ -102,8 +102,9 @@ class ProcessCounters:
             phase.device_calls += spent.calls
 
     def fill_loader(self, totals: Totals) -> None:
-        """Bring what is known of the loader up to date."""
+        """Bring what is known of the loader up to date, and what is sampled beside it."""
         train = totals.train
+        totals.threads = self._loader.threads
         totals.loader = self._loader.use(train.phases[DATA].calls / train.steps if train.steps else 0.0)
 
     def _count_pauses(self, totals: Totals) -> None:

@@ -108,6 +108,7 @@ def totals_message(
         shed_tiers=totals.degradation_level,
         began_ns=totals.began_ns,
         ended_ns=totals.ended_ns,
+        threads=totals.threads,
     )
     for kind in (TRAIN, VALIDATE):
         if totals.of(kind).steps:
@@ -166,6 +167,7 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
         hooks=tuple(HookState(hook.name, hook.reason) for hook in message.hooks),
         coordinates=tuple(Coordinate(each.dimension, each.rank, each.size) for each in message.coordinates),
         sync_waits=tuple(SyncWait(each.file, each.line, each.call, each.ns) for each in message.sync_waits),
+        threads=message.threads if message.HasField("threads") else None,
     )
     if message.HasField("cuda"):
         cuda = message.cuda

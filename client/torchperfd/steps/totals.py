@@ -183,6 +183,7 @@ class Totals:
         hooks: Which hooks are on; empty where that is not known.
         coordinates: The rank's place in each dimension of its job; empty without named process groups.
         sync_waits: The lines that wait longest for the device, the longest first; empty without a device.
+        threads: How many threads an operation on the CPU may use; None before a draw was sampled.
     """
 
     train: KindTotals = field(default_factory=KindTotals)
@@ -207,6 +208,7 @@ class Totals:
     hooks: tuple[HookState, ...] = ()
     coordinates: tuple[Coordinate, ...] = ()
     sync_waits: tuple[SyncWait, ...] = ()
+    threads: int | None = None
 
     def add(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, in the order of time."""

@@ -274,6 +274,7 @@ class RankStatus(google.protobuf.message.Message):
     STOPPED_FIELD_NUMBER: builtins.int
     LOADER_FIELD_NUMBER: builtins.int
     COORDINATES_FIELD_NUMBER: builtins.int
+    THREADS_FIELD_NUMBER: builtins.int
     UID_FIELD_NUMBER: builtins.int
     state: torchperfd.v1.session_pb2.RunState.ValueType
     connected: builtins.bool
@@ -287,6 +288,8 @@ class RankStatus(google.protobuf.message.Message):
     """of a hang: for how long it has made no step; 0 while it does not hang"""
     stopped: builtins.bool
     """its process is stopped, as by SIGSTOP"""
+    threads: builtins.int
+    """as in Account"""
     uid: builtins.int
     """user of its process; absent when unknown"""
     @property
@@ -316,10 +319,14 @@ class RankStatus(google.protobuf.message.Message):
         stopped: builtins.bool = ...,
         loader: torchperfd.v1.session_pb2.LoaderUse | None = ...,
         coordinates: collections.abc.Iterable[torchperfd.v1.session_pb2.Coordinate] | None = ...,
+        threads: builtins.int | None = ...,
         uid: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_uid", b"_uid", "identity", b"identity", "loader", b"loader", "uid", b"uid"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_uid", b"_uid", "connected", b"connected", "coordinates", b"coordinates", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "loader", b"loader", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped", "uid", b"uid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_threads", b"_threads", "_uid", b"_uid", "identity", b"identity", "loader", b"loader", "threads", b"threads", "uid", b"uid"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_threads", b"_threads", "_uid", b"_uid", "connected", b"connected", "coordinates", b"coordinates", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "loader", b"loader", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped", "threads", b"threads", "uid", b"uid"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_threads", b"_threads"]) -> typing.Literal["threads"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_uid", b"_uid"]) -> typing.Literal["uid"] | None: ...
 
 global___RankStatus = RankStatus

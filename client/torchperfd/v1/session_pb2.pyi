@@ -537,6 +537,7 @@ class Account(google.protobuf.message.Message):
     BACKGROUND_SAVES_FIELD_NUMBER: builtins.int
     SYNC_WAITS_FIELD_NUMBER: builtins.int
     STEP_BLOCKS_FIELD_NUMBER: builtins.int
+    THREADS_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
     loader_ready: builtins.int
     """batches that waited at the newest draw; absent without workers"""
@@ -554,6 +555,8 @@ class Account(google.protobuf.message.Message):
     """Unix time of the newest step's end"""
     step_blocks: builtins.bytes
     """a StepBlocks, once the loop has ended; empty before"""
+    threads: builtins.int
+    """that an operation on the CPU may use; absent before a draw was sampled"""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KindAccount]: ...
     @property
@@ -633,9 +636,10 @@ class Account(google.protobuf.message.Message):
         background_saves: global___PhaseAccount | None = ...,
         sync_waits: collections.abc.Iterable[global___SyncWait] | None = ...,
         step_blocks: builtins.bytes = ...,
+        threads: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "background_saves", b"background_saves", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "background_saves", b"background_saves", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "step_blocks", b"step_blocks", "sync_waits", b"sync_waits", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "step_blocks", b"step_blocks", "sync_waits", b"sync_waits", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_flops_per_step", b"_flops_per_step"]) -> typing.Literal["flops_per_step"] | None: ...
     @typing.overload
@@ -644,6 +648,8 @@ class Account(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_overhead_ratio", b"_overhead_ratio"]) -> typing.Literal["overhead_ratio"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_peak_flops", b"_peak_flops"]) -> typing.Literal["peak_flops"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_threads", b"_threads"]) -> typing.Literal["threads"] | None: ...
 
 global___Account = Account
 

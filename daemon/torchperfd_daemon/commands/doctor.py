@@ -14,8 +14,7 @@ from torchperfd_daemon.commands._fit import folded_text
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.errors import DaemonUnreachableError
-from torchperfd_daemon.loader_workers import LoaderFacts
-from torchperfd_daemon.service.translate_account import loader_facts
+from torchperfd_daemon.service.translate_account import loader_facts, thread_count
 
 
 @click.command("doctor")
@@ -56,7 +55,7 @@ def _print(socket: str | None, *, as_json: bool) -> int:
     return len(findings)
 
 
-def _ranks(socket: str | None) -> tuple[dict[RankProcess, LoaderFacts | None] | None, bool]:
+def _ranks(socket: str | None) -> tuple[dict[RankProcess, doctor.ReportedFacts] | None, bool]:
     """Return the connected ranks, None when no daemon answers; and whether some are simulated."""
     try:
         with connect(socket) as daemon:
@@ -72,7 +71,9 @@ def _ranks(socket: str | None) -> tuple[dict[RankProcess, LoaderFacts | None] | 
             rank.identity.pid,
             rank.identity.pid_namespace,
             rank.identity.process_start_ticks,
-        ): loader_facts(rank.loader) if rank.HasField("loader") else None
+        ): doctor.ReportedFacts(
+            loader_facts(rank.loader) if rank.HasField("loader") else None, thread_count(rank.threads)
+        )
         for rank in real
     }
     return found, len(real) < len(connected)

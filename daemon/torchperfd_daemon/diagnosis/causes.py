@@ -172,7 +172,7 @@ def _add_threads(verdicts: list[Verdict], seen: Sequence[RankEvidence]) -> None:
     """Add to a verdict on CPU contention, which may be the last one, what to do about the ranks' threads."""
     if verdicts and verdicts[-1].cause is Cause.CPU_CONTENTION:
         rank = next(each for each in seen if verdicts[-1].rank in (None, each.rank))
-        remedy = contention_remedy(rank.loader, on_device=rank.on_device)
+        remedy = contention_remedy(rank.loader, rank.threads, on_device=rank.on_device)
         verdicts[-1] = replace(verdicts[-1], fix=remedy.fix)
 
 

@@ -48,6 +48,7 @@ class RankEvidence:
         late_phase: The phase that contains most of that.
         late_ever_since: Whether it was as late before the run became slower.
         loader: How it uses its loader; None if unknown.
+        threads: How many threads an operation on the CPU may use; None if unknown.
     """
 
     rank: int
@@ -82,6 +83,7 @@ class RankEvidence:
     late_ever_since: bool = False
     window_seconds: float = 0.0
     loader: LoaderFacts | None = None
+    threads: int | None = None
     stage: int | None = None
     step_error_seconds: float = 0.0
 

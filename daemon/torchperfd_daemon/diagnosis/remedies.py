@@ -84,26 +84,35 @@ def loader_remedy(
     return Remedy()
 
 
-def running_threads(facts: LoaderFacts | None) -> float | None:
-    """Return how many of a rank's threads compute or want to, on average between draws; None if unknown.
+def computing_threads(facts: LoaderFacts | None, threads: int | None) -> float | None:
+    """Return how many of a rank's threads compute or want to; None if unknown.
 
-    A thread without a CPU uses no CPU time. So the CPU time is divided by the share of its runnable time for
-    which the training thread had a CPU.
+    On average between draws, these are its CPU time, divided by the share of its runnable time for which the
+    training thread had a CPU: a thread without a CPU uses no CPU time. Operations use no more threads than
+    they may.
+
+    Args:
+        threads: How many threads an operation may use; None if unknown.
     """
     if facts is None or facts.rest_cpus is None or facts.queued is None:
-        return None
-    return facts.rest_cpus / (1 - min(facts.queued, _MOST_QUEUED))
+        return threads
+    running = facts.rest_cpus / (1 - min(facts.queued, _MOST_QUEUED))
+    return running if threads is None else min(running, threads)
 
 
-def contention_remedy(facts: LoaderFacts | None, *, on_device: bool = False) -> Remedy:
+def contention_remedy(
+    facts: LoaderFacts | None, threads: int | None = None, *, on_device: bool = False
+) -> Remedy:
     """Return the remedy for a lack of CPUs, with a number of threads if the rank's own exceed its CPUs.
 
     Args:
+        threads: How many threads an operation may use; None if unknown.
         on_device: Whether the model is on an accelerator, where threads are not tuned.
     """
-    setting, running = "", running_threads(facts)
-    if facts is not None and facts.cpus and running is not None:
+    setting, computing = "", computing_threads(facts, threads)
+    if facts is not None and facts.cpus and computing is not None:
         fitting = max(1, int(facts.cpus))
-        if running >= max(fitting, facts.cpus) + _MORE_THREADS:
-            setting = f"OMP_NUM_THREADS={fitting} (now about {running:.0f} threads compute in each rank)"
+        if computing >= max(fitting, facts.cpus) + _MORE_THREADS:
+            now = f"about {computing:.0f} threads compute in each rank" if threads is None else f"{threads}"
+            setting = f"OMP_NUM_THREADS={fitting} (now {now})"
     return Remedy("; or ".join(filter(None, (setting, "" if on_device else TUNE_THREADS, _MORE_CPU))))

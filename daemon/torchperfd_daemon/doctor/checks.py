@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd_daemon.diagnosis.remedies import running_threads
+from torchperfd.card.script_name import SCRIPT
+from torchperfd_daemon.diagnosis.remedies import computing_threads
 from torchperfd_daemon.doctor.cpu import CpuFacts
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
 from torchperfd_daemon.loader_workers import most_computing_workers
@@ -119,15 +120,16 @@ def check_affinity(facts: Facts) -> Iterator[Finding]:
         if rank.cpu_cores is not None and rank.allowed and rank.cpu_cores < len(rank.allowed):
             quota, threads = max(1, int(rank.cpu_cores)), _threads(rank)
             if threads is None or threads > quota:
-                now = "" if threads is None else f" (now {threads})"
+                now = "" if threads is None else f" (now {rank.threads or threads})"
+                unless = ", unless the script sets its threads" if threads is None else ""
                 yield Finding(
                     "affinity",
                     _rank(rank),
                     f"it may run on {len(rank.allowed)} CPUs, and its control group has a quota of"
                     f" {rank.cpu_cores:g}",
                     "libraries start a thread per CPU they see, use the quota up and then all stand still",
-                    f"`export OMP_NUM_THREADS={quota}`{now} before it starts, or give the container whole"
-                    " CPUs",
+                    f"`export OMP_NUM_THREADS={quota}`{now} before it starts{unless}, or give the container"
+                    " whole CPUs",
                 )
         granted = rank.cgroup_cpus or frozenset()
         share = len(granted) // sum(other.cgroup_cpus == rank.cgroup_cpus for other in ranks)
@@ -267,7 +269,7 @@ def _less_pressure(facts: Facts, cpu: CpuFacts, strangers: Sequence[str]) -> Ite
     on_gpu = frozenset(pid for gpu in facts.gpus or () for pid in gpu.pids)
     if any(rank.pid not in on_gpu and _threads(rank) != 1 for rank in ranks):
         yield (
-            "fewer threads, which may be faster beside other load: `torchperfd tune --only threads SCRIPT`"
+            f"fewer threads, which may be faster beside other load: `torchperfd tune --only threads {SCRIPT}`"
             " measures that"
         )
     if any(rank.workers for rank in ranks):
@@ -287,15 +289,15 @@ def _fewer_threads(ranks: Sequence[RankFacts], cpus: int) -> str:
     if not crowded:
         return ""
     which = "each rank" if len(crowded) == len(ranks) else ", ".join(map(_rank, crowded))
-    now = f"{max(crowded.values())}" + ("" if len(set(crowded.values())) == 1 else " at most")
+    counts = {rank.threads or count for rank, count in crowded.items()}
+    now = f"{max(counts)}" + ("" if len(counts) == 1 else " at most")
     return f"`export OMP_NUM_THREADS={fitting}` (now {now}) before {which} starts"
 
 
 def _threads(rank: RankFacts) -> int | None:
     """Return how many threads of a rank compute, None if unknown: no more than set, and than seen running."""
-    running = running_threads(rank.loader)
-    known = [rank.threads, None if running is None else max(1, round(running))]
-    return min((count for count in known if count is not None), default=None)
+    computing = computing_threads(rank.loader, rank.threads)
+    return None if computing is None else max(1, round(computing))
 
 
 def check_clock(facts: Facts) -> Iterator[Finding]:

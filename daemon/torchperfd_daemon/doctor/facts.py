@@ -35,6 +35,19 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedFacts:
+    """What the client of a training process reports of it; None if it does not.
+
+    Attributes:
+        loader: How it uses its loader.
+        threads: How many threads an operation on the CPU may use.
+    """
+
+    loader: LoaderFacts | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RankFacts:
     """One training process.
 
@@ -43,7 +56,8 @@ class RankFacts:
         cgroup_cpus: CPUs its control group lets it run on.
         cpu_cores: CPU seconds per second that its control group has a quota for.
         workers: DataLoader workers it has now.
-        threads: OMP_NUM_THREADS of its environment; None if that is not set or cannot be read.
+        threads: How many threads an operation on the CPU may use: as its client reports, else OMP_NUM_THREADS
+            of its environment; None if unknown.
         loader: How it uses its loader; None if its client does not report it.
         shm_bytes: Size of its ``/dev/shm``.
     """

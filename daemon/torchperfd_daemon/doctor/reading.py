@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,16 +14,15 @@ from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_stat, pars
 from torchperfd_daemon.collectors.ranks import RankProcess, is_here
 from torchperfd_daemon.doctor.clock import read_clock
 from torchperfd_daemon.doctor.cpu import read_cpu
-from torchperfd_daemon.doctor.facts import Facts, RankFacts
+from torchperfd_daemon.doctor.facts import Facts, RankFacts, ReportedFacts
 from torchperfd_daemon.doctor.gpus import NoDriverError, read_gpus
-from torchperfd_daemon.loader_workers import LoaderFacts
 
 _THREADS: Final = re.compile(r"[1-9][0-9]{0,4}")
 _TORCH_FIELD: Final = re.compile(r"^(?P<name>__version__|cuda)\b[^=]*=\s*'(?P<value>[^']*)'", re.MULTILINE)
 
 
 def read_facts(
-    ranks: Mapping[RankProcess, LoaderFacts | None] | Sequence[RankProcess] | None,
+    ranks: Mapping[RankProcess, ReportedFacts] | None,
     proc: Path = Path("/proc"),
     sys: Path = Path("/sys"),
     shm: Path = Path("/dev/shm"),
@@ -31,8 +30,7 @@ def read_facts(
     """Read all there is to read; what cannot be looked at is named, and no error.
 
     Args:
-        ranks: The training processes on this node, with how they use their loaders where that is known;
-            None when no daemon answers.
+        ranks: The training processes on this node, with what they report; None when no daemon answers.
     """
     skipped = {}
     gpus = driver_cuda = None
@@ -45,13 +43,12 @@ def read_facts(
     seen = []
     if ranks is None:
         skipped["ranks"] = "no daemon answers; start one with `torchperfd serve`"
-    for rank in ranks or ():
+    for rank, reported in (ranks or {}).items():
         if not is_here(proc, rank):
             skipped[f"rank {rank.rank} of {rank.run}"] = "it has ended, or runs in another container"
             continue
         with contextlib.suppress(OSError):
-            loader = ranks.get(rank) if isinstance(ranks, Mapping) else None
-            seen.append(_read_rank(rank, loader, proc, sys))
+            seen.append(_read_rank(rank, reported, proc, sys))
     torch_version, torch_cuda = read_torch()
     clock = read_clock()
     if clock is None:
@@ -95,7 +92,7 @@ def read_torch(version_file: Path | None = None) -> tuple[str, tuple[int, int] |
     return fields.get("__version__", ""), (int(cuda[1]), int(cuda[2])) if cuda else None
 
 
-def _read_rank(rank: RankProcess, loader: LoaderFacts | None, proc: Path, sys: Path) -> RankFacts:
+def _read_rank(rank: RankProcess, reported: ReportedFacts, proc: Path, sys: Path) -> RankFacts:
     directory = proc / str(rank.pid)
     limits = read_limits(rank.pid, proc, sys / "fs" / "cgroup")
     return RankFacts(
@@ -106,8 +103,8 @@ def _read_rank(rank: RankProcess, loader: LoaderFacts | None, proc: Path, sys: P
         cgroup_cpus=limits.cpus,
         cpu_cores=limits.cpu_cores,
         workers=_count_workers(rank.pid, proc),
-        threads=_read_threads(directory),
-        loader=loader,
+        threads=reported.threads or _read_threads(directory),
+        loader=reported.loader,
         shm_bytes=_size(directory / "root" / "dev" / "shm"),
     )
 

@@ -323,6 +323,7 @@ class RankWatch:
             before=before,
             window_seconds=span,
             loader=self.rank.totals.loader,
+            threads=self.rank.totals.threads,
             stage=self._stage,
         )
 

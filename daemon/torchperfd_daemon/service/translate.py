@@ -144,6 +144,7 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
         loader=translate_account.loader_message(own) if (own := rank.totals.loader) is not None else None,
         uid=rank.process.uid,
         coordinates=translate_account.coordinate_messages(rank.totals.coordinates),
+        threads=rank.totals.threads,
     )
 
 

@@ -22,6 +22,7 @@ _MOST_HOOKS: Final = 64
 _MOST_DIMENSIONS: Final = 16
 _MOST_REASON_CHARACTERS: Final = 256
 _MOST_SYNC_WAITS: Final = 8
+_MOST_THREADS: Final = 2**16
 _MOST_UUID_CHARACTERS: Final = 64
 _MOST_FILE_CHARACTERS: Final = 1000
 # 256 blocks of at most 28 columns need 58 KiB.
@@ -79,6 +80,7 @@ def totals(message: session_pb2.Account) -> Totals:
             )
             for wait in message.sync_waits[:_MOST_SYNC_WAITS]
         ),
+        threads=thread_count(message.threads),
         step_blocks=message.step_blocks if len(message.step_blocks) <= _MOST_BLOCKS_BYTES else b"",
     )
 
@@ -95,6 +97,11 @@ def coordinates(messages: Sequence[session_pb2.Coordinate]) -> tuple[Coordinate,
 def coordinate_messages(own: Sequence[Coordinate]) -> list[session_pb2.Coordinate]:
     """Pack a rank's place in each dimension of its job."""
     return [pack(session_pb2.Coordinate, each) for each in own]
+
+
+def thread_count(value: int) -> int | None:
+    """Return a number of threads; None for one that no process has, 0 included."""
+    return value if 1 <= value <= _MOST_THREADS else None
 
 
 def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:

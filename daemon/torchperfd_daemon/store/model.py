@@ -186,6 +186,8 @@ class Totals:
     """The rank's place in each dimension of its job."""
     sync_waits: tuple[SyncWait, ...] = ()
     """The lines that wait longest for the device, the longest first."""
+    threads: int | None = None
+    """How many threads an operation on the CPU may use."""
     step_blocks: bytes = b""
     """A serialised message ``StepBlocks``, passed on unread; empty while the loop runs."""
 

@@ -49,6 +49,17 @@ def test_flush_without_report_sends_no_steps(client: torchperfd.Client) -> None:
     assert client.parts.outbox.take(0, 100) == []
 
 
+def test_flush_reports_threads_of_the_training_thread(client: torchperfd.Client) -> None:
+    flusher, outbox, model = client.parts.flusher, client.parts.outbox, tiny_model()
+    flusher.stop(5)
+    flusher.flush()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    outbox.take(0, 100)
+    flusher.flush(send=True)
+    [account] = [each.account for each in outbox.take(0, 100) if each.HasField("account")]
+    assert account.threads == torch.get_num_threads()
+
+
 def test_flush_totals_unpackable_are_counted_as_fault(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,9 @@ class Iterator:
 
 def sampler(*, training: bool = True) -> LoaderSampler:
     made = LoaderSampler()
-    made.install(lambda: None, lambda: training, lambda _: (32, True, False), torch.Tensor)
+    made.install(
+        lambda: None, lambda: training, lambda _: (32, True, False), torch.Tensor, torch.get_num_threads
+    )
     return made
 
 
@@ -37,7 +39,9 @@ def test_loader_sampler_arms_once_for_each_flush() -> None:
     watched: list[int] = []
     made = LoaderSampler()
     made.arm()
-    made.install(lambda: watched.append(1), lambda: True, lambda _: (0, False, False), torch.Tensor)
+    made.install(
+        lambda: watched.append(1), lambda: True, lambda _: (0, False, False), torch.Tensor, lambda: 1
+    )
     made.arm()
     assert watched == [1]
 
@@ -122,6 +126,21 @@ def test_loader_sampler_strange_batches_count_nothing() -> None:
         use = made.use(1.0)
         assert use is not None
         assert (use.batch_tensors, use.batch_bytes) == (0, 0)
+
+
+def test_loader_sampler_threads_are_of_the_newest_sample() -> None:
+    made, iterator = sampler(), Iterator(torch.zeros(4))
+    own, found = torch.get_num_threads(), [made.threads]
+    try:
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            made.arm()
+            made.at_draw(iterator, -1)
+            iterator._next_data()
+            found.append(made.threads)
+    finally:
+        torch.set_num_threads(own)
+    assert found == [None, 2, 3]
 
 
 def test_loader_sampler_workers_are_followed() -> None:

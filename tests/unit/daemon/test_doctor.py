@@ -141,7 +141,7 @@ def test_ranks_that_share_cpus_are_counted_together() -> None:
 @pytest.mark.parametrize(
     ("threads", "fix"),
     [
-        (None, "`export OMP_NUM_THREADS=2` before"),
+        (None, "`export OMP_NUM_THREADS=2` before it starts, unless the script sets its threads, or"),
         (8, "`export OMP_NUM_THREADS=2` (now 8) before"),
         (2, None),
     ],
@@ -243,7 +243,7 @@ def test_gpus_are_read_and_missing_values_are_unknown(driver: dict[str, Any], tm
     )
     tree.write("sys/bus/pci/devices/0000:3b:00.0/numa_node", "-1\n")
     assert gpus.read_gpus(tree.sys).gpus[0].numa_node is None
-    assert doctor.read_facts([], tree.proc, tree.sys).skipped["GPU 1"].startswith("it does not answer")
+    assert doctor.read_facts({}, tree.proc, tree.sys).skipped["GPU 1"].startswith("it does not answer")
 
 
 @pytest.fixture
@@ -263,7 +263,8 @@ def tree(tmp_path: Path) -> HostTree:
 
 
 def test_a_rank_is_read_with_its_workers_and_limits(no_driver: None, tree: HostTree) -> None:
-    facts = doctor.read_facts([tree.rank(100), tree.rank(999, 1)], tree.proc, tree.sys, tree.proc / "none")
+    ranks = dict.fromkeys((tree.rank(100), tree.rank(999, 1)), doctor.ReportedFacts())
+    facts = doctor.read_facts(ranks, tree.proc, tree.sys, tree.proc / "none")
     assert facts.ranks == (
         RankFacts(
             "bert-17", 0, 100, frozenset(range(4)), frozenset(range(8)), 2.0, workers=3, shm_bytes=None
@@ -276,23 +277,26 @@ def test_a_rank_is_read_with_its_workers_and_limits(no_driver: None, tree: HostT
 
 
 @pytest.mark.parametrize(
-    ("environ", "threads"),
+    ("reported", "environ", "threads"),
     [
-        ("A=1\0OMP_NUM_THREADS=4\0B=2\0", 4),
-        ("OMP_NUM_THREADS=4,2\0", 4),
-        ("OMP_NUM_THREADS=\0", None),
-        ("OMP_NUM_THREADS=0\0", None),
-        ("OMP_NUM_THREADS=many\0", None),
-        ("A=1\0", None),
-        (None, None),
+        (None, "A=1\0OMP_NUM_THREADS=4\0B=2\0", 4),
+        (None, "OMP_NUM_THREADS=4,2\0", 4),
+        (None, "OMP_NUM_THREADS=\0", None),
+        (None, "OMP_NUM_THREADS=0\0", None),
+        (None, "OMP_NUM_THREADS=many\0", None),
+        (None, "A=1\0", None),
+        (None, None, None),
+        (1, "OMP_NUM_THREADS=4\0", 1),
+        (6, None, 6),
     ],
 )
-def test_read_threads_takes_what_the_rank_started_with(
-    no_driver: None, tree: HostTree, environ: str | None, threads: int | None
+def test_read_threads_takes_the_report_before_the_start(
+    no_driver: None, tree: HostTree, reported: int | None, environ: str | None, threads: int | None
 ) -> None:
     if environ is not None:
         tree.write("proc/100/environ", environ)
-    (rank,) = doctor.read_facts([tree.rank(100)], tree.proc, tree.sys, tree.proc / "none").ranks or ()
+    ranks = {tree.rank(100): doctor.ReportedFacts(threads=reported)}
+    (rank,) = doctor.read_facts(ranks, tree.proc, tree.sys, tree.proc / "none").ranks or ()
     assert rank.threads == threads
 
 

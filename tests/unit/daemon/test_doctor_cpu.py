@@ -131,6 +131,7 @@ def test_cpu_pressure_threads_that_fit_get_no_number(facts: Facts) -> None:
         (ranks_with(1, 2), "`export OMP_NUM_THREADS=1` (now 2) before rank 1 of bert starts"),
         (ranks_with(2, 4), "`export OMP_NUM_THREADS=1` (now 4 at most) before each rank starts"),
         (ranks_with(2, 2, 2), "`export OMP_NUM_THREADS=1` (now 2) before each rank starts"),
+        (ranks_with(8, loader=running(3.0)), "`export OMP_NUM_THREADS=2` (now 8) before each rank starts"),
         (
             ranks_with(None, None, loader=running(2.1)),
             "`export OMP_NUM_THREADS=1` (now 2) before each rank starts",

@@ -66,6 +66,31 @@ def test_contention_remedy_names_threads_beyond_the_cpus(
     assert "`torchperfd tune --only threads SCRIPT`" in remedy.fix
 
 
+@pytest.mark.parametrize(
+    ("threads", "rest_cpus", "setting"),
+    [
+        (8, 4.0, "OMP_NUM_THREADS=4 (now 8); or "),
+        (6, None, "OMP_NUM_THREADS=4 (now 6); or "),
+        (5, 4.0, "OMP_NUM_THREADS=4 (now 5); or "),
+        (4, 4.0, ""),
+        (1, 4.0, ""),
+        (8, 1.0, ""),
+    ],
+)
+def test_contention_remedy_knows_the_threads_in_effect(
+    threads: int, rest_cpus: float | None, setting: str
+) -> None:
+    """Threads of a rank's own that are not those of operations, such as a loader's, are not set by it."""
+    facts = LoaderFacts(cpus=4.0, rest_cpus=rest_cpus, queued=0.5)
+    assert contention_remedy(facts, threads).fix == setting + fix_of(verdict_on(Cause.CPU_CONTENTION))
+
+
+def test_contention_remedy_shared_cpu_keeps_two_threads() -> None:
+    """A CPU and a half are more than one thread can use."""
+    fixes = [contention_remedy(LoaderFacts(cpus=1.5), threads).fix for threads in (2, 3)]
+    assert [fix.startswith("OMP_NUM_THREADS=1 (now 3)") for fix in fixes] == [False, True]
+
+
 def test_contention_remedy_on_a_device_tunes_no_threads() -> None:
     assert "tune" not in contention_remedy(None, on_device=True).fix
 

@@ -160,6 +160,7 @@ TOTALS = st.builds(
     coordinates=st.just((Coordinate("pp", 1, 2), Coordinate("dp_shard", 0, 4))) | st.just(()),
     sync_waits=st.just((SyncWait("/home/a/train.py", 57, "item", 9), SyncWait("b.py", 1, "cpu", 8)))
     | st.just(()),
+    threads=st.none() | st.integers(1, 2**16),
 )
 
 
@@ -174,6 +175,16 @@ def test_what_is_no_quantity_is_not_known(value: float) -> None:
     message = session_pb2.Account(flops_per_step=value, peak_flops=value, overhead_ratio=value)
     totals = translate_account.totals(message)
     assert (totals.flops_per_step, totals.peak_flops, totals.overhead) == (None, None, None)
+
+
+@pytest.mark.parametrize("threads", [0, 2**16 + 1, 2**32 - 1])
+def test_threads_that_no_process_has_are_not_known(threads: int) -> None:
+    rank = Rank(RankIdentity("bert", 0), 0.0)
+    rank.totals = translate_account.totals(session_pb2.Account(threads=threads))
+    assert rank.totals.threads is None
+    assert not translate.rank_status(rank).HasField("threads")
+    rank.totals = translate_account.totals(session_pb2.Account(threads=8))
+    assert translate.rank_status(rank).threads == 8
 
 
 def test_totals_out_of_range_are_limited() -> None:
