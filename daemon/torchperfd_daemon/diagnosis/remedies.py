@@ -16,6 +16,12 @@ from torchperfd_daemon.loader_workers import (
 
 TUNE_THREADS: Final = f"`torchperfd tune --only threads {SCRIPT}` measures whether fewer threads are faster"
 """Beside other programs fewer threads may be faster. By how much is measured and never predicted."""
+OWN_SHARE: Final = 0.9
+"""From this part of its CPUs on, ranks have these to themselves.
+
+Threads that are as many as the CPUs wait for each other by spinning. Beside other programs that made a step
+ten times as long as one thread does, or more threads than CPUs.
+"""
 _MORE_CPU: Final = (
     "end or move the other programs on this node, give the job more cores, or use fewer loader workers"
     " (num_workers)"
@@ -112,7 +118,8 @@ def contention_remedy(
     setting, computing = "", computing_threads(facts, threads)
     if facts is not None and facts.cpus and computing is not None:
         fitting = max(1, int(facts.cpus))
-        if computing >= max(fitting, facts.cpus) + _MORE_THREADS:
+        is_alone = facts.rest_cpus is not None and facts.rest_cpus >= OWN_SHARE * facts.cpus
+        if computing >= max(fitting, facts.cpus) + _MORE_THREADS and (fitting == 1 or is_alone):
             now = f"about {computing:.0f} threads compute in each rank" if threads is None else f"{threads}"
             setting = f"OMP_NUM_THREADS={fitting} (now {now})"
     return Remedy("; or ".join(filter(None, (setting, "" if on_device else TUNE_THREADS, _MORE_CPU))))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.card.script_name import SCRIPT
-from torchperfd_daemon.diagnosis.remedies import computing_threads
-from torchperfd_daemon.doctor.cpu import CpuFacts
+from torchperfd_daemon.diagnosis.remedies import OWN_SHARE, computing_threads
+from torchperfd_daemon.doctor.cpu import Consumer, CpuFacts
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
 from torchperfd_daemon.loader_workers import most_computing_workers
 
@@ -234,13 +234,13 @@ def check_cpu_pressure(facts: Facts) -> Iterator[Finding]:
     if cpu.busy < _ALL_BUSY or not waiting:
         return
     ranks = {rank.pid: _rank(rank) for rank in facts.ranks or ()}
-    names, strangers = [], []
+    names, strangers = [], list[Consumer]()
     for each in cpu.consumers:
         name = ranks.get(each.pid, each.name)
         if each.parent in ranks:
             name = f"a child of {ranks[each.parent]}"
         elif each.pid not in ranks:
-            strangers.append(str(each.pid))
+            strangers.append(each)
         names.append(f"{name} (pid {each.pid}) {each.cores:.1f}")
     yield Finding(
         "cpu-pressure",
@@ -254,16 +254,16 @@ def check_cpu_pressure(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _less_pressure(facts: Facts, cpu: CpuFacts, strangers: Sequence[str]) -> Iterator[str]:
+def _less_pressure(facts: Facts, cpu: CpuFacts, strangers: Sequence[Consumer]) -> Iterator[str]:
     """Yield what takes load off the CPUs.
 
     Args:
-        strangers: Ids of the processes that use most and belong to no rank.
+        strangers: The processes that use most and belong to no rank.
     """
     if strangers:
-        yield f"see with `top -p {','.join(strangers)}` what can move elsewhere"
+        yield f"see with `top -p {','.join(str(each.pid) for each in strangers)}` what can move elsewhere"
     ranks = facts.ranks or ()
-    setting = _fewer_threads(ranks, cpu.cpus)
+    setting = _fewer_threads(ranks, cpu.cpus, sum(each.cores for each in strangers))
     if setting:
         yield setting
     on_gpu = frozenset(pid for gpu in facts.gpus or () for pid in gpu.pids)
@@ -277,8 +277,12 @@ def _less_pressure(facts: Facts, cpu: CpuFacts, strangers: Sequence[str]) -> Ite
     yield "more CPUs"
 
 
-def _fewer_threads(ranks: Sequence[RankFacts], cpus: int) -> str:
-    """Return the setting of threads for ranks that have more than CPUs together; empty where none is sure."""
+def _fewer_threads(ranks: Sequence[RankFacts], cpus: int, strangers: float) -> str:
+    """Return the setting of threads for ranks that have more than CPUs together; empty where none is sure.
+
+    Args:
+        strangers: CPUs in use by processes that belong to no rank.
+    """
     allowed = frozenset[int]().union(*(rank.allowed for rank in ranks))
     available = min(cpus, len(allowed) or cpus)
     threads = {rank: _threads(rank) or 1 for rank in ranks}
@@ -286,7 +290,7 @@ def _fewer_threads(ranks: Sequence[RankFacts], cpus: int) -> str:
         return ""
     fitting = max(1, available // len(ranks))
     crowded = {rank: count for rank, count in threads.items() if count > fitting}
-    if not crowded:
+    if not crowded or (fitting > 1 and strangers > (1 - OWN_SHARE) * available):
         return ""
     which = "each rank" if len(crowded) == len(ranks) else ", ".join(map(_rank, crowded))
     counts = {rank.threads or count for rank, count in crowded.items()}

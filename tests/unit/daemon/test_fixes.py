@@ -67,21 +67,23 @@ def test_contention_remedy_names_threads_beyond_the_cpus(
 
 
 @pytest.mark.parametrize(
-    ("threads", "rest_cpus", "setting"),
+    ("threads", "rest_cpus", "queued", "setting"),
     [
-        (8, 4.0, "OMP_NUM_THREADS=4 (now 8); or "),
-        (6, None, "OMP_NUM_THREADS=4 (now 6); or "),
-        (5, 4.0, "OMP_NUM_THREADS=4 (now 5); or "),
-        (4, 4.0, ""),
-        (1, 4.0, ""),
-        (8, 1.0, ""),
+        (8, 4.0, 0.5, "OMP_NUM_THREADS=4 (now 8); or "),
+        (5, 4.0, 0.5, "OMP_NUM_THREADS=4 (now 5); or "),
+        (4, 4.0, 0.5, ""),
+        (1, 4.0, 0.5, ""),
+        (8, 1.0, 0.5, ""),
+        (8, None, 0.5, ""),
+        # Other programs have three of the four CPUs.
+        (8, 1.0, 0.9, ""),
+        (None, 1.0, 0.9, ""),
     ],
 )
 def test_contention_remedy_knows_the_threads_in_effect(
-    threads: int, rest_cpus: float | None, setting: str
+    threads: int | None, rest_cpus: float | None, queued: float, setting: str
 ) -> None:
-    """Threads of a rank's own that are not those of operations, such as a loader's, are not set by it."""
-    facts = LoaderFacts(cpus=4.0, rest_cpus=rest_cpus, queued=0.5)
+    facts = LoaderFacts(cpus=4.0, rest_cpus=rest_cpus, queued=queued)
     assert contention_remedy(facts, threads).fix == setting + fix_of(verdict_on(Cause.CPU_CONTENTION))
 
 
