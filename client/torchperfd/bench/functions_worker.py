@@ -43,7 +43,9 @@ def _make(targets: list[str], setup: str) -> tuple[Answer, Callable[[Answer], An
             prepared.clear()  # one at a time, because a set of data may be large
             prepared[key] = prepare(**parameters)
         function = functions[request["function"]]
-        call = (lambda: function(prepared[key])) if prepare is not None else (lambda: function(**parameters))
+        call: Callable[[], Any] = (
+            (lambda: function(prepared[key])) if prepare is not None else (lambda: function(**parameters))
+        )
         if request["warm_up"]:
             call()
             return {}
