@@ -1,6 +1,7 @@
 """A command on a pseudo-terminal: what it draws, and keys and clicks that it reads."""
 
 import codecs
+import io
 import os
 import pty
 import re
@@ -17,6 +18,22 @@ DEADLINE_S = 60
 _KEPT_CHARACTERS = 500_000
 # What a program writes before it draws the whole screen again.
 _HOME = "\x1b[H"
+
+
+class Stdout(io.StringIO):
+    """What a command prints, on a terminal or in a pipe."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def plain(text: str) -> str:
+    """Return what a terminal shows of a text: its lines without control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "")
 
 
 class Terminal:
@@ -77,8 +94,7 @@ class Terminal:
 
     def screen(self) -> list[str]:
         """Return the lines of the newest screen that is complete."""
-        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.frame())
-        return [line.rstrip() for line in text.replace("\r", "").split("\n")]
+        return [line.rstrip() for line in plain(self.frame()).split("\n")]
 
     def until(self, condition: Callable[[list[str]], bool]) -> list[str]:
         """Wait for a screen that fulfils a condition; return it."""

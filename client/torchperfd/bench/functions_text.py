@@ -1,10 +1,15 @@
 """The table of ``torchperfd bench compare``."""
 
 from torchperfd.bench.functions_bench import Comparison, FunctionsBench
+from torchperfd.text_tables import fold_text
 
 
-def functions_text(bench: FunctionsBench) -> str:
-    """Return the result as lines for people, without a newline at the end."""
+def functions_text(bench: FunctionsBench, width: int | None = None) -> str:
+    """Return the result as lines for people, without a newline at the end.
+
+    Args:
+        width: Columns of the terminal, for what is below torch's table; None if the text is not for one.
+    """
     lines = [bench.table.rstrip(), ""]
     has_threads = len({row.threads for row in bench.rows}) > 1
     for number, row in enumerate(bench.rows):
@@ -12,10 +17,11 @@ def functions_text(bench: FunctionsBench) -> str:
         if has_threads:
             title = f"{title}, threads={row.threads}" if title else f"threads={row.threads}"
         if title:
-            lines.append(title)
+            lines.append(fold_text(title, width))
         for function in range(1, len(bench.names)):
             compared = bench.compare(function, number)
-            lines.append(f"  {bench.names[function]}: {_in_words(compared, bench.names[0])}")
+            words = f"  {bench.names[function]}: {_in_words(compared, bench.names[0])}"
+            lines.append(fold_text(words, width))
     return "\n".join(lines)
 
 

@@ -6,18 +6,32 @@ from torchperfd.bench.loader_bench import LoaderBench
 from torchperfd.bench.settings import LoaderSetting, Speed, Unusable
 from torchperfd.durations import duration
 from torchperfd.sizes import size
+from torchperfd.text_tables import TextTable, fold_text, text_width
 
 _NOTABLE: Final = 0.05
+_MARK: Final = " ◀"
+_NAMES: Final = len("recommended  ")
+_SETTINGS: Final = ("batch", "pinned", "start", "threads")
+"""Columns that move above their rows where they do not fit, those first that change least."""
 
 
-def loader_text(bench: LoaderBench) -> str:
-    """Return the result as lines for people, without a newline at the end."""
+def loader_text(bench: LoaderBench, width: int | None = None) -> str:
+    """Return the result as lines for people, without a newline at the end.
+
+    Args:
+        width: Columns of the terminal; None if the text is not for one.
+    """
     facts = bench.facts
     counted = f"{len(bench.outcomes)} settings in {duration(bench.took_seconds)}"
-    lines = [f"── {bench.target} · {facts.cpus:g} CPUs · {counted} ──", ""]
-    lines += _table(bench)
-    best = bench.speed(bench.recommended)
-    lines.append("")
+    title = f"── {bench.target} · {facts.cpus:g} CPUs · {counted} ──"
+    words = [fold_text(line, width, margin=_NAMES) for line in _results(bench)]
+    return "\n".join([fold_text(title, width), "", *_table(bench, width), "", *words])
+
+
+def _results(bench: LoaderBench) -> list[str]:
+    """Return the lines below the table."""
+    facts, best = bench.facts, bench.speed(bench.recommended)
+    lines = []
     if bench.recommended is None or best is None:
         lines.append("recommended  unknown: no setting gave a batch")
     elif bench.recommended == facts.current:
@@ -31,7 +45,7 @@ def loader_text(bench: LoaderBench) -> str:
         lines += _ceiling(bench, best, bench.rest.seconds)
     if not bench.is_complete:
         lines.append("interrupted: not all settings were measured")
-    return "\n".join(lines)
+    return lines
 
 
 def _predictions(bench: LoaderBench) -> list[str]:
@@ -68,7 +82,7 @@ def _ceiling(bench: LoaderBench, best: Speed, rest: float) -> list[str]:
     ]
 
 
-def _table(bench: LoaderBench) -> list[str]:
+def _table(bench: LoaderBench, width: int | None) -> list[str]:
     shown = list(bench.outcomes)
     has_step = bench.facts.has_step
     has_size = any(setting.batch_size is not None for setting in shown)
@@ -85,18 +99,18 @@ def _table(bench: LoaderBench) -> list[str]:
     ]
     heads += ["samples/s", "± spread", "a batch", *(["waits"] if has_step else []), "first batch", "bytes"]
     rows: list[list[str]] = []
-    notes: list[str] = []
+    notes: list[tuple[str, str]] = []
     shown.sort(key=lambda each: (each.batch_size or 0, each.workers, each.prefetch, each.threads))
     for setting in shown:
         outcome = bench.outcomes[setting]
-        mark = " ◀" if setting == bench.recommended else ""
-        mark += "  the loader's own" if setting == bench.facts.current else ""
+        mark = _MARK if setting == bench.recommended else ""
+        words = "the loader's own" if setting == bench.facts.current else ""
         cells = [str(setting.workers), str(setting.prefetch) if setting.workers else "-"]
         cells += [str(setting.batch_size)] if has_size else []
         cells += _varied_cells(setting, varied)
         if isinstance(outcome, Unusable):
             rows.append([*cells, *["-"] * (len(heads) - len(cells))])
-            notes.append(f"{mark}  {outcome.reason}")
+            notes.append((mark, "  ".join(part for part in (words, outcome.reason) if part)))
             continue
         rows.append(
             [
@@ -109,11 +123,16 @@ def _table(bench: LoaderBench) -> list[str]:
                 size(outcome.batch_bytes),
             ]
         )
-        notes.append(mark)
-    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    lines = ["  ".join(head.rjust(width) for head, width in zip(heads, widths, strict=True))]
-    for row, note in zip(rows, notes, strict=True):
-        lines.append("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + note)
+        notes.append((mark, words))
+    room = None if width is None else width - len(_MARK)
+    drawn = TextTable(heads, rows, lift=_SETTINGS, folds_heads=True).draw(room)
+    lines = list(drawn.head)
+    for (*above, last), (mark, words) in zip(drawn.rows, notes, strict=True):
+        noted = f"{last}{mark}  {words}".rstrip()
+        if width is None or text_width(noted) <= width:
+            lines += [*above, noted]
+        else:
+            lines += [*above, f"{last}{mark}", fold_text(f"    {words}", width, margin=4)]
     return lines
 
 

@@ -40,6 +40,7 @@ def compare_with_baseline(
     write: Callable[[str], object],
     *,
     colour: bool = False,
+    width: int | None = None,
 ) -> int:
     """Print how a run compares with its baseline.
 
@@ -49,6 +50,7 @@ def compare_with_baseline(
         fail_above: See :class:`KeepingOptions`.
         write: Takes the text.
         colour: Whether the text has colours.
+        width: Columns of the terminal; None if the text is not for one.
 
     Returns:
         The exit code: 0; 7 where the step is slower by more than is allowed; 1 where that cannot be judged.
@@ -58,9 +60,8 @@ def compare_with_baseline(
     except TorchperfdError as error:
         write(f"torchperfd: no comparison with the baseline: {error}\n")
         return 0 if fail_above is None else 1
-    write(
-        f"\n── torchperfd · compared with the baseline, A ──\n{comparison_text(comparison, colour=colour)}\n"
-    )
+    text = comparison_text(comparison, colour=colour, width=width)
+    write(f"\n── torchperfd · compared with the baseline, A ──\n{text}\n")
     if fail_above is None or not comparison.is_slower_than(fail_above):
         return 0
     write(f"torchperfd: the step is slower than the baseline's by more than {100 * fail_above:g} %\n")

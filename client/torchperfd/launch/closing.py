@@ -72,11 +72,14 @@ def percentiles_of(answer: "control_pb2.GetRunResponse | None", rank: int) -> Pe
     return {}
 
 
-def closing_text(closing: Closing, *, full: bool, colour: bool, width: int) -> str:
+def closing_text(
+    closing: Closing, *, full: bool, colour: bool, width: int, terminal: int | None = None
+) -> str:
     """Return the end of a run for a terminal, with a last newline.
 
     Args:
         full: Also the whole phase table of each rank.
+        terminal: Columns that these tables have room for; None if the text is not for a terminal.
     """
     rule = f"── torchperfd · run {closing.run} "
     named = [cause.rank for cause in closing.card.causes if cause.rank is not None]
@@ -84,7 +87,7 @@ def closing_text(closing: Closing, *, full: bool, colour: bool, width: int) -> s
         rule.ljust(width, "─"),
         closing.card.to_text(colour=colour, width=width),
         render(closing.reports, closing.percentiles, named=named, colour=colour, width=width),
-        "\n\n".join(each.to_text() for each in closing.reports) if full else "",
+        "\n\n".join(each.to_text(terminal) for each in closing.reports) if full else "",
         "\n".join(f"{name:<8}{value}" for name, value in closing.facts),
     ]
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"

@@ -187,6 +187,7 @@ def _conclude(
     from torchperfd.launch import kept_run
     from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
     from torchperfd.report import run_document
+    from torchperfd.text_tables import terminal_width
     from torchperfd.v1 import access
 
     deadline = time.monotonic() + _LEAVE_BUDGET_S
@@ -231,14 +232,19 @@ def _conclude(
         )
         closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
         colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)
-        sys.stderr.write(closing_text(closing, full=options.full, colour=colour, width=width))
+        terminal = terminal_width(sys.stderr)
+        sys.stderr.write(
+            closing_text(closing, full=options.full, colour=colour, width=width, terminal=terminal)
+        )
     code = 0
     if baseline is not None:
         from torchperfd.launch.baseline import compare_with_baseline
 
         colour = ansi.wants_colour(sys.stderr)
         limit = options.keeping.fail_above
-        code = compare_with_baseline(baseline, document, limit, sys.stderr.write, colour=colour)
+        code = compare_with_baseline(
+            baseline, document, limit, sys.stderr.write, colour=colour, width=terminal_width(sys.stderr)
+        )
     client.detach_by(deadline)
     if daemon is not None:
         daemon.leave(max(0.05, deadline - time.monotonic()))

@@ -43,9 +43,13 @@ class RankReport:
         """The totals, by the name that they had before; scripts use it."""
         return self.totals
 
-    def to_text(self) -> str:
-        """Return the phase table for a terminal."""
-        return text.render(self.table)
+    def to_text(self, width: int | None = None) -> str:
+        """Return the phase table for a terminal.
+
+        Args:
+            width: Columns that it may take; by default as many as it needs, less than 100.
+        """
+        return text.render(self.table, width)
 
     def to_markdown(self) -> str:
         """Return the phase table as GitHub-flavoured Markdown."""

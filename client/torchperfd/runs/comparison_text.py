@@ -6,8 +6,10 @@ from typing import Any
 from torchperfd.card.ansi import paint
 from torchperfd.runs.comparison import PhaseChange, RunComparison
 from torchperfd.runs.record import RunRecord
+from torchperfd.text_tables import TextTable, fold_text
 
 _HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "")
+_CONTEXT = len("differs    ")
 
 
 def comparison_document(comparison: RunComparison) -> dict[str, Any]:
@@ -15,28 +17,30 @@ def comparison_document(comparison: RunComparison) -> dict[str, Any]:
     return {**comparison.to_dict(), "headline": headline(comparison), "findings": findings(comparison)}
 
 
-def comparison_text(comparison: RunComparison, *, colour: bool = False) -> str:
-    """Return lines for people, without a newline at the end; slower is red, and faster is green."""
+def comparison_text(comparison: RunComparison, *, colour: bool = False, width: int | None = None) -> str:
+    """Return lines for people, without a newline at the end; slower is red, and faster is green.
+
+    Args:
+        width: Columns of the terminal; None if the text is not for one.
+    """
+    sides = (("A", comparison.before), ("B", comparison.after))
     lines = [
-        f"A  {_side(comparison.before)}",
-        f"B  {_side(comparison.after)}",
+        *(fold_text(f"{name}  {_side(run)}", width, margin=3) for name, run in sides),
         "",
-        paint(headline(comparison), _style(comparison), colour=colour),
-        *findings(comparison),
+        paint(fold_text(headline(comparison), width), _style(comparison), colour=colour),
+        *(fold_text(line, width) for line in findings(comparison)),
         "",
     ]
-    styles = ["dim", *map(_phase_style, comparison.phases)]
-    rows = [_HEADS, *map(_cells, comparison.phases)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    for row, style in zip(rows, styles, strict=True):
-        cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True)),
-            row[5],
-        ]
-        line = "  ".join(cells).rstrip()
-        lines.append(paint(line, style, colour=colour) if style else line)
-    return "\n".join([*lines, "", *_context(comparison)]).rstrip()
+    rows = [_cells(phase) for phase in comparison.phases]
+    drawn = TextTable(
+        _HEADS, rows, left=(_HEADS[0], _HEADS[-1]), shorten=_HEADS[0], lift=_HEADS[:1], folds_heads=True
+    ).draw(width)
+    lines += [paint(line, "dim", colour=colour) for line in drawn.head]
+    for phase, row in zip(comparison.phases, drawn.rows, strict=True):
+        style = _phase_style(phase)
+        lines += [paint(line, style, colour=colour) if style else line for line in row]
+    context = [fold_text(line, width, margin=_CONTEXT) for line in _context(comparison)]
+    return "\n".join([*lines, "", *context]).rstrip()
 
 
 def comparison_markdown(comparison: RunComparison) -> str:

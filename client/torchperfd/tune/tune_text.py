@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from torchperfd.bench.functions_bench import Comparison
 from torchperfd.durations import duration
+from torchperfd.text_tables import fold_text
 from torchperfd.tune.changes import ANY, LOADER, OPTIMIZER, Change
 from torchperfd.tune.edits import Edits
 from torchperfd.tune.search import Tuning
@@ -15,21 +16,44 @@ _ENDED: Final = {
     "interrupted": "by Ctrl-C; this is what had been verified until then",
     "time": "by the time limit; this is what had been verified until then (more time: --limit)",
 }
+_NAMES: Final = len("advised   ")
 _UNVERIFIED: Final = {
     "interrupted": "Ctrl-C came before these",
     "time": "the time limit came before these",
 }
 
 
-def tune_text(found: Tuning, edits: Edits, seconds: float) -> str:
+def tune_text(found: Tuning, edits: Edits, seconds: float, width: int | None = None) -> str:
     """Return the result as lines, without a newline at the end.
 
     Args:
         found: The result.
         edits: To make it permanent.
         seconds: That it took.
+        width: Columns of the terminal; None if the text is not for one. The diff stays whole in any width.
     """
+    lines = [fold_text(line, width, margin=_NAMES) for line in _outcome(found, seconds)]
     facts = found.unchanged.facts
+    kept = [
+        (_code(each.change, facts), f"{gain_words(each.beside)}; {each.losses.words}") for each in found.kept
+    ]
+    dropped = [(_code(each.change, facts), each.reason) for each in found.dropped]
+    for title, rows in (("kept", kept), ("not kept", dropped)):
+        if rows:
+            lines += ["", title]
+            for code, words in rows:
+                lines += [fold_text(f"  {code}", width, margin=4), fold_text(f"      {words}", width)]
+    if found.skipped:
+        lines += ["", "not tried", *(fold_text(f"  {reason}", width) for reason in found.skipped)]
+    if found.kept:
+        lines += ["", "edit"]
+        lines += [f"  {line}" for line in edits.diff.splitlines()]
+        lines += [fold_text(f"  {sentence}", width) for sentence in edits.sentences]
+    return "\n".join(lines)
+
+
+def _outcome(found: Tuning, seconds: float) -> list[str]:
+    """Return the lines with a name each."""
     lines = [f"took      {duration(seconds)}"]
     if found.ended:
         lines.append(f"ended     {_ENDED[found.ended]}")
@@ -47,27 +71,7 @@ def tune_text(found: Tuning, edits: Edits, seconds: float) -> str:
         lines.append("          by the rule of diagnose")
     if found.repeated == ANY:
         lines.append("losses    not checked: two unchanged runs differ, or no losses were seen")
-    for title, rows in (
-        (
-            "kept",
-            [
-                (_code(each.change, facts), f"{gain_words(each.beside)}; {each.losses.words}")
-                for each in found.kept
-            ],
-        ),
-        ("not kept", [(_code(each.change, facts), each.reason) for each in found.dropped]),
-    ):
-        if rows:
-            lines += ["", title]
-            for code, words in rows:
-                lines += [f"  {code}", f"      {words}"]
-    if found.skipped:
-        lines += ["", "not tried", *(f"  {reason}" for reason in found.skipped)]
-    if found.kept:
-        lines += ["", "edit"]
-        lines += [f"  {line}" for line in edits.diff.splitlines()]
-        lines += [f"  {sentence}" for sentence in edits.sentences]
-    return "\n".join(lines)
+    return lines
 
 
 def tune_document(found: Tuning, edits: Edits, seconds: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import IO, Any, Final
 
 from torchperfd_daemon.analysis.across import Across, RankWait
-from torchperfd_daemon.analysis.layout import Table, console_for, ms, printable
+from torchperfd_daemon.analysis.layout import Table, console_for, ms, print_folded, printable
 
 # A smaller difference is within the precision of setting clocks by ends of collectives.
 _CLOCKS_DIFFER_NS: Final = 1_000_000
@@ -63,19 +63,19 @@ def render_across(across: Across, out: IO[str]) -> None:
     """Write the waits, the cost of each rank and the verdict, in the terminal's width or else uncut."""
     console = console_for(out)
     console.print("across ranks", style="bold")
-    console.print(_found(across))
+    print_folded(console, _found(across))
     if not across.matched:
         return
     console.print()
-    console.print(_ranks(across).as_text(console.width))
+    _ranks(across).print_on(console)
     console.print()
-    console.print(_kinds(across).as_text(console.width))
+    _kinds(across).print_on(console)
     hidden = len(across.kinds) - _KINDS
     if hidden > 0:
         console.print(f"{hidden:,} more kinds of collective; --json has all")
     console.print()
     for line in (*_caveats(across), _verdict(across)):
-        console.print(line)
+        print_folded(console, line)
 
 
 def _found(across: Across) -> str:

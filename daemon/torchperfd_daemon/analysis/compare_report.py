@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, Any, Final, get_args
 
-from rich.text import Text
-
 from torchperfd_daemon.analysis.comparison import (
     LEVEL,
     UNKNOWN_NOISE_OF_ROW,
@@ -15,7 +13,16 @@ from torchperfd_daemon.analysis.comparison import (
     Comparison,
     Side,
 )
-from torchperfd_daemon.analysis.layout import Table, console_for, escaped, ms, printable
+from torchperfd_daemon.analysis.layout import (
+    UNCUT,
+    Table,
+    console_for,
+    escaped,
+    ms,
+    name_in_sentence,
+    print_folded,
+    printable,
+)
 
 COMPARISON_SCHEMA: Final = "torchperfd.comparison/1"
 COMPARED_TABLES: Final[tuple[ComparedTable, ...]] = get_args(ComparedTable)
@@ -92,18 +99,26 @@ def _side(side: Side) -> dict[str, Any]:
     return {"paths": list(side.paths), "steps": side.steps, "device_names": list(side.device_names)}
 
 
-def headline(comparison: Comparison) -> str:
-    """Return one sentence with the change of the step and the rows that caused most of it."""
+def headline(comparison: Comparison, width: int = UNCUT) -> str:
+    """Return one sentence with the change of the step and the rows that caused most of it.
+
+    Args:
+        width: Columns of the terminal; no name takes more.
+    """
+
+    def name(row: Change) -> str:
+        return name_in_sentence(row.name, width)
+
     step = comparison.step
     what = "B's steps take" if comparison.per_step else "B's recording takes"
     times = f"{what} {_time(step.after)}, A's {_time(step.before)} ({_percent(step)})"
     if beside := comparison.kernels_beside():
-        changed = ", ".join(f"{_added(row)}{_in_percent(row)} in {printable(row.name)}" for row in beside)
+        changed = ", ".join(f"{_added(row)}{_in_percent(row)} in {name(row)}" for row in beside)
         within = "within noise" if comparison.noise_known else "too little to count"
         return f"{times}: the step's difference is {within}, but kernels changed: {changed}"
     if step.status == "same":
         return f"{times}: no change {'beyond noise' if comparison.noise_known else 'that counts'}"
-    causes = ", ".join(f"{_added(row)} in {printable(row.name)}" for row in comparison.causes())
+    causes = ", ".join(f"{_added(row)} in {name(row)}" for row in comparison.causes())
     return f"{times}: {causes}" if causes else times
 
 
@@ -112,15 +127,15 @@ def render_comparison(
 ) -> None:
     """Write the headline, what is compared, and of each table the first ``limit`` rows that differ."""
     console = console_for(out)
-    console.print(Text(headline(comparison), style="bold"), soft_wrap=True)
+    print_folded(console, headline(comparison, console.width), "bold")
     for line in _facts(comparison):
-        console.print(Text(line), soft_wrap=True)
+        print_folded(console, line)
     for table, note in _sections(comparison, limit, sort_by):
         console.print()
         if table.rows:
-            console.print(table.as_text(console.width))
+            table.print_on(console)
         if note:
-            console.print(Text(note))
+            print_folded(console, note)
 
 
 def comparison_to_markdown(comparison: Comparison, *, limit: int = 15, sort_by: str = "difference") -> str:

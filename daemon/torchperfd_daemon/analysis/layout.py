@@ -6,20 +6,19 @@ from dataclasses import dataclass
 from html import escape
 from typing import IO, Final
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table as RichTable
 from rich.text import Text
 
+from torchperfd.text_tables import TextTable, fold_text, shortened
 from torchperfd_daemon import text as texts
 
 PLAIN_WIDTH: Final = 110
 """Sentences off a terminal are so wide: a log or a pipe must not reflow with the caller's terminal."""
-# Off a terminal nothing is cut: a log or another program gets everything.
-_UNCUT: Final = 1_000_000
-_GUTTER: Final = 3
-_NAME_AT_LEAST: Final = 12
+UNCUT: Final = 1_000_000
+"""The width off a terminal, where nothing is cut: a log or another program gets everything."""
+_GAP: Final = 3
+_INDENT: Final = 2
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]|~])")
 
 
@@ -34,18 +33,24 @@ class Table:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
-    def as_text(self, width: int) -> RichTable:
-        """Lay it out in ``width`` characters; only the names are cut."""
-        table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        # Names are cut before numbers: a cut name can still be recognised, a cut number misleads.
-        widths = [max(len(cell) for cell in column) for column in zip(self.headings, *self.rows, strict=True)]
-        for_names = width - sum(widths[1:]) - _GUTTER * (len(self.headings) - 1)
-        table.add_column(self.headings[0], no_wrap=True, max_width=max(_NAME_AT_LEAST, for_names))
-        for heading, least in zip(self.headings[1:], widths[1:], strict=True):
-            table.add_column(heading, justify="right", no_wrap=True, min_width=least)
-        for name, *numbers in self.rows:
-            table.add_row(Text(name), *numbers)
-        return table
+    def print_on(self, console: Console) -> None:
+        """Print it in the width of a console; only names are shortened, because a cut number misleads."""
+        name = self.headings[0]
+        table = TextTable(
+            self.headings,
+            self.rows,
+            left=(name,),
+            shorten=name,
+            lift=(name,),
+            labels_lifted=False,
+            folds_heads=True,
+            gap=_GAP,
+        )
+        drawn = table.draw(console.width)
+        for line in drawn.head:
+            console.print(Text(line.ljust(drawn.width), style="bold"), soft_wrap=True)
+        for line in ("─" * drawn.width, *(line for row in drawn.rows for line in row)):
+            console.print(Text(line), soft_wrap=True)
 
     def as_markdown(self) -> str:
         """Return it as GitHub-flavoured Markdown, ending in a newline."""
@@ -69,8 +74,13 @@ class _PrintableConsole(Console):
 def console_for(out: IO[str]) -> Console:
     """Return a console for ``out``: as wide as the terminal, or plain text that is never cut."""
     return _PrintableConsole(
-        file=out, width=None if out.isatty() else _UNCUT, markup=False, highlight=False, emoji=False
+        file=out, width=None if out.isatty() else UNCUT, markup=False, highlight=False, emoji=False
     )
+
+
+def print_folded(console: Console, line: str, style: str = "") -> None:
+    """Print a sentence, folded at words in the width of a console; long words stay whole."""
+    console.print(Text(fold_text(line, console.width), style=style), soft_wrap=True)
 
 
 def ms(nanoseconds: float) -> str:
@@ -81,6 +91,11 @@ def ms(nanoseconds: float) -> str:
 def printable(text: str) -> str:
     """A name from a trace may hold anything, and must not move the reader's cursor."""
     return texts.one_line(text, len(text))
+
+
+def name_in_sentence(text: str, width: int) -> str:
+    """Return a name from a trace, no longer than a line of its own; names of kernels take several."""
+    return shortened(printable(text), width - _INDENT)
 
 
 def escaped(text: str) -> str:

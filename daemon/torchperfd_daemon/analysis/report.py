@@ -8,7 +8,15 @@ from rich.text import Text
 
 from torchperfd_daemon.analysis.breakdown import Breakdown
 from torchperfd_daemon.analysis.idle import Idle
-from torchperfd_daemon.analysis.layout import Table, console_for, ms, printable
+from torchperfd_daemon.analysis.layout import (
+    UNCUT,
+    Table,
+    console_for,
+    ms,
+    name_in_sentence,
+    print_folded,
+    printable,
+)
 from torchperfd_daemon.analysis.operator_rows import SORT_KEYS, Operator
 from torchperfd_daemon.analysis.quality import quality_lines, quality_to_dict
 from torchperfd_daemon.analysis.summary import Summary
@@ -154,21 +162,22 @@ def render_text(
     On a terminal it fits the terminal's width; elsewhere it is plain text that is never cut.
     """
     console = console_for(out)
-    head, *lines = facts(summary, rank)
+    head, *lines = facts(summary, rank, console.width)
     console.print(Text(head, style="bold"), soft_wrap=True)
-    for line in lines:
-        # Given to print, since print makes a text of its own from what it gets.
-        console.print(Text(line), overflow="ellipsis", no_wrap=True)
-    for line in doubts(summary):
-        console.print(Text(line))
+    for line in (*lines, *doubts(summary)):
+        print_folded(console, line)
     console.print()
-    console.print(operator_table(summary, limit, sort_by).as_text(console.width))
+    operator_table(summary, limit, sort_by).print_on(console)
     if hidden := hidden_operators(summary, limit):
         console.print(hidden)
 
 
-def facts(summary: Summary, rank: int | None) -> list[str]:
-    """Return the lines above the table: the rank and its file, then a line for each fact."""
+def facts(summary: Summary, rank: int | None, width: int = UNCUT) -> list[str]:
+    """Return the lines above the table: the rank and its file, then a line for each fact.
+
+    Args:
+        width: Columns of the terminal; no name takes more.
+    """
     title = "" if rank is None else f"rank {rank}: "
     title += "" if summary.process is None else f"process {printable(summary.process)} of "
     return [
@@ -177,8 +186,8 @@ def facts(summary: Summary, rank: int | None) -> list[str]:
         f"{ms(summary.duration_ns)} ms recorded",
         *_steps_lines(summary),
         *_phases_line(summary),
-        *_device_lines(summary),
-        *_idle_lines(summary),
+        *_device_lines(summary, width),
+        *_idle_lines(summary, width),
     ]
 
 
@@ -193,7 +202,7 @@ def hidden_operators(summary: Summary, limit: int) -> str:
     return f"{hidden:,} more operators; --limit {len(summary.operators)} shows all" if hidden > 0 else ""
 
 
-def _device_lines(summary: Summary) -> list[str]:
+def _device_lines(summary: Summary, width: int) -> list[str]:
     """Return the parts of device time and the longest kernel, in words; empty without a device."""
     device = summary.breakdown
     if not device.n_gpu_events:
@@ -215,11 +224,12 @@ def _device_lines(summary: Summary) -> list[str]:
     ]
     if summary.kernels:
         top = summary.kernels[0]
-        lines.append(f"top kernel {ms(top.sum_ns)} ms in {top.calls:,} calls: {printable(top.name)}")
+        name = name_in_sentence(top.name, width)
+        lines.append(f"top kernel {ms(top.sum_ns)} ms in {top.calls:,} calls: {name}")
     return lines
 
 
-def _idle_lines(summary: Summary) -> list[str]:
+def _idle_lines(summary: Summary, width: int) -> list[str]:
     """Return a line for each cause of idle time, with its main place."""
     if summary.idle is None or not summary.breakdown.idle_ns:
         return []
@@ -227,7 +237,7 @@ def _idle_lines(summary: Summary) -> list[str]:
     for cause in summary.idle.causes:
         if cause.ns:
             share, top = cause.ns / summary.breakdown.idle_ns, cause.places[0]
-            place = " in ".join(printable(part) for part in (top.what, top.where) if part)
+            place = " in ".join(name_in_sentence(part, width) for part in (top.what, top.where) if part)
             lines.append(
                 f"idle for {cause.cause.replace('_', ' ')} {ms(cause.ns)} ms ({share:.1%}), "
                 f"of that {ms(top.ns)} ms at {place}"

@@ -7,6 +7,7 @@ import click
 
 from torchperfd.bench.functions_bench import LEAST_ROUNDS, bench_functions
 from torchperfd.bench.functions_text import functions_text
+from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._numbers import Numbers
 from torchperfd_daemon.commands._share import Share
 from torchperfd_daemon.commands._status_line import StatusLine
@@ -111,7 +112,7 @@ def command(
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:
-        click.echo(printable(functions_text(found)))
+        click.echo(printable(functions_text(found, terminal_width())))
     slower = found.slower_than(fail_above) if fail_above is not None else []
     if slower:
         raise SlowerError(f"beyond the limit of {fail_above:.1%}: {'; '.join(slower)}")

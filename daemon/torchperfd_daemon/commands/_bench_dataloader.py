@@ -10,6 +10,7 @@ from torchperfd.bench.loader_measurer import LoaderProcess
 from torchperfd.bench.loader_text import loader_text
 from torchperfd.bench.search import SearchSpace, search_space
 from torchperfd.bench.settings import LoaderDescription, LoaderSetting
+from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._numbers import Numbers
 from torchperfd_daemon.commands._status_line import StatusLine
 from torchperfd_daemon.errors import UsageError
@@ -97,5 +98,5 @@ def command(
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:
-        click.echo(printable(loader_text(found)))
+        click.echo(printable(loader_text(found, terminal_width())))
     return 0 if found.is_complete else _INTERRUPTED

@@ -1,11 +1,13 @@
 """The progress display of ``torchperfd capture``: a live table on a terminal, else lines."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from torchperfd.text_tables import fold_text, terminal_width, text_width
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import LEAST_KERNELS_PER_LAUNCH, LONG_PAUSE_S
 from torchperfd_daemon.commands._status_line import can_redraw
@@ -42,7 +44,7 @@ class Lines:
         if self._shown.get(key) != message.state:
             self._shown[key] = message.state
             for line in _lines(message):
-                click.echo(line, err=True)
+                _say(line)
 
 
 def conclude(message: control_pb2.CaptureProgress) -> None:
@@ -53,11 +55,23 @@ def conclude(message: control_pb2.CaptureProgress) -> None:
     elsewhere = Counter(rank.node for rank in message.ranks if rank.file and rank.node)
     for node, traces in elsewhere.items():
         command = f"torchperfd captures get {message.capture_id}"
-        click.echo(f"{traces} trace(s) on node {node}: `{command}` there", err=True)
+        _say(f"{traces} trace(s) on node {node}: `{command}` there")
     for line in (*pause_warning(message), *_kernel_warning(message)):
-        click.echo(line, err=True)
+        _say(line)
     if message.state == control_pb2.CAPTURE_STATE_COMPLETE:
-        click.echo(f"complete: {steps_of(message)}; next: {_next_step(message)}", err=True)
+        _say(f"complete: {steps_of(message)}; next:", _next_step(message))
+
+
+def _say(line: str, command: str = "") -> None:
+    """Print a message that fits the terminal; a command at its end stays on one line, to be copied."""
+    width = terminal_width(sys.stderr)
+    if not command:
+        line = fold_text(line, width)
+    elif width is None or text_width(f"{line} {command}") <= width:
+        line = f"{line} {command}"
+    else:
+        line = f"{line}\n  {command}"
+    click.echo(line, err=True)
 
 
 def pause_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:

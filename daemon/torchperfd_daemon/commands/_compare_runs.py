@@ -16,6 +16,7 @@ from torchperfd.runs.comparison_text import comparison_document, comparison_mark
 from torchperfd.runs.record import SCHEMA, RunRecord
 from torchperfd.runs.store import RunStore, read_file
 from torchperfd_daemon.commands._captures_dir import open_catalog
+from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._names import whole_capture
 from torchperfd_daemon.commands._page import write_page
 from torchperfd_daemon.errors import NoSuchTargetError, SlowerError, explained
@@ -77,7 +78,8 @@ def print_comparison(
     elif markdown:
         click.echo(comparison_markdown(comparison))
     elif not html:
-        click.echo(comparison_text(comparison, colour=wants_colour(sys.stdout)), color=True)
+        text = comparison_text(comparison, colour=wants_colour(sys.stdout), width=terminal_width())
+        click.echo(text, color=True)
     if fail_above is not None and comparison.is_slower_than(fail_above):
         raise SlowerError(f"a step of B is slower by more than the limit of {fail_above:.1%}")
 

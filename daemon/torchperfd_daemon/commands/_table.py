@@ -1,24 +1,4 @@
-"""Tables of plain text, each column as wide as what is in it, and how numbers are written there."""
-
-from collections.abc import Collection, Sequence
-
-
-def lines(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> list[str]:
-    """Return a table's lines, its head first.
-
-    Args:
-        rows: Cells, as many in each row as there are heads.
-        left: Heads of the columns that are flush left; the others are flush right.
-    """
-    table = [heads, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
-    return [
-        "  ".join(
-            cell.ljust(width) if head in left else cell.rjust(width)
-            for cell, width, head in zip(row, widths, heads, strict=True)
-        ).rstrip()
-        for row in table
-    ]
+"""How numbers are written in tables."""
 
 
 def count(number: int, noun: str) -> str:

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from torchperfd.near_names import did_you_mean
+from torchperfd.text_tables import TextTable
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import (
     CaptureRecord,
@@ -24,12 +25,11 @@ from torchperfd_daemon.captures import (
 )
 from torchperfd_daemon.captures.upload import upload
 from torchperfd_daemon.captures.upload_marker import read_upload_marker
-from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._captures_dir import captures_dir_option, open_catalog, own_directory
 from torchperfd_daemon.commands._completion import complete_captures
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._download import fetch
-from torchperfd_daemon.commands._fit import fitted, terminal_width
+from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._names import capture_argument, whole_name
 from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
 from torchperfd_daemon.commands._watch import again, watch_option
@@ -287,11 +287,11 @@ def print_table(captures: Sequence[Listed], *, uploads: bool) -> None:
     heads = ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", *(["UPLOADED"] if uploads else []), "WHEN"]
     left = ("CAPTURE", "RUN", "STATE", "UPLOADED", "WHEN")
     most = terminal_width()
-    table = _table.lines(heads, [_cells(each, uploads=uploads) for each in captures], left)
-    if most is not None and max(map(len, table)) > most:
+    table = TextTable(heads, [_cells(each, uploads=uploads) for each in captures], left).draw()
+    if most is not None and table.width > most:
         rows = [_cells(each, uploads=uploads, short=True) for each in captures]
-        table = fitted(heads, rows, left=left, lift=("RUN", "CAPTURE"))
-    click.echo("\n".join(table))
+        table = TextTable(heads, rows, left, lift=("RUN", "CAPTURE")).draw(most)
+    click.echo("\n".join(table.lines))
 
 
 def _cells(listed: Listed, *, uploads: bool, short: bool = False) -> list[str]:

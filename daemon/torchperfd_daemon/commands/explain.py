@@ -9,12 +9,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from torchperfd.near_names import did_you_mean
+from torchperfd.text_tables import fold_text, text_width
 from torchperfd.v1.contract import PHASES
-from torchperfd_daemon.commands._fit import fitted, folded_text
+from torchperfd_daemon.commands._fit import fitted, folded_text, terminal_width
 from torchperfd_daemon.commands._shipped import shipped_folders
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 
+_ITEM: Final = re.compile(r" *(?:- |\d+\. )")
 # A link's address leads into the documentation, which is not there in a terminal; its words remain.
 _LINK: Final = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 _ALIASES: Final[Mapping[str, Cause]] = {"healthy": Cause.NONE}
@@ -48,7 +50,8 @@ def _text(name: str) -> str:
     slug = "-".join(name.lower().replace("_", " ").split())
     causes = {**{cause.slug: cause for cause in Cause}, **_ALIASES}
     if slug in causes:
-        return page_text(causes[slug].slug)
+        page, width = page_text(causes[slug].slug), terminal_width()
+        return page if width is None else _folded_page(page, width)
     phase = slug.replace("-", "_")
     if phase in PHASES:
         return _phase_text(phase)
@@ -72,6 +75,30 @@ def page_text(slug: str) -> str:
         TorchperfdError: The package was installed without its pages.
     """
     return _LINK.sub(r"\1", _page(slug).read_text(encoding="utf-8")).rstrip()
+
+
+def _folded_page(page: str, width: int) -> str:
+    """Return a page no wider than a terminal: paragraphs and items are folded anew, code line by line."""
+    if max(map(text_width, page.split("\n"))) <= width:
+        return page
+    lines: list[str] = []
+    is_code = is_text = False
+    for line in page.split("\n"):
+        is_fence = line.lstrip().startswith("```")
+        begins = is_fence or not line or _ITEM.match(line)
+        if is_text and not begins:
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+        is_code ^= is_fence
+        is_text = bool(line) and not is_code and not is_fence
+    return "\n".join(fold_text(line, width, margin=_text_begins(line)) for line in lines)
+
+
+def _text_begins(line: str) -> int:
+    """Return the column at which the text of an item or of a paragraph begins."""
+    item = _ITEM.match(line)
+    return item.end() if item else len(line) - len(line.lstrip())
 
 
 def _list_text() -> str:

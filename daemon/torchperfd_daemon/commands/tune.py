@@ -12,6 +12,7 @@ from torchperfd.tune.edits import suggest_edits
 from torchperfd.tune.search import TuningSearch
 from torchperfd.tune.trial_process import ScriptTrials, TrialFailedError, TrialScript
 from torchperfd.tune.tune_text import tune_document, tune_text
+from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._status_line import StatusLine
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.text import printable
@@ -115,5 +116,5 @@ def command(
     if as_json:
         click.echo(json.dumps(tune_document(found, edits, took)))
     else:
-        click.echo(printable(tune_text(found, edits, took)))
+        click.echo(printable(tune_text(found, edits, took, terminal_width())))
     return {"interrupted": _INTERRUPTED, "time": _TIME_IS_UP}.get(found.ended, 0)

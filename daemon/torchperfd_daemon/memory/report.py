@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchperfd.sizes import size
-from torchperfd_daemon.analysis.layout import Table, console_for, printable
+from torchperfd_daemon.analysis.layout import Table, console_for, print_folded, printable
 from torchperfd_daemon.memory.model import FailedAllocation
 from torchperfd_daemon.memory.summary import DeviceMemory, MemorySummary
 from torchperfd_daemon.memory.sums import SegmentSums, StackMemory
@@ -101,7 +101,7 @@ def write_page(ranks: Sequence[tuple[int | None, MemorySummary]], out: IO[str]) 
     console = console_for(out)
     rank, fullest = max(ranks, key=lambda each: (each[1].reserved, each[1].allocated))
     if len(ranks) > 1:
-        console.print(_ranks_table(ranks).as_text(console.width))
+        _ranks_table(ranks).print_on(console)
         console.print()
     _write(fullest, rank, console)
 
@@ -131,25 +131,25 @@ def _write(summary: MemorySummary, rank: int | None, console: Console) -> None:
     if lines:
         console.print(Text("Advice", style="bold"))
         for number, line in enumerate(lines, 1):
-            console.print(Text(f"{number}. {line}"))
+            print_folded(console, f"{number}. {line}")
         console.print()
     title = "" if rank is None else f"rank {rank}: "
     console.print(Text(f"{title}{printable(str(summary.path))}", style="bold"), soft_wrap=True)
     skipped = f", {summary.skipped:,} entries skipped" if summary.skipped else ""
-    console.print(Text(f"{summary.file_size:,} bytes{skipped}"))
+    print_folded(console, f"{summary.file_size:,} bytes{skipped}")
     if summary.settings:
         settings = ", ".join(f"{name}={value}" for name, value in summary.settings.items())
-        console.print(Text(f"allocator settings: {printable(settings)}"))
+        print_folded(console, f"allocator settings: {printable(settings)}")
     if not summary.devices:
-        console.print(Text("the allocator holds no memory"))
+        print_folded(console, "the allocator holds no memory")
     for device in summary.devices:
         for line in _facts(device):
-            console.print(Text(line))
+            print_folded(console, line)
         console.print()
-        console.print(_classes_table(device).as_text(console.width))
+        _classes_table(device).print_on(console)
         if device.stacks:
             console.print()
-            console.print(_stacks_table(device).as_text(console.width))
+            _stacks_table(device).print_on(console)
         if hidden := device.stack_count - len(device.stacks):
             console.print(f"{hidden:,} more stacks, with {_hidden_size(device)}")
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,16 @@ def test_slower_names_only_what_is_beyond_the_share_and_noise() -> None:
 
 def test_text_is_the_table_with_what_differs() -> None:
     check_golden("bench-compare.txt", functions_text(bench()) + "\n")
+
+
+def test_text_folds_all_but_the_table_of_torch() -> None:
+    names = [f"image_libraries_of_everyone.resize:{name}" for name in ("rasterio", "skimage", "again")]
+    found = replace(bench(), names=names, table="[- a table of torch, of any width -]" * 4)
+    table, *lines = functions_text(found, 80).splitlines()
+    assert table == found.table
+    assert max(map(len, lines)) <= 80
+    assert [table, *lines] != functions_text(found).splitlines()
+    assert functions_text(found, 80).split() == functions_text(found).split()
 
 
 def test_document_has_each_round_and_the_interval() -> None:

@@ -1,11 +1,14 @@
 """One comparison of a loader's settings, with a measurer that follows a formula."""
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.support.golden import check_golden
 
 from torchperfd.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader
+from torchperfd.bench.loader_text import loader_text
 from torchperfd.bench.search import SearchSpace
 from torchperfd.bench.settings import LoaderDescription, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
 from torchperfd.loader_workers import LoaderFacts
@@ -67,6 +70,33 @@ def test_table_of_a_loader_by_itself() -> None:
 
 def test_table_of_a_loader_with_a_step() -> None:
     check_golden("bench-dataloader-step.txt", f"{run(Formula(with_step, 0.028, has_step=True))}\n")
+
+
+@pytest.mark.parametrize("bench", [Formula(alone), Formula(with_step, 0.028, has_step=True)])
+def test_table_fits_a_terminal_with_notes_below(bench: Formula) -> None:
+    found = run(bench)
+    text = loader_text(found, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert Counter(text.split()) == Counter(str(found).split())
+    below = [line for line in text.splitlines() if line.startswith("    the loader's own")]
+    assert len(below) == 1
+    assert loader_text(found, 120) == str(found)
+
+
+def test_table_of_every_setting_fits_80_columns() -> None:
+    found = run(Formula(with_step, 0.028, has_step=True))
+    varied = {
+        replace(setting, batch_size=size, start_method=method, pin_memory=True, threads=16): outcome
+        for setting, outcome in found.outcomes.items()
+        for size in (32, 4096)
+        for method in ("fork", "forkserver")
+    }
+    found.outcomes.update(varied)
+    text = loader_text(found, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert [line for line in text.splitlines() if line == "batch 4096"]
+    assert Counter(text.split())["forkserver"] > 0
+    assert "forkserver" in loader_text(found, 120)
 
 
 def test_loader_beside_the_steps_of_a_running_job() -> None:

@@ -254,6 +254,26 @@ def test_comparison_text_and_markdown_are_as_before() -> None:
     assert max(map(len, comparison_text(comparison).splitlines())) <= 80
 
 
+def test_comparison_text_fits_a_terminal() -> None:
+    name = "augment_with_every_augmentation_that_there_is_for_remote_digits"
+    comparison = pair(11, planted={"backward": 0.05})
+    first, *others = comparison.phases
+    comparison = replace(
+        comparison,
+        before=replace(comparison.before, run="train_remote_digits_of_everyone-5f1bf50a-7c1e", started=1.0),
+        phases=(replace(first, name=name), *others),
+        differences=(Difference("torch", "2.13.0", "2.14.0"),) * 4,
+    )
+    text = comparison_text(comparison, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    table = next(line for line in text.splitlines() if "…" in line)
+    assert table.split()[0].startswith("augment_with_")
+    assert table.split()[0].endswith("remote_digits")
+    assert table.split()[1:] == comparison_text(comparison).split(name)[-1].split("\n")[0].split()
+    for width in (120, 200):
+        assert comparison_text(comparison, width=width).split() == comparison_text(comparison).split()
+
+
 def test_comparison_colours_change_no_word() -> None:
     comparison = pair(11, planted={"backward": 0.15, "data": -0.05})
     coloured = comparison_text(comparison, colour=True)

@@ -123,6 +123,17 @@ def test_device_column_takes_its_width_from_longest_names(full: RankReport) -> N
     assert max(map(len, lines)) < 100
 
 
+def test_text_fits_a_terminal_of_80_columns(full: RankReport) -> None:
+    text = full.to_text(80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert [line for line in text.splitlines() if line.startswith("  ── train ─")]
+    found, expected = (
+        re.findall(r"\d[\d.,]* (?:[nµm]?s|min|%)", " ".join(each.split())) for each in (text, full.to_text())
+    )
+    assert found == expected
+    assert full.to_text(400) == full.to_text()
+
+
 def test_words_of_the_script_mean_nothing_in_any_layout(report: RankReport) -> None:
     assert "<b>" not in report.to_html()
     assert "augment &lt;b&gt;|*all*| the images" in report.to_html()

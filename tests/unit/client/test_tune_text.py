@@ -58,6 +58,21 @@ def test_tune_text_shows_gain_losses_and_edit() -> None:
     check_golden("tune.txt", tune_text(tuned(), edits, 64.0) + "\n")
 
 
+def test_tune_text_folds_all_but_the_diff() -> None:
+    diff = (
+        DIFF + "+loader = DataLoader(images, 32, num_workers=4, persistent_workers=True, prefetch_factor=4)\n"
+    )
+    edits = Edits(
+        diff, ("scripts/of/everyone/train.py:9: write AdamW(..., fused=True), and nothing else there",)
+    )
+    found = replace(tuned(), ended="time", skipped=["zero_grad: it has 0.4% of a step, " * 4])
+    lines = tune_text(found, edits, 64.0, 80).splitlines()
+    wide = [line for line in lines if len(line) > 80]
+    assert wide == [f"  {diff.splitlines()[-1]}"]
+    assert "          time: --limit)" in lines
+    assert tune_text(found, edits, 64.0, 80).split() == tune_text(found, edits, 64.0).split()
+
+
 def test_tune_text_of_nothing_kept_has_no_edit() -> None:
     found = replace(tuned(), kept=[], total=None, ended="time", repeated="any")
     text = tune_text(found, Edits("", ()), 900.0)

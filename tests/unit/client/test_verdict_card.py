@@ -128,6 +128,9 @@ def test_closing_full_has_every_rank_table() -> None:
     reports = [rank_report(0), rank_report(1)]
     text = closing_text(closing_of(reports, STARVED), full=True, colour=False, width=80)
     assert all(report.to_text() in text for report in reports)
+    assert max(map(len, reports[0].to_text().splitlines())) > 80
+    narrow = closing_text(closing_of(reports, STARVED), full=True, colour=False, width=80, terminal=80)
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("verdict", [STARVED, HANG, HEALTHY, CONTENTION], ids=lambda each: each.cause)

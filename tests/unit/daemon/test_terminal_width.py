@@ -1,7 +1,6 @@
 """Every list and table fits a terminal of 80 columns with long names; in a pipe, nothing is cut."""
 
 import contextlib
-import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.run_documents import run_file
+from tests.support.terminal import Stdout
 from tests.unit.daemon.live_runs import train
 
 from torchperfd.runs.store import RunStore
@@ -30,17 +30,6 @@ HOSTS = "gpu-cluster-eu-west-1-node-00{}.internal.example.com"
 SCRIPT = "train_remote_digits_of_everyone_with_every_augmentation_there_is.py"
 CAPTURES = ("20261127-165610-645ff7", "20261127-165810-0a5ff7")
 COLUMNS = 80
-
-
-class Stdout(io.StringIO):
-    """What a command prints, on a terminal or in a pipe."""
-
-    def __init__(self, is_terminal: bool) -> None:
-        super().__init__()
-        self._is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        return self._is_terminal
 
 
 class FakeDaemon:
