@@ -28,6 +28,8 @@ class PageFeed:
         remote: Ranks on another node, which only documents of the fleet have.
         slow: A rank that works longer than its peers, and how much longer.
         state: Of the run.
+        listed: How many captures are in the list; the others are there, too.
+        forgotten: Whether the run has ended so long ago that the daemon has a row of it only.
     """
 
     run: str = "demo"
@@ -41,6 +43,13 @@ class PageFeed:
     began: float = field(default_factory=lambda: time.time() - 600)
     captures: list[dict[str, Any]] = field(default_factory=list)
     state: str = "training"
+    listed: int = 100
+    forgotten: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no rank trains any more."""
+        return self.state in ("finished", "gone")
 
     def info(self) -> dict[str, Any]:
         """Return the document of ``info``."""
@@ -180,7 +189,7 @@ class PageFeed:
             "schema": "torchperfd.captures/1",
             "directory": "",
             "total": len(self.captures),
-            "captures": self.captures,
+            "captures": self.captures[: self.listed],
             "view": self._view(),
         }
 

@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["captures", capture]:
                 found = [each for each in feed.captures if each["capture_id"] == capture]
                 self._document({"schema": "torchperfd.capture/1", **found[0]}) if found else self._refuse(
-                    404, "no such capture"
+                    404, f"no capture {capture!r}"
                 )
             case ["node"]:
                 self._document(feed.node())

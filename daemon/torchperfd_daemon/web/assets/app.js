@@ -63,7 +63,7 @@ class Page {
         this._main.focus({ preventScroll: true });
         scrollTo(0, 0);
       }
-    }
+    } else this._view.moved?.(this._place);
     this._feed.watch(this._place);
     this._draw();
   }

@@ -16,13 +16,19 @@ export function hasEnded(capture) {
 }
 
 export class CapturesView {
-  constructor(feed) {
+  constructor(feed, place) {
     this._feed = feed;
-    this._chosen = new Set();
+    this._options = place.options;
+    this._problems = new Part(element("div", { "aria-live": "polite" }));
     this._list = new Part(element("div", {}));
     this._offer = new Part(element("div", { "aria-live": "polite" }));
     this._progress = element("p", { "aria-live": "polite" });
-    this.box = element("div", {}, element("h1", {}, "Captures"), this._list.box, this._offer.box, this._progress);
+    this.box = element("div", {}, element("h1", {}, "Captures"), this._problems.box, this._list.box, this._offer.box, this._progress);
+  }
+
+  /** The address of this view has changed, and with it what is chosen. */
+  moved(place) {
+    this._options = place.options;
   }
 
   get title() {
@@ -41,19 +47,33 @@ export class CapturesView {
   update() {
     const known = this._feed.documents.captures;
     if (!known) return;
-    // The older one of two is A; what is gone cannot be compared.
-    const chosen = known.captures.filter((one) => this._chosen.has(one.capture_id)).sort((a, b) => a.requested_at - b.requested_at);
+    const { chosen, problems } = this._chosen(known.captures);
     const ids = chosen.map((one) => one.capture_id);
-    this._chosen = new Set(ids);
-    this._offer.update(ids, () => this._comparison(ids));
-    this._list.update(known.captures, () => [
+    this._problems.update(problems, () => problems.map((words) => element("p", { class: "notice warn" }, words)));
+    this._offer.update([ids, problems.length], () => (ids.length || problems.length ? [this._comparison(ids)] : []));
+    this._list.update([known.captures, ids], () => [
       known.captures.length
-        ? card("List", { wide: true, note: "Choose two to compare them." }, table("Captures of this node", this._columns(), known.captures))
+        ? card("List", { wide: true, note: "Choose two to compare them." }, table("Captures of this node", this._columns(chosen), known.captures))
         : card("No capture", { wide: true }, element("p", {}, "Capture some steps with the button of a run, or with"), element("pre", {}, "torchperfd capture --steps 5")),
     ]);
   }
 
-  _columns() {
+  // The captures that the address names, A before B, and what is wrong with those that are not there.
+  _chosen(listed) {
+    const { documents, failures, isSaved } = this._feed;
+    const chosen = new Map();
+    const problems = [];
+    for (const name of ["a", "b"].filter((each) => this._options[each])) {
+      const id = this._options[name];
+      const read = documents[name];
+      const found = listed.find((one) => one.capture_id === id) ?? (read?.capture_id ? read : null);
+      if (found) chosen.set(found.capture_id, found);
+      else if (failures[name] || read || isSaved) problems.push(`Cannot compare ${id.slice(0, 80)}: ${failures[name]?.message ?? "it is no capture that is known here"}.`);
+    }
+    return { chosen: [...chosen.values()], problems: [...new Set(problems)] };
+  }
+
+  _columns(chosen) {
     return [
       { name: "Capture", class: "name", cell: (one) => element("a", { href: address({ view: "capture", capture: one.capture_id }), "data-key": one.capture_id }, one.capture_id) },
       { name: "Run", class: "name", cell: (one) => one.run },
@@ -62,35 +82,26 @@ export class CapturesView {
       { name: "Steps", numeric: true, cell: (one) => stepWords(one) },
       { name: "Size", numeric: true, cell: (one) => bytes(one.disk_bytes ?? null) },
       { name: "Asked for", cell: (one) => moment(one.requested_at) },
-      { name: "Compare", cell: (one) => this._choice(one) },
+      { name: "Compare", cell: (one) => choiceBox(one, chosen) },
     ];
-  }
-
-  _choice(one) {
-    const box = element("input", { type: "checkbox", "aria-label": `compare ${one.capture_id}`, "data-key": `choice ${one.capture_id}` });
-    box.checked = this._chosen.has(one.capture_id);
-    box.addEventListener("change", () => {
-      if (box.checked) this._chosen.add(one.capture_id);
-      else this._chosen.delete(one.capture_id);
-      this.update();
-    });
-    return box;
   }
 
   // What can be done with the captures that are chosen.
   _comparison(ids) {
-    if (ids.length < 2) return [];
-    if (ids.length > 2) return [element("p", { class: "note" }, "Choose two, not more.")];
+    const clear = element("a", { class: "button", href: address({ view: "captures" }), "data-key": "clear" }, "Clear the choice");
+    if (ids.length < 2) {
+      const words = ids.length ? `Chosen: ${ids[0]}. Choose another one.` : "Choose two captures of the list.";
+      return card("Compare", { wide: true }, element("p", {}, words), element("div", { class: "row" }, clear));
+    }
     const [before, after] = ids.map(encodeURIComponent);
     const open = () => openMadePage(`${before}/comparison/${after}`, this._progress, "comparison");
-    return [
-      card(
-        "Compare",
-        { wide: true },
-        this._feed.isSaved ? null : actionButton("Compare the two", "compare", open, { primary: true }),
-        element("p", { class: "note" }, "On the node: ", element("code", {}, `torchperfd compare ${ids[0]} ${ids[1]}`)),
-      ),
-    ];
+    return card(
+      "Compare",
+      { wide: true },
+      element("p", {}, `A: ${ids[0]}, B: ${ids[1]}`),
+      element("div", { class: "row" }, this._feed.isSaved ? null : actionButton("Compare the two", "compare", open, { primary: true }), clear),
+      element("p", { class: "note" }, "On the node: ", element("code", {}, `torchperfd compare ${ids[0]} ${ids[1]}`)),
+    );
   }
 }
 
@@ -176,6 +187,25 @@ export class CaptureView {
     link.click();
     link.remove();
   }
+}
+
+// Choosing changes the address. The older one of two is A.
+function choiceBox(one, chosen) {
+  const isChosen = chosen.some((each) => each.capture_id === one.capture_id);
+  const box = element("input", {
+    type: "checkbox",
+    "aria-label": `compare ${one.capture_id}`,
+    "data-key": `choice ${one.capture_id}`,
+    disabled: !isChosen && chosen.length > 1,
+    title: !isChosen && chosen.length > 1 ? "Two are chosen" : null,
+  });
+  box.checked = isChosen;
+  box.addEventListener("change", () => {
+    const others = chosen.filter((each) => each.capture_id !== one.capture_id);
+    const [a, b] = [...others, ...(box.checked ? [one] : [])].sort((x, y) => x.requested_at - y.requested_at);
+    location.hash = address({ view: "captures", options: { a: a?.capture_id, b: b?.capture_id } });
+  });
+  return box;
 }
 
 function stepWords({ step_range: range, options }) {

@@ -13,7 +13,7 @@ const HIDDEN_MS = 30_000;
 export const MOST_RANKS = 64;
 
 /** How often a document is read again, in milliseconds; events bring what has to be there sooner. */
-const EVERY_MS = { runs: 3000, run: 6000, ranks: 5000, captures: 15_000, capture: 2000, node: 4000, info: 60_000 };
+const EVERY_MS = { runs: 3000, run: 6000, ranks: 5000, captures: 15_000, capture: 2000, a: 15_000, b: 15_000, node: 4000, info: 60_000 };
 
 /** Return the paths that a place shows, by the names under which views find them. */
 function pathsOf({ view, run, capture, options }) {
@@ -32,12 +32,18 @@ function pathsOf({ view, run, capture, options }) {
       return view === "rank" ? { ...paths, node: "node" } : paths;
     }
     case "captures":
-      return { captures: "captures?limit=100" };
+      return { captures: "captures?limit=100", ...chosenPaths(options) };
     case "capture":
       return { capture: `captures/${encodeURIComponent(capture)}` };
     default:
       return { node: "node", runs: "runs" };
   }
+}
+
+/** Return the paths of the captures to compare, "a" and "b" of an address: they may be too old for the list. */
+function chosenPaths(options) {
+  const given = ["a", "b"].filter((name) => options[name]);
+  return Object.fromEntries(given.map((name) => [name, `captures/${encodeURIComponent(options[name])}`]));
 }
 
 export class Feed extends EventTarget {
@@ -69,7 +75,7 @@ export class Feed extends EventTarget {
     const before = this._place;
     this._place = place;
     const paths = pathsOf(place);
-    for (const name of Object.keys(this.documents)) {
+    for (const name of Object.keys(EVERY_MS)) {
       if (!(name in paths) || (before && pathsOf(before)[name] !== paths[name])) this._forget(name);
     }
     const sameRun = before !== null && before.run === place.run;
@@ -243,8 +249,7 @@ export class Feed extends EventTarget {
         this._read.delete("run");
         break;
       case "capture":
-        this._read.delete("captures");
-        this._read.delete("capture");
+        for (const each of ["captures", "capture", "a", "b"]) this._read.delete(each);
         break;
       default:
     }
