@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 from tests.browser import Browser
 from tests.support.axe import serious_violations
+from tests.support.node import eventually
 from tests.support.page_feed import HOSTILE_RUN, PageFeed
 from tests.support.page_server import TOKEN, serve_page
 
@@ -250,6 +251,18 @@ def test_daemon_restart_is_shown_and_survived(browser: Browser, feed: PageFeed) 
 
 
 def test_page_without_any_daemon_shows_the_banner_alone(browser: Browser, feed: PageFeed) -> None:
+def test_page_kept_for_the_back_button_has_no_stream(browser: Browser, url: str, feed: PageFeed) -> None:
+    """A browser has six connections to a server, and keeps pages that were left with those that they hold."""
+    show(browser, url, "#/run/demo")
+    first = browser.wait_for(NEWEST_STEP, "a step")
+    eventually(lambda: feed.streams == 1, 30)
+    browser.run("dispatchEvent(new PageTransitionEvent('pagehide', { persisted: true }))")
+    eventually(lambda: feed.streams == 0, 30)
+    browser.run("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    browser.wait_for(f"{NEWEST_STEP} > {first}", "a later step")
+    eventually(lambda: feed.streams == 1, 30)
+
+
     with serve_page(feed) as url:
         show(browser, url, "#/run/demo")
     browser.wait_for(f"{BANNER}.includes('does not answer')", "the banner")

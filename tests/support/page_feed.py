@@ -29,6 +29,7 @@ class PageFeed:
         slow: A rank that works longer than its peers, and how much longer.
         state: Of the run.
         listed: How many captures are in the list; the others are there, too.
+        streams: How many streams of events are open.
         forgotten: Whether the run has ended so long ago that the daemon has a row of it only.
     """
 
@@ -45,6 +46,7 @@ class PageFeed:
     state: str = "training"
     listed: int = 100
     forgotten: bool = False
+    streams: int = 0
 
     @property
     def has_ended(self) -> bool:

@@ -119,7 +119,9 @@ class _Handler(BaseHTTPRequestHandler):
             case ["events"]:
                 self._events(query)
             case _:
+                feed.streams += 1
                 self._refuse(404, f"no run {parts[-1]} on this node")
+                feed.streams -= 1
 
     def _events(self, query: dict[str, list[str]]) -> None:
         feed = self.server.feed

@@ -63,6 +63,9 @@ export class Feed extends EventTarget {
     this._busy = new Set();
     setInterval(() => this._poll(), 500);
     document.addEventListener("visibilitychange", () => this._turned());
+    // A browser keeps pages that were left for its back button; their streams would keep its few connections.
+    addEventListener("pagehide", () => this._leave());
+    addEventListener("pageshow", ({ persisted }) => persisted && this._turned());
   }
 
   /** The daemon's time now, in Unix seconds. */
