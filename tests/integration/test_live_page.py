@@ -20,6 +20,7 @@ MAIN = "document.getElementById('view').innerText"
 BANNER = "document.getElementById('banner').innerText"
 SCOPE = "document.getElementById('scope').innerText"
 OUTCOME = "document.querySelector('.outcome').innerText"
+BUTTONS = "document.querySelectorAll('.title-row button').length"
 NEWEST_STEP = (
     "Number(/Steps \\d+\\u2013(\\d+)/.exec(document.querySelector('#stream .note').textContent)?.[1] ?? NaN)"
 )
@@ -106,13 +107,13 @@ def click_button(browser: Browser, words: str) -> None:
     browser.run(f"{found}.click()")
 
 
-def test_run_view_new_steps_appear_by_themselves(browser: Browser, url: str) -> None:
 def made_captures(*ids: str) -> list[dict[str, Any]]:
     """Return captures that have ended, as the daemon lists them: the last of these ids is the newest."""
     ended = {"run": HOSTILE_RUN, "state": "complete", "ranks": []}
     return [{"capture_id": each, **ended, "requested_at": 1.0 + at} for at, each in enumerate(ids)][::-1]
 
 
+def test_run_view_new_steps_appear_by_themselves(browser: Browser, url: str) -> None:
     show(browser, url, "#/run/demo")
     first = browser.wait_for(NEWEST_STEP, "a step")
     browser.wait_for(f"{NEWEST_STEP} > {first}", "a later step")
@@ -250,7 +251,6 @@ def test_daemon_restart_is_shown_and_survived(browser: Browser, feed: PageFeed) 
         browser.wait_for(f"{NEWEST_STEP} > {first}", "a later step")
 
 
-def test_page_without_any_daemon_shows_the_banner_alone(browser: Browser, feed: PageFeed) -> None:
 def test_page_kept_for_the_back_button_has_no_stream(browser: Browser, url: str, feed: PageFeed) -> None:
     """A browser has six connections to a server, and keeps pages that were left with those that they hold."""
     show(browser, url, "#/run/demo")
@@ -263,6 +263,7 @@ def test_page_kept_for_the_back_button_has_no_stream(browser: Browser, url: str,
     eventually(lambda: feed.streams == 1, 30)
 
 
+def test_page_without_any_daemon_shows_the_banner_alone(browser: Browser, feed: PageFeed) -> None:
     with serve_page(feed) as url:
         show(browser, url, "#/run/demo")
     browser.wait_for(f"{BANNER}.includes('does not answer')", "the banner")
@@ -273,12 +274,49 @@ def test_page_kept_for_the_back_button_has_no_stream(browser: Browser, url: str,
         assert view != "#/run/ended" or browser.run(MAIN).strip() == "ended"
 
 
-def test_ended_run_has_no_button_to_capture_it(browser: Browser) -> None:
-    with serve_page(PageFeed(state="finished")) as url:
+@pytest.mark.parametrize("view", ["#/run/demo", "#/rank/demo/5"])
+def test_buttons_go_when_the_run_ends(browser: Browser, url: str, feed: PageFeed, view: str) -> None:
+    show(browser, url, view)
+    browser.wait_for(f"{BUTTONS} === 2 && {BANNER} === ''", "the buttons")
+    feed.state = "finished"
+    browser.wait_for(f"/^This run ended 20\\d\\d-/.test({BANNER})", "the end")
+    browser.wait_for(f"{BUTTONS} === 0", "no button")
+    assert "Ended" in browser.run(SCOPE)
+    assert browser.texts("#banner .warn, #banner .bad, #scope .warn") == []
+    feed.forgotten = True
+    gone = f"!{MAIN}.includes('Samples')" if "rank" in view else f"{MAIN}.includes('350 ms')"
+    browser.wait_for(gone, "the row that stays")
+    assert browser.run("document.querySelector('#view canvas').checkVisibility()")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_run_of_yesterday_is_its_row_and_its_end(browser: Browser, scheme: str) -> None:
+    browser.look_like(1280, 900, scheme)
+    with serve_page(PageFeed(forgotten=True)) as url:
+        for view, gone in (("#/run/demo", "steps"), ("#/rank/demo/5", "ranks")):
+            browser.visit("about:blank")
+            browser.visit(f"{url}/{view}")
+            browser.wait_for(f"{MAIN}.includes('The daemon no longer has the {gone} of this run')", gone)
+            browser.wait_for(f"/^This run ended 20\\d\\d-/.test({BANNER})", "the end")
+            assert browser.run(BUTTONS) == 0
+            assert browser.texts("#banner .warn, #banner .bad, main .bad, main .warn") == []
+            assert serious_violations(browser) == []
         show(browser, url, "#/run/demo")
-        browser.wait_for(f"{MAIN}.includes('This run has ended')", "the reason")
-        buttons = "[...document.querySelectorAll('.title-row button')].map((each) => each.textContent)"
-        assert browser.run(f"{buttons}.length") == 0
+        assert "380 ms" in browser.run(MAIN)
+        assert not browser.run("document.querySelector('#view canvas').checkVisibility()")
+
+
+def test_run_view_has_percentiles_and_the_slowest_rank(browser: Browser, url: str, feed: PageFeed) -> None:
+    show(browser, url, "#/run/demo")
+    browser.wait_for("document.querySelectorAll('tr.slow td').length > 0", "the table of ranks")
+    assert browser.texts(".tile")[1:3] == [
+        "Step p50270 ms324 ms on rank 5, the slowest",
+        "Step p95297 ms378 ms on rank 5, the slowest",
+    ]
+    assert browser.texts("tr.slow td")[2:4] == ["324 ms", "378 ms"]
+    assert browser.texts("tr.missing td")[2:4] == ["\u2013", "\u2013"]
+    show(browser, url, "#/rank/demo/5")
+    browser.wait_for(f"{MAIN}.includes('378 ms')", "the rank's own")
 
 
 def test_thousand_ranks_show_the_slow_one(browser: Browser) -> None:
@@ -323,6 +361,45 @@ def test_two_captures_are_compared_as_a_page(browser: Browser, feed: PageFeed, u
     assert "The comparison is ready" in browser.run(OUTCOME)
     assert browser.run(f"document.querySelector('[data-key=\"choice {ids[2]}\"]').disabled")
     assert browser.run("document.querySelectorAll('main img').length") == 0
+
+
+def test_chosen_captures_are_in_the_address(browser: Browser, feed: PageFeed, url: str) -> None:
+    feed.captures = made_captures("one", "two", "three")
+    chosen = "[...document.querySelectorAll('input:checked')].map((each) => each.dataset.key).join()"
+    show(browser, url, "#/captures")
+    for each, address in (("three", "?a=three"), ("one", "?a=one&b=three")):
+        browser.run(f"document.querySelector('[data-key=\"choice {each}\"]').click()")
+        browser.wait_for(f"location.hash === '#/captures{address}'", "the address")
+    browser.wait_for(f"{MAIN}.includes('A: one, B: three')", "both")
+    browser.run("history.back()")
+    browser.wait_for(f"{chosen} === 'choice three'", "the first choice")
+    show(browser, url, "#/captures?a=one&b=three")
+    browser.wait_for(f"{MAIN}.includes('A: one, B: three')", "both again")
+    assert browser.run(chosen) == "choice three,choice one"
+    browser.run("document.querySelector('[data-key=one]').click()")
+    browser.wait_for("location.hash === '#/capture/one'", "one of them")
+    browser.run("history.back()")
+    browser.wait_for(f"{MAIN}.includes('A: one, B: three')", "both again")
+    # A link may have them in any order, and one that is too old for the list.
+    feed.listed = 2
+    show(browser, url, "#/captures?a=two&b=one")
+    browser.wait_for(f"{MAIN}.includes('A: two, B: one')", "the captures of the link")
+    browser.run("document.querySelector('[data-key=clear]').click()")
+    browser.wait_for(f"location.hash === '#/captures' && {chosen} === ''", "no choice")
+
+
+def test_wrong_captures_in_the_address_are_named(browser: Browser, feed: PageFeed, url: str) -> None:
+    feed.captures = made_captures("one", "two")
+    for wrong in ("nope", "<img src=x>", "..", "x" * 5000):
+        show(browser, url, f"#/captures?a={quote(wrong)}&b=two")
+        browser.wait_for(f"{MAIN}.includes({json.dumps('Cannot compare ' + wrong[:80])})", "what is wrong")
+        assert "Chosen: two." in browser.run(MAIN)
+        assert browser.run("document.querySelectorAll('main img, [data-key=compare]').length") == 0
+    browser.run("document.querySelector('[data-key=\"choice one\"]').click()")
+    browser.wait_for(f"{MAIN}.includes('A: one, B: two') && !{MAIN}.includes('Cannot')", "two that are there")
+    for odd in ("?a=one&b=one", "?a=one&a=one&b=", "?b=one&c=two"):
+        show(browser, url, f"#/captures{odd}")
+        browser.wait_for(f"{MAIN}.includes('Chosen: one. Choose another one.')", "one of two")
 
 
 def test_unknown_run_problem_is_shown(browser: Browser, url: str) -> None:
@@ -373,45 +450,6 @@ def test_skip_link_leads_to_the_content(browser: Browser, url: str) -> None:
 
 def test_statistics_keep_outliers_and_gaps(browser: Browser, url: str) -> None:
     browser.visit(f"{url}/")
-def test_chosen_captures_are_in_the_address(browser: Browser, feed: PageFeed, url: str) -> None:
-    feed.captures = made_captures("one", "two", "three")
-    chosen = "[...document.querySelectorAll('input:checked')].map((each) => each.dataset.key).join()"
-    show(browser, url, "#/captures")
-    for each, address in (("three", "?a=three"), ("one", "?a=one&b=three")):
-        browser.run(f"document.querySelector('[data-key=\"choice {each}\"]').click()")
-        browser.wait_for(f"location.hash === '#/captures{address}'", "the address")
-    browser.wait_for(f"{MAIN}.includes('A: one, B: three')", "both")
-    browser.run("history.back()")
-    browser.wait_for(f"{chosen} === 'choice three'", "the first choice")
-    show(browser, url, "#/captures?a=one&b=three")
-    browser.wait_for(f"{MAIN}.includes('A: one, B: three')", "both again")
-    assert browser.run(chosen) == "choice three,choice one"
-    browser.run("document.querySelector('[data-key=one]').click()")
-    browser.wait_for("location.hash === '#/capture/one'", "one of them")
-    browser.run("history.back()")
-    browser.wait_for(f"{MAIN}.includes('A: one, B: three')", "both again")
-    # A link may have them in any order, and one that is too old for the list.
-    feed.listed = 2
-    show(browser, url, "#/captures?a=two&b=one")
-    browser.wait_for(f"{MAIN}.includes('A: two, B: one')", "the captures of the link")
-    browser.run("document.querySelector('[data-key=clear]').click()")
-    browser.wait_for(f"location.hash === '#/captures' && {chosen} === ''", "no choice")
-
-
-def test_wrong_captures_in_the_address_are_named(browser: Browser, feed: PageFeed, url: str) -> None:
-    feed.captures = made_captures("one", "two")
-    for wrong in ("nope", "<img src=x>", "..", "x" * 5000):
-        show(browser, url, f"#/captures?a={quote(wrong)}&b=two")
-        browser.wait_for(f"{MAIN}.includes({json.dumps('Cannot compare ' + wrong[:80])})", "what is wrong")
-        assert "Chosen: two." in browser.run(MAIN)
-        assert browser.run("document.querySelectorAll('main img, [data-key=compare]').length") == 0
-    browser.run("document.querySelector('[data-key=\"choice one\"]').click()")
-    browser.wait_for(f"{MAIN}.includes('A: one, B: two') && !{MAIN}.includes('Cannot')", "two that are there")
-    for odd in ("?a=one&b=one", "?a=one&a=one&b=", "?b=one&c=two"):
-        show(browser, url, f"#/captures{odd}")
-        browser.wait_for(f"{MAIN}.includes('Chosen: one. Choose another one.')", "one of two")
-
-
     module = "const s = await import('/assets/statistics.js');"
 
     def evaluate(expression: str) -> object:
@@ -419,6 +457,9 @@ def test_wrong_captures_in_the_address_are_named(browser: Browser, feed: PageFee
 
     assert evaluate("s.sampleLongest([1, 9, 1, 1, 1, 2], 3)") == '{"chosen":[1,2,5],"every":2}'
     assert evaluate("s.sampleLongest([1, 2], 3)") == '{"chosen":[0,1],"every":1}'
+    # The rule of the daemon's percentiles.
+    assert evaluate("s.percentile([8, 1, 4, 2], 0.5)") == "3"
+    assert evaluate("s.percentile([...Array(21).keys()], 0.95)") == "19"
     columns = (
         "[{at: [10, 12], seconds: [1, 3], phases: {data: [1, 3]}}, {at: [10], seconds: [2], phases: {}}]"
     )

@@ -115,7 +115,8 @@ def test_job_is_watched_captured_and_read(node: Node, tmp_path: Path) -> None:
         assert browser.complaints == []
 
         browser.visit(f"{base}/#/run/two-ranks")
-        browser.wait_for(f"{MAIN}.includes('two-ranks')", "the run's view")
+        browser.wait_for(f"{MAIN}.includes('two-ranks') && {BANNER}.includes('This run ended 20')", "its end")
+        assert browser.run("document.querySelectorAll('.title-row button').length") == 0
         node.stop_daemon()
         browser.wait_for(f"{BANNER}.includes('does not answer')", "the banner")
         node.start_daemon()

@@ -59,29 +59,18 @@ class PageFeed:
 
     def runs(self, fleet: bool = False) -> dict[str, Any]:
         """Return the document of ``runs``."""
-        ended = {
-            "run": "bert-16",
-            "job_name": "bert",
-            "world_size": 8,
-            "state": "finished",
-            "started_unix_seconds": self.began - 9000,
-            "ended_unix_seconds": self.began - 1800,
-            "steps": 20_311,
-            "step_seconds": 0.35,
-            "goodput_ratio": 0.81,
-            "verdict": None,
-            "sparkline": self._sparkline(0.35),
-        }
         return {
             "schema": "torchperfd.ps/1",
             "node": "vm",
             "runs": [self._run(fleet)],
-            "finished": [ended],
+            "finished": [self._ended("bert-16")],
             "view": self._view(fleet),
         }
 
     def run_document(self, fleet: bool = False) -> dict[str, Any]:
         """Return the document of ``runs/{run}``."""
+        if self.forgotten:
+            return {"schema": "torchperfd.run/1", "run": self._ended(self.run), "view": self._view()}
         return {
             "schema": "torchperfd.run/1",
             "run": self._run(fleet),
@@ -244,17 +233,21 @@ class PageFeed:
     def _run(self, fleet: bool) -> dict[str, Any]:
         step = self.step_seconds * (1 + self.excess)
         now = time.time()
+        slow = {"p50_seconds": 1.2 * step, "p95_seconds": 1.4 * step}
+        usual = {"p50_seconds": step, "p95_seconds": 1.1 * step}
         rows = [
             {
                 "rank": rank,
                 "local_rank": rank,
                 "node": "vm" if rank < self.ranks else "vm2",
                 "pid": 1000 + rank,
-                "state": "gone" if rank in self.silent else "training",
+                "state": "gone" if rank in self.silent else self.state,
                 "stalled_seconds": None,
-                "connected": rank not in self.silent,
+                "connected": rank not in self.silent and not self.has_ended,
                 "steps": 3000,
                 "step_seconds": step,
+                "step_p50_seconds": (slow if rank == self.slow else usual)["p50_seconds"],
+                "step_p95_seconds": (slow if rank == self.slow else usual)["p95_seconds"],
                 "phase_seconds": self._phases(self._own(rank, 0), 0.05),
                 "last_step_unix_seconds": now - (300 if rank in self.silent else 0.4),
                 "dropped_steps": 0,
@@ -271,6 +264,7 @@ class PageFeed:
             "ranks": rows,
             "state": self.state,
             "step_seconds": step,
+            "step_percentiles": {**usual, "slowest": {"rank": self.slow, **slow}},
             "steps_per_second": 1 / step,
             "samples_per_second": 8 * self.ranks / step,
             "goodput_ratio": 0.874,
@@ -281,6 +275,26 @@ class PageFeed:
                 each["capture_id"] for each in self.captures if each["state"] == "armed"
             ],
             "first_seen_unix_seconds": self.began,
+        }
+
+    def _ended(self, run: str) -> dict[str, Any]:
+        return {
+            "run": run,
+            "job_name": "bert",
+            "world_size": 8,
+            "state": "finished",
+            "started_unix_seconds": self.began - 9000,
+            "ended_unix_seconds": self.began - 1800,
+            "steps": 20_311,
+            "step_seconds": 0.35,
+            "step_percentiles": {
+                "p50_seconds": 0.34,
+                "p95_seconds": 0.38,
+                "slowest": {"rank": 2, "p50_seconds": 0.34, "p95_seconds": 0.38},
+            },
+            "goodput_ratio": 0.81,
+            "verdict": None,
+            "sparkline": self._sparkline(0.35),
         }
 
     def _sparkline(self, step: float) -> dict[str, Any]:

@@ -100,6 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._document(feed.runs(fleet))
             case ["runs", name] if name == feed.run:
                 self._document(feed.run_document(fleet))
+            case ["runs", name, _] if name == feed.run and feed.forgotten:
+                self._refuse(404, f"no run {name} on this node")
             case ["runs", name, "ranks"] if name == feed.run:
                 self._document(feed.ranks_document())
             case ["runs", name, "history"] if name == feed.run:
@@ -117,22 +119,25 @@ class _Handler(BaseHTTPRequestHandler):
             case ["node"]:
                 self._document(feed.node())
             case ["events"]:
-                self._events(query)
-            case _:
                 feed.streams += 1
-                self._refuse(404, f"no run {parts[-1]} on this node")
+                self._events(query)
                 feed.streams -= 1
+            case _:
+                self._refuse(404, f"no run {parts[-1]} on this node")
 
     def _events(self, query: dict[str, list[str]]) -> None:
         feed = self.server.feed
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
-        number = 3000
+        number, state = 3000, feed.state
         with contextlib.suppress(OSError):
             self._event("hello", {"api": 1, "node": "vm", "instance": str(id(self.server))})
             while not self.server.stops.wait(1):
-                if "run" in query:
+                if feed.state != state:
+                    state = feed.state
+                    self._event("run", {"run": feed.run, "state": state, "ranks": []})
+                if "run" in query and not feed.has_ended:
                     live = [rank for rank in range(min(64, feed.ranks)) if rank not in feed.silent]
                     rows = [{"rank": rank, **feed.steps(rank, number, 4)} for rank in live]
                     self._event("steps", {"run": feed.run, "ranks": rows})

@@ -17,6 +17,7 @@ from torchperfd_daemon.commands._bars import Bar, colours, letters, name_of
 from torchperfd_daemon.commands._frame import Frame
 from torchperfd_daemon.commands._run_panels import SELECTED
 from torchperfd_daemon.commands._trend import sparkline
+from torchperfd_daemon.store import p50_and_p95
 from torchperfd_daemon.views import live
 
 _TREND_CELLS: Final = 48
@@ -93,7 +94,7 @@ def rank_page(frame: Frame, run_name: str, number: int) -> RenderableType:
     times = np.frombuffer(message.duration_ns, "<i8") / 1e9
     if not len(times):
         return head
-    p50, p95 = np.percentile(times, (50, 95))
+    p50, p95 = p50_and_p95(times)
     trend = Text.assemble(
         "\n ",
         (sparkline(times.tolist(), _TREND_CELLS), "cyan"),
@@ -117,7 +118,7 @@ def _phases(run: live.RunView, message: control_pb2.RankSteps, step: float) -> R
         mean = float(column.mean())
         if not mean:
             continue
-        p50, p95 = np.percentile(column, (50, 95))
+        p50, p95 = p50_and_p95(column)
         table.add_row(
             name_of(name),
             _table.milliseconds(mean),

@@ -13,7 +13,7 @@ from torchperfd_daemon.diagnosis.fixes import fix_of
 from torchperfd_daemon.diagnosis.verdict import working_command
 from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.service.translate_stacks import slow_line_message
-from torchperfd_daemon.store import Rank, StepColumns
+from torchperfd_daemon.store import Rank, StepColumns, p50_and_p95
 
 _MODULE: Final = "__main__.py"
 """The file that runs as a package; its name alone says nothing."""
@@ -65,8 +65,7 @@ def percentiles(steps: StepColumns) -> list[control_pb2.PhasePercentiles]:
     if not len(steps.duration_ns):
         return []
     columns = np.array([steps.duration_ns, *steps.phases.values()])
-    # In one call: each costs more than its content.
-    medians, highest = np.percentile(columns, (50, 95), axis=1)
+    medians, highest = p50_and_p95(columns)
     return [
         control_pb2.PhasePercentiles(phase=name, p50_ns=int(p50), p95_ns=int(p95))
         for name, p50, p95 in zip(("", *steps.phases), medians, highest, strict=True)

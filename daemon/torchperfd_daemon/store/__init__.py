@@ -20,6 +20,7 @@ from torchperfd_daemon.store.model import RankIdentity as RankIdentity
 from torchperfd_daemon.store.model import State as State
 from torchperfd_daemon.store.model import StepColumns as StepColumns
 from torchperfd_daemon.store.model import Totals as Totals
+from torchperfd_daemon.store.percentiles import p50_and_p95 as p50_and_p95
 from torchperfd_daemon.store.rank import Rank as Rank
 from torchperfd_daemon.store.seconds import HISTORY_SECONDS as HISTORY_SECONDS
 from torchperfd_daemon.store.seconds import SecondColumns as SecondColumns

@@ -117,17 +117,15 @@ class History:
 
     def newest(self, count: int = HISTORY_STEPS) -> StepColumns:
         """Return copies of up to ``count`` newest steps, oldest first."""
-        count = min(count, len(self))
-        first = (self._seen - count) % self._capacity
-
-        def unrolled(ring: "array[int]") -> "array[int]":
-            return (ring[first:] + ring[:first])[:count]
-
         return StepColumns(
-            unrolled(self._end),
-            unrolled(self._duration),
-            {name: unrolled(ring) for name, ring in self._phases.items()},
+            self._newest(self._end, count),
+            self._newest(self._duration, count),
+            {name: self._newest(ring, count) for name, ring in self._phases.items()},
         )
+
+    def newest_durations(self, count: int = HISTORY_STEPS) -> "array[int]":
+        """Return a copy of the durations of up to ``count`` newest steps in nanoseconds, oldest first."""
+        return self._newest(self._duration, count)
 
     def mean_step_seconds(self, count: int = HISTORY_STEPS) -> float:
         """Return the mean duration of the newest steps held; 0 without any."""
@@ -136,6 +134,11 @@ class History:
     def mean_phase_seconds(self, count: int = HISTORY_STEPS) -> dict[str, float]:
         """Return each phase's mean exclusive time per step, of the newest steps held."""
         return {name: self._mean_seconds(ring, count) for name, ring in self._phases.items()}
+
+    def _newest(self, ring: "array[int]", count: int) -> "array[int]":
+        count = min(count, len(self))
+        first = (self._seen - count) % self._capacity
+        return (ring[first:] + ring[:first])[:count]
 
     def _mean_seconds(self, ring: "array[int]", count: int) -> float:
         count = min(count, len(self))

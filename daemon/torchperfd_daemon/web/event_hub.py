@@ -21,7 +21,7 @@ from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.captures_api import capture_dict
 from torchperfd_daemon.web.event_stream import EventStream, event
 from torchperfd_daemon.web.reader import Parts
-from torchperfd_daemon.web.run_rows import most_urgent
+from torchperfd_daemon.web.run_rows import state_of_ranks
 
 log = logging.getLogger("torchperfd.http")
 
@@ -51,6 +51,7 @@ class _RunCursor:
 
     def __init__(self) -> None:
         self.ranks: dict[int, _RankCursor] = {}
+        self.state = ""
         self.states: list[tuple[int, str, float]] = []
         self.verdict: Verdict | None = None
         self.verdict_at = float("-inf")
@@ -182,8 +183,8 @@ class EventHub:
             (rank.identity.rank, live.rank_state(rank), round(rank.stalled_seconds, 1)) for rank in ranks
         ]
         if states != cursor.states:
-            cursor.states = states
-            self._send("run", _states_dict(name, states), name)
+            cursor.state, cursor.states = state_of_ranks(ranks), states
+            self._send("run", _states_dict(name, cursor), name)
         verdict, now = self._verdict(name), self._clock()
         is_due = now - cursor.verdict_at >= _VERDICT_S
         is_first = cursor.verdict_at == float("-inf")
@@ -270,7 +271,7 @@ class EventHub:
         for name, ranks in self._parts.store.runs().items():
             cursor = self._runs.get(name)
             if cursor is not None and stream.run in ("", name) and len(self._streams) > 1:
-                stream.push(event("run", _states_dict(name, cursor.states)))
+                stream.push(event("run", _states_dict(name, cursor)))
                 self._send_verdict(name, ranks, cursor.verdict, [stream])
         if len(self._streams) > 1:
             for record, _ in self._captures.values():
@@ -311,13 +312,13 @@ def _kind(verdict: Verdict | None) -> object:
     return None if verdict is None else (verdict.cause, verdict.rank, verdict.phase)
 
 
-def _states_dict(run: str, states: list[tuple[int, str, float]]) -> dict[str, Any]:
+def _states_dict(run: str, cursor: _RunCursor) -> dict[str, Any]:
     return {
         "run": run,
-        "state": most_urgent({state for _, state, _ in states}),
+        "state": cursor.state,
         "ranks": [
             {"rank": rank, "state": state, "stalled_seconds": stalled or None}
-            for rank, state, stalled in states
+            for rank, state, stalled in cursor.states
         ],
     }
 

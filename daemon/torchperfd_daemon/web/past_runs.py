@@ -16,9 +16,11 @@ from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.service.translate_verdict import verdict_on_ranks
 from torchperfd_daemon.store import Rank, State, Store
+from torchperfd_daemon.views import percentiles
 from torchperfd_daemon.views.history import sparkline
 from torchperfd_daemon.views.verdicts import verdict_dict
 from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.run_rows import ended_state
 from torchperfd_daemon.web.runs_file import KeptRun, RunRow, RunsFile, Sparkline
 
 log = logging.getLogger("torchperfd.http")
@@ -229,17 +231,17 @@ class PastRuns:
     ) -> tuple[RunRow, control_pb2.Verdict | None, list[int | None]]:
         """Return what is to be shown of a run, the verdict on it, and the users of its ranks."""
         verdict = self._verdict(run)
-        finished = all(rank.state is State.FINISHED for rank in ranks)
         row = RunRow(
             run=run,
             job_name=ranks[0].identity.job_name,
             world_size=max(rank.identity.world_size for rank in ranks),
-            state="finished" if finished else "gone",
+            state=ended_state(rank.state is State.FINISHED for rank in ranks),
             started_unix_seconds=seen.first_seen,
             ended_unix_seconds=max((rank.last_step_unix_seconds for rank in ranks), default=0.0) or now,
             steps=max(rank.totals.train.steps for rank in ranks),
             step_seconds=max(rank.totals.steady_means()[1] for rank in ranks) or None,
             sparkline=Sparkline(**sparkline(ranks)),
+            step_percentiles=percentiles.of_run(percentiles.recent_durations(ranks)),
         )
         # Nothing of it is here by the time it is shown.
         message = None if verdict is None else verdict_on_ranks(verdict, (), ended=ranks)

@@ -1,12 +1,13 @@
 """What the live page shows of a run beside ``torchperfd ps --json``: its state, rates, verdict and GPUs."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from torchperfd.v1 import control_pb2
-from torchperfd_daemon.store import Rank, RankIdentity, Totals
-from torchperfd_daemon.views import live
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.store import Rank, RankIdentity, State, Totals
+from torchperfd_daemon.views import live, percentiles
 from torchperfd_daemon.views.history import sparkline
+from torchperfd_daemon.views.percentiles import Durations
 from torchperfd_daemon.views.runs import run_dict
 
 GpuOf = Callable[[RankIdentity], str]
@@ -25,12 +26,28 @@ _STATES: Final = (
 
 
 def run_state(statuses: Sequence[control_pb2.RankStatus]) -> str:
-    """Return the state of a run: the first in the order of attention that one of its ranks is in."""
-    return most_urgent({live.state(status) for status in statuses})
+    """Return the state of a run: the first in the order of attention that one of its ranks is in.
+
+    Once all ranks have left, it is the state in which the run ended.
+    """
+    if statuses and not any(status.connected for status in statuses):
+        return ended_state(status.state == session_pb2.RUN_STATE_FINISHED for status in statuses)
+    return _most_urgent({live.state(status) for status in statuses})
 
 
-def most_urgent(states: Collection[str]) -> str:
-    """Return the state of a run by those of its ranks."""
+def state_of_ranks(ranks: Sequence[Rank]) -> str:
+    """Return the same of ranks of this node."""
+    if ranks and not any(rank.connected for rank in ranks):
+        return ended_state(rank.state is State.FINISHED for rank in ranks)
+    return _most_urgent({live.rank_state(rank) for rank in ranks})
+
+
+def ended_state(finished: Iterable[bool]) -> str:
+    """Return the state of a run whose ranks have left, by whether each of them had finished."""
+    return "finished" if all(finished) else "gone"
+
+
+def _most_urgent(states: Collection[str]) -> str:
     return next((state for state in _STATES if state in states), "starting")
 
 
@@ -46,18 +63,36 @@ def run_row(run: control_pb2.Run, ranks: Sequence[Rank], gpu_of: GpuOf) -> dict[
         rank = here.get(status.identity.rank)
         if rank is not None and rank.identity.node == status.identity.node:
             own.update(_rank_more(rank, gpu_of))
-    steps = [status.step_seconds for status in run.ranks if status.connected and status.step_seconds]
-    slowest = max(steps, default=0.0)
+    connected = [status for status in run.ranks if status.connected]
+    # Of a run that has ended, its last steps; it makes no more of them per second.
+    slowest = max((status.step_seconds for status in connected or run.ranks), default=0.0)
     samples = [value for own in row["ranks"] if own["connected"] and (value := own.get("samples_per_second"))]
     row.update(
         state=run_state(run.ranks),
         step_seconds=slowest or None,
-        steps_per_second=1 / slowest if slowest else None,
+        steps_per_second=1 / slowest if slowest and connected else None,
         samples_per_second=sum(samples) if samples else None,
         sparkline=sparkline(ranks) if ranks else None,
         gpus=sorted({gpu for own in row["ranks"] if (gpu := own.get("gpu"))}),
     )
     return row
+
+
+def add_percentiles(row: dict[str, Any], ranks: Sequence[Rank], durations: Durations) -> None:
+    """Add the percentiles of the step time to a run and to its ranks of this node. May run on any thread.
+
+    Args:
+        row: See :func:`run_row`.
+        ranks: Those of this node.
+        durations: Of their recent steps.
+    """
+    row["step_percentiles"] = percentiles.of_run(durations)
+    nodes = {rank.identity.rank: rank.identity.node for rank in ranks}
+    found = {each.rank: each for each in percentiles.of_ranks(durations)}
+    for own in row["ranks"]:
+        of_rank = found.get(own["rank"])
+        if of_rank is not None and own["node"] == nodes[of_rank.rank]:
+            own.update(step_p50_seconds=of_rank.p50_seconds, step_p95_seconds=of_rank.p95_seconds)
 
 
 def samples_per_step(totals: Totals) -> float | None:

@@ -15,7 +15,7 @@ from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.report import to_dict as goodput_dict
 from torchperfd_daemon.service.survey import PRESENT_S
 from torchperfd_daemon.store import HISTORY_SECONDS, HISTORY_STEPS, Rank
-from torchperfd_daemon.views import history, live
+from torchperfd_daemon.views import history, live, percentiles
 from torchperfd_daemon.views.fleet import fleet_dict
 from torchperfd_daemon.views.steps import steps_dict
 from torchperfd_daemon.views.verdicts import verdict_dict
@@ -24,7 +24,7 @@ from torchperfd_daemon.web.coverage import view_dict
 from torchperfd_daemon.web.endpoint import MOST_RANK, flag, json_answer, number, rank_list
 from torchperfd_daemon.web.past_runs import PastRuns
 from torchperfd_daemon.web.reader import Parts, Reader
-from torchperfd_daemon.web.run_rows import run_row
+from torchperfd_daemon.web.run_rows import add_percentiles, run_row
 from torchperfd_daemon.web.time_slices import in_slices
 
 _MOST_RANKS: Final = 64
@@ -96,9 +96,12 @@ class RunsApi:
         verdicts = (await self._reader.verdicts(name, access, fleet=fleet)).verdicts
         goodput = await self._reader.goodput(name)
         ranks = self._reader.ranks(name)
+        row = self._row(run, next(iter(verdicts), None), goodput[0].ratio if goodput else None)
+        # In a thread, which frees the interpreter while it sorts.
+        await asyncio.to_thread(add_percentiles, row, ranks, percentiles.recent_durations(ranks))
         document: dict[str, Any] = {
             "schema": "torchperfd.run/1",
-            "run": self._row(run, next(iter(verdicts), None), goodput[0].ratio if goodput else None),
+            "run": row,
             "phases": await _phase_names(ranks),
             "goodput": goodput_dict(goodput)["runs"][0] if goodput else None,
             "marks": self._past.marks(name),

@@ -14,6 +14,7 @@ from torchperfd.v1 import access
 from torchperfd_daemon import documents
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.text import clean_fields
+from torchperfd_daemon.views.percentiles import StepPercentiles
 
 log = logging.getLogger("torchperfd.http")
 
@@ -47,6 +48,7 @@ class RunRow:
     steps: int
     step_seconds: float | None
     sparkline: Sparkline
+    step_percentiles: StepPercentiles | None = None
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from tests.unit.daemon.live_runs import NOW, RANKS, STEPS, train
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.store import RankIdentity, State, StepColumns
+from torchperfd_daemon.store import RankIdentity, State, StepColumns, p50_and_p95
 from torchperfd_daemon.views import live
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.app import build_app
@@ -79,6 +79,25 @@ def test_documents_are_those_of_the_commands() -> None:
         assert [verdict["run"] for verdict in diagnosis["verdicts"]] == ["bert-17"]
         assert (await page.get("goodput"))["schema"] == "torchperfd.goodput/1"
         assert (await page.get("info"))["node"] == "node-a"
+
+    play(scenario)
+
+
+def test_run_has_percentiles_of_its_steps_and_ranks() -> None:
+    async def scenario(page: Page) -> None:
+        train(page.served.store, "healthy")
+        run = (await page.get("runs/bert-17"))["run"]
+        for own, rank in zip(run["ranks"], page.served.store.ranks(), strict=True):
+            p50, p95 = p50_and_p95(rank.history.newest_durations())
+            assert own["step_p50_seconds"] == pytest.approx(float(p50) / NS, abs=1e-7)
+            assert own["step_p95_seconds"] == pytest.approx(float(p95) / NS, abs=1e-7)
+        whole = run["step_percentiles"]
+        assert whole["p50_seconds"] < whole["p95_seconds"]
+        assert whole["slowest"]["rank"] in range(RANKS)
+        join(page)
+        without_steps = (await page.get("runs/a"))["run"]
+        assert without_steps["step_percentiles"] is None
+        assert "step_p50_seconds" not in without_steps["ranks"][0]
 
     play(scenario)
 
@@ -330,6 +349,8 @@ def test_run_that_ended_stays_listed_with_its_verdict() -> None:
         record.state = State.FINISHED
         page.served.store.leave(record)
         page.api.past.sample()
+        run = (await page.get("runs/done"))["run"]
+        assert (run["state"], run["step_seconds"], run["steps_per_second"]) == ("finished", 1.0, None)
         page.served.store.forget(record)
         del page.served.verdicts["done"]
         page.api.past.sample()
@@ -338,7 +359,23 @@ def test_run_that_ended_stays_listed_with_its_verdict() -> None:
         [row] = document["finished"]
         assert (row["run"], row["state"], row["verdict"]["cause"]) == ("done", "finished", "input-bound")
         assert row["ended_unix_seconds"] == pytest.approx(began + 2)
-        assert (await page.get("runs/done"))["run"]["run"] == "done"
+        ended = (await page.get("runs/done"))["run"]
+        assert (ended["run"], ended["step_percentiles"]) == ("done", run["step_percentiles"])
+        assert run["step_percentiles"]["slowest"] == {"rank": 0, "p50_seconds": 1.0, "p95_seconds": 1.0}
+
+    play(scenario)
+
+
+def test_run_without_ranks_is_finished_if_all_of_them_had() -> None:
+    async def scenario(page: Page) -> None:
+        first, second = join(page, rank=0, pid=1), join(page, rank=1, pid=2)
+        first.state = State.FINISHED
+        page.served.store.leave(first)
+        assert (await page.get("runs/a"))["run"]["state"] == "training"
+        page.served.store.leave(second)
+        assert (await page.get("runs/a"))["run"]["state"] == "gone"
+        second.state = State.FINISHED
+        assert (await page.get("runs/a"))["run"]["state"] == "finished"
 
     play(scenario)
 

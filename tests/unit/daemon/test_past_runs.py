@@ -1,6 +1,8 @@
 """Marks of a run, and the runs of the last day that have ended."""
 
+import json
 import logging
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,13 @@ import pytest
 from tests.unit.daemon.test_damaged_files import BAD_BYTES, ODD_FILES
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.store import RankIdentity, State, Store
+from torchperfd_daemon.store import RankIdentity, State, StepColumns, Store
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.past_runs import MOST_FINISHED, MOST_MARKS, PastRuns
 from torchperfd_daemon.web.runs_file import MOST_BYTES, RunsFile
 
 DAY_S = 86_400.0
+NS = 1_000_000_000
 
 
 class History:
@@ -128,6 +131,8 @@ def test_lines_in_the_verdict_of_an_ended_run_stay_hidden() -> None:
 def finished(history: History, run: str = "a", uid: int | None = None) -> None:
     """Let a run begin and end."""
     rank = history.store.join(RankIdentity(run, 0, 2, job_name="job"), uid=uid)
+    ends = array("q", [int(history.now * NS)])
+    history.store.add_steps(rank, StepColumns(ends, array("q", [NS]), {}))
     history.later()
     history.past.add_mark(run, kind="capture", unix_seconds=history.now, capture_id="c1", text="complete")
     rank.state = State.FINISHED
@@ -141,7 +146,7 @@ def test_ended_run_after_a_restart_is_the_same(tmp_path: Path) -> None:
     finished(history, uid=1234)
     known = [history.past.rows(access, {"a": 0.5}) for access in Access]
     marks = history.past.marks("a")
-    assert known[0]
+    assert known[0][0]["step_percentiles"]["p95_seconds"] == 1.0
     assert marks
     history.past.close()
     history.start()
@@ -151,6 +156,19 @@ def test_ended_run_after_a_restart_is_the_same(tmp_path: Path) -> None:
     assert "secret" not in str(known[1])
     history.later(DAY_S + 1)
     assert history.past.rows(Access.STRANGER, {}) == []
+
+
+def test_run_kept_by_an_older_daemon_is_read(tmp_path: Path) -> None:
+    history = History(tmp_path / ".page")
+    finished(history)
+    history.past.close()
+    [file] = (tmp_path / ".page").iterdir()
+    [kept] = json.loads(file.read_text())
+    del kept["row"]["step_percentiles"]
+    file.write_text(json.dumps([kept]))
+    history.start()
+    [row] = history.past.rows(Access.OWNER, {})
+    assert (row["run"], row["step_percentiles"]) == ("a", None)
 
 
 def test_run_in_progress_after_a_restart_has_its_marks(tmp_path: Path) -> None:

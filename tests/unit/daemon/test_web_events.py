@@ -133,6 +133,11 @@ def test_states_and_verdicts_are_sent_when_they_change() -> None:
         del page.served.verdicts["bert-17"]
         page.api.hub.send_changes()
         assert dict(await taken(stream))["verdict"]["verdict"] is None
+        for rank in page.served.store.runs()["bert-17"]:
+            rank.state = State.FINISHED
+            page.served.store.leave(rank)
+        page.api.hub.send_changes()
+        assert dict(await taken(stream))["run"]["state"] == "finished"
 
     play(scenario)
 

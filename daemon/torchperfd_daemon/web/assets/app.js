@@ -104,9 +104,10 @@ class Page {
     const { connection } = this._feed;
     this._lostAt = connection === "lost" ? (this._lostAt ?? Date.now()) : null;
     const isEmpty = !Object.keys(this._feed.documents).length;
-    this._banner.update([connection, isEmpty, this._feed.failures.events?.message], () => banner(this._feed));
+    const scope = this._view.scope();
+    this._banner.update([connection, isEmpty, this._feed.failures.events?.message, scope.hasEnded, scope.ended], () => banner(this._feed, scope));
     document.body.classList.toggle("stale", connection === "lost");
-    this._scope.update(this._view.scope(), this._feed.now(), this._feed.isSaved ? this._feed.savedAt : null);
+    this._scope.update(scope, this._feed.now(), this._feed.isSaved ? this._feed.savedAt : null);
   }
 
   /** Save what is shown now. */
@@ -136,16 +137,19 @@ function tools(page) {
   ];
 }
 
-function banner(feed) {
+// `hasEnded` is of the view's run: null as long as that is not known, undefined in a view of no run.
+function banner(feed, { hasEnded, ended }) {
   if (feed.connection === "lost") {
     const known = Object.keys(feed.documents).length ? "What you see is the last that was known" : "The daemon of “torchperfd run” ends with its run";
     return [element("p", { class: "notice bad" }, `⚠ The daemon does not answer. ${known}; this page goes on by itself when it is back.`)];
   }
-  if (feed.isSaved) {
-    return [element("p", { class: "notice" }, `Saved ${moment(feed.savedAt)}. This page does not change any more.`)];
+  const notices = [];
+  if (feed.isSaved) notices.push(element("p", { class: "notice" }, `Saved ${moment(feed.savedAt)}. This page does not change any more.`));
+  if (hasEnded) notices.push(element("p", { class: "notice" }, `This run ${ended ? `ended ${moment(ended)}` : "has ended"}. No more steps or stacks of it can be captured.`));
+  else if (hasEnded !== null && feed.failures.events) {
+    notices.push(element("p", { class: "notice warn" }, `No live updates: ${feed.failures.events.message}. The page reads again every few seconds.`));
   }
-  if (feed.failures.events) return [element("p", { class: "notice warn" }, `No live updates: ${feed.failures.events.message}. The page reads again every few seconds.`)];
-  return [];
+  return notices;
 }
 
 // An address without a hash, as a person or `torchperfd open --run` gives it: /runs/NAME and /captures/ID.

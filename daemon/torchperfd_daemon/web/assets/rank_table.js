@@ -18,6 +18,8 @@ export function rankTable(run, ranks, known, options = {}) {
     },
     { name: "State", cell: (rank) => stateChip(known.get(rank.rank) ?? rank) },
     { name: "Step", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : duration(rank.step_seconds)) },
+    { name: "p50", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : duration(known.get(rank.rank)?.step_p50_seconds)) },
+    { name: "p95", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : duration(known.get(rank.rank)?.step_p95_seconds)) },
     { name: "Own work", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : duration(rank.own_seconds)) },
     { name: "Wait", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : duration(rank.phase_seconds?.[WAIT])) },
     { name: "vs. peers", numeric: true, cell: (rank) => (isSilent(rank, known) ? "–" : change(rank.behind_ratio)) },

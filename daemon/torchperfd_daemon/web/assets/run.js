@@ -13,11 +13,14 @@ import { Part } from "./parts.js";
 import { rankTable } from "./rank_table.js";
 import { secondTable } from "./second_table.js";
 import { newestOf, scopeWords, windowWords } from "./scope.js";
-import { hasRunEnded, isMissing, rankState, stateKind } from "./states.js";
+import { hasNoStepsLeft, hasRunEnded, hasViewedRunEnded, isMissing, rankState, stateKind } from "./states.js";
 import { acrossRanks, percentile } from "./statistics.js";
 import { Stream } from "./stream.js";
 import { PhasesStacked, StepTimes, markWords } from "./time_charts.js";
 import { verdictCard } from "./verdict.js";
+
+/** The slowest rank is named where its percentile differs from that of all ranks by a larger part. */
+const SAME_RATIO = 0.01;
 
 export class RunView {
   constructor(feed, place) {
@@ -34,7 +37,7 @@ export class RunView {
     this._series = null;
     this._stacks = element("div", {});
     const { head, verdict, legend: colours, chosen, ranks, goodput, memory, marks } = this._parts;
-    const ranksCard = card("Own work and wait per rank", { wide: true, note: "Means of recent steps. Own work is the step without the wait for other ranks." }, ranks.box);
+    const ranksCard = card("Own work and wait per rank", { wide: true, note: "Means of recent steps; p50 and p95 of the step time are of the newest 256 steps. Own work is the step without the wait for other ranks." }, ranks.box);
     this.box = element(
       "div",
       {},
@@ -67,14 +70,15 @@ export class RunView {
   scope() {
     const { run, ranks } = this._feed.documents;
     const entry = run?.run;
-    const finished = entry && hasRunEnded(entry);
+    const hasEnded = hasViewedRunEnded(this._feed);
     return {
       scope: run?.view ? `run ${entry.run}, ${scopeWords(run.view)}` : `run ${this._run}`,
-      window: windowWords(this._feed.history?.span()),
+      window: hasNoStepsLeft(this._feed) ? null : windowWords(this._feed.history?.span()),
       newest: entry ? this._newest(entry) : null,
-      ended: finished ? entry.ended_unix_seconds ?? this._newest(entry) : null,
+      hasEnded,
+      ended: hasEnded ? entry.ended_unix_seconds ?? this._newest(entry) : null,
       stepSeconds: entry?.step_seconds ?? ranks?.runs?.[0]?.step_seconds,
-      runs: entry && !finished ? [entry] : [],
+      runs: entry && !hasEnded ? [entry] : [],
       unreachable: run?.view?.unreachable,
     };
   }
@@ -92,12 +96,15 @@ export class RunView {
     this._parts.head.update(shown, () => this._head(entry));
     const hasFailed = failures.run !== undefined || this._feed.connection === "lost";
     this.box.classList.toggle("empty", !entry && hasFailed && this._shown === null);
+    this.box.classList.toggle("stepless", hasNoStepsLeft(this._feed));
     if (!entry) return;
     const verdict = documents.run.verdict ?? entry.verdict ?? null;
-    this._parts.verdict.update(verdict, () => [
+    const hasEnded = hasRunEnded(entry);
+    this._parts.verdict.update([verdict, hasEnded], () => [
       verdictCard(verdict, {
         run: this._run,
-        isSaved: this._feed.isSaved,
+        canAct: !this._feed.isSaved && !hasEnded,
+        hasEnded,
         onStacks: (found) => this._stacks.replaceChildren(...(found ? [card("Stacks", { wide: true }, found)] : [])),
       }),
     ]);
@@ -120,6 +127,7 @@ export class RunView {
     }
     const facts = headFacts(entry);
     const hasEnded = hasRunEnded(entry);
+    const noHistory = this._feed.failures.history;
     const actions = hasEnded
       ? []
       : [
@@ -133,16 +141,19 @@ export class RunView {
     const buttons = this._feed.isSaved ? null : element("div", { class: "row" }, actions, captures);
     return [
       element("div", { class: "title-row" }, title, chip(entry.state ?? "unknown", stateKind(entry.state)), buttons),
-      hasEnded ? element("p", { class: "note" }, "This run has ended, so no steps or stacks of it can be captured.") : null,
       entry.job_name && entry.job_name !== entry.run ? element("p", { class: "note" }, `job ${entry.job_name}`) : null,
+      hasNoStepsLeft(this._feed) ? element("p", { class: "note" }, "The daemon no longer has the steps of this run.") : null,
       element("dl", { class: "tiles" }, facts.map(([name, value, detail]) => tile(name, value, detail))),
-      this._feed.failures.history ? element("p", { class: "notice bad" }, `No history: ${this._feed.failures.history.message}.`) : null,
+      noHistory && !hasEnded ? element("p", { class: "notice bad" }, `No history: ${noHistory.message}.`) : null,
     ].filter(Boolean);
   }
 
   _updateRanks(live, known) {
     // Rows in a table of a thousand ranks change each second; three digits are what it shows.
-    const shown = live.ranks.map((rank) => [rank.rank, known.get(rank.rank)?.connected, rankState(known.get(rank.rank) ?? rank), duration(rank.step_seconds), duration(rank.own_seconds), rank.slow]);
+    const shown = live.ranks.map((rank) => {
+      const entry = known.get(rank.rank);
+      return [rank.rank, entry?.connected, rankState(entry ?? rank), ...[rank.step_seconds, entry?.step_p50_seconds, entry?.step_p95_seconds, rank.own_seconds].map(duration), rank.slow];
+    });
     const far = [...live.ranks].sort((a, b) => (b.own_seconds ?? 0) - (a.own_seconds ?? 0));
     const listed = live.ranks.length > 200 ? far.slice(0, 200) : live.ranks;
     this._parts.ranks.update(shown, () => [
@@ -161,7 +172,8 @@ export class RunView {
 
   _updateHistory(history, known, live, verdict) {
     const { node } = this._feed.documents.run.view;
-    const missing = [...known.values()].filter(isMissing).map((rank) => rank.rank);
+    // Of a run that has ended, the last steps are shown.
+    const missing = hasViewedRunEnded(this._feed) ? [] : [...known.values()].filter(isMissing).map((rank) => rank.rank);
     const marked = (live?.ranks ?? []).filter((rank) => rank.slow || rank.rank === verdict?.rank).map((rank) => rank.rank);
     const shown = JSON.stringify([history.version, known.size, missing, marked]);
     if (shown === this._shown) return;
@@ -202,11 +214,19 @@ function headFacts(entry) {
   const times = (entry.ranks ?? []).filter((rank) => rank.connected !== false).map((rank) => rank.step_seconds);
   return [
     ["Step", duration(entry.step_seconds ?? percentile(times, 0.5)), "slowest rank"],
+    ["Step p50", duration(entry.step_percentiles?.p50_seconds), slowestWords(entry, "p50_seconds")],
+    ["Step p95", duration(entry.step_percentiles?.p95_seconds), slowestWords(entry, "p95_seconds")],
     ["Steps", rate(entry.steps_per_second), steps.length ? `${Math.max(...steps).toLocaleString("en-US")} so far` : null],
     ["Samples", rate(entry.samples_per_second), null],
     ["Goodput", percent(entry.goodput_ratio), null],
     ["GPUs", entry.gpus?.length ? String(entry.gpus.length) : "–", null],
   ];
+}
+
+// The slowest rank's percentile; null where it is nearly that of all ranks.
+function slowestWords({ step_percentiles: found }, name) {
+  if (!found || Math.abs(found.slowest[name] - found[name]) <= SAME_RATIO * found[name]) return null;
+  return `${duration(found.slowest[name])} on rank ${found.slowest.rank}, the slowest`;
 }
 
 function memoryCard(ranks) {

@@ -39,7 +39,8 @@ export class ScopeLine {
   }
 
   /**
-   * @param shown {scope, window, newest, stepSeconds, ended, runs}: the runs whose ranks the view covers.
+   * @param shown {scope, window, newest, stepSeconds, ended, runs}: the runs whose ranks the view covers, and when
+   *   its run ended.
    * @param now The daemon's time in Unix seconds.
    */
   update(shown, now, savedAt) {

@@ -15,6 +15,17 @@ export function hasRunEnded(run) {
   return ["finished", "gone"].includes(run.state);
 }
 
+/** Return whether the run in view has ended; null until the daemon has answered. */
+export function hasViewedRunEnded({ documents, failures }) {
+  if (documents.run) return hasRunEnded(documents.run.run);
+  return failures.run ? false : null;
+}
+
+/** Return whether the run in view ended so long ago that the daemon has its row and its verdict only. */
+export function hasNoStepsLeft(feed) {
+  return hasViewedRunEnded(feed) === true && feed.history === null && (feed.failures.history !== undefined || feed.isSaved);
+}
+
 /** Return whether a rank should report and does not; one that has finished need not. */
 export function isMissing(rank) {
   return rank.connected === false && rank.state !== "finished";

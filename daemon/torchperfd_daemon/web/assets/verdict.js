@@ -21,11 +21,14 @@ export function verdictReason(verdict) {
 }
 
 /** Return the verdict of a run as a card. `onStacks` is for stacks that the next action may show. */
-export function verdictCard(verdict, { run, isSaved, onStacks }) {
-  if (!verdict) return card("Verdict", { wide: true }, element("p", { class: "soft" }, "No verdict yet: it takes a few seconds of steps."));
+export function verdictCard(verdict, { run, canAct, hasEnded, onStacks }) {
+  if (!verdict) {
+    const words = hasEnded ? "There was no verdict when the run ended." : "No verdict yet: it takes a few seconds of steps.";
+    return card("Verdict", { wide: true }, element("p", { class: "soft" }, words));
+  }
   const { state, heading, remark, causes, next_command: next } = verdict.card;
   const heads = causes.length ? causes : [{ heading, parts: [{ name: "why", words: remark }] }];
-  const action = isSaved ? null : nextAction(verdict, run, onStacks);
+  const action = !canAct ? null : nextAction(verdict, run, onStacks);
   return card(
     "Verdict",
     { wide: true },
