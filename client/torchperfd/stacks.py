@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from torchperfd.events import EventBuffer
 from torchperfd.faults import Faults
 from torchperfd.link.outbox import Outbox
+from torchperfd.random_moment import frames_at_random
 from torchperfd.safety import memory_file
 from torchperfd.safety.logs import log
 from torchperfd.steps.phases import PhaseNames
@@ -43,7 +44,7 @@ _PACKAGE: Final = str(Path(__file__).parent) + os.sep
 _CANDIDATES: Final = range(signal.SIGRTMAX - 9, signal.SIGRTMIN + 9, -1)
 _MOST_THREADS: Final = 256
 _WORKERS_S: Final = 0.25
-"""Workers answer within a fraction of a millisecond, unless native code holds their interpreter."""
+"""Workers answer at a random moment within 30 ms, unless native code holds their interpreter."""
 _SAMPLED_WORKERS: Final = 4
 """Each costs the training process 0.1 ms, and requests for samples come ten times per second."""
 
@@ -109,7 +110,7 @@ class StackReporter:
         )
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         # Frames keep the script's tensors alive, and one of these is our own: no reference outlives this.
-        frames = sys._current_frames()
+        frames = frames_at_random() if order.loading_only else sys._current_frames()
         try:
             for ident in list(frames)[:_MOST_THREADS]:
                 if order.loading_only and ident != self._training:

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from torchperfd.called_names import called_name
 from torchperfd.frame_line import line_of
+from torchperfd.random_moment import frames_at_random
 
 MOST_FRAMES: Final = 128
 MOST_WORKERS: Final = 64
@@ -204,7 +205,7 @@ def _answer(listener: socket.socket, ident: int, uid: int) -> None:
 
 def _stack(ident: int) -> bytes:
     # No reference to a frame outlives this: frames keep batches alive.
-    frames = sys._current_frames()
+    frames = frames_at_random()
     try:
         lines = stack_lines(frames.get(ident))
     finally:

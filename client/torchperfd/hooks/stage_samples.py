@@ -16,7 +16,8 @@ from torchperfd.worker_stacks import StackLine, WorkerStacks
 
 _REMEMBERED: Final = 128
 _LEAST_STACKS: Final = 8
-_ANSWER_S: Final = 0.05
+_ANSWER_S: Final = 0.1
+"""A worker waits for a random moment before it answers."""
 _FETCHER: Final = "torch/utils/data/_utils/fetch.py"
 _PIN: Final = "torch/utils/data/_utils/pin_memory.py"
 _OUTSIDE: Final = {"get": "idle", "put": "send"}

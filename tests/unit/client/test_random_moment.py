@@ -1,0 +1,109 @@
+"""Frames at random moments: also of code that holds the interpreter, and the switch interval stays."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from torchperfd.random_moment import LONGEST_S, frames_at_random
+from torchperfd.worker_stacks import stack_lines
+
+
+@pytest.fixture(autouse=True)
+def interval() -> Iterator[float]:
+    """An interval that is lost if it is rounded, and that later tests do not have."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0049)
+    yield sys.getswitchinterval()
+    sys.setswitchinterval(before)
+
+
+def test_frames_come_after_a_wait_with_a_short_interval(interval: float) -> None:
+    seen: list[tuple[float, float]] = []
+    for _ in range(20):
+        frames = frames_at_random(lambda seconds: seen.append((seconds, sys.getswitchinterval())))
+        assert frames[threading.get_ident()] is not None
+        assert sys.getswitchinterval() == interval
+    assert all(0 <= seconds <= LONGEST_S and short < 1e-4 for seconds, short in seen)
+    assert len({seconds for seconds, _ in seen}) > 1
+
+
+def test_frames_leave_an_interval_that_the_script_sets() -> None:
+    frames_at_random(lambda _: sys.setswitchinterval(0.02))
+    assert sys.getswitchinterval() == pytest.approx(0.02)
+
+
+def test_frames_after_a_failed_wait_restore_the_interval(interval: float) -> None:
+    def fail(_: float) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        frames_at_random(fail)
+    assert sys.getswitchinterval() == interval
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_child_forked_in_the_wait_has_the_interval(interval: float) -> None:
+    codes: list[int] = []
+
+    def fork(_: float) -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if sys.getswitchinterval() == interval else 1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    frames_at_random(fork)
+    assert codes == [0]
+    assert sys.getswitchinterval() == interval
+
+
+def parse(text: str) -> None:
+    json.loads(text)
+
+
+def give_way() -> None:
+    os.stat("/")  # releases the interpreter
+
+
+def text_of(seconds: float) -> str:
+    """Return JSON whose parsing takes about so long, and holds the interpreter meanwhile."""
+    numbers = [0.5] * 1000
+    text, taken = json.dumps(numbers), []
+    for _ in range(10):
+        began = time.perf_counter()
+        json.loads(text)
+        taken.append(time.perf_counter() - began)
+    return json.dumps(numbers * max(1, int(seconds / min(taken))))
+
+
+@pytest.mark.parametrize("seconds", [0.002, 0.02])
+def test_frames_show_c_code_that_holds_the_interpreter(seconds: float) -> None:
+    """Without a short interval nine in ten of the samples are in the call that releases the interpreter."""
+    text, stop = text_of(seconds), threading.Event()
+
+    def train() -> None:
+        while not stop.is_set():
+            parse(text)
+            give_way()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    seen: Counter[str] = Counter()
+    try:
+        for _ in range(40):
+            frames = frames_at_random()
+            lines = stack_lines(frames.get(thread.ident or 0))
+            frames.clear()
+            functions = [line.function for line in lines]
+            seen.update(name for name in ("parse", "give_way") if name in functions)
+    finally:
+        stop.set()
+        thread.join()
+    print("SEEN", seen)
+    assert seen["parse"] > 2 * seen["give_way"], seen
