@@ -92,10 +92,16 @@ class LineSampler:
                 return verdict, here[0]
         return None
 
-    async def sample(self, verdict: Verdict, rank: Rank) -> SlowLine | None:
-        """Sample a rank, and keep the line for :meth:`with_lines`; return it if it is new."""
+    async def sample(
+        self, verdict: Verdict, rank: Rank, again_after: float = AGAIN_AFTER_S
+    ) -> SlowLine | None:
+        """Sample a rank, and keep the line for :meth:`with_lines`; return it if it is new.
+
+        Args:
+            again_after: The seconds after which the verdict is sampled again.
+        """
         attempt = self._attempts.setdefault(_key(verdict), _Attempt(0.0))
-        attempt.due_at = self._clock() + AGAIN_AFTER_S
+        attempt.due_at = self._clock() + again_after
         self._running.add(verdict.run)
         try:
             found = await self._sample(verdict, rank)

@@ -12,9 +12,11 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.verdict import LEAST_STEPS
 from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.hang import find_culprit
-from torchperfd_daemon.observer.line_sampler import LineSampler
+from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, LineSampler
+from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.run_watch import RunWatch
 from torchperfd_daemon.stacks import Outcome, RankStacks
@@ -144,13 +146,18 @@ class Observer:
         if watch is None:
             return None
         if watch.is_over:
-            return watch.final()
+            return watch.final() or self._sampled_early(run)
         if not watch.verdicts:
             return None
         first, *others = watch.verdicts
         # During a hang no steps end, so other causes cost nothing.
         others = [] if first.cause is Cause.HANG else [*first.others, *others]
         return replace(first, others=tuple(sorted(others, key=lambda each: -each.share)))
+
+    def _sampled_early(self, run: str) -> Verdict | None:
+        """Return the verdict on the mean step of a run, if its line is known."""
+        verdict = self._lines.with_lines(verdict_on_mean_step(run, self._store.runs().get(run, [])))
+        return verdict if verdict.line or any(other.line for other in verdict.others) else None
 
     def device_work(self, rank: Rank) -> RankWork | None:
         """Return a rank's newest steps on its device, in means of a second; None without device times."""
@@ -203,19 +210,29 @@ class Observer:
     def _start_sampling_lines(self) -> None:
         ranks = self._store.runs()
         for run, watch in self._runs.items():
-            due = self._lines.due(watch.verdicts, ranks.get(run, []))
+            here = ranks.get(run, [])
+            due = self._lines.due(watch.verdicts or _early_verdicts(run, here), here)
             if due is not None:
-                task = asyncio.get_running_loop().create_task(self._try_sampling_line(*due))
+                again_after = AGAIN_AFTER_S if watch.verdicts else BETWEEN_S
+                task = asyncio.get_running_loop().create_task(self._try_sampling_line(*due, again_after))
                 self._sampling.add(task)
                 task.add_done_callback(self._sampling.discard)
 
-    async def _try_sampling_line(self, verdict: Verdict, rank: Rank) -> None:
+    async def _try_sampling_line(self, verdict: Verdict, rank: Rank, again_after: float) -> None:
         try:
-            line = await self._lines.sample(verdict, rank)
+            line = await self._lines.sample(verdict, rank, again_after)
             if line is not None:
                 log.warning("run %s: slow line: %s", verdict.run, line.words)
         except Exception:
             log.exception("run %s waits for its data, and sampling its stacks failed", verdict.run)
+
+
+def _early_verdicts(run: str, ranks: Sequence[Rank]) -> tuple[Verdict, ...]:
+    """Return the verdicts on the mean step of a run that has none: it may end before one is published."""
+    if not ranks or any(rank.steady_steps < LEAST_STEPS for rank in ranks):
+        return ()
+    first = verdict_on_mean_step(run, ranks)
+    return first, *first.others
 
 
 def _log_verdict(watch: RunWatch) -> None:

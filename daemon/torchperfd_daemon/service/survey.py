@@ -6,12 +6,12 @@ from typing import Final
 import numpy as np
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
-from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
+from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
 from torchperfd_daemon.diagnosis.whatif import Pauses
+from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.service import translate, translate_verdict
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns, Store
-from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 PRESENT_S: Final = 10.0
 """Default length of a survey in seconds of steps: the window of a verdict."""
@@ -60,7 +60,7 @@ def verdicts(ranks: Sequence[Rank], held: PublishedVerdict) -> list[control_pb2.
 
 def verdict_on(run: str, ranks: Sequence[Rank], held: PublishedVerdict) -> Verdict:
     """Return the published verdict on a run; before there is one, that on its mean step."""
-    return held(run) or diagnose(run, [_whole_profile(rank) for rank in ranks], THIS_MACHINE.get)
+    return held(run) or verdict_on_mean_step(run, ranks)
 
 
 def blocks(rank: Rank, newest: int, on_device: RankWork | None = None) -> control_pb2.RankSteps:
@@ -103,17 +103,3 @@ def _present(steps: StepColumns) -> int:
     ends = np.asarray(steps.end_unix_ns, dtype=np.int64)
     recent = int((ends >= ends[-1] - int(PRESENT_S * 1e9)).sum()) if len(ends) else 0
     return min(len(ends), max(recent, LEAST_STEPS))
-
-
-def _whole_profile(rank: Rank) -> RankProfile:
-    totals, identity = rank.totals, rank.identity
-    steps, step_seconds, phase_seconds = totals.steady_means()
-    return RankProfile(
-        identity.rank,
-        identity.node,
-        steps,
-        step_seconds,
-        phase_seconds,
-        totals.loader,
-        hides_script_code=totals.hides_script_code,
-    )

@@ -1,0 +1,26 @@
+"""The verdict on a run's mean step: the one of a run that ends before another is published."""
+
+from collections.abc import Sequence
+
+from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
+from torchperfd_daemon.store import Rank
+from torchperfd_daemon.worker_cost import THIS_MACHINE
+
+
+def verdict_on_mean_step(run: str, ranks: Sequence[Rank]) -> Verdict:
+    """Return the verdict on the mean of all steps of a run so far."""
+    return diagnose(run, [_profile(rank) for rank in ranks], THIS_MACHINE.get)
+
+
+def _profile(rank: Rank) -> RankProfile:
+    totals, identity = rank.totals, rank.identity
+    steps, step_seconds, phase_seconds = totals.steady_means()
+    return RankProfile(
+        identity.rank,
+        identity.node,
+        steps,
+        step_seconds,
+        phase_seconds,
+        totals.loader,
+        hides_script_code=totals.hides_script_code,
+    )
