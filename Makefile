@@ -17,7 +17,7 @@ help:  ## Show this list.
 
 PIP := $(BIN)/pip install -q --disable-pip-version-check
 
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard client/torchperfd/events/native/*) client/torchperfd/steps/_templates.c
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard client/torchperfd/events/native/*) client/torchperfd/steps/_templates.c client/torchperfd/launch/_sigterm.c
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) $(TORCH)

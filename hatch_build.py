@@ -14,6 +14,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 MODULES = {
     "client/torchperfd/events/_native": "client/torchperfd/events/native/*.c",
     "client/torchperfd/steps/_templates": "client/torchperfd/steps/_templates.c",
+    "client/torchperfd/launch/_sigterm": "client/torchperfd/launch/_sigterm.c",
 }
 """Modules without their ending, and their sources."""
 
@@ -53,7 +54,7 @@ def _compile(root: Path, pattern: str, target: Path) -> str:
         *compiler, "-O2", "-fPIC", "-fno-plt", "-fvisibility=hidden", "-shared", "-Wall", "-Wextra",
         "-Wno-missing-field-initializers", "-Wno-unused-parameter", "-Wno-cast-function-type",
         f"-I{sysconfig.get_path('include')}", *map(str, sorted(root.glob(pattern))),
-        "-o", str(root / target),
+        "-o", str(root / target), "-lrt",
     ]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

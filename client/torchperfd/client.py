@@ -128,8 +128,7 @@ class Client:
         """Return the totals so far; ``print(client.report())`` shows the phase table."""
         if self.attached:
             self._flusher.refresh()
-        dropped = self._instruments.replay.recorder.dropped
-        return RankReport(self.parts.identity.rank, self._flusher.snapshot(), self._names, dropped)
+        return self.last_report()
 
     def verdict(self, timeout: float = 2.0) -> "VerdictCard":
         """Return why the run is slow, as the node's daemon sees it now; in a notebook, it shows itself.
@@ -303,6 +302,23 @@ class Client:
         self.parts.outputs.conclude(self.report)
 
     # What `torchperfd run` asks besides.
+
+    def send_unfinished(self) -> None:
+        """Send what was measured, from another thread, and leave the hooks: the process is about to die."""
+        from torchperfd.v1 import session_pb2
+
+        self._flusher.reports_blocks = True
+        self._flusher.refresh(send=True)
+        self._flusher.announce(session_pb2.RUN_STATE_FINISHED)
+
+    def last_report(self) -> RankReport:
+        """Return the totals as they were last flushed; waits for nothing."""
+        dropped = self._instruments.replay.recorder.dropped
+        return RankReport(self.parts.identity.rank, self._flusher.snapshot(), self._names, dropped)
+
+    def send_rest(self, deadline: float) -> None:
+        """Send what waits for the daemon, until ``deadline`` on the monotonic clock, and end the session."""
+        self.parts.leave_daemon(deadline)
 
     @property
     def metrics_url(self) -> str:

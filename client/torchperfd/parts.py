@@ -142,13 +142,17 @@ class Parts:
         self.outputs.close()
         self.out_of_memory.end()
         self.flusher.stop(0.1)
+        self.leave_daemon(deadline)
+        self._guard.uninstall()
+        self.stacks.unregister_signal()
+        self.outputs.join(deadline)
+
+    def leave_daemon(self, deadline: float) -> None:
+        """End the session after what waits for the daemon was sent, or at ``deadline``."""
         if self.stream.connected:
             self.daemon_session.close()
         self.daemon_session.rendezvous.stop(0.1)
         self.stream.stop(max(0.1, deadline - time.monotonic()))
-        self._guard.uninstall()
-        self.stacks.unregister_signal()
-        self.outputs.join(deadline)
 
     def abandon_in_child(self) -> None:
         """Do nothing ever again: the caller is a forked child, which has none of the threads."""

@@ -78,7 +78,11 @@ def test_wheel_of_the_image_holds_the_native_hooks(wheel: Path) -> None:
     assert re.search(r"^RUN apt-get .*\bgcc\b", DOCKERFILE, re.MULTILINE)
     with zipfile.ZipFile(wheel) as archive:
         native = {name.split(".")[0] for name in archive.namelist() if name.endswith(".so")}
-    assert native == {"torchperfd/events/_native", "torchperfd/steps/_templates"}
+    assert native == {
+        "torchperfd/events/_native",
+        "torchperfd/steps/_templates",
+        "torchperfd/launch/_sigterm",
+    }
     assert "-cp311-abi3-" in wheel.name
 
 

@@ -129,6 +129,25 @@ def test_ctrl_c_ends_it_as_it_would_end_the_script(node: Node, script: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--nope'])", "exit code 2"),
+    ],
+)
+def test_script_failing_before_training_has_its_error(
+    node: Node, script: Path, content: str, error: str
+) -> None:
+    script.write_text(content)
+    why = f"the script failed before its first training step: {error}"
+    assert why in " ".join(node.command("run", "--no-daemon", str(script)).stderr.split())
+    (run,) = node.json("runs")["runs"]
+    shown = node.command("runs", "show", run["id"]).stdout
+    assert why in " ".join(shown.split())
+    assert f"failed: {error}" in shown
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--nope", "x.py"], "no such option '--nope'"),

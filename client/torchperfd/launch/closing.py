@@ -46,7 +46,7 @@ def closing_card(
 
     Args:
         answer: What the daemon knows of the run; None if no daemon has answered.
-        advice: What to do where training was seen but no step of it.
+        advice: Why no training step was seen, and what to do.
         capture_id: The newest capture of the run; empty without one.
         trace: What is known of that capture; empty if the run has not made it by itself.
     """

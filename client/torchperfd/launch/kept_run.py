@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd._version import __version__
 from torchperfd.launch.keeping_options import KeepingOptions
+from torchperfd.launch.termination import Terminated
 from torchperfd.report.document import blocks_document
+from torchperfd.runs.ending import FAILED, FINISHED, INTERRUPTED, TERMINATED
 from torchperfd.runs.store import RunStore
 from torchperfd.v1 import contract
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 _LEFT_S: Final = 0.2
 """Of the time until the deadline, what is left for the daemon."""
+
+
+_LONGEST_ERROR: Final = 200
 
 
 def add_facts(
@@ -90,13 +95,28 @@ class ReportWriter:
 
 def _exit(ended: BaseException | None) -> dict[str, Any]:
     if ended is None:
-        return {"state": "finished", "code": 0}
+        return {"state": FINISHED, "code": 0}
     if isinstance(ended, SystemExit):
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        return {"state": "failed" if code else "finished", "code": code}
+        if ended.code in (None, 0):
+            return {"state": FINISHED, "code": 0}
+        if isinstance(ended.code, int):
+            return {"state": FAILED, "code": ended.code, "error": f"exit code {ended.code}"}
+        return {"state": FAILED, "code": 1, "error": _first_line(ended.code)}
     if isinstance(ended, KeyboardInterrupt):
-        return {"state": "interrupted", "code": 130}
-    return {"state": "failed", "code": 1}
+        return {"state": INTERRUPTED, "code": 130}
+    if isinstance(ended, Terminated):
+        return {"state": TERMINATED, "code": 143}
+    message = _first_line(ended)
+    name = type(ended).__name__
+    return {"state": FAILED, "code": 1, "error": f"{name}: {message}" if message else name}
+
+
+def _first_line(error: object) -> str:
+    lines: list[str] = []
+    # The script's own exception may have a broken __str__.
+    with contextlib.suppress(Exception):
+        lines = str(error).strip().splitlines()
+    return lines[0][:_LONGEST_ERROR] if lines else ""
 
 
 def _environment() -> dict[str, Any]:

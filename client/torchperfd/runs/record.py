@@ -64,11 +64,12 @@ class RunRecord:
         started: Unix seconds; None in reports of older versions.
         ended: The same, when the script had ended.
         world_size: Ranks of the job.
-        exit_state: ``finished``, ``failed`` or ``interrupted``; empty if unknown.
+        exit_state: ``finished``, ``failed``, ``interrupted`` or ``terminated``; empty if unknown.
         environment: Versions, device, CPUs and threads, by name.
         cause: Name of the verdict's cause; empty without a verdict.
         verdict: The verdict in one sentence; empty without one.
         ranks: By number.
+        exit_error: What has made it fail, in one line; empty if nothing has, or that is unknown.
     """
 
     run: str
@@ -82,6 +83,7 @@ class RunRecord:
     cause: str = ""
     verdict: str = ""
     ranks: tuple[RankRecord, ...] = ()
+    exit_error: str = ""
 
     @property
     def steps(self) -> int:
@@ -155,6 +157,7 @@ def record_of(document: dict[str, Any]) -> RunRecord:
         cause=text(verdict.get("cause")),
         verdict=text(verdict.get("summary")),
         ranks=ranks,
+        exit_error=text(exit_.get("error")),
     )
 
 

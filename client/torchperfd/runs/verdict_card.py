@@ -7,6 +7,7 @@ from typing import Any, Final
 from torchperfd.card import VerdictCard, card_of, unknown_card
 from torchperfd.report import RankReport
 from torchperfd.report.validation_waits import validation_waits
+from torchperfd.runs.ending import why_untrained
 from torchperfd.runs.record import RunRecord
 from torchperfd.runs.values import count, number, text
 from torchperfd.v1 import control_pb2
@@ -23,7 +24,7 @@ def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[Ran
         reports: Those of its ranks.
     """
     if not any(each.table.rows for each in reports):
-        return unknown_card(record.run, "no training step was seen: the script has not trained with torch")
+        return unknown_card(record.run, why_untrained(record.exit_state, record.exit_error))
     kept = document.get("verdict")
     if kept is None:
         return unknown_card(record.run, "no daemon has answered, so nothing compared the steps")

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from torchperfd.card import ansi
+from torchperfd.runs.ending import FINISHED
 from torchperfd.runs.overview import read_overview
 from torchperfd.runs.record import RunRecord
 from torchperfd.runs.store import KeptRun, RunStore
@@ -151,7 +152,7 @@ def _cells(kept: KeptRun, record: RunRecord | None, _: str) -> list[str]:
     if record is None:
         return [kept.run_id, "", when, "", "", "damaged", size(kept.bytes)]
     step = record.step_seconds
-    verdict = record.exit_state if record.exit_state in ("failed", "interrupted") else record.cause
+    verdict = record.cause if record.exit_state in ("", FINISHED) else record.exit_state
     return [
         kept.run_id,
         record.script,

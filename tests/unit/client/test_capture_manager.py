@@ -12,7 +12,7 @@ import torchperfd
 from torchperfd.captures.handle import Capture
 from torchperfd.captures.manager import CaptureManager
 from torchperfd.errors import CaptureError
-from torchperfd.launch import runner
+from torchperfd.launch import conclusion
 from torchperfd.v1 import session_pb2
 from torchperfd.v1.capture_id import new_capture_id
 
@@ -121,5 +121,5 @@ def test_ctrl_c_while_a_trace_is_written_gives_it_up() -> None:
 
     captures = SimpleNamespace(give_up=done.append)
     client: Any = SimpleNamespace(finish=finish, parts=SimpleNamespace(captures=captures))
-    runner.finish_client(client)
+    conclusion.finish_client(client)
     assert done == ["interrupted while its trace was written", "finished"]

@@ -16,10 +16,16 @@ import torchperfd
 from torchperfd.launch.baseline import SLOWER, compare_with_baseline, read_baseline
 from torchperfd.launch.keeping_options import KeepingOptions
 from torchperfd.launch.kept_run import ReportWriter, add_facts
+from torchperfd.launch.termination import Terminated
 from torchperfd.report import run_document
 from torchperfd.runs.errors import NoSuchRunError
 from torchperfd.runs.record import read_record
 from torchperfd.runs.store import RunStore
+
+
+class BrokenTextError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
 
 
 def document(run: str = "train-1") -> dict[str, Any]:
@@ -45,22 +51,26 @@ def test_facts_of_a_real_run_can_be_read_again(client: torchperfd.Client) -> Non
 
 
 @pytest.mark.parametrize(
-    ("ended", "state", "code"),
+    ("ended", "state", "code", "error"),
     [
-        (None, "finished", 0),
-        (SystemExit(), "finished", 0),
-        (SystemExit(0), "finished", 0),
-        (SystemExit("the reason"), "failed", 1),
-        (KeyboardInterrupt(), "interrupted", 130),
-        (ValueError(), "failed", 1),
+        (None, "finished", 0, None),
+        (SystemExit(), "finished", 0, None),
+        (SystemExit(0), "finished", 0, None),
+        (SystemExit(2), "failed", 2, "exit code 2"),
+        (SystemExit("the reason\nand more"), "failed", 1, "the reason"),
+        (KeyboardInterrupt(), "interrupted", 130, None),
+        (Terminated(), "terminated", 143, None),
+        (ValueError(), "failed", 1, "ValueError"),
+        (ValueError("no\nsuch data"), "failed", 1, "ValueError: no"),
+        (BrokenTextError(), "failed", 1, "BrokenTextError"),
     ],
 )
 def test_exit_state_follows_what_ended_the_script(
-    client: torchperfd.Client, ended: BaseException | None, state: str, code: int
+    client: torchperfd.Client, ended: BaseException | None, state: str, code: int, error: str | None
 ) -> None:
     whole = run_document(client.run, [client.report()], None)
     add_facts(whole, client, began=0.0, ended=ended)
-    assert whole["exit"] == {"state": state, "code": code}
+    assert whole["exit"] == {"state": state, "code": code} | ({"error": error} if error else {})
     assert whole["ranks"][0]["blocks"] is None
 
 

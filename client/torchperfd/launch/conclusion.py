@@ -1,0 +1,186 @@
+"""The end of a run: its report is made, kept, shown and compared, and the daemon gets what was measured."""
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd.launch.termination import Terminated
+
+if TYPE_CHECKING:
+    from torchperfd.client import Client
+    from torchperfd.launch.auto_capture import AutoCapture
+    from torchperfd.launch.runner import RunOptions
+    from torchperfd.link.embedded import EmbeddedDaemon
+    from torchperfd.report import RankReport
+    from torchperfd.runs.record import RunRecord
+    from torchperfd.v1 import control_pb2
+
+# Together they keep the promise that an exit is never delayed by more than a second.
+_ALL_RANKS_BUDGET_S: Final = 0.4
+_LEAVE_BUDGET_S: Final = 0.9
+_LEAST_LEFT_S: Final = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """Ends a run.
+
+    Attributes:
+        client: Of this process.
+        daemon: The embedded daemon that this process has started, if any.
+        options: Of the command line.
+        baseline: The run to compare with, if any.
+        auto: What captures by itself, if anything does.
+    """
+
+    client: "Client"
+    daemon: "EmbeddedDaemon | None"
+    options: "RunOptions"
+    baseline: "RunRecord | None"
+    auto: "AutoCapture | None"
+
+    def conclude(self, ended: BaseException | None) -> int:
+        """Report, keep, compare and detach; return the exit code that the comparison asks for.
+
+        Args:
+            ended: What the script raised; None where it reached its end.
+        """
+        deadline = time.monotonic() + _LEAVE_BUDGET_S
+        if self.auto is not None:
+            self.auto.stop()
+        finish_client(self.client)
+        # Where a trace has taken that time, the report is kept and the totals are sent all the same.
+        deadline = max(deadline, time.monotonic() + _LEAST_LEFT_S)
+        code = self._report(self.client.report(), ended, deadline)
+        self.client.detach_by(deadline)
+        self._leave_daemon(deadline)
+        return code
+
+    def conclude_terminated(self) -> None:
+        """Report, keep and compare while the main thread is within the script; the process ends afterwards.
+
+        Hooks and captures are left alone, since the main thread may be in the middle of one.
+        """
+        deadline = time.monotonic() + _LEAVE_BUDGET_S
+        self.client.send_unfinished()
+        self._report(self.client.last_report(), Terminated(), deadline)
+        # Nothing else will: the interpreter does not end.
+        sys.stderr.flush()
+        self.client.send_rest(deadline)
+        self._leave_daemon(deadline)
+
+    def _leave_daemon(self, deadline: float) -> None:
+        if self.daemon is not None:
+            self.daemon.leave(max(0.05, deadline - time.monotonic()))
+
+    def _report(self, own: "RankReport", ended: BaseException | None, deadline: float) -> int:
+        from torchperfd.card import ansi
+        from torchperfd.launch import kept_run
+        from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
+        from torchperfd.launch.verdict_document import verdict_document
+        from torchperfd.report import run_document
+        from torchperfd.runs.ending import TERMINATED, ending_words, why_untrained
+        from torchperfd.runs.values import text
+        from torchperfd.text_tables import terminal_width
+        from torchperfd.v1 import access
+
+        client, options, auto = self.client, self.options, self.auto
+        if client.rank != 0:
+            return 0
+        advice = client.advice
+        answer = _whole_run(client)
+        if answer is not None and answer.HasField("verdict"):
+            # The daemon knows the name of the file only, not where it is.
+            answer.verdict.script = options.script.words
+        ranks = _rank_reports(own, answer)
+        document: dict[str, Any] = run_document(client.run, ranks, verdict_document(answer))
+        kept_run.add_facts(document, client, began=options.began, ended=ended)
+        state, reason = document["exit"]["state"], text(document["exit"].get("error"))
+        facts = [("ended", ending_words(state, reason))] if state == TERMINATED else []
+        if self.daemon is None and client.metrics_url:
+            facts.append(("metrics", client.metrics_url))
+        writer = kept_run.ReportWriter(options.keeping, document) if options.keeping.is_kept else None
+        try:
+            if options.report is not None:
+                content = (json.dumps(document, indent=2) + "\n").encode()
+                access.write_file(str(options.report), content)
+                facts.append(("report", str(options.report)))
+        except OSError as error:
+            sys.stderr.write(f"torchperfd: cannot write the report: {error}\n")
+        if writer is not None:
+            facts.append(("kept", writer.outcome(deadline)))
+        if not options.quiet:
+            if state != TERMINATED:
+                sys.stdout.flush()
+            capture_id = client.parts.captures.newest_id or (auto.capture_id if auto is not None else "")
+            card = closing_card(
+                client.run,
+                ranks,
+                answer,
+                advice=why_untrained(state, reason, advice),
+                capture_id=capture_id,
+                trace=auto.trace_words(capture_id, client.captures_dir) if auto is not None else "",
+            )
+            closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
+            colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)
+            terminal = terminal_width(sys.stderr)
+            sys.stderr.write(
+                closing_text(closing, full=options.full, colour=colour, width=width, terminal=terminal)
+            )
+        if self.baseline is None:
+            return 0
+        from torchperfd.launch.baseline import compare_with_baseline
+
+        return compare_with_baseline(
+            self.baseline,
+            document,
+            options.keeping.fail_above,
+            sys.stderr.write,
+            colour=ansi.wants_colour(sys.stderr),
+            width=terminal_width(sys.stderr),
+        )
+
+
+def finish_client(client: "Client") -> None:
+    """End the loop. Ctrl-C while the trace of a capture is written gives the trace up."""
+    try:
+        client.finish()
+    except KeyboardInterrupt:
+        client.parts.captures.give_up("interrupted while its trace was written")
+        client.finish()
+
+
+def _whole_run(client: "Client") -> "control_pb2.GetRunResponse | None":
+    """Ask the daemon for all ranks, waiting a moment for those that are just ending."""
+    from torchperfd.v1 import session_pb2
+
+    deadline = time.monotonic() + _ALL_RANKS_BUDGET_S
+    while True:
+        left = deadline - time.monotonic()
+        answer = client.whole_run(max(0.1, left))
+        if answer is None:
+            return None
+        finished = [rank.state == session_pb2.RUN_STATE_FINISHED for rank in answer.ranks]
+        world = max((rank.identity.world_size for rank in answer.ranks), default=1)
+        if (all(finished) and len(finished) >= world) or left <= 0:
+            return answer
+        time.sleep(0.02)
+
+
+def _rank_reports(own: "RankReport", answer: "control_pb2.GetRunResponse | None") -> list["RankReport"]:
+    from torchperfd.link import wire
+    from torchperfd.report import RankReport
+    from torchperfd.steps.phases import PhaseNames
+
+    # This process's own totals are complete, also where the daemon has not received all of them.
+    reports = [own]
+    for rank in answer.ranks if answer is not None else ():
+        if rank.identity.rank != own.rank:
+            names = PhaseNames()
+            totals = wire.read_totals(rank.account, names)
+            dropped = rank.account.dropped_steps.get("ring", 0)
+            blocks = wire.read_blocks(rank.account, names)
+            reports.append(RankReport(rank.identity.rank, totals, names, dropped, blocks))
+    return sorted(reports, key=lambda report: report.rank)
