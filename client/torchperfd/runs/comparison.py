@@ -3,11 +3,11 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.noise import LEAST_BLOCKS, MeanChange, compare_means
+from torchperfd.runs.noise import LEAST_BLOCKS, MeanChange, compare_means, compare_plain_means
 from torchperfd.runs.record import RankBlocks, RunRecord
 
 SCHEMA: Final = "torchperfd.run_comparison/1"
@@ -33,7 +33,10 @@ class PhaseChange:
 
     Attributes:
         name: Of the phase.
-        mean: Before and after, the former at the machine's later speed if that has changed.
+        before: Its mean before, as the run's own report has it.
+        after: The same after.
+        mean: What was compared: of a phase that changed with spikes clipped, if that shows the change; before
+            at the machine's later speed, if that has changed.
         share: Of the step before, at the machine's later speed: how much more of it the phase takes.
         share_margin: Half the width of that share's 95 % confidence interval.
         is_changed: Whether that is beyond noise, and at least 1 % of the step; where the machine's speed has
@@ -41,6 +44,8 @@ class PhaseChange:
     """
 
     name: str
+    before: float
+    after: float
     mean: MeanChange
     share: float
     share_margin: float
@@ -131,6 +136,8 @@ class RunComparison:
                 {
                     "phase": phase.name,
                     **_times(phase.mean),
+                    "before_seconds": phase.before,
+                    "after_seconds": phase.after,
                     "share_of_step": phase.share,
                     "share_margin": phase.share_margin,
                     "changed": phase.is_changed,
@@ -275,10 +282,14 @@ def _phases(columns: _Columns, step: MeanChange, factor: float) -> tuple[PhaseCh
             columns, name, changed, rises=mean.difference > 0
         ):
             changed.append(name)
-    found = [
-        PhaseChange(name, mean, mean.difference / scale, mean.margin / scale, name in changed)
-        for name, mean in means.items()
-    ]
+    found = []
+    for name, (before, after) in columns.items():
+        is_changed = name in changed
+        # Without a change, spikes are no reason to show another difference than that of the means.
+        mean = means[name] if is_changed else compare_plain_means(before, after, factor)
+        shares = mean.difference / scale, mean.margin / scale
+        own = statistics.fmean(before), statistics.fmean(after)
+        found.append(PhaseChange(name, *own, replace(mean, chance=means[name].chance), *shares, is_changed))
     return tuple(sorted(found, key=lambda phase: (not phase.is_changed, -abs(phase.share), phase.name)))
 
 

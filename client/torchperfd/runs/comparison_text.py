@@ -93,6 +93,10 @@ def findings(comparison: RunComparison) -> list[str]:
 
 def _context(comparison: RunComparison) -> list[str]:
     lines = []
+    if comparison.machine_factor is not None:
+        lines.append(f"A's times count {comparison.machine_factor:.2f} times for the changes of phases")
+    if any(phase.mean.is_clipped for phase in comparison.changed_phases):
+        lines.append("spikes clipped: the change leaves spikes out, A and B do not")
     for name, run in (("A", comparison.before), ("B", comparison.after)):
         if run.verdict:
             lines.append(f"verdict {name}  {run.verdict}")
@@ -118,8 +122,8 @@ def _cells(phase: PhaseChange) -> tuple[str, ...]:
     difference = 1e3 * mean.difference
     return (
         phase.name,
-        _ms(mean.before),
-        _ms(mean.after),
+        _ms(phase.before),
+        _ms(phase.after),
         f"{difference:+.3f}" if abs(difference) < 1 else f"{difference:+.2f}",
         _percent(phase.share),
         _outcome(phase),

@@ -74,6 +74,11 @@ def compare_means(before: Sequence[float], after: Sequence[float], factor: float
     return replace(chosen, chance=chance, is_clipped=chosen is clipped)
 
 
+def compare_plain_means(before: Sequence[float], after: Sequence[float], factor: float = 1.0) -> MeanChange:
+    """Compare two series by their means alone; see :func:`compare_means`."""
+    return _test([value * factor for value in before], after)
+
+
 def _test(before: Sequence[float], after: Sequence[float]) -> MeanChange:
     means = statistics.fmean(before), statistics.fmean(after)
     between = (RUN_TO_RUN * means[0]) ** 2 + (RUN_TO_RUN * means[1]) ** 2

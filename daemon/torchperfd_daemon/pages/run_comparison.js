@@ -57,7 +57,8 @@
       { label: "", cell: (row) => chip(outcome(row), direction(row.changed, row.share)) },
     ]),
     element("p", { class: "soft" }, "Milliseconds per step. The interval is that of the change, as a part of the step.",
-      report.machine_factor === null ? "" : " All phases changed alike: A's phases are shown at the speed that the machine has in B."));
+      report.machine_factor === null ? "" : ` All phases changed alike: their changes are those beyond that, with A's times taken ${decimal(report.machine_factor, 2)} times.`,
+      report.phases.some((phase) => phase.spikes_clipped) ? " Spikes clipped: the change is that of the means without spikes; A and B have all steps." : ""));
   }
 
   function differences() {

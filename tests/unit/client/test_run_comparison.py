@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -120,6 +121,39 @@ def test_compare_slower_machine_blames_no_phase() -> None:
     assert comparison.machine_factor == pytest.approx(1.12, abs=0.02)
     assert names(comparison) == []
     assert "all phases changed alike, by +1" in comparison_text(comparison)
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.12])
+def test_compare_phases_have_means_of_their_reports(speed: float) -> None:
+    """Whatever is compared: saves at each tenth step are spikes, and the machine may have slowed down."""
+    comparison = pair(5, speed=speed)
+    saves = [0.05 * (number % 10 == 0) * (1 + 4 * (number == 50)) for number in range(150)]
+    runs = [
+        replace(
+            run,
+            ranks=tuple(
+                replace(rank, blocks=replace(blocks, phases=blocks.phases | {"checkpoint": tuple(saves)}))
+                for rank in run.ranks
+                if (blocks := rank.blocks) is not None
+            ),
+        )
+        for run in (comparison.before, comparison.after)
+    ]
+    found = compare_runs(*runs)
+    assert (found.machine_factor is not None) == (speed != 1)
+    for side, name in enumerate(("before", "after")):
+        (rank,) = runs[side].ranks
+        assert rank.blocks is not None
+        for phase in found.phases:
+            assert getattr(phase, name) == pytest.approx(statistics.fmean(rank.blocks.phases[phase.name]))
+
+
+def test_comparison_of_clipped_phase_says_so() -> None:
+    comparison = pair(11, planted={"backward": 0.05})
+    phase = comparison.changed_phases[0]
+    clipped = replace(phase, mean=replace(phase.mean, is_clipped=True))
+    text = comparison_text(replace(comparison, phases=(clipped,)))
+    assert "spikes clipped: the change leaves spikes out, A and B do not" in text
 
 
 def test_compare_slower_machine_and_phase_names_both() -> None:
