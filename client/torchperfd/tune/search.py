@@ -7,17 +7,19 @@ the unchanged script, in new processes for each pair.
 """
 
 import contextlib
+import statistics
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from torchperfd.bench.functions_bench import Comparison, compare_rounds
+from torchperfd.durations import duration
 from torchperfd.loader_workers import UNMEASURED_COST, LoaderAdvice, WorkerCost
 from torchperfd.tune.candidates import Group, Requested, propose
 from torchperfd.tune.changes import THREADS, Change, change, merged
 from torchperfd.tune.losses import LossCheck, check_losses, repeats
 from torchperfd.tune.trial import Trial
-from torchperfd.tune.trial_process import TrialFailedError
+from torchperfd.tune.trial_process import PAIRS_PER_PROCESS, TrialFailedError
 
 LEAST_GAIN: Final = 0.02
 LEAST_ROUNDS: Final = 6
@@ -30,6 +32,15 @@ LEAST_FRESH: Final = 4
 MOST_FRESH: Final = 10
 # The whole gain is measured until its interval is so narrow.
 _NARROW: Final = 1.08
+
+
+_TOGETHER: Final = "all together, in new processes"
+_RUN: Final = "run"
+_PAIR: Final = "pair"
+_FIRST_PAIR: Final = "pair of new processes"
+
+Pairs = list[tuple[float, float]]
+"""Seconds of a step without a change and with it."""
 
 
 class Trials(Protocol):
@@ -78,10 +89,17 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A change that was tried and is not kept; ``reason`` is in words."""
+    """A change that was tried and is not kept.
+
+    Attributes:
+        change: Not to make.
+        reason: In words.
+        beside: Its steps beside those without it; None where too few pairs were measured.
+    """
 
     change: Change
     reason: str
+    beside: Comparison | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +137,17 @@ class Tuning:
             changes = merged(changes, each.change)
         return changes
 
+    @property
+    def best_dropped(self) -> Dropped | None:
+        """What was fastest of that which is not kept; None where too little was measured."""
+        measured = [each for each in self.dropped if each.beside is not None]
+        return min(measured, key=lambda each: each.beside.ratio if each.beside else 1.0, default=None)
+
+
+def compare_pairs(pairs: Pairs) -> Comparison | None:
+    """Return how a change compares; None where there are too few pairs for an interval."""
+    return compare_rounds(*zip(*pairs, strict=True)) if len(pairs) >= HOPELESS_ROUNDS else None
+
 
 class _TimeIsUpError(Exception):
     """No further run may begin."""
@@ -131,7 +160,7 @@ class TuningSearch:
         trials: Runs the script.
         requested: Changes that may change what is trained.
         clock: Seconds.
-        budget: Seconds after which no run begins.
+        budget: Seconds. No run and no pair begins that usually takes longer than what is left of them.
         progress: Called with what is measured next.
         cost: Of moving a batch from a loader's worker on this machine.
     """
@@ -152,6 +181,7 @@ class TuningSearch:
         self._budget = budget
         self._progress = progress
         self._began = clock()
+        self._taken: dict[str, list[float]] = {}
 
     def tune(self) -> Tuning:
         """Return what is faster.
@@ -211,33 +241,45 @@ class TuningSearch:
             return None
         usable.sort(key=lambda one: one[1].step_seconds)
         best, trial, losses = usable[0]
+        fastest = f"{best.arguments}, {duration(trial.step_seconds)}"
         found.dropped += [
-            Dropped(each, f"slower in a first run than {best.arguments}") for each, _, _ in usable[1:]
+            Dropped(each, f"slower in a first run: {duration(other.step_seconds)} a step; {fastest}")
+            for each, other, _ in usable[1:]
         ]
+        pairs: Pairs = []
         try:
-            beside = self._compare(kept, merged(kept, best), best.code())
+            beside, reason = self._compare(kept, merged(kept, best), best.code(), pairs)
         except TrialFailedError as error:
-            beside = f"failed: {error.problem}"
-        if isinstance(beside, str):
-            found.dropped.append(Dropped(best, beside))
+            found.dropped.append(Dropped(best, f"failed: {error.problem}"))
+            return None
+        except (_TimeIsUpError, KeyboardInterrupt):
+            without, with_it = duration(current.step_seconds), duration(trial.step_seconds)
+            reason = f"not decided: {with_it} a step in a first run, {without} without it"
+            found.dropped.append(Dropped(best, reason, compare_pairs(pairs)))
+            raise
+        if reason:
+            found.dropped.append(Dropped(best, reason, beside))
             return None
         found.kept.append(Kept(best, beside, losses))
         return trial
 
-    def _compare(self, without: Sequence[Change], with_it: Sequence[Change], name: str) -> Comparison | str:
-        """Return how a change compares, or why it is not kept."""
-        for pairs in self._pairs(self._trials.pairs(without, with_it), name):
-            ratio = compare_rounds(*zip(*pairs, strict=True)).ratio if len(pairs) > 1 else 1.0
-            if len(pairs) == HOPELESS_ROUNDS and ratio > _SLOWER:
-                return f"slower: takes {ratio:.2f} times as long, in {len(pairs)} pairs"
+    def _compare(
+        self, without: Sequence[Change], with_it: Sequence[Change], name: str, pairs: Pairs
+    ) -> tuple[Comparison, str]:
+        """Return how a change compares, and why it is not kept; empty if it is."""
+        for _ in self._measure(self._trials.pairs(without, with_it), name, pairs):
+            beside = compare_pairs(pairs)
+            if beside is None:
+                continue
+            if len(pairs) == HOPELESS_ROUNDS and beside.ratio > _SLOWER:
+                return beside, f"slower: takes {beside.ratio:.2f} times as long, in {len(pairs)} pairs"
             if len(pairs) < LEAST_ROUNDS:
                 continue
-            beside = compare_rounds(*zip(*pairs, strict=True))
             # What differs little may be a property of the two processes, so that others have to confirm it.
             if beside.high < _CLEAR or (beside.high < 1 - LEAST_GAIN and len(pairs) > LEAST_ROUNDS):
-                return beside
+                return beside, ""
             if beside.ratio > 1 - LEAST_GAIN or len(pairs) >= MOST_ROUNDS:
-                return f"no certain gain: {beside.low:.2f} to {beside.high:.2f} of the time"
+                return beside, f"no certain gain: {beside.low:.2f} to {beside.high:.2f} of the time"
         raise AssertionError("pairs have no end")
 
     def _verify(self, found: Tuning) -> None:
@@ -251,34 +293,48 @@ class TuningSearch:
             found.total = total
             return
         reason = f"gain not repeated in new processes: {total.low:.2f} to {total.high:.2f} of the time"
-        found.dropped += [Dropped(each.change, reason) for each in found.kept]
+        found.dropped += [Dropped(each.change, reason, total) for each in found.kept]
         found.kept = []
 
     def _measure_total(self, changes: Sequence[Change]) -> Comparison:
-        for pairs in self._pairs(self._trials.fresh_pairs((), changes), "all together, in new processes"):
-            if len(pairs) >= LEAST_FRESH:
-                beside = compare_rounds(*zip(*pairs, strict=True))
-                if beside.high / beside.low < _NARROW or len(pairs) >= MOST_FRESH:
-                    return beside
+        pairs: Pairs = []
+        for _ in self._measure(self._trials.fresh_pairs((), changes), _TOGETHER, pairs):
+            beside = compare_pairs(pairs)
+            if beside is None or len(pairs) < LEAST_FRESH:
+                continue
+            if beside.high / beside.low < _NARROW or len(pairs) >= MOST_FRESH:
+                return beside
         raise AssertionError("pairs have no end")
 
-    def _pairs(
-        self, measured: Generator[tuple[float, float], None, None], name: str
-    ) -> Iterator[list[tuple[float, float]]]:
-        """Yield all pairs so far, with one more each time."""
-        pairs: list[tuple[float, float]] = []
+    def _measure(
+        self, measured: Generator[tuple[float, float], None, None], name: str, pairs: Pairs
+    ) -> Iterator[None]:
+        """Add pairs, one each time."""
         with contextlib.closing(measured):
             while True:
-                self._check_time()
-                self._progress(f"{name}, pair {len(pairs) + 1}")
-                pairs.append(next(measured))
-                yield pairs
+                has_started = len(pairs) % PAIRS_PER_PROCESS > 0
+                kind = _TOGETHER if name == _TOGETHER else _PAIR if has_started else _FIRST_PAIR
+                with self._timed(kind):
+                    self._progress(f"{name}, pair {len(pairs) + 1}")
+                    pairs.append(next(measured))
+                yield
 
     def _run(self, changes: Sequence[Change], words: str) -> Trial:
-        self._check_time()
-        self._progress(words)
-        return self._trials.run(changes)
+        with self._timed(_RUN):
+            self._progress(words)
+            return self._trials.run(changes)
 
-    def _check_time(self) -> None:
-        if self._clock() - self._began > self._budget:
+    @contextlib.contextmanager
+    def _timed(self, kind: str) -> Iterator[None]:
+        """Measure how long something takes that may not begin where it would usually end too late.
+
+        Raises:
+            _TimeIsUpError: It would.
+        """
+        began = self._clock()
+        # What was not measured yet takes about as long as a run.
+        usual = statistics.median(self._taken.get(kind) or self._taken.get(_RUN) or [0.0])
+        if began - self._began + usual > self._budget:
             raise _TimeIsUpError
+        yield
+        self._taken.setdefault(kind, []).append(self._clock() - began)

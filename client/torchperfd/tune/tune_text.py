@@ -66,6 +66,10 @@ def _outcome(found: Tuning, seconds: float) -> list[str]:
         lines.append("          the gains below are of one pair of processes for each change")
     else:
         lines.append("tuned     nothing that was tried is certainly faster")
+        best = found.best_dropped
+        if best is not None and best.beside is not None:
+            name = _code(best.change, found.unchanged.facts)
+            lines.append(f"best      {name}: {gain_words(best.beside)}")
     if (advice := found.advice) is not None:
         lines.append(f"advised   {advice.setting}, for {duration(advice.step_seconds)} a step,")
         lines.append("          by the rule of diagnose")
@@ -99,7 +103,12 @@ def tune_document(found: Tuning, edits: Edits, seconds: float) -> dict[str, Any]
             for each in found.kept
         ],
         "not_kept": [
-            {**each.change.to_dict(), "code": _code(each.change, facts), "reason": each.reason}
+            {
+                **each.change.to_dict(),
+                "code": _code(each.change, facts),
+                "reason": each.reason,
+                "speedup": _speedup(each.beside) if each.beside is not None else None,
+            }
             for each in found.dropped
         ],
         "not_tried": found.skipped,

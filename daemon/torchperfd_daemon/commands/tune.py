@@ -51,7 +51,7 @@ _TIME_IS_UP: Final = 124
     type=click.FloatRange(1, 360000),
     default=900.0,
     show_default=True,
-    help="Seconds after which no further run begins.",
+    help="Seconds for all runs: none begins that would usually not end within them.",
 )
 @click.option(
     "--only",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from torchperfd.tune.search import (
     TuningSearch,
 )
 from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Site, Trial, read_trial
-from torchperfd.tune.trial_process import TrialFailedError
+from torchperfd.tune.trial_process import PAIRS_PER_PROCESS, TrialFailedError
 
 LOSSES = (2.0, 1.5, 1.25, 1.0)
 WORKERS = change(LOADER, num_workers=2, persistent_workers=True)
@@ -237,6 +238,55 @@ def test_search_interrupted_returns_what_it_has() -> None:
     assert len(found.kept) == 2
     assert found.total is None
     assert cut.open == 0
+
+
+@pytest.mark.parametrize("budget", [25.0, 40.0, 60.0, 90.0, 1000.0])
+def test_search_begins_nothing_that_ends_too_late(budget: float) -> None:
+    """Runs take ten seconds, pairs three, and those with new processes twelve more."""
+    trials, now = two_ways(), [0.0]
+    run, pairs = trials.run, trials.pairs
+
+    def slow_run(changes: Sequence[Change]) -> Trial:
+        now[0] += 10
+        return run(changes)
+
+    def slow_pairs(
+        without: Sequence[Change], with_it: Sequence[Change]
+    ) -> Generator[tuple[float, float], None, None]:
+        for number, pair in enumerate(pairs(without, with_it)):
+            now[0] += 3 + 12 * (number % PAIRS_PER_PROCESS == 0)
+            yield pair
+
+    trials.run, trials.pairs = slow_run, slow_pairs  # type: ignore[method-assign]
+    found = TuningSearch(trials, Requested(), lambda: now[0], budget, lambda _: None).tune()
+    # The first pair takes five seconds more than a run, and nothing was known of it before.
+    assert now[0] <= budget + 5
+    assert found.ended == ("time" if budget < 1000 else "")
+
+
+def test_search_out_of_time_has_what_was_measured() -> None:
+    def cut(budget: int) -> Tuning:
+        trials = two_ways()
+        trials.factor = lambda _: 1.0
+        return tune(trials, budget=budget)
+
+    undecided = [
+        (found, each)
+        for found in map(cut, range(5, 40))
+        for each in found.dropped
+        if each.reason.startswith("not decided: ")
+    ]
+    assert all(found.ended == "time" for found, _ in undecided)
+    assert {each.beside is None for _, each in undecided} == {True, False}
+    assert any(found.best_dropped == each for found, each in undecided)
+
+
+def test_search_slower_alternative_has_both_first_runs() -> None:
+    trials = two_ways()
+    trials.factor = lambda changes: 0.5 if FUSED in changes else 0.9 if FOREACH in changes else 1.0
+    found = tune(trials, Requested(only=(OPTIMIZER,)))
+    (dropped,) = (each for each in found.dropped if each.change == FOREACH)
+    assert re.fullmatch(r"slower in a first run: [\d.]+ ms a step; fused=True, [\d.]+ ms", dropped.reason)
 
 
 def test_search_ends_at_its_time_limit() -> None:

@@ -97,6 +97,19 @@ def test_tune_text_has_why_nothing_is_verified(ended: str, unverified: str, why:
     assert lines[at + 1] == "          the gains below are of one pair of processes for each change"
 
 
+def test_tune_text_of_nothing_kept_has_the_best() -> None:
+    dropped = [
+        Dropped(change(THREADS, threads=1), "slower", Comparison(1.4, 1.3, 1.5)),
+        Dropped(change(OPTIMIZER, fused=True), "no certain gain", Comparison(0.98, 0.95, 1.01)),
+        Dropped(change(OPTIMIZER, foreach=True), "slower in a first run"),
+    ]
+    found = replace(tuned(), kept=[], total=None, dropped=dropped)
+    lines = tune_text(found, Edits("", ()), 900.0).splitlines()
+    assert "best      AdamW(..., fused=True): 1.02 times as fast (95 %: 0.99 to 1.05)" in lines
+    document = tune_document(found, Edits("", ()), 900.0)
+    assert [each["speedup"] is None for each in document["not_kept"]] == [False, False, True]
+
+
 def test_tune_document_has_speedups_as_ratios() -> None:
     document = tune_document(tuned(), Edits(DIFF, ()), 64.0)
     assert document["speedup"]["low"] < document["speedup"]["ratio"] == 5.0
