@@ -13,7 +13,7 @@ _LEAST: Final = 12
 """Characters that a narrowed cell keeps."""
 _HEAD_LINES: Final = 2
 
-# A name in C++, with arguments of a template or of a function. The function's name tells more than the
+# A name in C++, with arguments of a template or of a function. The function's name says more than the
 # scopes before it and the arguments after it.
 _SIGNATURE: Final = re.compile(r"\w[<(]")
 _SCOPES: Final = re.compile(r"(?:void )?(?:(?:\w+|\(anonymous namespace\)|<unnamed>)::)*")
@@ -35,7 +35,7 @@ def text_width(text: str) -> int:
 def shortened(text: str, room: int) -> str:
     """Return a name with an ellipsis where it is wider than there is room.
 
-    A name loses its middle, because beginning and end tell it from others. A signature in C++ loses its
+    A name loses its middle, because beginning and end distinguish it. A signature in C++ loses its
     scopes and the end of its arguments.
     """
     if text_width(text) <= room:
