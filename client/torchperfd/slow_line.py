@@ -20,6 +20,8 @@ class SlowLine:
         samples: Of processes that were loading, or of the host's work in a step.
         in_workers: The samples are of DataLoader workers, not of the training thread.
         of_step: The samples are of the host's work in a step, not of loading.
+        caller: The dataset's line that leads to it, such as ``train.py:21 in __getitem__``; empty where it is
+            the line itself.
     """
 
     stage: str
@@ -32,6 +34,7 @@ class SlowLine:
     samples: int = 0
     in_workers: bool = False
     of_step: bool = False
+    caller: str = ""
 
     @property
     def words(self) -> str:
@@ -42,7 +45,13 @@ class SlowLine:
         if not self.file:
             return f"{self.stage} is {self.stage_share:.0%} of {whole}; no line of it stands out"
         calls = f", calls {self.call}" if self.call else ""
+        caller = f", from {self.caller}" if self.caller else ""
         return (
-            f"{PurePath(self.file).name}:{self.line} in {self.function}{calls}:"
-            f" {self.share:.0%} of {whole} ({self.stage} {self.stage_share:.0%})"
+            f"{place_words(self.file, self.line, self.function)}{calls}:"
+            f" {self.share:.0%} of {whole} ({self.stage} {self.stage_share:.0%}){caller}"
         )
+
+
+def place_words(file: str, line: int, function: str) -> str:
+    """Return a line in words, such as ``train.py:37 in __getitem__``."""
+    return f"{PurePath(file).name}:{line} in {function}"

@@ -66,4 +66,5 @@ def _read_line(line: dict[str, Any]) -> control_pb2.SlowLine:
         share=number(line.get("share") or 0),
         in_workers=bool(line.get("in_workers")),
         of_step=bool(line.get("of_step")),
+        caller=text(line.get("caller")),
     )

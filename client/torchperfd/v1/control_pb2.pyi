@@ -787,6 +787,7 @@ class SlowLine(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     IN_WORKERS_FIELD_NUMBER: builtins.int
     OF_STEP_FIELD_NUMBER: builtins.int
+    CALLER_FIELD_NUMBER: builtins.int
     stage: builtins.str
     """of loading: fetch, collate, pin, sampler, send or other; else a part of the step"""
     stage_share: builtins.float
@@ -805,6 +806,8 @@ class SlowLine(google.protobuf.message.Message):
     """the samples are of DataLoader workers"""
     of_step: builtins.bool
     """the samples are of the host's work in a step, not of loading"""
+    caller: builtins.str
+    """the dataset's line that leads to it, as words; empty where it is the line itself"""
     def __init__(
         self,
         *,
@@ -818,8 +821,9 @@ class SlowLine(google.protobuf.message.Message):
         samples: builtins.int = ...,
         in_workers: builtins.bool = ...,
         of_step: builtins.bool = ...,
+        caller: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["call", b"call", "file", b"file", "function", b"function", "in_workers", b"in_workers", "line", b"line", "of_step", b"of_step", "samples", b"samples", "share", b"share", "stage", b"stage", "stage_share", b"stage_share"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "caller", b"caller", "file", b"file", "function", b"function", "in_workers", b"in_workers", "line", b"line", "of_step", b"of_step", "samples", b"samples", "share", b"share", "stage", b"stage", "stage_share", b"stage_share"]) -> None: ...
 
 global___SlowLine = SlowLine
 

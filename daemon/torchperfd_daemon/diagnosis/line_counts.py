@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from torchperfd.slow_line import SlowLine
+from torchperfd.slow_line import SlowLine, place_words
 
 LEAST_SAMPLES: Final = 8
 """With fewer samples nothing is reported."""
@@ -37,6 +37,7 @@ class LineCounts:
         self._in_workers = 0
         self._around: Counter[_Line] = Counter()
         self._elsewhere: set[_Place] = set()
+        self._entries: Counter[tuple[_Place, _Place | None]] = Counter()
 
     @property
     def samples(self) -> int:
@@ -51,16 +52,26 @@ class LineCounts:
         counts = [count for _, count in self._counts.most_common(2)] + [0]
         return counts[0] - counts[1] >= _DEVIATIONS * math.sqrt(counts[0] + counts[1])
 
-    def add(self, stage: str, line: _Line | None, *, in_worker: bool, callers: Sequence[_Line] = ()) -> None:
+    def add(
+        self,
+        stage: str,
+        line: _Line | None,
+        *,
+        in_worker: bool,
+        callers: Sequence[_Line] = (),
+        entry: _Place | None = None,
+    ) -> None:
         """Add a sample: what a process did, and where.
 
         Args:
             line: None for a place that is not known.
             callers: The lines of the script that have led to it, the innermost first.
+            entry: The line at which the stage enters the script, if it is another one.
         """
         self._counts[stage, line or _NO_LINE] += 1
         self._in_workers += in_worker
         if line is not None:
+            self._entries[_place(line), entry] += 1
             # Each place once, however often a function calls itself, and the innermost first.
             once = {_place(each): each for each in (*reversed(callers), line)}
             self._around.update(reversed(once.values()))
@@ -98,7 +109,16 @@ class LineCounts:
             return found
         call = max((line for line in lines if _place(line) == place), key=lambda line: lines[line])[3]
         file, number, function = place
-        return replace(found, file=file, line=number, function=function, call=call, share=count / total)
+        caller = self._entry_of(place)
+        return replace(
+            found, file=file, line=number, function=function, call=call, share=count / total, caller=caller
+        )
+
+    def _entry_of(self, place: _Place) -> str:
+        """Return the line that has led to a place in most of its samples, in words; empty without one."""
+        entries = {entry: count for (inner, entry), count in self._entries.items() if inner == place}
+        most = max(entries, key=lambda entry: entries[entry], default=None)
+        return place_words(*most) if most and 2 * entries[most] > sum(entries.values()) else ""
 
 
 def _place(line: _Line) -> _Place:

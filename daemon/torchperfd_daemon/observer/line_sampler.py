@@ -173,7 +173,8 @@ def _add_loading(counts: LineCounts, thread: Thread) -> None:
         return
     place = each.place
     line = (place.file, place.line, place.function, each.call) if place else None
-    counts.add(each.stage.value, line, in_worker=thread.worker_pid != 0)
+    entry = (each.caller.file, each.caller.line, each.caller.function) if each.caller else None
+    counts.add(each.stage.value, line, in_worker=thread.worker_pid != 0, entry=entry)
 
 
 def _add_host_work(counts: LineCounts, thread: Thread, parts: frozenset[Part], cause: Cause) -> None:

@@ -24,7 +24,7 @@ _MOST_THREADS: Final = 256
 _MOST_FRAMES: Final = 128
 _MOST_CHARACTERS: Final = 500
 _MOST_GROUPS: Final = 64
-_SLOW_LINE_TEXTS: Final = ("stage", "file", "function", "call")
+_SLOW_LINE_TEXTS: Final = ("stage", "file", "function", "call", "caller")
 _LAST_STEP: Final = 2**62
 
 

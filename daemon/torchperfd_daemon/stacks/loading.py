@@ -7,7 +7,7 @@ from typing import Final
 
 from torchperfd_daemon.stacks.activity import is_library, place_in_script
 from torchperfd_daemon.stacks.model import DRAWS, Frame, Thread
-from torchperfd_daemon.stacks.script_line import line_at
+from torchperfd_daemon.stacks.script_line import line_at, script_lines
 
 _DATA: Final = "torch/utils/data/"
 _FETCHER: Final = ("torch/utils/data/_utils/fetch.py", "fetch")
@@ -43,11 +43,13 @@ class Loading:
         place: The innermost frame of the script within the stage. If the script has none there, the frame at
             which the stage enters a library. None if neither is known.
         call: What that frame calls; empty if unknown.
+        caller: The outermost frame of the script within the stage, if it is another function's.
     """
 
     stage: Stage
     place: Frame | None = None
     call: str = ""
+    caller: Frame | None = None
 
 
 def loading(thread: Thread) -> Loading | None:
@@ -93,7 +95,14 @@ def _at(stage: Stage, inner: Sequence[Frame]) -> Loading:
     if place is None:
         return Loading(stage)
     line = line_at(inner, place)
-    return Loading(stage, line.place, line.call)
+    lines = script_lines(inner)
+    # A comprehension is a part of its function.
+    is_same = not lines or _function(lines[-1].place) == _function(line.place)
+    return Loading(stage, line.place, line.call, None if is_same else lines[-1].place)
+
+
+def _function(frame: Frame) -> tuple[str, str]:
+    return frame.file, frame.function
 
 
 def _outermost(frames: Sequence[Frame], file: str, function: str) -> int | None:

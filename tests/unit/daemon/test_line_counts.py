@@ -28,6 +28,27 @@ def test_result_names_the_line_of_the_slowest_stage() -> None:
     assert found.words == ("data.py:37 in __getitem__, calls decode: 60% of the workers' loading (fetch 75%)")
 
 
+def test_result_has_the_line_that_leads_to_it() -> None:
+    made = LineCounts()
+    for number in range(10):
+        entry = ("/job/train.py", 21, "__getitem__") if number else None
+        made.add("fetch", AUGMENT, in_worker=False, entry=entry)
+    found = made.result()
+    assert found is not None
+    assert found.words == (
+        "data.py:52 in augment: 100% of loading (fetch 100%), from train.py:21 in __getitem__"
+    )
+
+
+def test_result_without_one_line_that_leads_has_none() -> None:
+    made = LineCounts()
+    for number in range(10):
+        made.add("fetch", AUGMENT, in_worker=False, entry=("/job/train.py", number, "f"))
+    found = made.result()
+    assert found is not None
+    assert (found.line, found.caller) == (52, "")
+
+
 def test_result_joins_the_calls_of_one_line() -> None:
     other = (*DECODE[:3], "open")
     found = counts(("fetch", DECODE, 4), ("fetch", other, 6), ("fetch", AUGMENT, 5)).result()

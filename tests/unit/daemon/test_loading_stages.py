@@ -77,7 +77,10 @@ def test_loading_inside_a_fetch_names_stage_and_line(
     outer: tuple[Frame, ...],
 ) -> None:
     got = found((*inner, *outer), in_worker=outer is WORKER)
-    assert got == Loading(stage, Frame(*place), call)
+    assert got is not None
+    assert (got.stage, got.place, got.call) == (stage, Frame(*place), call)
+    is_called = place[2] == "load"
+    assert (got.caller and got.caller.function) == ("__getitem__" if is_called else None)
 
 
 @pytest.mark.parametrize(

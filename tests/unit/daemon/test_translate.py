@@ -355,7 +355,9 @@ def test_a_verdict_names_its_rank_or_minus_one() -> None:
 
 
 def test_slow_line_survives_the_way_through_another_node() -> None:
-    line = SlowLine("fetch", 0.75, "/job/data.py", 37, "__getitem__", "decode", 0.5, 20, True)
+    line = SlowLine(
+        "fetch", 0.75, "/job/data.py", 37, "__getitem__", "decode", 0.5, 20, True, caller="a.py:1 in f"
+    )
     verdict = Verdict(Cause.INPUT_BOUND, "r", "", None, "data", "evidence", 0.5, "", line=line)
     verdict = replace(verdict, stages=InputStages(2, 30, 0.05, 0.02, idle=0.1))
     message = translate_verdict.verdict_message(verdict)
