@@ -18,8 +18,8 @@ from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
 from torchperfd_daemon.diagnosis.whatif import Pauses, Removed, Replay, WhatIf, replay
+from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.errors import PartialResultError
-from torchperfd_daemon.observer.rank_watch import LEAST_SAMPLES, WARM_STEPS
 from torchperfd_daemon.service.translate import comparison
 from torchperfd_daemon.views import live as _view
 
@@ -207,7 +207,7 @@ def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Repl
     if not times.on_device:
         return _replay_common_steps(messages, since, hidden=times.hidden)
     count = min(len(column) for work in times.works for column in work.phase_seconds.values())
-    if count < LEAST_SAMPLES:
+    if count < LEAST_WINDOW_SAMPLES:
         return None
     pauses = {message.status.identity.rank: _pauses(message) for message in messages}
     newest = replace(replay([_part(work, -count, None) for work in times.works], pauses), on_device=True)

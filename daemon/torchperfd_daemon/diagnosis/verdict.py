@@ -11,6 +11,7 @@ from torchperfd.durations import duration
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, stage_words, unmeasured
+from torchperfd_daemon.diagnosis.windows import could_have_found
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 INPUT_BOUND_SHARE: Final = 0.2
@@ -70,6 +71,7 @@ class RankProfile:
         loader: None if unknown.
         hides_script_code: Whether the phase ``other`` may have more than the script's own code: waits for a
             device, or phases that are not recorded.
+        has_ended: Whether it makes no more steps, in which a cause could still be found.
     """
 
     rank: int
@@ -79,6 +81,7 @@ class RankProfile:
     phase_seconds: dict[str, float]
     loader: LoaderFacts | None = None
     hides_script_code: bool = False
+    has_ended: bool = False
 
     def share(self, phase: str) -> float:
         """Return the phase's part of the step, 0 to 1."""
@@ -150,7 +153,8 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
     A run is input-bound if its worst rank waits for data for :data:`INPUT_BOUND_SHARE` of the
     step. The rank is named unless every rank waits for at least half of that share. Script code is the cause
     if it takes :data:`SCRIPT_CODE_SHARE` of the step on most ranks, and no device may work meanwhile. With
-    too few steps to find that, and to call the run healthy, the cause is unknown.
+    too few steps to find that the cause is unknown, and so it is while a run goes on and no other cause could
+    have been published.
 
     Args:
         cost: Returns the cost of a loader's worker on this machine.
@@ -167,7 +171,8 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
     if not slowest.phase_seconds:
         words = f"a step takes {duration(slowest.step_seconds)}, and its phases were not recorded"
         return Verdict(Cause.UNKNOWN, run, slowest.node, None, "", words, 0.0, capture)
-    if not _are_enough(slowest):
+    may_change = not slowest.has_ended and not could_have_found(slowest.steps, slowest.step_seconds)
+    if may_change or not _are_enough(slowest):
         words = f"too early: {slowest.steps} {'step' if slowest.steps == 1 else 'steps'} so far"
         return Verdict(Cause.UNKNOWN, run, slowest.node, None, "", words, 0.0, capture)
     phase = max(slowest.phase_seconds, key=lambda name: slowest.phase_seconds[name])

@@ -61,10 +61,11 @@ def recent_profile(rank: Rank) -> RankProfile:
     return RankProfile(
         rank=rank.identity.rank,
         node=rank.identity.node,
-        steps=len(rank.history),
+        steps=max(len(rank.history), rank.totals.train.steps),
         step_seconds=rank.mean_step_seconds(),
         phase_seconds=rank.mean_phase_seconds(),
         hides_script_code=rank.totals.hides_script_code,
+        has_ended=rank.has_ended,
     )
 
 

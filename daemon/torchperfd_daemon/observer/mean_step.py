@@ -23,4 +23,5 @@ def _profile(rank: Rank) -> RankProfile:
         phase_seconds,
         totals.loader,
         hides_script_code=totals.hides_script_code,
+        has_ended=rank.has_ended,
     )

@@ -14,6 +14,7 @@ from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.verdict import LEAST_STEPS
 from torchperfd_daemon.diagnosis.whatif import Pauses
+from torchperfd_daemon.diagnosis.windows import SAMPLE_S
 from torchperfd_daemon.observer.hang import find_culprit
 from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, LineSampler
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
@@ -23,8 +24,6 @@ from torchperfd_daemon.stacks import Outcome, RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, Store
 
 log = logging.getLogger("torchperfd.observer")
-
-SAMPLE_S: Final = 1.0
 
 _STACKS_S: Final = 3.0
 # Reading stacks costs the ranks time, and the stacks of a stalled run change little.

@@ -12,6 +12,7 @@ from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.diagnosis.whatif import Pauses
+from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_S, WARM_STEPS, WINDOW_SAMPLES
 from torchperfd_daemon.observer.background_saves import StepsBesideSaves
 from torchperfd_daemon.observer.gpu_watch import GpuWatch
 from torchperfd_daemon.observer.memory_watch import MemoryWatch
@@ -20,13 +21,6 @@ from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.parallelism import rank_in
 from torchperfd_daemon.store import HISTORY_STEPS, GcTotal, Rank, State, Totals
 
-WINDOW_SAMPLES: Final = 10
-"""The length of the evidence window, in samples that contain a step."""
-LEAST_SAMPLES: Final = 3
-WARM_STEPS: Final = 20
-"""The first steps differ from the others: this many, or those of the first ten seconds, are left out."""
-
-_WARM_S: Final = 10.0
 _KEPT: Final = 18
 # Ranks with steps below 5 ms report every four seconds, and samples are a second apart.
 _LONGEST_REPORT_DELAY_S: Final = 5.0
@@ -93,7 +87,7 @@ class RankWatch:
         if resident is not None:
             self._memory.observe(now, resident, context.room(key))
         train = self.rank.totals.train
-        warm = train.steps >= WARM_STEPS or (train.steps > 1 and now - self._created_at >= _WARM_S)
+        warm = train.steps >= WARM_STEPS or (train.steps > 1 and now - self._created_at >= WARM_S)
         if warm and (not self._rows or train.steps > self._rows[0][_STEPS]):
             self._record(now, context, gpu)
 
@@ -105,7 +99,12 @@ class RankWatch:
     @property
     def settled(self) -> bool:
         """Whether there are enough samples for evidence."""
-        return len(self._rows) > LEAST_SAMPLES
+        return len(self._rows) > LEAST_WINDOW_SAMPLES
+
+    @property
+    def fills_window(self) -> bool:
+        """Whether there have been enough samples for any cause to be seen."""
+        return len(self._rows) > WINDOW_SAMPLES
 
     def excuse_wait(self, now: float) -> None:
         """Count the wait until now as progress: another rank validates or saves."""
@@ -121,7 +120,7 @@ class RankWatch:
         Args:
             since: When the present regime began, in monotonic seconds; earlier samples are left out.
         """
-        if self._rows.since(since, _AT, WINDOW_SAMPLES) < LEAST_SAMPLES:
+        if self._rows.since(since, _AT, WINDOW_SAMPLES) < LEAST_WINDOW_SAMPLES:
             return None
         # Reports arrive some seconds late: a sample after ``since`` may contain only steps from before it.
         self._window = max(1, self._rows.since(since, _ENDED, WINDOW_SAMPLES))

@@ -169,7 +169,7 @@ class RunWatch:
             rank.stopped = rank.stopped and hangs
 
     def _find_causes(self) -> list[Verdict]:
-        """Return the causes that the newest steps show; empty while there are too few steps."""
+        """Return the causes that the newest steps show; empty while there are too few steps for a verdict."""
         seen = {
             watch: evidence
             for watch in self._watches.values()
@@ -204,6 +204,8 @@ class RunWatch:
         remark = self._speed.periodicity.remark(verdicts[0])
         if remark:
             verdicts[0] = replace(verdicts[0], evidence=f"{verdicts[0].evidence}; {remark}")
+        if verdicts[0].cause is Cause.NONE and not any(watch.fills_window for watch in seen):
+            return []
         return verdicts
 
     def _with_lateness(self, seen: Mapping[RankWatch, RankEvidence]) -> Sequence[RankEvidence]:

@@ -1,14 +1,13 @@
 """Publishes a verdict only after several samples agree, and withdraws it only after several without it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS
 
-LEAST_SAMPLES: Final = 3
-"""A verdict is published after this many consecutive samples, and withdrawn after as many without it."""
-LEAST_SAMPLES_WITH_ONSET: Final = 2
+LEAST_FINDINGS_WITH_ONSET: Final = 2
 """A verdict with an onset is published sooner, since onset detection has confirmed that it lasts."""
 _REPLACES_ABOVE: Final = 1.25
 """Another verdict replaces the first one only if its share of the step is this many times as large."""
@@ -45,17 +44,18 @@ class VerdictDebouncer:
             candidate.found = candidate.found + 1 if candidate.missed == 1 or not candidate.found else 1
             candidate.missed = 0
             candidate.published = candidate.published or candidate.found >= (
-                LEAST_SAMPLES if verdict.onset_step is None else LEAST_SAMPLES_WITH_ONSET
+                LEAST_FINDINGS if verdict.onset_step is None else LEAST_FINDINGS_WITH_ONSET
             )
         self._candidates = {
             key: candidate
             for key, candidate in self._candidates.items()
-            if candidate.missed < (LEAST_SAMPLES if candidate.published else 1)
+            if candidate.missed < (LEAST_FINDINGS if candidate.published else 1)
         }
         before = self.first
-        published = [candidate.verdict for candidate in self._candidates.values() if candidate.published]
+        published = _one_of_each_cause([each for each in self._candidates.values() if each.published])
         troubles = [verdict for verdict in published if verdict.cause is not Cause.NONE]
-        self.verdicts = tuple(sorted(troubles or published, key=lambda each: -self._weight(each, before)))
+        ordered = sorted(troubles or published, key=lambda each: -self._weight(each, before))
+        self.verdicts = tuple(_within_one_step(ordered))
         first = self.first
         if first is None or before is None:
             return first is not before
@@ -64,6 +64,29 @@ class VerdictDebouncer:
     def _weight(self, verdict: Verdict, first: Verdict | None) -> float:
         is_first = first is not None and _same(verdict, first)
         return verdict.share * (_REPLACES_ABOVE if is_first else 1.0)
+
+
+def _one_of_each_cause(candidates: Sequence[_Candidate]) -> list[Verdict]:
+    """Return one verdict on each cause: that on all ranks, else the one that was found last.
+
+    Near a limit, successive samples find the same loss on all ranks and on one of them.
+    """
+    best: dict[Cause, _Candidate] = {}
+    for each in candidates:
+        other = best.setdefault(each.verdict.cause, each)
+        if (each.verdict.rank is not None, each.missed) < (other.verdict.rank is not None, other.missed):
+            best[each.verdict.cause] = each
+    return [each.verdict for each in best.values()]
+
+
+def _within_one_step(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
+    """Yield verdicts whose costs sum to no more than the step, though they are from different samples."""
+    left = 1.0
+    for verdict in verdicts:
+        cost = min(verdict.cost_seconds_per_step, left * verdict.step_seconds)
+        left -= cost / verdict.step_seconds if verdict.step_seconds else 0.0
+        is_whole = cost >= verdict.cost_seconds_per_step or not verdict.step_seconds
+        yield verdict if is_whole else replace(verdict, cost_seconds_per_step=cost)
 
 
 def _same(one: Verdict, other: Verdict) -> bool:

@@ -17,6 +17,7 @@ def profile(rank: int, data: float, step: float = 0.1, steps: int = 50, **phases
         steps,
         step,
         {"data": data * step, "forward": (1 - data) * step, **phases},
+        has_ended=True,
     )
 
 
@@ -134,6 +135,23 @@ def test_diagnose_with_few_steps_calls_no_run_healthy(steps: int, step: float, i
         (Cause.NONE, Cause.SCRIPT_CODE) if is_known else (Cause.UNKNOWN, Cause.UNKNOWN)
     )
     assert is_known or healthy.evidence.startswith(f"too early: {steps} step")
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "is_known"),
+    [
+        (149, 0.1, False),
+        (150, 0.1, True),
+        (22, 1.0, False),
+        (23, 1.0, True),
+        (15, 5.0, True),
+        (13_019, 0.001, False),
+    ],
+)
+def test_diagnose_of_a_young_run_is_too_early(steps: int, step: float, is_known: bool) -> None:
+    """Until a window after the warm-up is full, and its findings are published."""
+    young = replace(profile(0, 0.05, step, steps), has_ended=False)
+    assert (diagnose("r", [young]).cause is Cause.NONE) == is_known
 
 
 def test_diagnose_with_few_steps_reports_a_wait_for_data() -> None:

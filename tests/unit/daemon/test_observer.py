@@ -17,6 +17,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
 from torchperfd_daemon.diagnosis.fixes import fix_of
+from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS, WINDOW_SAMPLES
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.observer.run_watch import _stages, why_first
@@ -86,11 +87,11 @@ class Watched:
         return verdict
 
 
-def test_healthy_run_is_none_from_the_fourth_sample_on() -> None:
+def test_healthy_run_is_none_once_a_window_is_full() -> None:
     reported = Watched().train(60)
-    assert reported[0] is None
+    assert reported[: WINDOW_SAMPLES + LEAST_FINDINGS] == [None] * (WINDOW_SAMPLES + LEAST_FINDINGS)
     assert {each.cause for each in reported if each} == {Cause.NONE}
-    assert reported[10] is not None
+    assert reported[WINDOW_SAMPLES + LEAST_FINDINGS + 2] is not None
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -54,7 +54,7 @@ def run_of(*steps_ms: tuple[float, float], kept: int | None = None, run: str = "
 
 def test_verdict_slow_first_step_is_in_no_figure() -> None:
     """The first step starts two workers, which takes 1.4 s."""
-    _, rank = run_of((1400, 10), *[(2.63, 17.47)] * 299)
+    _, rank = run_of((1400, 10), *[(2.63, 17.47)] * 699)
     verdict = verdict_on("r", [rank], lambda _: None)
     assert verdict.cause is Cause.NONE
     assert "a 20.1 ms step, data 13%" in verdict.evidence

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer.verdict_debouncer import LEAST_SAMPLES, VerdictDebouncer
+from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS
+from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 
 
 def verdict(cause: Cause, cost: float = 0.0, rank: int | None = None) -> Verdict:
@@ -72,9 +74,26 @@ def test_largest_share_is_first_where_steps_differ() -> None:
     unknown = replace(verdict(Cause.UNKNOWN, 0.05), step_seconds=0.185)
     contention = replace(verdict(Cause.CPU_CONTENTION, 0.04), step_seconds=0.1)
     held = VerdictDebouncer()
-    for sample in ([unknown, contention],) * LEAST_SAMPLES:
+    for sample in ([unknown, contention],) * LEAST_FINDINGS:
         held.update(sample)
     assert [each.cause for each in held.verdicts] == [Cause.CPU_CONTENTION, Cause.UNKNOWN]
+
+
+def test_cause_of_all_ranks_leaves_out_the_same_of_one() -> None:
+    of_all, of_one = verdict(Cause.CPU_CONTENTION, 0.46), verdict(Cause.CPU_CONTENTION, 0.24, 0)
+    held = VerdictDebouncer()
+    for sample in ([of_one],) * 3 + ([of_all],) * 3 + ([of_one],) * 2:
+        held.update(sample)
+    assert held.verdicts == (of_all,)
+
+
+def test_costs_of_different_samples_sum_to_one_step_at_most() -> None:
+    held = VerdictDebouncer()
+    contention = verdict(Cause.CPU_CONTENTION, 0.73)
+    own = replace(verdict(Cause.SCRIPT_CODE, 0.5), onset_step=1)
+    for sample in ([contention],) * 3 + ([own],) * 2:
+        held.update(sample)
+    assert [each.share for each in held.verdicts] == pytest.approx([0.73, 0.27])
 
 
 found = st.lists(
@@ -103,7 +122,11 @@ def test_published_verdict_has_three_samples_in_a_row(
         names = {key(each) for old in samples[:number] for each in old}
         holding = {name for name in names if lasted(name, samples[:number])}
         troubles = {name for name in holding if name and name[0] is not Cause.NONE}
-        assert {key(each) for each in held.verdicts} == (troubles or holding)
+        shown = {key(each) for each in held.verdicts}
+        assert shown <= (troubles or holding)
+        assert {name[0] for name in shown if name} == {name[0] for name in troubles or holding if name}
+        assert len({each.cause for each in held.verdicts}) == len(held.verdicts)
+        assert sum(each.share for each in held.verdicts) <= 1.0 + 1e-9
 
 
 def key(each: Verdict | None) -> tuple[Cause, int | None] | None:
@@ -117,8 +140,8 @@ def lasted(name: tuple[Cause, int | None] | None, samples: Sequence[Sequence[Ver
     for sample in samples:
         if any(key(each) == name for each in sample):
             streak, missed = streak + 1, 0
-            holds = holds or streak >= LEAST_SAMPLES
+            holds = holds or streak >= LEAST_FINDINGS
         else:
             streak, missed = 0, missed + 1
-            holds = holds and missed < LEAST_SAMPLES
+            holds = holds and missed < LEAST_FINDINGS
     return holds
