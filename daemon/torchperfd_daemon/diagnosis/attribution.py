@@ -3,15 +3,17 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
-from torchperfd_daemon.diagnosis.idle_devices import absorbed_words, device_idle, device_work, idle_before
+from torchperfd_daemon.diagnosis.idle_devices import absorbed, absorbed_words, device_idle, device_work
 from torchperfd_daemon.diagnosis.imbalance import find_imbalance
+from torchperfd_daemon.diagnosis.memory_growth import full_first
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, Remedy, loader_remedy, stage_words
+from torchperfd_daemon.diagnosis.unclaimed import Unclaimed, equal_work_waits, exchange_growth
 from torchperfd_daemon.diagnosis.verdict import (
     INPUT_BOUND_SHARE,
     SCRIPT_CODE_SHARE,
@@ -24,10 +26,6 @@ LEAST_SHARE: Final = 0.05
 """A cause that costs a smaller share of the step is not reported."""
 EXPLAINED: Final = 0.5
 """A slowdown of which a smaller share has a cause gets the cause ``UNKNOWN``."""
-FULL_SOON_S: Final = 3600.0
-"""Growing memory is reported if it will be full within this time."""
-FORESIGHT: Final = 150.0
-"""Growth is extrapolated to at most this multiple of the time over which it was observed."""
 EVER_SINCE: Final[Mapping[Cause, float]] = {
     Cause.INPUT_BOUND: INPUT_BOUND_SHARE,
     Cause.SLOW_IO: INPUT_BOUND_SHARE,
@@ -56,28 +54,19 @@ _ALIKE: Final[Mapping[Cause, float]] = {Cause.CPU_CONTENTION: 0.7}
 # known from single moments: a device's clock is read once a second.
 _TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION, Cause.GPU_THROTTLING, Cause.SYNCHRONISATION})
 
+# These compute, so that their part of the wait for a processor is in their time.
+_WITH_WAIT: Final = frozenset({Cause.GARBAGE_COLLECTION, Cause.RECOMPILATION})
+
 # These are work of the device itself; all other causes delay the host, which the device may not notice.
 _OF_DEVICE: Final = frozenset({Cause.GPU_THROTTLING, Cause.GPU_SHARED})
 
 # A cause that explains this share of a rank's lateness gets all of it.
 MOST_OF: Final = 0.75
 
-# Steps that have grown by this share of a rank's lateness differ from it only by chance.
-_NOT_ABSORBED: Final = 0.9
-# So many standard errors; the means of successive samples depend on each other.
-_CERTAIN: Final = 4.0
 # Ranks whose lateness reaches this share of the longest one differ only by chance.
 _AS_LATE: Final = 0.9
 # The cause of a rank's lateness, by the phase that contains most of it; SLOW_RANK for other phases.
 _OF_PHASE: Final[Mapping[str, Cause]] = {"data": Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
-
-
-@dataclass(slots=True)
-class _Left:
-    """The seconds of one rank's step that no cause has claimed yet."""
-
-    phases: dict[str, float]
-    late: float
 
 
 class CauseAttribution:
@@ -95,15 +84,26 @@ class CauseAttribution:
         self.step_seconds = statistics.median(rank.step_seconds for rank in seen)
         self._run = run
         self._seen = seen
-        self._left = {id(rank): _Left(dict(rank.phase_seconds), rank.late_seconds) for rank in seen}
-        self._since_start = not any(rank.before for rank in seen)
-        self._exchange = _exchange_growth(seen)
+        self._left = {id(rank): Unclaimed(dict(rank.phase_seconds), rank.late_seconds) for rank in seen}
+        self.since_start = not any(rank.before for rank in seen)
+        self._served_seconds = self.step_seconds
+        self._exchange = exchange_growth(seen)
         self._together = wait_for_each_other(seen)
 
     def left(self, rank: RankEvidence, phase: str) -> float:
         """Return the unclaimed time of a phase; for a rank's past, all its time."""
         left = self._left.get(id(rank))
         return (left.phases if left else rank.phase_seconds).get(phase, 0.0)
+
+    @property
+    def lacks_processors(self) -> bool:
+        """Whether all ranks have lacked processors since the start."""
+        return self._served_seconds < self.step_seconds
+
+    def served(self, measure: Measure) -> Measure:
+        """Return a measure without its part of the claimed wait for processors; in a past, the same."""
+        left = self._left
+        return lambda each: measure(left[id(each)].without_queue(each) if id(each) in left else each)
 
     def host_seconds(self, rank: RankEvidence) -> float:
         """Return the time for which a rank's device idles during unclaimed work of the host."""
@@ -133,25 +133,44 @@ class CauseAttribution:
         words = f"with the device idle after the host has waited for it{where}"
         self.attribute(Cause.SYNCHRONISATION, "", words, idle_after_waits)
 
-    def attribute(self, cause: Cause, phase: str, words: str, measure: Measure, least: float = 0.0) -> None:
+    def attribute(
+        self,
+        cause: Cause,
+        phase: str,
+        words: str,
+        measure: Measure,
+        least: float = 0.0,
+        *,
+        only_alike: bool = False,
+    ) -> bool:
         """Determine a cause's cost, add a verdict if it is large enough, and claim its time.
 
-        A share of 0 for ``least`` stands for that in :data:`EVER_SINCE`.
+        Args:
+            least: The least share of the step; 0 stands for that in :data:`EVER_SINCE`.
+            only_alike: Do nothing if one rank loses more than the others.
+
+        Returns:
+            Whether anything is lost, and was judged.
         """
         seen = self._seen
         lost = [max(0.0, measure(rank)) for rank in seen]
-        worst = max(lost)
-        if worst <= 0:
-            return
+        if max(lost) <= 0:
+            return False
         beyond = [
             max(0.0, seconds - (max(0.0, measure(rank.before)) if rank.before else 0.0))
             for rank, seconds in zip(seen, lost, strict=True)
         ]
-        culprit = max(range(len(seen)), key=lambda index: beyond[index])
-        rank, cost = seen[culprit], beyond[culprit]
-        usual = statistics.median(beyond[:culprit] + beyond[culprit + 1 :]) if len(seen) > 1 else cost
-        shares = {} if self._since_start else _ALIKE
+        compared = beyond
+        if cause is Cause.CPU_CONTENTION:
+            beyond = [each * self._left[id(r)].queued_share for r, each in zip(seen, beyond, strict=True)]
+            compared = equal_work_waits(seen, beyond) if self._together else beyond
+        culprit = max(range(len(seen)), key=lambda index: compared[index])
+        rank, cost = seen[culprit], compared[culprit]
+        usual = statistics.median(compared[:culprit] + compared[culprit + 1 :]) if len(seen) > 1 else cost
+        shares = {} if self.since_start else _ALIKE
         alike = usual >= cost * shares.get(cause, 0.5)
+        if only_alike and not alike:
+            return False
         if not alike:
             if rank.before is None:
                 cost -= usual
@@ -161,37 +180,50 @@ class CauseAttribution:
                     late = self._lateness(rank)
                     cost = late if cost >= MOST_OF * late else cost
                 cost = min(cost, late + (self._exchange if cause in _ALL_THREADS else 0.0))
-        if cause is Cause.CPU_CONTENTION:
-            cost = self._starved(beyond[culprit], cost)
-        elif cause is Cause.SYNCHRONISATION and alike and not self._since_start:
+        if cause is Cause.CPU_CONTENTION and not self.since_start:
+            waited = max(beyond) if alike else beyond[culprit]
+            cost = self._starved(waited, waited if alike else cost)
+        elif cause is Cause.SYNCHRONISATION and alike and not self.since_start:
             growth = self._growth()
             cost = growth if cost >= MOST_OF * growth else cost
-        hidden = absorbed = 0.0
+        hidden = idled = 0.0
         if alike and cause not in _OF_DEVICE:
             hidden = max(0.0, cost - self._most(rank))
             cost -= hidden
         elif not alike and cause not in _BESIDE_STEPS:
-            absorbed = self._absorbed(rank, cost)
-            cost -= absorbed
-        least = least or (EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE)
-        if cost < least * self.step_seconds:
-            if cost >= LEAST_SHARE * self.step_seconds:
+            idled = self._absorbed(rank, cost)
+            cost -= idled
+        cost = min(cost, self._room)
+        least = least or (EVER_SINCE.get(cause, LEAST_SHARE) if alike and self.since_start else LEAST_SHARE)
+        if cost <= 0 or cost < least * self._served_seconds:
+            if cost > 0 and cost >= LEAST_SHARE * self._served_seconds:
                 self.usual.append(f"{duration(cost)} {words}, a cause from {least:.0%} on")
-            return
+            return True
         text = f"{duration(cost)} of each {duration(rank.step_seconds)} step {words}"
         if hidden >= _SHOWN_SHARE * cost:
             text += f", {duration(hidden)} more while the device works"
-        text += absorbed_words(absorbed)
+        text += absorbed_words(idled)
+        if self.lacks_processors:
+            text += f", {cost / self._served_seconds:.0%} of the time with a processor"
         if cause is Cause.INPUT_BOUND:
             text += stage_words(rank.loader)
         self._add_verdict(cause, rank, None if alike else rank.rank, phase, text, cost)
         if not alike:
-            self._claim(rank, cause, cost + absorbed)
+            self._claim(rank, cause, cost + idled)
         elif cause in _ALL_THREADS:
             self._exchange = max(0.0, self._exchange - cost)
-        # Time that the cause has always taken is in the past's phases too, so only the growth is claimed.
+        if alike and cause is Cause.CPU_CONTENTION:
+            self._served_seconds -= cost if self.since_start else 0.0
+            # A rank that has always had more work is not late for it after a slowdown.
+            waits = compared if self.since_start else beyond
+            for each, wait, seconds in zip(seen, waits, beyond, strict=True):
+                self._left[id(each)].take_queue(wait - usual, seconds if self.since_start else 0.0)
+        # Time that the cause has always taken is in the past's phases too: only the growth is claimed.
         for each, seconds in zip(seen, beyond, strict=True):
-            _take(self._left[id(each)].phases, phase, seconds)
+            self._left[id(each)].take(phase, seconds)
+            if cause in _WITH_WAIT:
+                self._left[id(each)].computed += seconds
+        return True
 
     def _remedy(self, cause: Cause, rank: RankEvidence, cost: float) -> Remedy:
         if cause is not Cause.INPUT_BOUND:
@@ -206,17 +238,10 @@ class CauseAttribution:
         )
 
     def _absorbed(self, rank: RankEvidence, cost: float) -> float:
-        """Return what of one rank's lateness costs nothing, because devices idled anyway.
-
-        Steps have then certainly grown by less.
-        """
+        """Return what of one rank's lateness costs nothing, because devices idled anyway."""
         if not rank.on_device or rank.before is None or not self._together:
             return 0.0
-        growth = self._growth()
-        error = math.hypot(rank.step_error_seconds, rank.before.step_error_seconds)
-        if growth + _CERTAIN * error >= _NOT_ABSORBED * cost:
-            return 0.0
-        return min(cost - growth, idle_before(self._seen))
+        return absorbed(rank, rank.before, cost, self._growth(), self._seen)
 
     def _most(self, rank: RankEvidence) -> float:
         """Return the most that a delay of all hosts can cost: devices work through what is queued.
@@ -230,6 +255,11 @@ class CauseAttribution:
         if rank.device_busy is None:
             return math.inf
         return max(0.0, rank.step_seconds - device_work(rank) - self._found_seconds)
+
+    @property
+    def _room(self) -> float:
+        """What the causes so far leave of the step: all together cost no more than it takes."""
+        return max(0.0, self.step_seconds - self._found_seconds)
 
     @property
     def _found_seconds(self) -> float:
@@ -284,8 +314,8 @@ class CauseAttribution:
         alike = (each for each in self._seen if self._left[id(each)].late >= _AS_LATE * longest)
         rank = min(alike, key=lambda each: each.rank)
         cost, phase = self._left[id(rank)].late, rank.late_phase
-        absorbed = 0.0 if rank.late_ever_since else self._absorbed(rank, cost)
-        cost -= absorbed
+        idled = 0.0 if rank.late_ever_since else self._absorbed(rank, cost)
+        cost = min(cost - idled, self._room)
         if cost < LEAST_SHARE * self.step_seconds:
             return
         others = [
@@ -296,7 +326,7 @@ class CauseAttribution:
         text = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
         if phase:
             text += f", most of it in {phase}"
-        text += absorbed_words(absorbed)
+        text += absorbed_words(idled)
         if others:
             text += f"; so {'do' if len(others) > 1 else 'does'} rank {', '.join(map(str, others[:8]))}"
         cause = _OF_PHASE.get(phase, Cause.SLOW_RANK)
@@ -308,12 +338,11 @@ class CauseAttribution:
         found = find_imbalance(
             (rank.stage, rank.own_seconds - self._claimed(rank), rank.wait_seconds) for rank in self._seen
         )
-        if found and self._together and found.cost_seconds >= LEAST_SHARE * self.step_seconds:
+        cost = min(found.cost_seconds, self._room) if found and self._together else 0.0
+        if found and cost >= LEAST_SHARE * self.step_seconds:
             rank = next(each for each in self._seen if each.stage == found.stage)
             text = found.words(rank.step_seconds)
-            self._add_verdict(
-                Cause.PIPELINE_IMBALANCE, rank, None, "", text, found.cost_seconds, ever_since=True
-            )
+            self._add_verdict(Cause.PIPELINE_IMBALANCE, rank, None, "", text, cost, ever_since=True)
 
     def _claimed(self, rank: RankEvidence) -> float:
         """Return how much of a rank's lateness causes have claimed."""
@@ -325,7 +354,7 @@ class CauseAttribution:
         If main threads wait longer for processors than before, the threads that carry out collectives may as
         well. Twice the wait is subtracted, since they first collect and then distribute.
         """
-        cost = self._exchange
+        cost = min(self._exchange, self._room)
         starved = [max(0.0, r.queued_seconds - r.before.queued_seconds) for r in self._seen if r.before]
         if cost > 0 and cost - 2 * statistics.median(starved) >= LEAST_SHARE * self.step_seconds:
             words = "in collectives after the last rank has arrived, more than before"
@@ -338,19 +367,18 @@ class CauseAttribution:
         Its cost is the unclaimed lateness of the one rank that grows: the kernel has to clear new pages.
         """
         growing = [rank for rank in self._seen if rank.full_in_seconds is not None]
-        rank = min(growing, key=lambda each: each.full_in_seconds or 0.0, default=None)
-        if rank is None or rank.full_in_seconds is None:
+        first = full_first(growing)
+        if first is None:
             return
-        if rank.full_in_seconds > min(FULL_SOON_S, FORESIGHT * rank.grows_for_seconds):
-            return
+        rank, full_in = first
         if any(verdict.cause is Cause.MEMORY_PRESSURE for verdict in self.verdicts):
             return
-        pace, minutes = rank.grows_by / 2**20, rank.full_in_seconds / 60
+        pace, minutes = rank.grows_by / 2**20, full_in / 60
         text = f"memory grows by {pace:.3g} MiB/s and is full in {minutes:.0f} min"
         alike = 2 * len(growing) > len(self._seen) > 1
         cost, left = 0.0, self._left[id(rank)]
         if not alike and rank.late_phase not in _OF_PHASE and left.late >= LEAST_SHARE * self.step_seconds:
-            cost, left.late = left.late, 0.0
+            cost, left.late = min(left.late, self._room), 0.0
             text += f"; {duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
         named = None if alike else rank.rank
         self._add_verdict(Cause.MEMORY_PRESSURE, rank, named, "", text, cost, ever_since=True)
@@ -370,30 +398,3 @@ class CauseAttribution:
         command, remedy = next_command(cause, self._run), self._remedy(cause, where, cost)
         found = Verdict(cause, self._run, where.node, rank, phase, text, cost, command, has_grown=has_grown)
         self.verdicts.append(replace(found, fix=remedy.fix, saves_seconds=remedy.saves_seconds))
-
-
-def _exchange_growth(seen: Sequence[RankEvidence]) -> float:
-    """Return the growth of the time that even the last rank to arrive spends in collectives.
-
-    If own work has grown on all ranks, the exchange may grow in proportion, since it needs processors too.
-    0 without a past.
-    """
-    pasts = [rank.before for rank in seen if rank.before]
-    if len(seen) < 2 or len(pasts) < len(seen):
-        return 0.0
-    slower = [
-        rank.own_seconds / past.own_seconds
-        for rank, past in zip(seen, pasts, strict=True)
-        if past.own_seconds > 0
-    ]
-    now = min(rank.wait_seconds for rank in seen)
-    before = min(past.wait_seconds for past in pasts)
-    return max(0.0, now - before * max(1.0, statistics.median(slower or [1.0])))
-
-
-def _take(left: dict[str, float], phase: str, seconds: float) -> None:
-    """Subtract time from a phase, or from all own work in proportion if the phase is unknown."""
-    phases = [phase] if phase in left else [name for name in left if name not in WAITING]
-    total = sum(left[name] for name in phases)
-    for name in phases:
-        left[name] *= max(0.0, 1 - seconds / total) if total > 0 else 1.0

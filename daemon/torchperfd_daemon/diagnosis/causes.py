@@ -25,9 +25,17 @@ from torchperfd_daemon.diagnosis.verdict import (
     next_command,
 )
 
+_Measured = tuple[Cause, str, str, Measure]
+_CONTENTION: Final[_Measured] = (
+    Cause.CPU_CONTENTION,
+    "",
+    "ready to run without a processor",
+    lambda each: _unserved(each),
+)
+
 # Causes with a measured time. If two claim the same time, the earlier one gets it: a throttled rank also
 # waits for the processor, and so does a rank with more work, such as garbage collections.
-_MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
+_MEASURED: Final[tuple[_Measured, ...]] = (
     (
         Cause.CGROUP_THROTTLING,
         "",
@@ -44,12 +52,7 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
     ),
     (Cause.SLOW_IO, "data", "stalled for disk or network storage", lambda each: _stored(each)),
     (Cause.MEMORY_PRESSURE, "", "stalled for memory", lambda each: each.reclaim_seconds),
-    (
-        Cause.CPU_CONTENTION,
-        "",
-        "ready to run without a processor",
-        lambda each: _unserved(each),
-    ),
+    _CONTENTION,
     (
         Cause.GPU_THROTTLING,
         "",
@@ -85,8 +88,9 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     costs the run only as much as the rank is late. Lateness that no cause claims is attributed to the rank
     itself.
 
-    Causes with a measured time come first, and their time is subtracted from the phases. Time that all ranks
-    have lost since the start counts above the shares in :data:`~.attribution.EVER_SINCE`. Time in collectives
+    Causes with a measured time come first, and their time is subtracted from the phases. A lack of processors
+    on all ranks since the start precedes them. Costs sum to no more than the step. Time that all ranks have
+    lost since the start counts above the shares in :data:`~.attribution.EVER_SINCE`. Time in collectives
     since the start does not count, since the necessary length of an exchange is unknown. If less than
     :data:`EXPLAINED` of a slowdown has a cause, a verdict ``UNKNOWN`` costs the rest. A wait of all ranks for
     data that was there before the slowdown, and lasts, is reported beside it, and so is the script's own
@@ -100,20 +104,21 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     if not seen:
         return [Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")]
     attribution = CauseAttribution(run, seen, cost)
-    starved = [0.0] * len(seen)
+
+    # A lack of processors on all ranks since the start makes all other times longer, too.
+    is_shared, starved = False, [0.0] * len(seen)
+    if attribution.since_start:
+        is_shared, starved = _attribute_contention(attribution, seen, only_alike=True)
     for cause, phase, words, measure in _MEASURED:
         if cause is Cause.GARBAGE_COLLECTION and seen[0].collects_apart:
             words += _APART
         elif cause is Cause.CHECKPOINT and any(map(_mostly_in_background, seen)):
             phase, words = "", _BESIDE
-        waits = [attribution.left(rank, "data") for rank in seen]
-        attribution.attribute(cause, phase, words, measure)
-        if cause is Cause.CPU_CONTENTION:
-            starved = [wait - attribution.left(rank, "data") for rank, wait in zip(seen, waits, strict=True)]
-            _add_threads(attribution.verdicts, seen)
-    attribution.attribute(
-        Cause.INPUT_BOUND, "data", "waiting for data", lambda each: attribution.left(each, "data")
-    )
+        if cause is not Cause.CPU_CONTENTION:
+            attribution.attribute(cause, phase, words, attribution.served(measure))
+        elif not is_shared:
+            _, starved = _attribute_contention(attribution, seen)
+    _attribute_data(attribution, seen)
     _name_starved(attribution.verdicts, seen, starved)
     attribution.attribute_growth()
     attribution.attribute_synchronisation()
@@ -168,12 +173,36 @@ def _attribute_script_code(attribution: CauseAttribution, seen: Sequence[RankEvi
     )
 
 
-def _add_threads(verdicts: list[Verdict], seen: Sequence[RankEvidence]) -> None:
-    """Add to a verdict on CPU contention, which may be the last one, what to do about the ranks' threads."""
+def _attribute_contention(
+    attribution: CauseAttribution, seen: Sequence[RankEvidence], *, only_alike: bool = False
+) -> tuple[bool, list[float]]:
+    """Attribute the wait for processors, and add to its verdict what to do about the ranks' threads.
+
+    Returns:
+        Whether it was judged, and by rank the part of the wait for data that it has claimed, in seconds.
+    """
+    waits = [attribution.left(rank, "data") for rank in seen]
+    is_judged = attribution.attribute(*_CONTENTION, only_alike=only_alike)
+    verdicts = attribution.verdicts
     if verdicts and verdicts[-1].cause is Cause.CPU_CONTENTION:
         rank = next(each for each in seen if verdicts[-1].rank in (None, each.rank))
         remedy = contention_remedy(rank.loader, rank.threads, on_device=rank.on_device)
         verdicts[-1] = replace(verdicts[-1], fix=remedy.fix)
+    return is_judged, [wait - attribution.left(rank, "data") for rank, wait in zip(seen, waits, strict=True)]
+
+
+def _attribute_data(attribution: CauseAttribution, seen: Sequence[RankEvidence]) -> None:
+    """Add a verdict on the wait for data, as far as no earlier cause has claimed it."""
+    shares = [rank.phase_seconds.get("data", 0.0) / rank.step_seconds for rank in seen]
+    is_large = attribution.lacks_processors and statistics.median_low(shares) >= INPUT_BOUND_SHARE
+    attribution.attribute(
+        Cause.INPUT_BOUND,
+        "data",
+        "waiting for data",
+        lambda each: attribution.left(each, "data"),
+        # Earlier causes, such as a garbage collection, may have taken most of it.
+        LEAST_SHARE if is_large else 0.0,
+    )
 
 
 def _name_starved(verdicts: list[Verdict], seen: Sequence[RankEvidence], starved: Sequence[float]) -> None:
@@ -297,7 +326,8 @@ def _unknown(
         # The wait of the ranks' other threads for a processor is not measured and may be the rest.
         return None
     knock_on = _knock_on(slowed, slower, verdicts)
-    unexplained -= knock_on
+    found = sum(each.cost_seconds_per_step for each in verdicts)
+    unexplained = min(unexplained - knock_on, max(0.0, step - found))
     own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
     phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")
     words = (

@@ -7,9 +7,15 @@ falls into that time first, so that steps grow by less than the rank is late.
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Final
 
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
+
+# Steps that have grown by this share of a rank's lateness differ from it only by chance.
+_NOT_ABSORBED: Final = 0.9
+# So many standard errors; the means of successive samples depend on each other.
+_CERTAIN: Final = 4.0
 
 
 def device_work(rank: RankEvidence) -> float:
@@ -31,6 +37,23 @@ def idle_before(ranks: Sequence[RankEvidence]) -> float:
     if not pasts or any(past.device_busy is None for past in pasts):
         return math.inf
     return max(0.0, statistics.median(device_idle(past) for past in pasts))
+
+
+def absorbed(
+    rank: RankEvidence, past: RankEvidence, cost: float, growth: float, ranks: Sequence[RankEvidence]
+) -> float:
+    """Return what of one rank's lateness costs nothing, because devices idled anyway, in seconds.
+
+    Steps have then certainly grown by less.
+
+    Args:
+        cost: What the rank is late by.
+        growth: What steps have grown by.
+    """
+    error = math.hypot(rank.step_error_seconds, past.step_error_seconds)
+    if growth + _CERTAIN * error >= _NOT_ABSORBED * cost:
+        return 0.0
+    return min(cost - growth, idle_before(ranks))
 
 
 def absorbed_words(seconds: float) -> str:

@@ -5,9 +5,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.diagnosis.attribution import FULL_SOON_S
 from torchperfd_daemon.diagnosis.detect import GrowthDetector
 from torchperfd_daemon.diagnosis.detect.growth import LEAST_SHARE, theil_sen
+from torchperfd_daemon.diagnosis.memory_growth import FULL_SOON_S
 
 _READINGS: Final = 64
 _GROWTH_EVERY: Final = 10

@@ -1,0 +1,153 @@
+"""Causes beside a lack of processors: each stays listed with its share of what that leaves of the step."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, rank_causes
+
+
+def alone(queued: float, collected: float = 0.0, **phases: float) -> RankEvidence:
+    """Return the only rank of a run on the CPU; times are in milliseconds."""
+    seconds = {name: ms / 1e3 for name, ms in phases.items()}
+    step = sum(seconds.values())
+    return RankEvidence(0, "n", step, seconds, queued_seconds=queued / 1e3, collected_seconds=collected / 1e3)
+
+
+def shares(found: list[Verdict], step_seconds: float) -> dict[Cause, float]:
+    return {each.cause: each.cost_seconds_per_step / step_seconds for each in found}
+
+
+READS_ALL = alone(queued=564, collected=278, data=734, forward=10, backward=20, optimizer=5, other=4)
+"""Parses a whole file for each sample, beside many other programs."""
+
+
+def test_rank_causes_data_wait_stays_beside_contention() -> None:
+    found = rank_causes("r", [READS_ALL])
+    assert [each.cause for each in found] == [
+        Cause.CPU_CONTENTION,
+        Cause.INPUT_BOUND,
+        Cause.GARBAGE_COLLECTION,
+    ]
+    share = shares(found, READS_ALL.step_seconds)
+    assert share[Cause.CPU_CONTENTION] == pytest.approx(0.73, abs=0.01)
+    assert sum(share.values()) <= 1.0
+    assert "61% of the time with a processor" in found[1].evidence
+    assert found[1].evidence.endswith("of 734 ms waiting for data, 536 ms without a processor")
+
+
+@pytest.mark.parametrize("queued", [0.3, 0.6, 0.9, 0.95])
+def test_rank_causes_code_stays_beside_any_contention(queued: float) -> None:
+    phases = {"data": 210.0, "forward": 110.0, "backward": 340.0, "other": 340.0}
+    found = rank_causes("r", [alone(queued * 1000, **phases)])
+    share = shares(found, 1.0)
+    assert share[Cause.CPU_CONTENTION] == pytest.approx(queued)
+    assert share[Cause.SCRIPT_CODE] == pytest.approx(0.34 * (1 - queued))
+    assert share[Cause.INPUT_BOUND] == pytest.approx(0.21 * (1 - queued))
+    assert "34% of the time with a processor" in found[1].evidence
+
+
+def test_rank_causes_small_phases_stay_out_beside_contention() -> None:
+    only = alone(queued=70, data=15, forward=30, backward=40, other=15)
+    assert [each.cause for each in rank_causes("r", [only])] == [Cause.CPU_CONTENTION]
+
+
+def two(work: float, queued: tuple[float, float], exchange: float = 4.0) -> list[RankEvidence]:
+    """Return two ranks, of which rank 0 works for so long, rank 1 for 5 ms; both wait for processors."""
+    does = work + queued[0], 5.0 + queued[1]
+    step = max(does) + exchange
+    made = []
+    for number in (0, 1):
+        phases = {"forward": does[number] / 1e3, "collective_wait": (step - does[number]) / 1e3}
+        late = max(0.0, does[number] - does[1 - number]) / 1e3
+        made.append(
+            RankEvidence(
+                number,
+                "n",
+                step / 1e3,
+                phases,
+                queued_seconds=queued[number] / 1e3,
+                late_seconds=late if late >= 0.05 * step / 1e3 else 0.0,
+                late_phase="forward" if late else "",
+            )
+        )
+    return made
+
+
+def test_rank_causes_slow_rank_keeps_the_wait_of_its_work() -> None:
+    """As measured on a busy node: without its additional work, the rank would not be late."""
+    phases = {"data": 0.0025, "forward": 0.0203, "backward": 0.0109, "collective_wait": 0.0137}
+    slow = RankEvidence(0, "n", 0.0474, phases, queued_seconds=0.0275)
+    slow = replace(slow, late_seconds=0.0129, late_phase="forward")
+    phases = {"data": 0.0019, "forward": 0.0046, "backward": 0.0144, "collective_wait": 0.0265}
+    quick = RankEvidence(1, "n", 0.0474, phases, queued_seconds=0.0195)
+    first, second = rank_causes("r", [slow, quick])
+    assert (first.cause, first.rank) == (Cause.CPU_CONTENTION, None)
+    assert first.cost_seconds_per_step == pytest.approx(0.0195), "the wait of a rank with usual work"
+    assert (second.cause, second.rank, second.phase) == (Cause.SLOW_RANK, 0, "forward")
+    assert second.cost_seconds_per_step == pytest.approx(0.0129)
+
+
+def test_rank_causes_late_rank_that_waits_more_is_contention() -> None:
+    """The same work, but most of the wait: no work of its own makes the rank late."""
+    (verdict,) = rank_causes("r", two(5.0, (15.0, 1.0)))
+    assert (verdict.cause, verdict.rank) == (Cause.CPU_CONTENTION, 0)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.014)
+
+
+def test_rank_causes_wait_that_differs_is_no_slow_rank() -> None:
+    (verdict,) = rank_causes("r", two(5.0, (15.0, 10.0)))
+    assert (verdict.cause, verdict.rank) == (Cause.CPU_CONTENTION, None)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.015)
+
+
+def test_rank_causes_new_load_on_all_ranks_names_none() -> None:
+    """The rank with more work waits longer once others take the processors."""
+    pasts = [replace(each, late_seconds=0.0) for each in two(15.0, (0.0, 0.0))]
+    now = [
+        replace(each, before=past, late_seconds=0.01 if each.rank == 0 else 0.0)
+        for each, past in zip(two(15.0, (15.0, 5.0)), pasts, strict=True)
+    ]
+    (verdict,) = rank_causes("r", now)
+    assert (verdict.cause, verdict.rank, verdict.has_grown) == (Cause.CPU_CONTENTION, None, True)
+
+
+milliseconds = st.floats(0, 1000)
+
+
+@given(
+    st.lists(
+        st.builds(
+            alone,
+            queued=milliseconds,
+            collected=milliseconds,
+            data=milliseconds,
+            forward=st.floats(1, 1000),
+            other=milliseconds,
+            collective_wait=milliseconds,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    milliseconds,
+    st.booleans(),
+)
+def test_rank_causes_costs_sum_to_one_step_at_most(
+    ranks: list[RankEvidence], lost: float, is_slower: bool
+) -> None:
+    seen = [
+        replace(
+            each,
+            rank=number,
+            late_seconds=min(lost / 1e3, each.own_seconds) if number == 0 else 0.0,
+            reclaim_seconds=lost / 1e3,
+            compiled_seconds=lost / 2e3,
+            before=alone(0, data=1, forward=1) if is_slower else None,
+        )
+        for number, each in enumerate(ranks)
+    ]
+    found = rank_causes("r", seen)
+    longest = max(each.step_seconds for each in seen)
+    assert sum(each.cost_seconds_per_step for each in found) <= longest * (1 + 1e-9)
