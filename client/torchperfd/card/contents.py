@@ -11,7 +11,7 @@ from torchperfd.slow_line import SlowLine
 _AFTER_THE_RUN: Final = ("torchperfd doctor", "torchperfd analyze ")
 """Commands, or their beginnings, that work without the run."""
 LEAST_SHARE: Final = 0.05
-"""A further cause that costs a smaller share of the step is left out."""
+"""A further cause that costs a smaller share of what the first one leaves of the step is left out."""
 HEALTHY: Final = "none"
 UNKNOWN: Final = "unknown"
 
@@ -96,8 +96,8 @@ class VerdictCard:
 
     Attributes:
         run: The run's name.
-        causes: Every cause from :data:`LEAST_SHARE` of the step on, the most important first; empty for a
-            healthy run, and if nothing is known.
+        causes: The most important first, and each further one from :data:`LEAST_SHARE` on of what that leaves
+            of the step; empty for a healthy run, and if nothing is known.
         remark: Why there is no cause, in words; empty with causes.
         is_healthy: Whether the run was seen and nothing is wrong with it.
         next_command: The command that shows more; empty if none would work now.
@@ -178,7 +178,8 @@ def card_of(verdict: Any) -> VerdictCard:
             verdict.run, remark=_why(verdict), is_healthy=verdict.cause == HEALTHY, next_command=command
         )
     first, *others = [_cause(each, verdict.script) for each in (verdict, *verdict.others)]
-    further = [cause for cause in others if cause.share >= LEAST_SHARE]
+    least = LEAST_SHARE * (1 - first.share)
+    further = [cause for cause in others if cause.share >= least]
     return VerdictCard(verdict.run, (first, *further), next_command=command)
 
 

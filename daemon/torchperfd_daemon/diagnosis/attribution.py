@@ -235,6 +235,7 @@ class CauseAttribution:
             self._worker_cost,
             most_seconds=cost,
             on_device=rank.device_busy is not None,
+            ranks=max(len(self._seen), rank.world_size),
         )
 
     def _absorbed(self, rank: RankEvidence, cost: float) -> float:
@@ -368,11 +369,9 @@ class CauseAttribution:
         """
         growing = [rank for rank in self._seen if rank.full_in_seconds is not None]
         first = full_first(growing)
-        if first is None:
+        if first is None or any(verdict.cause is Cause.MEMORY_PRESSURE for verdict in self.verdicts):
             return
         rank, full_in = first
-        if any(verdict.cause is Cause.MEMORY_PRESSURE for verdict in self.verdicts):
-            return
         pace, minutes = rank.grows_by / 2**20, full_in / 60
         text = f"memory grows by {pace:.3g} MiB/s and is full in {minutes:.0f} min"
         alike = 2 * len(growing) > len(self._seen) > 1

@@ -186,7 +186,12 @@ def _attribute_contention(
     verdicts = attribution.verdicts
     if verdicts and verdicts[-1].cause is Cause.CPU_CONTENTION:
         rank = next(each for each in seen if verdicts[-1].rank in (None, each.rank))
-        remedy = contention_remedy(rank.loader, rank.threads, on_device=rank.on_device)
+        remedy = contention_remedy(
+            rank.loader,
+            rank.threads,
+            on_device=rank.on_device,
+            ranks=max(len(seen), rank.world_size),
+        )
         verdicts[-1] = replace(verdicts[-1], fix=remedy.fix)
     return is_judged, [wait - attribution.left(rank, "data") for rank, wait in zip(seen, waits, strict=True)]
 

@@ -49,6 +49,7 @@ class RankEvidence:
         late_ever_since: Whether it was as late before the run became slower.
         loader: How it uses its loader; None if unknown.
         threads: How many threads an operation on the CPU may use; None if unknown.
+        world_size: How many ranks its job has, on all nodes.
     """
 
     rank: int
@@ -84,6 +85,7 @@ class RankEvidence:
     window_seconds: float = 0.0
     loader: LoaderFacts | None = None
     threads: int | None = None
+    world_size: int = 1
     stage: int | None = None
     step_error_seconds: float = 0.0
 

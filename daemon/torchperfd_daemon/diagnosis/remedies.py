@@ -22,10 +22,9 @@ OWN_SHARE: Final = 0.9
 Threads that are as many as the CPUs wait for each other by spinning. Beside other programs that made a step
 ten times as long as one thread does, or more threads than CPUs.
 """
-_MORE_CPU: Final = (
-    "end or move the other programs on this node, give the job more cores, or use fewer loader workers"
-    " (num_workers)"
-)
+_MORE_CPU: Final = "end or move the other programs on this node, or give the job more cores"
+_FEWER_WORKERS: Final = "use fewer loader workers (num_workers)"
+_LESS_LOADING: Final = "do less for each sample in __getitem__, or do it once, before the training"
 # On a node with much other load, one thread is measured as 1.0, two as 1.6 to 2.4.
 _MORE_THREADS: Final = 0.6
 _MOST_QUEUED: Final = 0.99
@@ -66,17 +65,20 @@ def loader_remedy(
     *,
     most_seconds: float = math.inf,
     on_device: bool = False,
+    ranks: int = 1,
 ) -> Remedy:
-    """Return the remedy for a wait for the loader; an empty one if none is known.
+    """Return the remedy for a wait for the loader; an empty one if none but the usual one is known.
 
     Args:
         data_seconds: The part of the step in which it waits for the loader.
         cost: Returns the cost of a worker on this machine.
         most_seconds: The cost of the wait in the evidence; the promised saving is at most this.
         on_device: Whether the model is on an accelerator.
+        ranks: How many the job has; the usual remedy, ``tune``, measures jobs of one.
     """
+    usual = Remedy(_LESS_LOADING if ranks > 1 else "")
     if facts is None:
-        return Remedy()
+        return usual
     here = cost()
     advice = advise_loader(facts, step_seconds, data_seconds, here, on_device=on_device)
     if advice is not None:
@@ -87,7 +89,7 @@ def loader_remedy(
             "fewer, larger batches: these are cheap to make, and worker processes would cost more than they"
             " save"
         )
-    return Remedy()
+    return usual
 
 
 def computing_threads(facts: LoaderFacts | None, threads: int | None) -> float | None:
@@ -107,13 +109,17 @@ def computing_threads(facts: LoaderFacts | None, threads: int | None) -> float |
 
 
 def contention_remedy(
-    facts: LoaderFacts | None, threads: int | None = None, *, on_device: bool = False
+    facts: LoaderFacts | None, threads: int | None = None, *, on_device: bool = False, ranks: int = 1
 ) -> Remedy:
     """Return the remedy for a lack of CPUs, with a number of threads if the rank's own exceed its CPUs.
 
+    It has no advice that cannot help: fewer threads than one, fewer workers than none, or measurements by
+    ``tune``, which measures jobs of one rank without an accelerator.
+
     Args:
         threads: How many threads an operation may use; None if unknown.
-        on_device: Whether the model is on an accelerator, where threads are not tuned.
+        on_device: Whether the model is on an accelerator.
+        ranks: How many the job has.
     """
     setting, computing = "", computing_threads(facts, threads)
     if facts is not None and facts.cpus and computing is not None:
@@ -122,4 +128,6 @@ def contention_remedy(
         if computing >= max(fitting, facts.cpus) + _MORE_THREADS and (fitting == 1 or is_alone):
             now = f"about {computing:.0f} threads compute in each rank" if threads is None else f"{threads}"
             setting = f"OMP_NUM_THREADS={fitting} (now {now})"
-    return Remedy("; or ".join(filter(None, (setting, "" if on_device else TUNE_THREADS, _MORE_CPU))))
+    measure = "" if on_device or ranks > 1 or threads == 1 else TUNE_THREADS
+    fewer = _FEWER_WORKERS if facts is not None and facts.workers else ""
+    return Remedy("; or ".join(filter(None, (setting, measure, fewer, _MORE_CPU))))

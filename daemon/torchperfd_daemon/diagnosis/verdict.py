@@ -72,6 +72,7 @@ class RankProfile:
         hides_script_code: Whether the phase ``other`` may have more than the script's own code: waits for a
             device, or phases that are not recorded.
         has_ended: Whether it makes no more steps, in which a cause could still be found.
+        world_size: How many ranks its job has, on all nodes.
     """
 
     rank: int
@@ -82,6 +83,7 @@ class RankProfile:
     loader: LoaderFacts | None = None
     hides_script_code: bool = False
     has_ended: bool = False
+    world_size: int = 1
 
     def share(self, phase: str) -> float:
         """Return the phase's part of the step, 0 to 1."""
@@ -195,7 +197,8 @@ def _input_bound(run: str, seen: Sequence[RankProfile], cost: ReadWorkerCost) ->
         return None
     alike = all(rank.share("data") >= INPUT_BOUND_SHARE / 2 for rank in seen)
     waited = worst.phase_seconds["data"]
-    remedy = loader_remedy(worst.loader, worst.step_seconds, waited, cost)
+    ranks = max(len(seen), worst.world_size)
+    remedy = loader_remedy(worst.loader, worst.step_seconds, waited, cost, ranks=ranks)
     return Verdict(
         Cause.INPUT_BOUND,
         run,

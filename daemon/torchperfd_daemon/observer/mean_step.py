@@ -24,4 +24,5 @@ def _profile(rank: Rank) -> RankProfile:
         totals.loader,
         hides_script_code=totals.hides_script_code,
         has_ended=rank.has_ended,
+        world_size=identity.world_size,
     )

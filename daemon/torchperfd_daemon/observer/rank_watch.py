@@ -323,6 +323,7 @@ class RankWatch:
             window_seconds=span,
             loader=self.rank.totals.loader,
             threads=self.rank.totals.threads,
+            world_size=identity.world_size,
             stage=self._stage,
         )
 

@@ -93,6 +93,15 @@ def test_card_has_the_line_of_the_script() -> None:
     assert "&lt;data&gt;.py:37 in " in card.to_html()
 
 
+def test_card_has_small_cause_behind_a_large_one() -> None:
+    """Of what a lack of processors leaves of the step, the second cause takes half."""
+    behind = control_pb2.Verdict(cause="script code", cost_seconds_per_step=0.04, step_seconds=1.0)
+    first = control_pb2.Verdict(
+        cause="CPU contention", rank=-1, cost_seconds_per_step=0.92, step_seconds=1.0, others=[behind]
+    )
+    assert [each.cause for each in card_of(first).causes] == ["CPU contention", "script code"]
+
+
 def test_card_renders_as_golden_file() -> None:
     cards = {
         "two causes, a third below 5 %": card_of(STARVED),

@@ -6,7 +6,7 @@ import pytest
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.fixes import fix_of
-from torchperfd_daemon.diagnosis.remedies import contention_remedy
+from torchperfd_daemon.diagnosis.remedies import contention_remedy, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.translate_verdict import percentiles, verdict_message, verdict_on_ranks
@@ -72,7 +72,6 @@ def test_contention_remedy_names_threads_beyond_the_cpus(
         (8, 4.0, 0.5, "OMP_NUM_THREADS=4 (now 8); or "),
         (5, 4.0, 0.5, "OMP_NUM_THREADS=4 (now 5); or "),
         (4, 4.0, 0.5, ""),
-        (1, 4.0, 0.5, ""),
         (8, 1.0, 0.5, ""),
         (8, None, 0.5, ""),
         # Other programs have three of the four CPUs.
@@ -93,8 +92,18 @@ def test_contention_remedy_shared_cpu_keeps_two_threads() -> None:
     assert [fix.startswith("OMP_NUM_THREADS=1 (now 3)") for fix in fixes] == [False, True]
 
 
-def test_contention_remedy_on_a_device_tunes_no_threads() -> None:
-    assert "tune" not in contention_remedy(None, on_device=True).fix
+def test_contention_remedy_has_no_advice_that_cannot_help() -> None:
+    more = "end or move the other programs on this node, or give the job more cores"
+    single, distributed = contention_remedy(None, 1).fix, contention_remedy(LoaderFacts(), 4, ranks=2).fix
+    assert single == distributed == contention_remedy(None, on_device=True).fix == more
+    loading = contention_remedy(LoaderFacts(workers=2), 1).fix
+    assert loading == f"use fewer loader workers (num_workers); or {more}"
+
+
+def test_loader_remedy_of_many_ranks_tunes_no_script() -> None:
+    alone, distributed = (loader_remedy(None, 0.1, 0.05, ranks=ranks) for ranks in (1, 2))
+    assert "`torchperfd tune SCRIPT`" in fix_of(replace(verdict_on(Cause.INPUT_BOUND), fix=alone.fix))
+    assert distributed.fix.startswith("do less for each sample in __getitem__")
 
 
 def test_fix_of_contention_names_the_script_to_tune() -> None:
