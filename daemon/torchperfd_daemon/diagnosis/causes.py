@@ -249,7 +249,12 @@ def _with_lasting(
     if not were_there:
         return verdicts
     then = {each.cause for each in rank_causes(run, pasts, cost) if each.rank is None}
-    now = rank_causes(run, [replace(rank, before=None) for rank in seen], cost)
+    # Of the wait for processors only the part that is reported takes time from the other losses.
+    starved = sum(each.cost_seconds_per_step for each in verdicts if each.cause is Cause.CPU_CONTENTION)
+    lasting_only = [
+        replace(rank, before=None, queued_seconds=min(rank.queued_seconds, starved)) for rank in seen
+    ]
+    now = rank_causes(run, lasting_only, cost)
     step = statistics.median(rank.step_seconds for rank in seen)
     for causes in were_there:
         lasting = next(

@@ -114,6 +114,17 @@ def test_rank_causes_new_load_on_all_ranks_names_none() -> None:
     assert (verdict.cause, verdict.rank, verdict.has_grown) == (Cause.CPU_CONTENTION, None, True)
 
 
+@pytest.mark.parametrize(("queued", "share"), [(90.0, 0.31), (180.0, 0.31 * 0.5)])
+def test_rank_causes_old_code_keeps_what_new_contention_leaves(queued: float, share: float) -> None:
+    """Contention that was there before the slowdown is not on the card, so it takes nothing."""
+    past = alone(queued=80, forward=69, other=31)
+    step = 100 + queued - 80
+    now = replace(alone(queued=queued, forward=0.69 * step, other=0.31 * step), before=past)
+    found = shares(rank_causes("r", [now]), now.step_seconds)
+    assert found[Cause.CPU_CONTENTION] == pytest.approx(1 - 100 / step)
+    assert found[Cause.SCRIPT_CODE] == pytest.approx(share, abs=0.01)
+
+
 milliseconds = st.floats(0, 1000)
 
 
