@@ -200,16 +200,13 @@ class Stream:
     def _keep_connected(self) -> None:
         delay = _FIRST_DELAY_S
         while not self._stopping.is_set():
-            path, listener = next(
-                ((path, found) for path in self._usable_sockets() if (found := _listening(path))), ("", None)
-            )
+            path, listener = self._find_daemon()
             if listener is not None:
                 self.peer_uid = listener.uid
                 if not load_grpc():
                     return
                 before = self.connections
-                self._guard.begin_connecting(listener.name)
-                goes_on = self._hold_session(path)
+                goes_on = self._hold_session(path, listener)
                 # All that gRPC had here has been freed with the frame of that call.
                 self._uses_grpc = False
                 if not goes_on:
@@ -222,19 +219,30 @@ class Stream:
             self._stopping.wait(pause * random.Random().uniform(0.7, 1.0))
             delay = min(delay * 2, _LONGEST_DELAY_S)
 
-    def _hold_session(self, path: str) -> bool:
+    def _find_daemon(self) -> tuple[str, access.Listener | None]:
+        """Return the first socket where a daemon listens, and the listener; None if there is no daemon."""
+        with self._guard.opening():
+            for path in self._usable_sockets():
+                listener = _listening(path)
+                if listener is not None:
+                    return path, listener
+        return "", None
+
+    def _hold_session(self, path: str, listener: access.Listener) -> bool:
         """Run one session until it ends; return whether to try again."""
         import grpc
 
         from torchperfd.v1 import session_pb2_grpc
 
         self._uses_grpc = True
-        channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
-        self._channel = channel
         session_over = threading.Event()
+        channel: Any = None
         try:
-            call = session_pb2_grpc.SessionStub(channel).Attach(self._messages(session_over))
-            self._call = call
+            with self._guard.opening():
+                self._guard.begin_connecting(listener.name)
+                self._channel = channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
+                stub = session_pb2_grpc.SessionStub(channel)
+                self._call = call = stub.Attach(self._messages(session_over))
             for message in call:
                 if message.HasField("welcome"):
                     self.connections += 1
@@ -259,7 +267,8 @@ class Stream:
             self._is_welcomed = False
             session_over.set()
             self._call = self._channel = None
-            channel.close()
+            if channel is not None:
+                channel.close()
         return True
 
     def drop(self) -> None:

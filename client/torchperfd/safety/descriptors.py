@@ -10,8 +10,10 @@ import os
 import posix
 import resource
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from torchperfd.safety.interrupts import is_from_script
@@ -23,6 +25,8 @@ _POLLED: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
 _CONNECT_BUDGET_S: Final = 0.05
 """How long gRPC may take from opening a socket to connecting it."""
 _CONNECT_POLL_S: Final = 0.001
+_EXCLUSIVE_BUDGET_S: Final = 1.0
+"""How long a script's call waits for a connection that is being opened, and the other way round."""
 
 
 def open_descriptors() -> dict[int, str]:
@@ -78,6 +82,8 @@ class DescriptorGuard:
         self._before: Mapping[int, str] | None = None
         self._listeners: set[object] = set()
         self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._is_opening = False
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
@@ -102,6 +108,19 @@ class DescriptorGuard:
         """Take these for ours, besides those that are."""
         self._guarded = {*self._guarded, *descriptors}
 
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Keep the script from closing descriptors while some of ours are opened, and are not known yet.
+
+        Without this, a number that the script is about to close may become gRPC's just before.
+        """
+        self._is_opening = True
+        try:
+            with self._exclusive():
+                yield
+        finally:
+            self._is_opening = False
+
     def begin_connecting(self, listener: object) -> None:
         """gRPC is about to connect to a listener of this name: what it opens from now on is ours."""
         self._has_given_up = False
@@ -123,6 +142,16 @@ class DescriptorGuard:
             for descriptor, target in open_descriptors().items()
             if self._is_of_grpc(descriptor, target)
         }
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        # Never for long: an interrupt that comes right here may leave it held.
+        is_held = self._lock.acquire(timeout=_EXCLUSIVE_BUDGET_S)
+        try:
+            yield
+        finally:
+            if is_held:
+                self._lock.release()
 
     def _replace(self, module: Any, name: str, ours: Any) -> None:
         self._replaced.append((module, name, getattr(module, name), ours))
@@ -151,9 +180,6 @@ class DescriptorGuard:
 
     def _prepare(self, descriptors: Mapping[int, str]) -> list[int]:
         """Give up what is ours of descriptors that the script closes; return those that must stay open."""
-        # A forked child has none of the threads that use them.
-        if os.getpid() != self._pid:
-            return []
         in_use = [number for number, target in descriptors.items() if self._is_of_grpc(number, target)]
         if not self._has_given_up and (in_use or not self._guarded.isdisjoint(descriptors)):
             self._has_given_up = True
@@ -163,31 +189,45 @@ class DescriptorGuard:
 
     def _watched_close(self, original: Callable[[int], None]) -> Callable[[int], None]:
         def close(fd: int) -> None:
-            if not (fd in self._guarded or fd in self._of_grpc or self._before is not None):
+            is_ordinary = not (
+                fd in self._guarded or fd in self._of_grpc or self._before is not None or self._is_opening
+            )
+            # A forked child has none of the threads that use ours.
+            if is_ordinary or os.getpid() != self._pid:
                 original(fd)
                 return
-            target = target_of(fd)
-            if not target and self._before:
-                # Closed: by the time that it is closed again, gRPC may have got the number.
-                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-            if not self._prepare({fd: target}):
+            with self._exclusive():
+                target = target_of(fd)
+                if not target and self._before:
+                    # Closed: by the time that it is closed again, gRPC may have got the number.
+                    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+                stays_open = self._prepare({fd: target})
+                if not target:
+                    original(fd)
+                    return
+            # Other threads do not wait for it: closing a file may take long.
+            if not stays_open:
                 original(fd)
 
         return close
 
     def _watched_closerange(self, original: Callable[[int, int], None]) -> Callable[[int, int], None]:
         def closerange(fd_low: int, fd_high: int, /) -> None:
-            found = open_descriptors()
-            if not found:
+            if os.getpid() != self._pid:
                 original(fd_low, fd_high)
                 return
-            within = {number: target for number, target in found.items() if fd_low <= number < fd_high}
-            kept = self._prepare(within)
-            # One by one, for gRPC may open others meanwhile, on threads of its own.
-            for number, target in within.items():
-                now = target_of(number)
-                if number not in kept and (now == target or not self._is_of_grpc(number, now)):
-                    original(number, number + 1)
+            with self._exclusive():
+                found = open_descriptors()
+                if not found:
+                    original(fd_low, fd_high)
+                    return
+                within = {number: target for number, target in found.items() if fd_low <= number < fd_high}
+                kept = self._prepare(within)
+                # One by one, for gRPC may open others meanwhile, on threads of its own.
+                for number, target in within.items():
+                    now = target_of(number)
+                    if number not in kept and (now == target or not self._is_of_grpc(number, now)):
+                        original(number, number + 1)
 
         return closerange
 

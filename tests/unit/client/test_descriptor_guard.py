@@ -114,6 +114,28 @@ def test_number_that_grpc_has_got_meanwhile_stays_open(grpc: _Grpc, guarding: _G
     assert target_of(scripts) == "anon_inode:[eventfd]"
 
 
+def test_close_waits_while_a_connection_is_opened(grpc: _Grpc, guarding: _Guarding) -> None:
+    """A number that only the thread of the stream has had becomes gRPC's."""
+    guard, began, found = guarding(lambda: None), threading.Event(), []
+
+    def connect() -> None:
+        with guard.opening():
+            probe = _open_of_script()
+            began.set()
+            time.sleep(0.05)
+            found.append((probe, target_of(probe)))
+            _close(probe)
+            grpc.open_event()
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    assert began.wait(10)
+    os.closerange(*_RANGE)
+    thread.join()
+    assert found == [(grpc.opened[0], os.devnull)]
+    assert target_of(grpc.opened[0]) == "anon_inode:[eventfd]"
+
+
 def test_socket_that_grpc_is_about_to_connect_stays_open(grpc: _Grpc, guarding: _Guarding) -> None:
     guarding(lambda: None)
     grpc.open_socket()
