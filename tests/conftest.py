@@ -4,6 +4,7 @@ import ctypes.util
 import gc
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -38,6 +39,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    # What is imported by now stays: no collection within a test needs to go through all of torch again.
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         for tool in marker.args:
@@ -60,11 +67,13 @@ def nothing_leaks() -> Iterator[None]:
     before = {name: look() for name, look in _WATCHED.items()}
     yield
     left: dict[str, Any] = {}
-    for _ in range(60):
+    for attempt in range(64):
         left = {name: look() - before[name] for name, look in _WATCHED.items()}
         if not any(left.values()):
             return
-        time.sleep(0.05)
+        # Most of what is not yet gone is so within a millisecond.
+        time.sleep(min(0.001 * 2**attempt, 0.05))
+    left["children"] = {f"{number} {_command(number)}" for number in left["children"]}
     pytest.fail(f"left behind: { {name: things for name, things in left.items() if things} }", pytrace=False)
 
 
@@ -87,18 +96,28 @@ def _threads() -> set[str]:
 
 
 def _children() -> set[str]:
+    """Return the children by number alone: for a moment, one that was just started has no command line."""
     # psutil would search all processes of the machine, which costs more than most tests.
     found = set()
     for children in Path("/proc/self/task").glob("*/children"):
         try:
-            for pid in children.read_text().split():
-                command = " ".join(psutil.Process(int(pid)).cmdline())
-                # Helpers of multiprocessing, which stay; a fork server is the default from Python 3.14 on.
-                if "resource_tracker" not in command and "multiprocessing.forkserver" not in command:
-                    found.add(f"{pid} {command}")
-        except (OSError, psutil.Error):  # the thread or the child has ended
+            numbers = children.read_text().split()
+        except OSError:  # the thread has ended
             continue
+        for number in numbers:
+            command = _command(number)
+            # Helpers of multiprocessing, which stay; a fork server is the default from Python 3.14 on.
+            if command is not None and not re.search("resource_tracker|multiprocessing.forkserver", command):
+                found.add(number)
     return found
+
+
+def _command(number: str) -> str | None:
+    """Return the command line of a process; None if it has ended."""
+    try:
+        return " ".join(psutil.Process(int(number)).cmdline())
+    except psutil.Error:
+        return None
 
 
 def _sockets() -> set[str]:
