@@ -1,7 +1,8 @@
 """Private names in our own code, and a training loop on a torch that lacks some of torch's.
 
 Run as a program, it takes names one per line, makes each disappear in a process of its own, trains there, and
-prints what the client has counted as one line of JSON.
+prints what the client has counted as one line of JSON. A module behind a plus sign is imported ahead of those
+that follow.
 """
 
 import ast
@@ -176,6 +177,9 @@ def _main() -> None:
 
     torch.set_num_threads(1)
     for name in sys.stdin.read().split("\n"):
+        if name.startswith("+"):
+            importlib.import_module(name.removeprefix("+"))
+            continue
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
