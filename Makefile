@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The CPU build of torch that the tests are pinned to.
 TORCH := torch==2.13.0
+# Tests with real processes: most run two at a time, since they mostly wait; those marked serial come after them.
+REAL := $(BIN)/python -m pytest tests/scenarios tests/integration tests/tutorials
+PAIRED := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
@@ -39,17 +42,20 @@ setup: $(VENV)/.installed  ## Make the virtual environment.
 demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse; about a minute.
 	$(BIN)/python client/examples/demo.py
 
-test: setup lint test-unit  ## Style, types, architecture and all tests that are quick; a quarter of an hour with set-up.
-	$(BIN)/python -m pytest tests/scenarios tests/integration tests/tutorials -m 'not slow'
+test: setup lint test-unit  ## Style, types, architecture and all tests that are quick; under 15 minutes with set-up.
+	$(REAL) -m 'not slow and not serial' $(PAIRED)
+	$(REAL) -m 'not slow and serial'
 
-test-all: test test-wire $(VENV)/.frameworks  ## All that CI runs: the slow tests, real frameworks, and other versions of grpcio as well.
+test-all: test  ## All that CI runs: the slow tests, real frameworks, and other versions of grpcio as well.
+	$(MAKE) -j 2 --output-sync test-wire $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
-	$(BIN)/python -m pytest tests/scenarios tests/integration tests/tutorials -m slow
+	$(REAL) -m 'slow and not serial' $(PAIRED)
+	$(REAL) -m 'slow and serial'
 
 test-nightly: export TORCHPERFD_TEST_FRESH_SEED = 1
 test-nightly: test-all  ## The same with examples that no run has played before.
 
-test-unit: setup  ## The fast tests, side by side: those with real processes need the machine for themselves.
+test-unit: setup  ## The fast tests, side by side.
 	$(BIN)/python -m pytest tests/unit -n logical
 
 test-integration: setup  ## The tests with real processes.

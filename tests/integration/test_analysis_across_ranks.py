@@ -13,7 +13,7 @@ from tests.support.node import torchrun
 
 from torchperfd_daemon import analysis, cli
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 pytest.importorskip("torch")
 

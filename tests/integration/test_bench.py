@@ -14,6 +14,8 @@ import pytest
 from tests.support.node import Node, eventually
 from tests.support.processes import processes_of
 
+pytestmark = pytest.mark.serial
+
 SCRIPT = """
 import os, sys, time
 import torch

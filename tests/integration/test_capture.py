@@ -24,9 +24,12 @@ def test_no_job_at_all_is_exit_3_and_no_daemon_is_exit_4(node: Node) -> None:
 
 def test_a_job_that_makes_no_steps_is_an_error_that_says_so(node: Node, tmp_path: Path) -> None:
     script = tmp_path / "idle.py"
-    script.write_text("import time, torch\ntime.sleep(600)\n")
+    # A process that imports torch may not answer in time.
+    script.write_text("import time, torch\nprint('imported', flush=True)\ntime.sleep(600)\n")
     node.start_daemon()
     with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imported\n"
         eventually(lambda: node.metric("torchperfd_clients") == 1, 30, node.log)
         done = node.command("capture", "--timeout", "2", "--json")
         process.kill()

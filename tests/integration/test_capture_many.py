@@ -13,7 +13,7 @@ from tests.support.node import Node, eventually, torchrun
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc, session_pb2
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 RANKS: Final = 8
 CAPTURES: Final = 50

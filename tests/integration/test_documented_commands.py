@@ -203,7 +203,7 @@ class Site:
         newest, older, oldest = self.captures
         if "--at-step" in line:
             (run,) = (each for each in self.node.json("ps")["runs"] if each["run"] == RUN)
-            step = 1000 + max(each["steps"] for each in run["ranks"])
+            step = 500 + max(each["steps"] for each in run["ranks"])
             line = re.sub(r"--at-step \d+", f"--at-step {step}", line)
         for pattern, value in {
             r"captures rm ID…": f"captures rm {oldest}",

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.faults import catalog
 from benchmarks.faults.trial import JOB, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 NAMED = {fault.name: fault for fault in catalog.FAULTS}
 

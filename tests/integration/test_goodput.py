@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.node import Node, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 # Notes moments of its own: when its first step began, and what it spent where.
 SCRIPT = """

@@ -189,6 +189,7 @@ def test_phases_sum_to_the_step_in_training_and_validation(node: Node, tmp_path:
     assert not {"backward", "optimizer", "zero_grad"} & set(validate)
 
 
+@pytest.mark.serial
 def test_totals_agree_with_the_scripts_own_clock(node: Node, tmp_path: Path) -> None:
     """Sum of our step times against a timer in the loop itself, for training and validation."""
     script = tmp_path / "timed.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.node import eventually, new_node
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 SCRIPT = """
 import sys, time, torch, torchperfd

@@ -18,7 +18,7 @@ from torchperfd.tune.changes import LOADER, OPTIMIZER, THREADS, ZERO_GRAD, chang
 from torchperfd.tune.trial import Trial
 from torchperfd.tune.trial_process import ScriptTrials, TrialScript
 
-pytestmark = pytest.mark.timeout(600)  # each run imports torch
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]  # each run imports torch
 
 SCRIPT = """
 import sys, time

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchperfd
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 Reported = dict[str, Any]
 

@@ -12,7 +12,7 @@ from tests.integration.conftest import node
 from tests.scenarios import parallel_ranks, tensor_parallel_ranks
 from tests.support.node import Node, eventually, import_path, torchrun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 __all__ = ["node"]
 

@@ -13,7 +13,7 @@ from tests.support.node import Node, torchrun
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.whatif import Removed, replay
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 _RANKS = 2
 _WITHIN = 0.05

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +23,9 @@ Outcome = TypeVar("Outcome")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "client" / "examples" / "train_digits.py"
+# The size of a terminal is in the environment of pytest's workers, and outranks the size of a test's own.
+_FOREIGN = re.compile("TORCHPERFD_|(COLUMNS|LINES)$")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 
 
 class Node:
@@ -37,7 +41,7 @@ class Node:
         self.options: tuple[str, ...] = ()
         """The options of every daemon here, besides those of :meth:`start_daemon`."""
         self.env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TORCHPERFD_")},
+            **{name: value for name, value in os.environ.items() if not _FOREIGN.match(name)},
             "TORCHPERFD_SOCKET": str(self.socket),
             "TORCHPERFD_CAPTURES_DIR": str(self.captures),
             "XDG_RUNTIME_DIR": str(self.directory),
@@ -177,10 +181,12 @@ def eventually(condition: Callable[[], object], seconds: float, explain: Callabl
         AssertionError: It did not become true in time.
     """
     deadline = time.monotonic() + seconds
+    pause = _FIRST_PAUSE_S
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not true within {seconds} s; {explain()}")
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_PAUSE_S)
 
 
 @contextlib.contextmanager

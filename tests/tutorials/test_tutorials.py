@@ -55,6 +55,7 @@ def test_folders_of_pages_and_scripts_are_the_tutorials() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 @each_tutorial
 def test_change_of_a_tutorial_gains(tutorial: Tutorial, tmp_path: Path) -> None:
     place = Workplace(tutorial, tmp_path)
