@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from tests.support.node import Node, eventually, new_node, side_by_side
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 SCRIPT = """
 import os, sys, time, torch, torchperfd
@@ -28,7 +28,7 @@ if __name__ == "__main__":
         time.sleep(0.05)
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for repetition in range(20):
+    for repetition in range(int(sys.argv[2])):
         loader = DataLoader(Squares(), batch_size=8, num_workers=1, multiprocessing_context=sys.argv[1])
         batches = iter(loader)
         workers = batches._workers
@@ -47,13 +47,14 @@ if __name__ == "__main__":
             sys.exit(5)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
     report = client.report()
-    assert report.totals.train.steps == 80, report
+    assert report.totals.train.steps == 4 * int(sys.argv[2]), report
     assert not client.parts.instruments.faults.counts()
     client.detach()
 """
 
 
-METHODS = ("fork", "spawn", "forkserver")
+METHODS = {"fork": 20, "spawn": 8, "forkserver": 8}
+"""How many loaders are made, by start method: a worker that is no fork of a live stream imports torch."""
 
 
 class Outcome(NamedTuple):
@@ -74,7 +75,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, dict
         node.start_daemon()
 
         def play(method: str) -> Outcome:
-            with node.running(sys.executable, str(script), method, TORCHPERFD_RUN=method) as process:
+            command = (sys.executable, str(script), method, str(METHODS[method]))
+            with node.running(*command, TORCHPERFD_RUN=method) as process:
                 output, errors = process.communicate(timeout=380)
             steps = node.metric(f'torchperfd_train_steps_total{{rank="0",run="{method}"}}')
             ranks = [rank for run in node.json("ps")["runs"] if run["run"] == method for rank in run["ranks"]]
@@ -89,5 +91,5 @@ def test_workers_record_nothing_print_nothing_and_exit(
     ended: tuple[Node, dict[str, Future[Outcome]]], method: str
 ) -> None:
     node, reported = ended
-    assert reported[method].result() == Outcome(code=0, words="", steps=80, ranks=1)
+    assert reported[method].result() == Outcome(code=0, words="", steps=4 * METHODS[method], ranks=1)
     eventually(lambda: node.metric("torchperfd_clients") == 0, 5, node.log)
