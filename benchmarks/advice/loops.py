@@ -7,11 +7,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Protocol, Self
 
 from benchmarks.advice import scripts
 
@@ -22,13 +22,39 @@ from torchperfd_daemon.worker_cost import of_this_machine
 # glibc that comes and goes, by what was freed before, most of all while a step is recorded, since what the
 # profiler keeps leaves the heap in pieces. jemalloc keeps the small from the large, and here all that it has.
 _JEMALLOC: Final = ctypes.util.find_library("jemalloc")
-_KEEP_PAGES: Final = (
+ENVIRONMENT: Final[dict[str, str]] = (
     {"LD_PRELOAD": _JEMALLOC, "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0"}
     if _JEMALLOC
     else {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 )
 ALLOCATOR: Final = "jemalloc" if _JEMALLOC else "glibc, which is unsteady here: install libjemalloc2"
 """What gives the loops their memory."""
+
+
+class Worker(Protocol):
+    """A process of a loop."""
+
+    stdin: IO[str] | None
+    stdout: IO[str] | None
+
+    def wait(self) -> int:
+        """Wait for its end."""
+
+
+Start = Callable[[Sequence[str]], Worker]
+"""Starts a worker with these arguments."""
+
+
+def start_process(arguments: Sequence[str]) -> Worker:
+    """Start a worker as a process of its own, which imports torch."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.advice.worker", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | ENVIRONMENT,
+        text=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +76,19 @@ class Loop:
     Args:
         name: Which loop, a key of ``scripts.SCRIPTS``, ``scripts.WELL_TUNED`` or ``controls.CONTROLS``.
         variant: ``slow`` or ``tuned``; of a control, the change in JSON.
+        start: How each process is started.
 
     Raises:
         RuntimeError: A process ended early.
     """
 
-    def __init__(self, name: str, variant: str) -> None:
+    def __init__(self, name: str, variant: str, start: Start = start_process) -> None:
         count = scripts.SCRIPTS[name].processes if name in scripts.SCRIPTS else 1
+        self._name = f"{name} ({variant})"
         self._folder = tempfile.TemporaryDirectory()
-        command = [sys.executable, "-m", "benchmarks.advice.worker", name, variant]
         store = str(Path(self._folder.name) / "store")
-        self._processes: list[subprocess.Popen[str]] = [
-            subprocess.Popen(
-                [*command, *([str(rank), str(count), store] if count > 1 else [])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | _KEEP_PAGES,
-                text=True,
-            )
+        self._processes = [
+            start([name, variant, *([str(rank), str(count), store] if count > 1 else [])])
             for rank in range(count)
         ]
         self._is_ready = False
@@ -124,9 +144,9 @@ class Loop:
             process.stdin.flush()
         return [self._answer(process) for process in self._processes]
 
-    def _answer(self, process: "subprocess.Popen[str]") -> Any:
+    def _answer(self, process: Worker) -> Any:
         assert process.stdout
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{' '.join(map(str, process.args))} ended early")  # type: ignore[arg-type]
+            raise RuntimeError(f"a process of {self._name} ended early")
         return json.loads(line)

@@ -4,21 +4,22 @@ How much the advice saves is the benchmark's to measure; a machine under test lo
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
-from benchmarks.advice.loops import Loop
+from benchmarks.advice.forks import Forks
+from benchmarks.advice.loops import Loop, Start
 from benchmarks.advice.scripts import SCRIPTS, WELL_TUNED
 
 from torchperfd_daemon.analysis import Advice
 
 # With glibc it happens that what products write is had anew, page by page, in every step that is recorded,
 # which then takes five times as long (on one machine a third of the recordings): no test of what is said.
-pytestmark = [pytest.mark.slow, pytest.mark.needs("libjemalloc")]
+pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.needs("libjemalloc")]
 
 TOGETHER = 4
-"""So many loops get ready at a time: most of it is importing torch, for which they need not be alone."""
+"""So many loops get ready at a time, for which they need not be alone."""
 
 # Whether a loader's workers keep up is a matter of the machine's load.
 TAKEN = {name: script.rule for name, script in SCRIPTS.items() if script.rule != "loader-workers"}
@@ -31,7 +32,8 @@ ALL = [
 class AdviceOfLoops:
     """What is said of every loop. They get ready a few at a time; each is recorded while the others rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Start) -> None:
+        self._start = start
         self._advice: dict[tuple[str, str], Sequence[Advice]] = {}
 
     def of(self, name: str, variant: str) -> Sequence[Advice]:
@@ -39,7 +41,10 @@ class AdviceOfLoops:
         if (name, variant) not in self._advice:
             first = ALL.index((name, variant))
             with ExitStack() as stack:
-                loops = {each: stack.enter_context(Loop(*each)) for each in ALL[first : first + TOGETHER]}
+                loops = {
+                    each: stack.enter_context(Loop(*each, self._start))
+                    for each in ALL[first : first + TOGETHER]
+                }
                 for loop in loops.values():
                     loop.wait()
                 for each, loop in loops.items():
@@ -49,8 +54,9 @@ class AdviceOfLoops:
 
 
 @pytest.fixture(scope="module")
-def loops() -> AdviceOfLoops:
-    return AdviceOfLoops()
+def loops() -> Iterator[AdviceOfLoops]:
+    with Forks() as forks:
+        yield AdviceOfLoops(forks.start)
 
 
 @pytest.mark.parametrize(
