@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# A caller is named by its share of the samples, and other load shifts shares.
+pytestmark = pytest.mark.serial
+
 SCRIPT = """
 import asyncio, json, sys, threading
 import torch, torchperfd
