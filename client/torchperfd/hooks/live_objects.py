@@ -7,12 +7,16 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final
 
+from torchperfd.hooks.reachable_objects import reachable_objects
+
 _CHUNK: Final = 5_000
 _PAUSE_S: Final = 0.02
 
 
 class LiveObjects:
-    """The objects that the garbage collector tracks, to be read within a ``with`` block.
+    """The objects that the garbage collector lists, to be read within a ``with`` block.
+
+    Where the script has called ``gc.freeze()``, they are joined by what the calling thread can reach.
 
     Freeing the list takes tens of milliseconds, as it touches every object. If a signal handler of the script
     raises within the block, that comes before its ``except`` clause, and the handler of a repeating timer may
@@ -31,6 +35,8 @@ class LiveObjects:
         """Return the objects."""
         # Within one built-in call: what a handler raises between two instructions must not find it unowned.
         self._lists.extend(map(gc.get_objects, (self._generation,)))
+        if self._generation is None and gc.get_freeze_count():
+            self._lists[-1].extend(reachable_objects())
         return self._lists[-1]
 
     def __enter__(self) -> "LiveObjects":

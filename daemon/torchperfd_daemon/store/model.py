@@ -11,6 +11,7 @@ from torchperfd_daemon.loader_workers import LoaderFacts
 
 _WITHOUT_PHASES: Final = 2
 """From this degradation level on, clients do not record the phases within a step."""
+_OF_THE_MODEL: Final = {"forward", "backward"}
 _TIME_THE_MODEL: Final = ("models", "forward", "backward", "optimizers")
 """Hooks without which the model's own time is in the phase ``other``."""
 
@@ -196,11 +197,11 @@ class Totals:
         """Whether the phase ``other`` may have more than the script's own code.
 
         If CUDA is initialised, the host may wait there for a device that works meanwhile. Phases that are not
-        recorded are part of it, too, for example those of a step that is compiled as a whole.
+        recorded are part of it, too: of a step that is compiled as a whole, or of a model that was not found.
         """
         phases = self.train.phases
         on_device = self.cuda is not None or any(phase.device_calls for phase in phases.values())
-        is_recorded = "backward" in phases and self.shed < _WITHOUT_PHASES
+        is_recorded = phases.keys() >= _OF_THE_MODEL and self.shed < _WITHOUT_PHASES
         return on_device or not is_recorded or any(map(self.hooks.get, _TIME_THE_MODEL))
 
     @property

@@ -2,6 +2,8 @@
 
 import gc
 import threading
+import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -506,6 +508,38 @@ def test_the_older_parent_of_a_young_module_is_the_root() -> None:
     found.before_step(torch.optim.SGD(model.parameters()))
     assert is_timed(model)
     assert not is_timed(model.get_submodule("inner"))
+
+
+def _frozen(holder: str) -> tuple[object, torch.optim.Optimizer, "weakref.ref[nn.Module]"]:
+    """Return what leads to a model, an optimizer of it, and a reference to it."""
+    model = nn.Sequential(nn.Linear(2, 1))
+    holders = {"variable": model, "attribute": SimpleNamespace(parts=[model]), "closure": lambda: model}
+    return holders[holder], torch.optim.SGD(model.parameters()), weakref.ref(model)
+
+
+@pytest.mark.parametrize("holder", ["variable", "attribute", "closure"])
+def test_model_that_gc_freeze_has_hidden_is_found(holder: str) -> None:
+    """As in a script that freezes its objects ahead of the loop: ``gc.get_objects()`` lists none of them."""
+    found = make_roots()
+    held, optimizer, model = _frozen(holder)
+    gc.collect()
+    gc.freeze()
+    try:
+        found.before_step(optimizer)
+        assert is_timed(model())  # type: ignore[arg-type]
+    finally:
+        gc.unfreeze()
+    del held, optimizer
+    eventually_freed(model)
+
+
+def eventually_freed(reference: "weakref.ref[Any]") -> None:
+    """Wait until what a search has found is let go of, which another thread does."""
+    deadline = time.monotonic() + 20
+    while reference() is not None and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert reference() is None
 
 
 def test_a_model_that_is_loaded_is_timed(client: torchperfd.Client, tmp_path: Path) -> None:

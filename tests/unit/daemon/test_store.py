@@ -275,7 +275,7 @@ def test_a_duration_on_a_bound_belongs_below_it() -> None:
     assert histogram.sum_seconds == pytest.approx(120.002000002)
 
 
-SEEN = KindTotal(phases={"backward": PhaseTotal(1), "other": PhaseTotal(1)})
+SEEN = KindTotal(phases=dict.fromkeys(("forward", "backward", "other"), PhaseTotal(1)))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,9 @@ SEEN = KindTotal(phases={"backward": PhaseTotal(1), "other": PhaseTotal(1)})
         (Totals(SEEN, cuda=CudaMemory(1, 1, 1)), True),
         (Totals(SEEN, shed=2), True),
         (Totals(SEEN, hooks={"backward": "torch has no such name"}), True),
-        (Totals(KindTotal(phases={"backward": PhaseTotal(1, device_calls=1)})), True),
+        (Totals(KindTotal(phases={**SEEN.phases, "backward": PhaseTotal(1, device_calls=1)})), True),
+        # Its model was not found.
+        (Totals(KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotal(1)))), True),
         # The whole step is one graph.
         (Totals(KindTotal(phases={"other": PhaseTotal(1)})), True),
     ],
