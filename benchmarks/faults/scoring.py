@@ -163,7 +163,7 @@ class Score:
         macro_f1: Over the causes.
         culprit: The share of faults of single ranks whose rank is named.
         blame: The share of healthy jobs with a fault in the last answer.
-        moments: The share of answers after the onset's step, in healthy jobs, that name a fault.
+        moments: The share of answers after the onset's step, in healthy jobs, by which time is lost.
         false_hangs: Jobs that do not hang and were reported as hanging at any time.
         named_within_10_s: The share of faults of some ranks, step after step, whose rank is named to the end
             within ten seconds.
@@ -201,6 +201,11 @@ class Score:
     stacks_line: float
 
 
+def _blames(answer: Answer) -> bool:
+    """Return whether an answer about a healthy job says that time is lost; not if too little is known."""
+    return answer.cause != Cause.NONE.value and (answer.cause != Cause.UNKNOWN.value or answer.cost > 0)
+
+
 def score(trials: Sequence[Trial]) -> Score:
     """Return the scores of the trials that ran."""
     ran = [trial for trial in trials if not trial.failure]
@@ -225,7 +230,7 @@ def score(trials: Sequence[Trial]) -> Score:
         macro_f1=macro_f1(confusion(marks)),
         culprit=_share(each.right_rank for each in faulty if each.plan.culprits),
         blame=_share(not each.right_cause for each in healthy),
-        moments=_share(answer.cause != Cause.NONE.value for answer in moments),
+        moments=_share(map(_blames, moments)),
         false_hangs=sum(
             trial.plan.cause != HANG and any(answer.cause == HANG for answer in trial.answers)
             for trial in ran

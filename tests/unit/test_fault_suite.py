@@ -386,7 +386,7 @@ def suite() -> list[Trial]:
     loader, slow = plan_of("slow loader, one rank"), plan_of("slow compute, one rank")
     hang, matmuls = plan_of("skipped collective"), plan_of("slow matmuls, one rank")
     return [
-        trial_of("healthy", [answer(-1, "unknown"), answer(1, "none"), answer(2, "none")]),
+        trial_of("healthy", [answer(0, "unknown"), answer(1, "unknown", None, 0.02), answer(2, "none")]),
         trial_of("healthy", [answer(1, "none"), answer(2, "slow rank", 1)]),
         trial_of("slow loader, one rank", [answer(4, "input-bound", loader.culprits[0], 0.021)]),
         trial_of("slow loader, one rank", [answer(4, HANG, 0), answer(12, "slow rank", None, 0.021)]),
@@ -412,7 +412,7 @@ def test_what_a_suite_comes_to() -> None:
     assert found.classes == 4
     assert found.culprit == 4 / 5
     assert found.blame == 1 / 2
-    assert found.moments == 1 / 4
+    assert found.moments == 2 / 5
     assert found.false_hangs == 1
     assert found.named_within_10_s == 2 / 4
     assert found.within_10_s == 2 / 5
