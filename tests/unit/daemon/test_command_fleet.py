@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -165,11 +165,13 @@ def test_documents_cover_all_nodes(pair: Pair, command: Command) -> None:
     assert {rank["window_steps"] for rank in run["ranks"]} == {60}, "of 64, whole blocks of five"
 
 
-def test_diagnose_of_the_fleet_names_the_script(pair: Pair, command: Command) -> None:
+def test_diagnose_of_the_fleet_advises_no_tune(pair: Pair, command: Command) -> None:
+    """It measures scripts of one process."""
     pair.train("input-bound")
-    for record in (*pair.stores[0].ranks(), *pair.stores[1].ranks()):
-        record.identity = replace(record.identity, script="train.py")
-    assert "`torchperfd tune train.py` tries settings" in " ".join(command("diagnose", "--fleet")[1].split())
+    _, out, _ = command("diagnose", "--fleet")
+    assert "fix" in out
+    assert "torchperfd tune" not in out
+    assert "SCRIPT" not in out
 
 
 @pytest.mark.parametrize("name", ["ps", "ranks", "diagnose", "top"])
