@@ -203,7 +203,9 @@ class Score:
 
 def _blames(answer: Answer) -> bool:
     """Return whether an answer about a healthy job says that time is lost; not if too little is known."""
-    return answer.cause != Cause.NONE.value and (answer.cause != Cause.UNKNOWN.value or answer.cost > 0)
+    if answer.cause == Cause.UNKNOWN.value:
+        return bool(answer.cost)
+    return answer.cause != Cause.NONE.value
 
 
 def score(trials: Sequence[Trial]) -> Score:
