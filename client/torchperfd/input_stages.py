@@ -1,6 +1,7 @@
 """The stages of making a batch: what each takes, by samples."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torchperfd.durations import duration
 
@@ -26,6 +27,11 @@ class InputStages:
     send_seconds: float | None = None
     pin_seconds: float | None = None
     idle: float | None = None
+
+    @classmethod
+    def of_message(cls, message: Any) -> "InputStages":
+        """Return those of a ``torchperfd.v1`` message ``InputStages``."""
+        return cls(**{field.name: value for field, value in message.ListFields()})
 
     @property
     def words(self) -> str:

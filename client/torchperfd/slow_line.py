@@ -1,7 +1,8 @@
 """Where a process that is slow spends its time, by samples of its stack."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePath
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class SlowLine:
     in_workers: bool = False
     of_step: bool = False
     caller: str = ""
+
+    @classmethod
+    def of_verdict(cls, verdict: Any) -> "SlowLine | None":
+        """Return the line of a ``torchperfd.v1`` message ``Verdict``; None if it is unknown, or not shown."""
+        if not verdict.HasField("line"):
+            return None
+        return cls(**{each.name: getattr(verdict.line, each.name) for each in fields(cls)})
 
     @property
     def words(self) -> str:

@@ -1,6 +1,6 @@
 """What a verdict card contains."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torchperfd.card import html, text
@@ -214,9 +214,8 @@ def _where(verdict: Any) -> str:
 
 
 def _line(verdict: Any) -> str:
-    if not verdict.HasField("line"):
-        return ""
-    return SlowLine(**{each.name: getattr(verdict.line, each.name) for each in fields(SlowLine)}).words
+    line = SlowLine.of_verdict(verdict)
+    return "" if line is None else line.words
 
 
 def _why(verdict: Any) -> str:

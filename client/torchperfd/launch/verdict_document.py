@@ -1,6 +1,6 @@
 """The verdict of the daemon as a run's document has it."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,31 +20,19 @@ def verdict_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, A
     }
 
 
-def _slow_line(verdict: "control_pb2.Verdict") -> dict[str, Any] | None:
-    from torchperfd.slow_line import SlowLine
-
-    if not verdict.HasField("line"):
-        return None
-    return {each.name: getattr(verdict.line, each.name) for each in fields(SlowLine)}
-
-
-def _input_stages(verdict: "control_pb2.Verdict") -> dict[str, Any] | None:
-    from torchperfd.input_stages import InputStages
-
-    if not verdict.HasField("stages"):
-        return None
-    return asdict(InputStages(**{field.name: value for field, value in verdict.stages.ListFields()}))
-
-
 def _cause(verdict: "control_pb2.Verdict", script: str) -> dict[str, Any]:
     from torchperfd.card.script_name import name_script
+    from torchperfd.input_stages import InputStages
+    from torchperfd.slow_line import SlowLine
 
+    line = SlowLine.of_verdict(verdict)
+    stages = InputStages.of_message(verdict.stages) if verdict.HasField("stages") else None
     return {
         "cause": verdict.cause,
         "summary": verdict.summary,
         "evidence": verdict.evidence,
-        "line": _slow_line(verdict),
-        "input_stages": _input_stages(verdict),
+        "line": asdict(line) if line else None,
+        "input_stages": asdict(stages) if stages else None,
         "rank": verdict.rank if verdict.rank >= 0 else None,
         "node": verdict.node or None,
         "phase": verdict.phase or None,

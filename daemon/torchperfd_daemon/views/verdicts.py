@@ -1,13 +1,13 @@
 """Verdicts, as ``torchperfd diagnose --json`` has them."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from torchperfd.card import card_of
 from torchperfd.card.script_name import name_script
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
-from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd.v1 import control_pb2
 
 
 def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
@@ -19,20 +19,9 @@ def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
     }
 
 
-def slow_line(verdict: control_pb2.Verdict) -> SlowLine | None:
-    """Return the line of a verdict; None where it is not known, or not shown to the caller."""
-    if not verdict.HasField("line"):
-        return None
-    return SlowLine(**{each.name: getattr(verdict.line, each.name) for each in fields(SlowLine)})
-
-
-def _stages(message: session_pb2.InputStages) -> dict[str, Any]:
-    known = {field.name: value for field, value in message.ListFields()}
-    return asdict(InputStages(**known))
-
-
 def _one(verdict: control_pb2.Verdict, script: str) -> dict[str, Any]:
-    line = slow_line(verdict)
+    line = SlowLine.of_verdict(verdict)
+    stages = InputStages.of_message(verdict.stages) if verdict.HasField("stages") else None
     return {
         "run": verdict.run,
         "cause": verdict.cause,
@@ -41,7 +30,7 @@ def _one(verdict: control_pb2.Verdict, script: str) -> dict[str, Any]:
         "phase": verdict.phase or None,
         "evidence": verdict.evidence,
         "line": asdict(line) if line else None,
-        "input_stages": _stages(verdict.stages) if verdict.HasField("stages") else None,
+        "input_stages": asdict(stages) if stages else None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,
         "step_seconds": verdict.step_seconds or None,
         "stalled_seconds": verdict.stalled_seconds or None,
