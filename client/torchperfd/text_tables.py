@@ -32,6 +32,18 @@ def text_width(text: str) -> int:
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
+def beginning(text: str, room: int) -> str:
+    """Return as much of the beginning of a text as there is room for."""
+    if text.isascii():
+        return text[:room]
+    used = 0
+    for count, letter in enumerate(text):
+        used += text_width(letter)
+        if used > room:
+            return text[:count]
+    return text
+
+
 def shortened(text: str, room: int) -> str:
     """Return a name with an ellipsis where it is wider than there is room.
 
@@ -43,9 +55,9 @@ def shortened(text: str, room: int) -> str:
     if _SIGNATURE.search(text):
         scopes = _SCOPES.match(text)
         rest = f"…{text[scopes.end() :]}" if scopes and scopes.end() else text
-        return rest if text_width(rest) <= room else f"{_beginning(rest, room - 1)}…"
+        return rest if text_width(rest) <= room else f"{beginning(rest, room - 1)}…"
     back = (room - 1) // 2
-    return f"{_beginning(text, room - 1 - back)}…{_beginning(text[::-1], back)[::-1]}"
+    return f"{beginning(text, room - 1 - back)}…{beginning(text[::-1], back)[::-1]}"
 
 
 def fold_text(text: str, width: int | None, *, margin: int | None = None) -> str:
@@ -251,15 +263,3 @@ def _folded(line: str, most: int, margin: int | None) -> list[str]:
         break_on_hyphens=False,
     )
     return [part.replace("\xa0", " ") for part in parts]
-
-
-def _beginning(text: str, room: int) -> str:
-    """Return as much of a text as there is room for."""
-    if text.isascii():
-        return text[:room]
-    used = 0
-    for count, letter in enumerate(text):
-        used += text_width(letter)
-        if used > room:
-            return text[:count]
-    return text

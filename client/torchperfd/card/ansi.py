@@ -1,8 +1,9 @@
 """Colours of a terminal, for text that is written without a library."""
 
 import os
-import shutil
 from typing import Final, TextIO
+
+from torchperfd.text_tables import terminal_width
 
 _CODES: Final = {
     "bad": "1;31",
@@ -27,7 +28,8 @@ def wants_colour(stream: TextIO) -> bool:
 
 def width_of(stream: TextIO) -> int:
     """Return the width for text on a stream, 60 to 100 columns; 80 unless it is a terminal."""
-    if not stream.isatty():
+    columns = terminal_width(stream)
+    if columns is None:
         return 80
     least, most = _WIDTHS
-    return max(least, min(most, shutil.get_terminal_size().columns))
+    return max(least, min(most, columns))

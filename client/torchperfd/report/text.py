@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torchperfd.report.numbers import Table
 from torchperfd.report.words import cells, facts, headings, title
-from torchperfd.text_tables import TextTable, fold_text, text_width
+from torchperfd.text_tables import TextTable, beginning, fold_text, text_width
 
 _WIDTH = 98
 _ACTION_WIDTHS = (13, 24)
@@ -84,8 +84,4 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
 
 
 def _cut(word: str, width: int) -> str:
-    if text_width(word) <= width:
-        return word
-    while text_width(word) >= width:
-        word = word[:-1]
-    return word + "…"
+    return word if text_width(word) <= width else f"{beginning(word, width - 1)}…"
