@@ -6,6 +6,7 @@ Reads requests from the socket of this number: each has the arguments of a worke
 descriptors of its stdin and its stdout. Ends when the socket is closed.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -13,53 +14,47 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from types import TracebackType
-from typing import IO, Final, Self
+from collections.abc import Iterator, Sequence
+from typing import IO, Final
 
 from benchmarks.advice import worker
-from benchmarks.advice.loops import ENVIRONMENT, Worker
+from benchmarks.advice.loops import ENVIRONMENT, Start, Worker
 
 _LONGEST_REQUEST: Final = 4096
 
 
-class Forks:
-    """The process that is forked. A context manager: it ends with it, and its forks end with their loops."""
+@contextlib.contextmanager
+def forks() -> Iterator[Start]:
+    """Keep the process that is forked; what starts a worker does as ``loops.start_process``.
 
-    def __init__(self) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.advice.forks", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | ENVIRONMENT,
-            )
+    The process ends with the context, and its forks end with their loops.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.advice.forks", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | ENVIRONMENT,
+        )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._requests.close()
-        self._process.wait()
-
-    def start(self, arguments: Sequence[str]) -> Worker:
-        """Start a worker, as ``loops.start_process`` does."""
+    def start(arguments: Sequence[str]) -> Worker:
         its_stdin, requests = os.pipe()
         answers, its_stdout = os.pipe()
         try:
-            socket.send_fds(self._requests, [json.dumps([*arguments]).encode()], [its_stdin, its_stdout])
+            socket.send_fds(ours, [json.dumps([*arguments]).encode()], [its_stdin, its_stdout])
         finally:
             os.close(its_stdin)
             os.close(its_stdout)
         return _Fork(requests, answers)
+
+    try:
+        yield start
+    finally:
+        ours.close()
+        process.wait()
 
 
 class _Fork:

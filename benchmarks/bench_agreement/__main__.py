@@ -8,13 +8,13 @@ if fewer than 95 % of these ratios lie within the comparison's own interval.
 """
 
 import argparse
+import contextlib
 import itertools
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Final, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from benchmarks.bench_agreement.functions import PAIRS
 
@@ -29,42 +29,28 @@ _PROCESSES: Final = 2
 _ROW: Final = "{:<18} {:>7} {:>7}  {:<14} {:>7}  {}"
 
 
-class ByHand:
-    """The process in which functions are timed by hand. A context manager: it ends with it."""
+@contextlib.contextmanager
+def by_hand_process(names: Sequence[str]) -> Iterator[Callable[[str, int, float], float]]:
+    """Keep a process in which functions are timed by hand.
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.bench_agreement.by_hand", *names],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    Yields:
+        What returns the median time of a call of a function, with so many threads, timed for so many seconds.
+    """
+    command = [sys.executable, "-m", "benchmarks.bench_agreement.by_hand", *names]
+    # Its end is that of its stdin.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 
-    def __enter__(self) -> Self:
-        return self
+        def time(name: str, threads: int, seconds: float) -> float:
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write(f"{name} {threads} {seconds}\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            if not answer:
+                raise RuntimeError("the process that times by hand ended early")
+            return float(answer)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
-        assert self._process.stdout
-        self._process.stdout.close()
-
-    def time(self, name: str, threads: int, seconds: float) -> float:
-        """Return the median time of a call of a function."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(f"{name} {threads} {seconds}\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError("the process that times by hand ended early")
-        return float(answer)
+        yield time
 
 
 def compare(pair: tuple[str, str], threads: Sequence[int], seconds: float) -> list[tuple[Comparison, float]]:
@@ -77,9 +63,9 @@ def compare(pair: tuple[str, str], threads: Sequence[int], seconds: float) -> li
             return  # in the midst of a round
         for process_number in range(_PROCESSES):
             order = pair[:: -1 if process_number % 2 else 1]
-            with ByHand(order) as process:
+            with by_hand_process(order) as time:
                 for ratios, number in zip(by_hand, threads, strict=True):
-                    timed = {function: process.time(function, number, seconds) for function in order}
+                    timed = {function: time(function, number, seconds) for function in order}
                     ratios.append(timed[pair[1]] / timed[pair[0]])
 
     found = bench_functions(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
-from benchmarks.advice.forks import Forks
+from benchmarks.advice.forks import forks
 from benchmarks.advice.loops import Loop, Start
 from benchmarks.advice.scripts import SCRIPTS, WELL_TUNED
 
@@ -55,8 +55,8 @@ class AdviceOfLoops:
 
 @pytest.fixture(scope="module")
 def loops() -> Iterator[AdviceOfLoops]:
-    with Forks() as forks:
-        yield AdviceOfLoops(forks.start)
+    with forks() as start:
+        yield AdviceOfLoops(start)
 
 
 @pytest.mark.parametrize(
