@@ -186,7 +186,6 @@ def bench_functions(
                         "parameters": dict(row.parameters),
                         "threads": row.threads,
                         "seconds": seconds,
-                        "warm_up": False,
                     }
                     answer = _ask(process, request, timeout + _LONGEST * seconds, f"{name}({row.name})")
                     found.setdefault((function, index), []).append(answer["seconds"])

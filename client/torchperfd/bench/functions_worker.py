@@ -46,7 +46,7 @@ def _make(targets: list[str], setup: str) -> tuple[Answer, Callable[[Answer], An
         call: Callable[[], Any] = (
             (lambda: function(prepared[key])) if prepare is not None else (lambda: function(**parameters))
         )
-        if request["warm_up"]:
+        if "warm_up" in request:
             call()
             return {}
         timer = benchmark.Timer(

@@ -46,7 +46,7 @@ def reachable_objects() -> list[Any]:
         found.append(each)
         if issubclass(kind, FunctionType):
             # Not its module's variables: those of the modules of callers are there already.
-            add(cell.cell_contents for cell in each.__closure__ or () if _is_filled(cell))
+            add(gc.get_referents(*(each.__closure__ or ())))
         elif kind not in _SIZED or len(each) <= _MOST_PARTS:
             add(gc.get_referents(each))
     return found
@@ -67,11 +67,3 @@ def _variables(frame: FrameType | None) -> Iterator[list[Any]]:
                 if type(variables) is dict:
                     variables.clear()
         frame = frame.f_back
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - raises if the variable has no value yet
-    except ValueError:
-        return False
-    return True

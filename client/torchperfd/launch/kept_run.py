@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _LEFT_S: Final = 0.2
 """Of the time until the deadline, what is left for the daemon."""
-
-
 _LONGEST_ERROR: Final = 200
 
 

@@ -33,8 +33,8 @@ MOST_FRESH: Final = 10
 # The whole gain is measured until its interval is so narrow.
 _NARROW: Final = 1.08
 
-
 _TOGETHER: Final = "all together, in new processes"
+# What is measured: each of these takes another time.
 _RUN: Final = "run"
 _PAIR: Final = "pair"
 _FIRST_PAIR: Final = "pair of new processes"

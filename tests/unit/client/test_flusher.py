@@ -33,12 +33,18 @@ def test_flusher_ring_buffer_half_full_is_woken(client: torchperfd.Client) -> No
     assert len(buffer) == 0
 
 
-def test_flush_without_report_sends_no_steps(client: torchperfd.Client) -> None:
+def trained_and_unreported(client: torchperfd.Client) -> torch.nn.Module:
+    """Train for three steps without the flusher's thread, so that nothing is sent; return the model."""
     client.parts.flusher.stop(5)
     while client.parts.outbox.take(0, 100):
         pass
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    return model
+
+
+def test_flush_without_report_sends_no_steps(client: torchperfd.Client) -> None:
+    trained_and_unreported(client)
     client.parts.flusher.flush()
     assert calls(client)["steps"] == 3
     assert [message.WhichOneof("body") for message in client.parts.outbox.take(0, 100)] == ["state"]
@@ -154,11 +160,7 @@ def test_flush_extra_samples_nothing(client: torchperfd.Client, monkeypatch: pyt
 
 def test_flush_extra_reports_steps_without_totals(client: torchperfd.Client) -> None:
     """What a daemon reads of them would double, for a page that shows them every few seconds."""
-    client.parts.flusher.stop(5)
-    while client.parts.outbox.take(0, 100):
-        pass
-    model = tiny_model()
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    model = trained_and_unreported(client)
     client.parts.flusher.flush(report=True, extra=True)
     assert [message.WhichOneof("body") for message in client.parts.outbox.take(0, 100)] == ["steps", "state"]
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))

@@ -103,7 +103,7 @@ class FakeProcess:
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         if "table" in request:
             return {"table": f"{len(request['table'])} measurements"}
-        if request["warm_up"]:
+        if "warm_up" in request:
             self.asked[-1].append(f"warm up {request['function']}")
             return {}
         self.asked[-1].append(request["name"])
