@@ -7,13 +7,13 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from torchperfd_daemon.captures import folder, manifest
+from torchperfd_daemon.captures.deletion import delete_tree, owner_of
 from torchperfd_daemon.captures.folder import Found
 from torchperfd_daemon.captures.index import Index, Listing, Query
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
@@ -309,25 +309,45 @@ class Catalog:
         path = self.folder(capture_id)
         self.check_removable(capture_id)
         # Renamed to a name that no capture has, so that a listing never sees half of it.
-        trash = self.directory / f"{_REMOVED}{secrets.token_hex(8)}"
-        with explained(f"cannot delete {path}", "delete it as its owner"):
-            path.rename(trash)
+        trash = f"{_REMOVED}{secrets.token_hex(8)}"
+        with (
+            explained(f"cannot delete {path}", "delete it as its owner"),
+            folder.opened(self.directory) as held,
+        ):
+            os.rename(path.name, trash, src_dir_fd=held, dst_dir_fd=held)
             try:
-                shutil.rmtree(trash)
+                delete_tree(trash, held)
             except FileNotFoundError:
                 # The retention worker purged the trash at this moment.
-                shutil.rmtree(trash, ignore_errors=True)
+                return
             except OSError:
                 with contextlib.suppress(OSError):
-                    trash.rename(path)
+                    os.rename(trash, path.name, src_dir_fd=held, dst_dir_fd=held)
                 raise
 
     def purge_trash(self) -> None:
-        """Delete the remains of captures whose deletion was interrupted."""
-        with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
-            for entry in entries:
-                if entry.name.startswith(_REMOVED):
-                    shutil.rmtree(self.directory / entry.name, ignore_errors=True)
+        """Delete the remains of captures whose deletion was interrupted, as far as one round allows.
+
+        Only directories of the users that the captures directory trusts are touched, whatever their name.
+
+        Raises:
+            OSError: Some of them cannot be deleted; the others are gone.
+        """
+        failed: OSError | None = None
+        with contextlib.suppress(FileNotFoundError), folder.opened(self.directory) as held:
+            trusted = folder.trusted_users(self.directory)
+            with os.scandir(held) as entries:
+                names = [entry.name for entry in entries if entry.name.startswith(_REMOVED)]
+            for name in names:
+                if owner_of(name, held) in trusted:
+                    try:
+                        delete_tree(name, held)
+                    except FileNotFoundError:
+                        continue
+                    except OSError as error:
+                        failed = error
+        if failed is not None:
+            raise failed
 
     def _missing(self, capture_id: str) -> NoSuchTargetError:
         return NoSuchTargetError(f"no capture {capture_id} in {self.directory}", _LISTED)

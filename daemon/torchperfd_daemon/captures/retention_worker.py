@@ -1,5 +1,6 @@
 """A thread that keeps the captures directory within its quota."""
 
+import contextlib
 import logging
 import math
 import threading
@@ -58,19 +59,26 @@ class RetentionWorker:
         self._stop.set()
 
     def enforce(self) -> None:
-        """Remove captures beyond the quota, and count the rest.
+        """Remove captures beyond the quota, and count the rest. A step that fails does not keep the next one.
 
         Raises:
             TorchperfdError: The directory cannot be read.
+            OSError: The remains of an interrupted deletion cannot be deleted.
         """
-        if self._passes % _PURGE_EVERY == 0:
-            self._catalog.purge_trash()
+        is_purge_due = self._passes % _PURGE_EVERY == 0
         self._passes += 1
+        with contextlib.ExitStack() as steps:
+            # In reverse order; each runs whatever the others raise.
+            steps.callback(self.measure_disk)
+            steps.callback(self._keep_to_quota)
+            if is_purge_due:
+                steps.callback(self._catalog.purge_trash)
+
+    def _keep_to_quota(self) -> None:
         kept = self._kept()
         if self._is_beyond(kept):
             kept = self._remove(kept)
         self.counts.captures, self.counts.bytes = len(kept), sum(each.bytes for each in kept)
-        self.measure_disk()
         log.debug("captures directory: %d captures, %d bytes", self.counts.captures, self.counts.bytes)
 
     def measure_disk(self) -> None:
@@ -143,10 +151,14 @@ class RetentionWorker:
             if unconfirmed and removal.reason is not Reason.RESERVE:
                 return False
             self._catalog.remove(capture_id)
-        except TorchperfdError as error:
+        except Exception as error:
+            # One capture that cannot be removed must not keep the others.
             if capture_id not in self._refused:
                 self._refused.add(capture_id)
-                log.warning("capture %s stays although the quota is used up: %s", capture_id, error)
+                trace = None if isinstance(error, (TorchperfdError, OSError)) else error
+                log.warning(
+                    "capture %s stays although the quota is used up: %s", capture_id, error, exc_info=trace
+                )
             return False
         self.counts.removed[removal.reason.value] += 1
         if removal.reason is Reason.RESERVE:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RankTrace
+from torchperfd_daemon.captures.deletion import delete_tree
 from torchperfd_daemon.captures.manifest import CaptureOptions, first_reason, overall_state
 from torchperfd_daemon.documents import decode_clean
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
@@ -166,13 +166,13 @@ def test_removed_capture_leaves_the_list_before_its_files(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(catalog)
-    delete, seen = shutil.rmtree, []
+    seen = []
 
-    def watched(path: Path) -> None:
-        seen.append((listed(catalog), sorted(os.listdir(path))))
-        delete(path)
+    def watched(name: str, parent: int) -> bool:
+        seen.append((listed(catalog), sorted(os.listdir(catalog.directory / name))))
+        return delete_tree(name, parent)
 
-    monkeypatch.setattr(shutil, "rmtree", watched)
+    monkeypatch.setattr("torchperfd_daemon.captures.catalog.delete_tree", watched)
     catalog.remove("one")
     assert seen == [([], ["manifest.json"])]
 
@@ -180,10 +180,10 @@ def test_removed_capture_leaves_the_list_before_its_files(
 def test_what_cannot_be_deleted_is_said(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(catalog)
 
-    def refuse(_: Path) -> None:
+    def refuse(name: str, parent: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(shutil, "rmtree", refuse)
+    monkeypatch.setattr("torchperfd_daemon.captures.catalog.delete_tree", refuse)
     with pytest.raises(TorchperfdError, match=r"cannot delete .*/one: Operation not permitted; "):
         catalog.remove("one")
     assert catalog.get("one") == record("one"), "it is back in its place"

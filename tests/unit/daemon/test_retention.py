@@ -237,14 +237,14 @@ def test_one_that_cannot_go_is_said_once_and_the_next_goes(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(catalog, 3)
-    remove = Path.rename
+    rename = os.rename
 
-    def refuse(self: Path, target: Path) -> Path:
-        if self.name == "capture-0":
+    def refuse(source: str, target: str, **directories: int) -> None:
+        if source == "capture-0":
             raise PermissionError(1, "Operation not permitted")
-        return remove(self, target)
+        rename(source, target, **directories)
 
-    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
     retention = RetentionWorker(Catalog(catalog.directory, Quota(count=2)))
     retention.enforce()
     retention.enforce()
