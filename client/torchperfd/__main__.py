@@ -1,7 +1,8 @@
 """``python -m torchperfd``: ``run`` happens in this process; all else is the command line's."""
 
 import sys
-from importlib import metadata
+
+from torchperfd.own_commands import leave_start_directory
 
 
 def main() -> None:
@@ -11,10 +12,13 @@ def main() -> None:
 
         run(sys.argv[2:])
         return
+    from importlib import metadata
+
     # The client never imports the daemon: it asks the installation for the command.
     (command,) = metadata.entry_points(group="console_scripts", name="torchperfd")
     sys.exit(command.load()())
 
 
 if __name__ == "__main__":
+    leave_start_directory()
     main()

@@ -1,6 +1,22 @@
 """``python -m torchperfd_daemon`` is the ``torchperfd`` command."""
 
-from torchperfd_daemon.cli import main
+import os
+import sys
+
+
+def _leave_start_directory() -> None:
+    # As torchperfd.own_commands does. Before it is done, a module of the current directory could be imported
+    # in place of that one.
+    try:
+        current = os.getcwd()  # noqa: PTH109
+    except OSError:
+        return
+    if not sys.flags.safe_path and sys.path[:1] == [current]:
+        del sys.path[0]
+
 
 if __name__ == "__main__":
+    _leave_start_directory()
+    from torchperfd_daemon.cli import main
+
     main()

@@ -24,6 +24,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, Final
 
+from torchperfd.own_commands import own_command
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
 
 _ROUNDS: Final = 4
@@ -147,7 +148,7 @@ def measure_in_process() -> tuple[WorkerCost, bool] | None:
     """
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "torchperfd_daemon.worker_cost"],
+            own_command("torchperfd_daemon.worker_cost"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,7 +1,6 @@
 """Times functions with ``torch.utils.benchmark`` in a process of its own.
 
-    python -m torchperfd.bench.functions_worker TARGETS SETUP REQUESTS ANSWERS
-
+Run by :func:`torchperfd.own_commands.script_command`, with the arguments TARGETS SETUP REQUESTS ANSWERS.
 TARGETS is a JSON list. SETUP is empty or the target of a function that gets the parameters and returns what
 each function is called with.
 """
@@ -19,9 +18,10 @@ if TYPE_CHECKING:
     from torch.utils import benchmark
 
 
-def main(targets: list[str], setup: str, requests: int, answers: int) -> None:
+def main() -> None:
     """Answer requests until they end."""
-    serve(requests, answers, lambda: _make(targets, setup))
+    targets, setup, requests, answers = sys.argv[1:]
+    serve(int(requests), int(answers), lambda: _make(json.loads(targets), setup))
 
 
 def _make(targets: list[str], setup: str) -> tuple[Answer, Callable[[Answer], Answer]]:
@@ -94,7 +94,3 @@ def _threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

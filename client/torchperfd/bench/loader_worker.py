@@ -1,6 +1,6 @@
 """Measures a DataLoader in a process of its own.
 
-python -m torchperfd.bench.loader_worker TARGET REQUESTS ANSWERS
+Run by :func:`torchperfd.own_commands.script_command`, with the arguments TARGET REQUESTS ANSWERS.
 """
 
 import sys
@@ -14,9 +14,10 @@ from torchperfd.bench.settings import LoaderSetting
 from torchperfd.bench.worker_pipe import Answer, explain, serve
 
 
-def main(target: str, requests: int, answers: int) -> None:
+def main() -> None:
     """Answer requests until they end."""
-    serve(requests, answers, lambda: _make(target))
+    target, requests, answers = sys.argv[1:]
+    serve(int(requests), int(answers), lambda: _make(target))
 
 
 def _make(target: str) -> tuple[Answer, Callable[[Answer], Answer]]:
@@ -48,7 +49,3 @@ def _make(target: str) -> tuple[Answer, Callable[[Answer], Answer]]:
             return {"unusable": explain(error)}
 
     return {"facts": asdict(loader_description(loader, has_step=step is not None))}, answer
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

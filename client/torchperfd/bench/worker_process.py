@@ -10,7 +10,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from torchperfd.durations import duration
 from torchperfd.errors import TorchperfdError
+from torchperfd.own_commands import script_command
 from torchperfd.sizes import size
 
 _POLL_S: Final = 0.2
@@ -51,7 +51,7 @@ class WorkerProcess:
     """A process that answers requests over two pipes, a JSON document a line.
 
     Args:
-        module: To run, as ``python -m`` does; see :mod:`torchperfd.bench.worker_pipe`.
+        module: Its ``main()`` runs in the process; see :mod:`torchperfd.bench.worker_pipe`.
         arguments: Of the module, ahead of the two descriptors.
         free_memory: That of this machine when None.
         environment: Of the process; this process's own when None.
@@ -70,7 +70,7 @@ class WorkerProcess:
         self._answers, answers = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, str(requests), str(answers)],
+                script_command(module, *arguments, str(requests), str(answers)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(requests, answers),

@@ -1,11 +1,11 @@
 """The handle of a capture: what a script holds of one it has started."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 from torchperfd.captures.capture import RankCapture
 from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.own_commands import own_command
 
 
 class Capture:
@@ -87,7 +87,7 @@ def analysis_of(path: Path, timeout: float | None = None) -> str:
     Raises:
         CaptureError: It cannot be read, or not within ``timeout`` seconds.
     """
-    command = [sys.executable, "-m", "torchperfd", "analyze", str(path)]
+    command = own_command("torchperfd", "analyze", str(path))
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
     except subprocess.TimeoutExpired as error:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Final
 
 from torchperfd.hooks.torch_import import ModuleImport
+from torchperfd.own_commands import script_command
 
 _LAUNCHERS: Final = tuple(
     f"{package}.strategies.launchers.subprocess_script"
@@ -28,7 +29,7 @@ class LightningLauncher:
     """
 
     def __init__(self, run: str, job: str) -> None:
-        self._options = ("-m", "torchperfd", "run", "--quiet", "--no-daemon", "--run", run, "--job", job)
+        self._options = ("run", "--quiet", "--no-daemon", "--run", run, "--job", job)
         self._replaced: list[tuple[ModuleType, Callable[[], Sequence[str]]]] = []
         self._pending = [ModuleImport(name, functools.partial(self._follow, name)) for name in _LAUNCHERS]
         for pending in self._pending:
@@ -52,7 +53,7 @@ class LightningLauncher:
             plain = list(original())
             if not plain or plain[0] != sys.executable:
                 return plain
-            return [plain[0], *self._options, *plain[1:]]
+            return script_command("torchperfd.__main__", *self._options, *plain[1:])
 
         self._replaced.append((module, original))
         setattr(module, _COMMAND, command)

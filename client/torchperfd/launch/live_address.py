@@ -4,6 +4,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from torchperfd.own_commands import own_command
+
 if TYPE_CHECKING:
     from torchperfd.client import Client
 
@@ -33,7 +35,7 @@ def announce(client: "Client", *, quiet: bool, open_page: bool) -> None:
 def _open(run: str) -> None:
     # Its name may be another one on this node, and the page then shows all runs.
     subprocess.Popen(
-        [sys.executable, "-m", "torchperfd_daemon", "open", "--run", run],
+        own_command("torchperfd_daemon", "open", "--run", run),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,

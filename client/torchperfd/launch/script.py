@@ -1,6 +1,7 @@
 """Run a script or module as ``__main__``, exactly as Python would."""
 
 import builtins
+import contextlib
 import importlib.util
 import io
 import os
@@ -34,8 +35,10 @@ class Script:
         main = ModuleType("__main__")
         main.__builtins__ = builtins  # type: ignore[attr-defined]
         if self.is_module:
-            # `python -m` puts the working directory first and finds the module from there.
-            sys.path[0] = str(Path.cwd())
+            # `python -m` puts the working directory first and finds the module from there. One that was
+            # removed is left out.
+            with contextlib.suppress(FileNotFoundError):
+                _search_first(Path.cwd())
             sys.argv = ["-m", *self.arguments]
             spec = _module_spec(self.target)
             assert spec.loader is not None
@@ -48,7 +51,7 @@ class Script:
             sys.argv = [str(spec.origin), *self.arguments]
         else:
             sys.argv = [self.target, *self.arguments]
-            sys.path[0] = str(Path(self.target).resolve().parent)
+            _search_first(Path(self.target).resolve().parent)
             # Absolute, as Python makes it: the script may change its directory.
             path = str(Path(self.target).absolute())
             main.__file__ = path
@@ -58,6 +61,12 @@ class Script:
         # Pickle and spawned workers look the script's functions up here, also after it has ended.
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
+
+
+def _search_first(directory: Path) -> None:
+    # Where torchperfd was started from has been taken off the path (own_commands).
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(directory))
 
 
 def _read_code(path: str) -> CodeType:

@@ -3,11 +3,11 @@
 import contextlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import BinaryIO
 
 from torchperfd.link.stream import answers
+from torchperfd.own_commands import own_command
 from torchperfd.safety.logs import log
 from torchperfd.v1 import access, contract
 
@@ -50,7 +50,7 @@ def start_unless_one_answers() -> EmbeddedDaemon | None:
     try:
         with _open_log(log_path) as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "torchperfd_daemon", "serve", "--embedded", "--socket", socket_path],
+                own_command("torchperfd_daemon", "serve", "--embedded", "--socket", socket_path),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

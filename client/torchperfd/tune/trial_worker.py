@@ -1,6 +1,7 @@
 """The process of one trial: runs the script with changes, measures some of its steps, and ends.
 
-Run as ``python -m torchperfd.tune.trial_worker SPECIFICATION REQUESTS ANSWERS``; the specification is JSON.
+Run by :func:`torchperfd.own_commands.script_command`, with the arguments SPECIFICATION REQUESTS ANSWERS; the
+specification is JSON.
 The answer is written on the descriptor ``ANSWERS``. When ``REQUESTS`` ends, because the command is gone, the
 process ends with its group.
 """
@@ -241,7 +242,3 @@ def _read(requests: int, run: TrialRun) -> None:
             run.request(json.loads(line))
     # The command is gone.
     os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

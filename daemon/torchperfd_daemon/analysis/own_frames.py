@@ -10,7 +10,8 @@ from torchperfd_daemon.analysis.nesting import Nesting
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 _RUNNER: Final = re.compile(
-    r"(<frozen runpy>|(.*/)?runpy\.py|(.*/)?torchperfd/(__main__|launch|script|launch/\w+)\.py)\(\d+\)"
+    r"(<frozen runpy>|(.*/)?runpy\.py"
+    r"|(.*/)?torchperfd/(__main__|own_commands|launch|script|launch/\w+)\.py)\(\d+\)"
     r"|<built-in (function|method) exec\b"
 )
 _OF_EVERY_THREAD: Final = re.compile(r"(.*/)?threading\.py\(\d+\)")

@@ -4,16 +4,16 @@ A process per rank returns its memory when its rank is done and uses the other c
 its own rank is lost.
 """
 
-import multiprocessing
+import contextlib
 import os
-import resource
+import pickle
+import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
 
+from torchperfd.own_commands import own_command
 from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GroupBy
 from torchperfd_daemon.analysis.processes import by_process
@@ -21,9 +21,6 @@ from torchperfd_daemon.analysis.rank_files import RankFile
 from torchperfd_daemon.analysis.summary import Summary, summarise
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.worker_cost import of_this_machine
-
-# Spawned, not forked: a fork would inherit the locks of whatever threads the caller runs.
-_PROCESSES: Final = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,41 +54,40 @@ def analyse(
             limit is analysed in this process.
     """
     if len(files) == 1 and not request.nice and request.max_memory is None:
-        yield _answer(files[0].path, request)
+        yield answer(files[0].path, request)
         return
     with ThreadPoolExecutor(workers or os.cpu_count() or 1, "analysis") as pool:
         yield from pool.map(lambda file: _in_a_process(file.path, request), files)
 
 
 def _in_a_process(path: Path, request: Request) -> Summary | TorchperfdError:
-    mine, theirs = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_work, args=(path, request, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        answer: Summary | TorchperfdError = mine.recv()
-    except EOFError:
-        process.join()
+    # A new interpreter: a fork would inherit the locks of whatever threads the caller runs. And not one that
+    # multiprocessing spawns, which imports modules from the current directory.
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as answers:
+        try:
+            process = subprocess.Popen(
+                own_command("torchperfd_daemon.analysis.rank_worker", str(writing)),
+                stdin=subprocess.PIPE,
+                pass_fds=(writing,),
+            )
+        finally:
+            os.close(writing)
+        with process:
+            assert process.stdin is not None
+            with process.stdin, contextlib.suppress(BrokenPipeError):  # it has ended: no answer comes
+                process.stdin.write(pickle.dumps((path, request)))
+            found = answers.read()
+    if process.returncode:
         return TorchperfdError(
-            f"the process that read {path} ended with {process.exitcode}", "look for the kernel's OOM killer"
+            f"the process that read {path} ended with {process.returncode}",
+            "look for the kernel's OOM killer",
         )
-    finally:
-        mine.close()
-        process.join()
-        process.close()
-    return answer
+    result: Summary | TorchperfdError = pickle.loads(found)
+    return result
 
 
-def _work(path: Path, request: Request, answer: Connection) -> None:
-    """Analyse one trace in this process, which does nothing else."""
-    os.nice(request.nice)
-    if request.max_memory is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (request.max_memory, request.max_memory))
-    answer.send(_answer(path, request))
-    answer.close()
-
-
-def _answer(path: Path, request: Request) -> Summary | TorchperfdError:
+def answer(path: Path, request: Request) -> Summary | TorchperfdError:
     """Analyse one trace; if that fails, return the reason."""
     try:
         first, *others = [

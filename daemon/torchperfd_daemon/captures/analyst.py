@@ -14,7 +14,6 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -25,6 +24,7 @@ from typing import IO, Final
 
 import msgspec
 
+from torchperfd.own_commands import own_file_command
 from torchperfd_daemon import documents
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import folder, low_priority
@@ -89,7 +89,7 @@ def command_for(path: Path) -> list[str]:
     """Return the command that analyses a capture's folder and writes the document to its output."""
     arguments = ("analyze", "--json", "--with-text", "--workers", "1", str(path))
     # By its path: as a module it would import this package first, 0.2 s of CPU at normal priority.
-    return [sys.executable, "-P", low_priority.__file__, *arguments]
+    return own_file_command(low_priority.__file__, *arguments)
 
 
 class Analyst:

@@ -14,6 +14,8 @@ import signal
 import sys
 from typing import Final
 
+from torchperfd.own_commands import own_command
+
 MOST_MEMORY: Final = 2 << 30
 """Bytes of address space, for each process."""
 
@@ -50,4 +52,4 @@ def _limit(what: int, most: int) -> None:
 
 if __name__ == "__main__":
     lower_priority()
-    os.execv(sys.executable, [sys.executable, "-m", "torchperfd_daemon", *sys.argv[1:]])
+    os.execv(sys.executable, own_command("torchperfd_daemon", *sys.argv[1:]))

@@ -15,6 +15,7 @@ from torchperfd.launch.options import (
     option_of,
     read_words,
 )
+from torchperfd.own_commands import script_command
 from torchperfd_daemon.commands._completion import complete_file, kept_run_items
 
 
@@ -41,7 +42,7 @@ def command(arguments: tuple[str, ...]) -> None:
     """Run a training script under torchperfd, unedited, and show where its time went."""
     # exec, not a child: the script keeps this pid, stdin, terminal and exit code.
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "torchperfd", "run", *arguments])
+    os.execv(sys.executable, script_command("torchperfd.__main__", "run", *arguments))
 
 
 def _complete(words: Sequence[str], incomplete: str) -> list[CompletionItem]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from torchperfd import own_commands
 from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
 from torchperfd_daemon.text import one_line
 
@@ -19,6 +20,7 @@ _COUNTED: Final = 8
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _MOST_NAME: Final = 40
+_BEGINNING: Final = Path(own_commands.__file__).name
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,9 @@ def _name(proc: Path, pid: int) -> str:
         with contextlib.suppress(OSError, ValueError):
             text = read(proc / str(pid) / "stat")
             words = [text[text.index("(") + 1 : text.rindex(")")]]
-    script = next((Path(word).name for word in words[1:] if not word.startswith("-")), "")
+    names = [Path(word).name for word in words[1:] if not word.startswith("-")]
+    # `torchperfd run` and the processes of `tune` and `bench` begin in this file.
+    script = next((name for name in names if name != _BEGINNING), "")
     name = " ".join(filter(None, (Path(words[0]).name if words else "?", script)))
     return one_line(name, _MOST_NAME)
 

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from torchperfd.own_commands import own_file_command
 from torchperfd_daemon.captures import Catalog, low_priority
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 
@@ -36,7 +36,7 @@ def command_for(folders: Sequence[Path], page: Path) -> list[str]:
     """Return the command that analyses a capture's folder, or compares two, and writes the page."""
     name = "analyze" if len(folders) == 1 else "compare"
     arguments = (name, "--html", str(page), "--workers", "1", *map(str, folders))
-    return [sys.executable, "-P", low_priority.__file__, *arguments]
+    return own_file_command(low_priority.__file__, *arguments)
 
 
 @dataclass(slots=True)

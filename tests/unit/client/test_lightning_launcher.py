@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchperfd.launch.lightning import LightningLauncher
+from torchperfd.own_commands import script_command
 
 MODULE = "lightning_fabric.strategies.launchers.subprocess_script"
 
@@ -33,11 +34,10 @@ def test_a_launched_rank_runs_under_torchperfd(lightning: Path) -> None:
     )
     launcher = LightningLauncher("run-7", "train")
     module = importlib.import_module(MODULE)
-    command = [sys.executable, "-m", "torchperfd", "run", "--quiet", "--no-daemon"]
-    assert module._basic_subprocess_cmd() == [
-        *command,
+    assert module._basic_subprocess_cmd() == script_command(
+        *("torchperfd.__main__", "run", "--quiet", "--no-daemon"),
         *("--run", "run-7", "--job", "train", "/x/train.py", "--lr", "1"),
-    ]
+    )
     launcher.leave()
     assert module._basic_subprocess_cmd() == [sys.executable, "/x/train.py", "--lr", "1"]
 

@@ -14,6 +14,7 @@ import pytest
 from tests.support.run_documents import run_file
 
 from torchperfd._version import NATIVE_ABI, NATIVE_MODULES, __version__, missing_native_modules
+from torchperfd.own_commands import script_command
 from torchperfd.runs.store import RunStore
 from torchperfd_daemon import cli, errors
 from torchperfd_daemon.commands import version
@@ -273,10 +274,10 @@ def test_run_hands_over_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.run_command(["run", "--job", "x", "train.py", "--help", "-v"]) == 0
     assert handed == [
         sys.executable,
-        [sys.executable, "-m", "torchperfd", "run", "--job", "x", "train.py", "--help", "-v"],
+        script_command("torchperfd.__main__", "run", "--job", "x", "train.py", "--help", "-v"),
     ]
     assert cli.run_command(["run", "train.py", "--", "-x"]) == 0
-    assert handed[-1] == [sys.executable, "-m", "torchperfd", "run", "train.py", "--", "-x"]
+    assert handed[-1] == script_command("torchperfd.__main__", "run", "train.py", "--", "-x")
 
 
 @pytest.mark.parametrize("arguments", [["serve", "--interval", "nan"], ["capture", "--timeout", "nan"]])
