@@ -22,6 +22,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _MOST_REASON = 200
 # Of a fleet's ranks each takes more than a kilobyte.
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 * 2**20))
+_BUSY = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 @contextlib.contextmanager
@@ -40,6 +41,7 @@ def connect(
     """
     paths = (socket,) if socket else contract.socket_candidates()
     refused = []
+    busy = ""
     for path in paths:
         try:
             access.find_listener(path)
@@ -57,7 +59,9 @@ def connect(
                     ),
                     timeout=answer_seconds,
                 )
-            except grpc.RpcError:
+            except grpc.RpcError as error:
+                if error.code() in _BUSY:
+                    busy = busy or path
                 continue
             if contract.overlapping_api(info.api.min, info.api.max) is None:
                 raise IncompatibleVersionError(
@@ -71,6 +75,11 @@ def connect(
             except grpc.RpcError as error:
                 raise _translated(error, path) from error
             return
+    if busy:
+        raise DaemonUnreachableError(
+            f"the daemon at {busy} is busy: no answer within {answer_seconds:g} s",
+            "try again, or see its log",
+        )
     if refused:
         raise DaemonUnreachableError("; ".join(refused))
     if len(paths) == 1:
@@ -102,6 +111,7 @@ def _translated(error: grpc.RpcError, path: str) -> TorchperfdError:
         grpc.StatusCode.NOT_FOUND: NoSuchTargetError,
         grpc.StatusCode.INVALID_ARGUMENT: UsageError,
         grpc.StatusCode.FAILED_PRECONDITION: TorchperfdError,
+        grpc.StatusCode.RESOURCE_EXHAUSTED: TorchperfdError,
         grpc.StatusCode.PERMISSION_DENIED: NotAllowedError,
     }
     if code in kinds:

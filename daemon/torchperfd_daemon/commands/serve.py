@@ -1,13 +1,18 @@
 """``torchperfd serve``."""
 
 import asyncio
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from torchperfd_daemon.commands._serve_flags import configuration, serve_flags
 from torchperfd_daemon.logs import configure_logging
+
+_SWITCH_INTERVAL_S: Final = 0.0005
+"""A tenth of Python's default. The event loop releases the interpreter at each system call, and waits for up
+to this time to have it again while a thread of the samplers computes."""
 
 
 @click.command("serve")
@@ -27,6 +32,8 @@ def command(context: click.Context, /, config_file: Path | None, **_: Any) -> No
     configure_logging(settings.log_level)
     from torchperfd_daemon.listening import AlreadyServedError
     from torchperfd_daemon.server import Daemon
+
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
     async def serve() -> None:
         await Daemon(settings, config.plan).run()

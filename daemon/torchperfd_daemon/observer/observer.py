@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -81,9 +81,13 @@ class Observer:
             while True:
                 await asyncio.sleep(SAMPLE_S)
                 try:
-                    for run in self.sample():
-                        self._start_reading_stacks(run)
-                    self._start_sampling_lines()
+                    for run in self._sampled_runs():
+                        if run:
+                            self._start_reading_stacks(run)
+                        # Requests are answered between two runs, however many there are.
+                        await asyncio.sleep(0)
+                    for _ in self._sampled_lines():
+                        await asyncio.sleep(0)
                     self.health.succeeded(self._wall())
                 except Exception:
                     # A failure here must not end the daemon. It is logged once until a sample succeeds.
@@ -97,24 +101,27 @@ class Observer:
 
     def sample(self) -> list[str]:
         """Sample all runs once; return the stalled runs whose stacks are to be read now."""
-        now, wall = self._clock(), self._wall()
+        return [run for run in self._sampled_runs() if run]
+
+    def _sampled_runs(self) -> Iterator[str]:
+        """Sample one run after the other; yield its name if its stacks are to be read now, else nothing."""
+        began = self._clock()
+        elapsed, self._sampled_at = began - self._sampled_at, began
         runs = self._store.runs()
         context = survey(self._families(), self._gpus(), self._storage) if runs else NodeContext()
         self._storage = context.storage if runs else None
-        known, self._runs = self._runs, {}
-        due = []
+        for gone in self._runs.keys() - runs.keys():
+            del self._runs[gone]
+        self._lines.forget_others(runs.keys())
         for run, ranks in runs.items():
-            watch = self._runs[run] = known.get(run) or RunWatch(run)
+            now, wall = self._clock(), self._wall()
+            watch = self._runs[run] = self._runs.get(run) or RunWatch(run)
             if watch.sample(ranks, now, wall, context, lambda rank: self._gpu(rank, context)):
                 _log_verdict(watch)
-            watch.add_hang_cost(now - self._sampled_at)
+            watch.add_hang_cost(elapsed)
             if watch.stall is None:
                 self._stacks_read_at.pop(run, None)
-            elif self._is_due(run, watch, now):
-                due.append(run)
-        self._sampled_at = now
-        self._lines.forget_others(runs.keys())
-        return due
+            yield run if watch.stall is not None and self._is_due(run, watch, now) else ""
 
     async def read_stacks(self, run: str) -> None:
         """Read the stacks of a stalled run, and set the verdict on its hang."""
@@ -206,9 +213,11 @@ class Observer:
         except Exception:
             log.exception("run %s has stalled, and reading its stacks failed", run)
 
-    def _start_sampling_lines(self) -> None:
+    def _sampled_lines(self) -> Iterator[None]:
+        """Start to sample the slow line of each run for which that is due, one after the other."""
         ranks = self._store.runs()
-        for run, watch in self._runs.items():
+        for run, watch in list(self._runs.items()):
+            yield
             here = ranks.get(run, [])
             due = self._lines.due(watch.verdicts or _early_verdicts(run, here), here)
             if due is not None:

@@ -1,5 +1,6 @@
 """Identifies the processes that connect to the daemon's socket, from the kernel's information."""
 
+import functools
 import logging
 import os
 import socket
@@ -172,6 +173,7 @@ def _start_ticks(proc: Path, pid: int) -> int:
         return 0
 
 
+@functools.cache
 def _overflow_uid(proc: Path) -> int:
     """Return the overflow id of users without one in this user namespace; -1 where all have one."""
     try:

@@ -13,7 +13,8 @@ import socket
 from typing import Final
 
 from torchperfd_daemon.log_limiter import LogLimiter
-from torchperfd_daemon.rpc.callers import CallerDirectory, read_caller
+from torchperfd_daemon.rpc.callers import UNKNOWN, CallerDirectory, read_caller
+from torchperfd_daemon.rpc.user_rates import BYTES, UserRate
 
 log = logging.getLogger("torchperfd.access")
 
@@ -32,12 +33,13 @@ class PeerProxy:
 
     def __init__(self, listener: socket.socket, private: str, callers: CallerDirectory) -> None:
         self._listener = listener
-        self._private = private
-        self._callers = callers
+        self.private = private
+        self.callers = callers
         self._server: asyncio.Server | None = None
-        self._open: set[_Connection] = set()
-        self._chunk = bytearray(_CHUNK)
-        self._limiter = LogLimiter(log)
+        self.open: set[_Connection] = set()
+        self.chunk = bytearray(_CHUNK)
+        self.limiter = LogLimiter(log)
+        self.rate = UserRate("bytes", BYTES)
 
     async def start(self) -> None:
         """Begin to accept."""
@@ -52,11 +54,11 @@ class PeerProxy:
     def close(self) -> None:
         """Close all connections."""
         self.stop_accepting()
-        for connection in list(self._open):
+        for connection in list(self.open):
             connection.abort()
 
     def _make(self) -> asyncio.BaseProtocol:
-        return _Connection(self._private, self._callers, self._chunk, self._open, self._limiter)
+        return _Connection(self)
 
 
 class _End(asyncio.BufferedProtocol):
@@ -65,6 +67,7 @@ class _End(asyncio.BufferedProtocol):
     def __init__(self, chunk: bytearray) -> None:
         # Shared: it is emptied before anything else is received.
         self._chunk = chunk
+        self._pauses = 0
         self.transport: asyncio.Transport | None = None
         self.other: _End | None = None
 
@@ -77,13 +80,25 @@ class _End(asyncio.BufferedProtocol):
             other.transport.write(bytes(memoryview(self._chunk)[:nbytes]))
 
     def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
+        if self.other is not None:
+            self.other.pause_reading()
 
     def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
+        if self.other is not None:
+            self.other.resume_reading()
+
+    def pause_reading(self) -> None:
+        """Receive no more until as many calls to resume."""
+        self._pauses += 1
+        if self._pauses == 1 and self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Receive again once each pause has ended."""
+        self._pauses -= 1
+        if self._pauses == 0 and self.transport is not None:
             with contextlib.suppress(RuntimeError):
-                self.other.transport.resume_reading()
+                self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
@@ -109,19 +124,10 @@ class _Inner(_End):
 class _Connection(_End):
     """The end at a client; its other end is connected once the client has sent something."""
 
-    def __init__(
-        self,
-        private: str,
-        callers: CallerDirectory,
-        chunk: bytearray,
-        connections: "set[_Connection]",
-        limiter: LogLimiter,
-    ) -> None:
-        super().__init__(chunk)
-        self._private = private
-        self._callers = callers
-        self._connections = connections
-        self._limiter = limiter
+    def __init__(self, proxy: PeerProxy) -> None:
+        super().__init__(proxy.chunk)
+        self._proxy = proxy
+        self._caller = UNKNOWN
         self._name = secrets.token_hex(16)
         self._silence: asyncio.TimerHandle | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -129,13 +135,13 @@ class _Connection(_End):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._connections.add(self)
+        self._proxy.open.add(self)
         try:
-            caller = read_caller(transport.get_extra_info("socket"))
+            self._caller = caller = read_caller(transport.get_extra_info("socket"))
         except OSError as error:
             self._refuse(f"the kernel does not identify the connecting process: {error.strerror}")
             return
-        refused = self._callers.admit(peer_name(self._name), caller)
+        refused = self._proxy.callers.admit(peer_name(self._name), caller)
         if refused:
             self._refuse(f"a connection of {caller} is refused: {refused}")
             return
@@ -145,17 +151,21 @@ class _Connection(_End):
         if self._connecting is None and self.transport is not None:
             # Most probes of the socket send nothing, so that gRPC never sees them.
             first = bytes(memoryview(self._chunk)[:nbytes])
-            self.transport.pause_reading()
+            self.pause_reading()
             if self._silence is not None:
                 self._silence.cancel()
             self._connecting = asyncio.get_running_loop().create_task(self._connect(first))
             return
         super().buffer_updated(nbytes)
+        debt = self._proxy.rate.take(self._caller.uid, nbytes)
+        if debt > 0:
+            self.pause_reading()
+            asyncio.get_running_loop().call_later(debt, self.resume_reading)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._connections.discard(self)
-        self._callers.dismiss(peer_name(self._name))
+        self._proxy.open.discard(self)
+        self._proxy.callers.dismiss(peer_name(self._name))
         if self._silence is not None:
             self._silence.cancel()
         if self._connecting is not None:
@@ -173,13 +183,13 @@ class _Connection(_End):
         try:
             inner.setblocking(False)
             inner.bind(f"\0{self._name}")
-            await loop.sock_connect(inner, self._private)
+            await loop.sock_connect(inner, self._proxy.private)
             _, self.other = await loop.create_unix_connection(
                 lambda: _Inner(self._chunk, self, first), sock=inner
             )
         except OSError as error:
             inner.close()
-            self._limiter.warning("a connection cannot be passed on: %s", error.strerror or error)
+            self._proxy.limiter.warning("a connection cannot be passed on: %s", error.strerror or error)
             self.abort()
             return
         except asyncio.CancelledError:
@@ -189,10 +199,10 @@ class _Connection(_End):
             assert self.other.transport is not None
             self.other.transport.abort()
         else:
-            self.transport.resume_reading()
+            self.resume_reading()
 
     def _refuse(self, why: str) -> None:
-        self._limiter.warning("%s", why)
+        self._proxy.limiter.warning("%s", why)
         self.abort()
 
 

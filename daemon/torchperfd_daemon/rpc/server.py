@@ -17,6 +17,7 @@ from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc
 from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.rpc.callers import CallerDirectory
+from torchperfd_daemon.rpc.command_rates import CommandRates
 from torchperfd_daemon.rpc.peer_proxy import PeerProxy
 from torchperfd_daemon.rpc.request_guard import MOST_MESSAGE_BYTES, RequestGuard
 
@@ -47,7 +48,8 @@ class RpcServer:
         checks: health.HealthServicer,
     ) -> None:
         self._settings = settings
-        self._server = grpc.aio.server(options=_RPC_OPTIONS, interceptors=(RequestGuard(),))
+        interceptors = (CommandRates(callers), RequestGuard())
+        self._server = grpc.aio.server(options=_RPC_OPTIONS, interceptors=interceptors)
         session_pb2_grpc.add_SessionServicer_to_server(sessions, self._server)
         control_pb2_grpc.add_ControlServicer_to_server(control, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(checks, self._server)

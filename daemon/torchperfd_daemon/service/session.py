@@ -16,6 +16,7 @@ from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, UserLimit, has_ended, is_process
 from torchperfd_daemon.rpc.request_guard import MOST_BUNDLED, Unreadable
+from torchperfd_daemon.rpc.user_rates import IngestRates
 from torchperfd_daemon.service import translate, translate_account, translate_stacks
 from torchperfd_daemon.service.command_handler import CommandHandler
 from torchperfd_daemon.service.frequent_reports import FrequentReports
@@ -84,6 +85,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
     ) -> None:
         self._callers = callers or CallerDirectory(0, 0)
         self._limit = limit or UserLimit("sessions", _SESSIONS, _SESSIONS)
+        self._rates = IngestRates()
         self._limiter = LogLimiter(log)
         self._store = store
         self._coordinator = coordinator
@@ -166,14 +168,18 @@ class SessionService(session_pb2_grpc.SessionServicer):
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        session = self._begin(identity, hello, caller)
+        await self._rates.begin(caller.uid)
+        async with self._rates.turn(caller.uid, 1, 0):
+            session = self._begin(identity, hello, caller)
         record = session.record
         sender: asyncio.Task[None] | None = None
         try:
             await context.write(self._welcome(record.identity.run))
             sender = asyncio.create_task(_send_all(session, context))
             async for message in request_iterator:
-                if self._sessions.get(record) is not session or not self._receive(session, message):
+                async with self._rates.turn(caller.uid, *_size(message)):
+                    goes_on = self._sessions.get(record) is session and self._receive(session, message)
+                if not goes_on:
                     break
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -336,6 +342,14 @@ def version_conflict(peer: str, hello: session_pb2.Hello) -> str:
         f" {hello.api.min} to {hello.api.max}, this daemon (torchperfd {__version__}) speaks"
         f" {contract.API_MIN} to {contract.API_MAX}; install the same version on both sides"
     )
+
+
+def _size(message: session_pb2.ClientMessage | Unreadable) -> tuple[int, int]:
+    """Return how many messages and how many steps a message holds."""
+    if isinstance(message, Unreadable):
+        return 1, 0
+    parts = message.bundle.messages or (message,)
+    return len(parts), sum(len(part.steps.duration_ns) // 8 for part in parts if part.HasField("steps"))
 
 
 async def _send_all(session: Session, context: "grpc.aio.ServicerContext[Any, Any]") -> None:

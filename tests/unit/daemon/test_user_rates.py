@@ -1,0 +1,229 @@
+"""The rates of users: honest ranks pass at once, and a user beyond a rate delays no other one."""
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.support.clock import Clock
+from tests.support.served import short_directory
+
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.errors import DaemonUnreachableError
+from torchperfd_daemon.rpc import user_rates
+from torchperfd_daemon.rpc.callers import Caller, CallerDirectory
+from torchperfd_daemon.rpc.command_rates import CommandRates
+from torchperfd_daemon.rpc.user_rates import FairTurns, IngestRates, Rate, UserRate
+
+ADA, BOB = 1001, 1002
+RANKS = 512
+
+
+def test_rate_lets_the_burst_pass_and_then_counts_debt() -> None:
+    clock = Clock()
+    rate = UserRate("things", Rate(10, 20), clock)
+    assert [rate.take(BOB, 10), rate.take(BOB, 10)] == [0, 0]
+    assert [rate.take(BOB, 5), rate.take(BOB, 5)] == pytest.approx([0.5, 1.0])
+    assert rate.take(ADA, 20) == 0
+    clock.now += 2
+    assert rate.take(BOB, 10) == pytest.approx(0)
+
+
+def test_rate_refills_to_the_burst_and_no_further() -> None:
+    clock = Clock()
+    rate = UserRate("things", Rate(10, 20), clock)
+    clock.now += 3600
+    assert rate.take(BOB, 21) == pytest.approx(0.1)
+
+
+def test_rate_forgets_users_whose_buckets_are_full() -> None:
+    clock = Clock()
+    rate = UserRate("things", Rate(10, 20), clock)
+    for uid in range(5000):
+        clock.now += 1
+        rate.take(uid, 1)
+    assert len(rate) < 2000
+
+
+def test_a_slowed_user_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    rate = UserRate("steps", Rate(10, 20), Clock())
+    with caplog.at_level(logging.WARNING, "torchperfd.access"):
+        for _ in range(100):
+            rate.take(BOB, 10)
+    assert caplog.messages == ["user 1002 is slowed: more than 10 steps per second"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "per_second"),
+    [
+        # 512 ranks of 10 steps a second, and a page is open: two flushes a second of three messages.
+        (user_rates.MESSAGES, RANKS * 2 * 3),
+        (user_rates.STEPS, RANKS * 10),
+        (user_rates.BYTES, RANKS * 10_000),
+        # Eight ranks of a step a millisecond.
+        (user_rates.STEPS, 8 * 1000),
+    ],
+)
+def test_ranks_of_a_whole_node_are_never_slowed(rate: Rate, per_second: float) -> None:
+    clock = Clock()
+    of_user = UserRate("things", rate, clock)
+    for _ in range(600):
+        assert of_user.take(ADA, per_second) == 0
+        clock.now += 1
+
+
+def test_ranks_of_a_whole_node_reconnect_in_seconds() -> None:
+    """After a restart of the daemon each brings the steps of a minute."""
+    sessions = UserRate("new sessions", user_rates.SESSIONS, Clock())
+    steps = UserRate("steps", user_rates.STEPS, Clock())
+    assert max(sessions.take(ADA, 1) for _ in range(RANKS)) <= 5
+    assert max(steps.take(ADA, 10 * 60) for _ in range(RANKS)) <= 10
+
+
+def test_a_user_waits_for_one_turn_of_another() -> None:
+    async def scenario() -> list[str]:
+        turns, done = FairTurns(), list[str]()
+
+        async def work(uid: int, name: str) -> None:
+            async with turns.turn(uid):
+                done.append(name)
+
+        many = [asyncio.create_task(work(BOB, "bob")) for _ in range(100)]
+        await asyncio.sleep(0)
+        before = len(done)
+        await work(ADA, "ada")
+        between = done[before : done.index("ada")]
+        await asyncio.gather(*many)
+        return between
+
+    assert len(asyncio.run(scenario())) <= 1
+
+
+def test_a_cancelled_wait_gives_its_turn_up() -> None:
+    async def scenario() -> None:
+        turns = FairTurns()
+
+        async def work() -> None:
+            async with turns.turn(BOB):
+                pass
+
+        async with turns.turn(BOB):
+            waiting = asyncio.create_task(work())
+            await asyncio.sleep(0)
+            waiting.cancel()
+        await asyncio.wait_for(work(), 5)
+
+    asyncio.run(scenario())
+
+
+def test_a_message_beyond_the_rate_is_taken_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    rates = IngestRates(Clock())
+
+    async def scenario() -> None:
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        for _ in range(4):
+            async with rates.turn(BOB, 1, 50_000):
+                pass
+        async with rates.turn(ADA, 1, 50_000):
+            pass
+
+    asyncio.run(scenario())
+    assert slept == pytest.approx([50_000 / 40_000, 100_000 / 40_000])
+
+
+class Call:
+    """A call of a user's process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def peer(self) -> str:
+        return self._name
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise RefusedError(f"{code.name}: {details}")
+
+
+class RefusedError(Exception):
+    pass
+
+
+def test_commands_in_progress_are_limited_per_user() -> None:
+    callers = CallerDirectory(100, 100)
+    callers.admit("ada", Caller(ADA, 1))
+    callers.admit("bob", Caller(BOB, 2))
+
+    async def scenario() -> None:
+        answered = asyncio.Event()
+
+        async def method(request: str, _: Any) -> str:
+            if request == "slow":
+                await answered.wait()
+            return request
+
+        async def method_of(_: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(method)
+
+        details: Any = type("Details", (), {"method": "/torchperfd.v1.Control/ListRuns"})
+        handler = await CommandRates(callers).intercept_service(method_of, details)
+        limited = handler.unary_unary
+        slow = [asyncio.create_task(limited("slow", Call("bob"))) for _ in range(64)]
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError, match="RESOURCE_EXHAUSTED: this user has 64 requests in progress"):
+            await limited("more", Call("bob"))
+        assert await limited("another user's", Call("ada")) == "another user's"
+        answered.set()
+        await asyncio.gather(*slow)
+        assert await limited("again", Call("bob")) == "again"
+
+    asyncio.run(scenario())
+
+
+def test_commands_beyond_the_rate_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    callers = CallerDirectory(100, 100)
+    callers.admit("bob", Caller(BOB, 2))
+
+    async def scenario() -> None:
+        async def method(request: str, _: Any) -> str:
+            return request
+
+        async def method_of(_: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(method)
+
+        details: Any = type("Details", (), {"method": "/torchperfd.v1.Control/ListRuns"})
+        handler = await CommandRates(callers, Clock()).intercept_service(method_of, details)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        for _ in range(320):
+            await handler.unary_unary("list", Call("bob"))
+
+    asyncio.run(scenario())
+    assert slept[:256] == [0] * 256
+    assert slept[-1] == pytest.approx(1.0)
+
+
+def test_busy_daemon_is_told_from_an_absent_one() -> None:
+    with short_directory() as directory:
+        path = str(Path(directory, "d.sock"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            with pytest.raises(DaemonUnreachableError) as busy, connect(path, answer_seconds=0.2):
+                pass
+        Path(path).unlink()
+        with pytest.raises(DaemonUnreachableError) as absent, connect(path):
+            pass
+    assert busy.value.problem == f"the daemon at {path} is busy: no answer within 0.2 s"
+    assert absent.value.problem == f"no daemon answers at {path}"
