@@ -3,9 +3,10 @@
 import os
 import platform
 import re
+import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,12 @@ _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A training process. (run, rank) names it to people; the last four fields make it unique."""
+    """A training process. (run, rank) names it to people; node, pid, namespace and start make it unique.
+
+    Attributes:
+        script: The name of the script's file, or of its module for ``python -m``.
+        command: The script or ``-m MODULE`` with its arguments, quoted for a shell; empty if unknown.
+    """
 
     run: str
     rank: int
@@ -32,11 +38,49 @@ class Identity:
     pid_namespace: int
     process_start_ticks: int
     python_version: str
+    command: str = ""
 
     @property
     def key(self) -> str:
         """A name for this process that no other process has had."""
         return f"{self.node}-{self.pid_namespace}-{self.pid}-{self.process_start_ticks}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the script of this process was started.
+
+    Attributes:
+        script: See :class:`Identity`.
+        stem: What its runs are named after: the file without its ending, or the whole name of the module.
+        command: See :class:`Identity`.
+    """
+
+    script: str
+    stem: str
+    command: str
+
+
+def read_launch(argv: Sequence[str], original: Sequence[str]) -> Launch:
+    """Return how a script was started.
+
+    The command line of the interpreter ends in the script's own, whichever launchers stand in between.
+
+    Args:
+        argv: As ``sys.argv`` has it: the script or its file, then its arguments.
+        original: As ``sys.orig_argv`` has it.
+    """
+    script = Path(argv[0]).name if argv and argv[0] else "python"
+    arguments = [*argv[1:]]
+    before = len(original) - len(arguments) - 1
+    if before < 1 or [*original[before + 1 :]] != arguments:
+        return Launch(script, Path(script).stem, "")
+    target = original[before]
+    if original[before - 1] == "-m":
+        return Launch(target, target, shlex.join(["-m", target, *arguments]))
+    if Path(target).name != script:
+        return Launch(script, Path(script).stem, "")
+    return Launch(script, Path(script).stem, shlex.join([target, *arguments]))
 
 
 def read_identity(
@@ -56,7 +100,7 @@ def read_identity(
     """
     pid = os.getpid()
     namespace, start = _process_facts(proc)
-    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    launch = read_launch(sys.argv, sys.orig_argv)
     node = environ.get("NODE_NAME") or socket.gethostname()
     slurm_job_id = environ.get("SLURM_JOB_ID", "")
     pod_uid = environ.get("POD_UID", "")
@@ -65,7 +109,7 @@ def read_identity(
         # torchrun's default for a run without a name: the same for every run there is.
         elastic = ""
     # A pod's uid comes after the rendezvous: a job of several pods is one run.
-    stem = Path(script).stem
+    stem = launch.stem
     shared = elastic or slurm_job_id or _rendezvous_name(environ, stem, node) or pod_uid
     if _UUID.fullmatch(shared):
         # As torchrun makes on one node. Its digits are random, so the first eight are as good as all.
@@ -77,8 +121,8 @@ def read_identity(
         world_size=_integer(environ, "WORLD_SIZE", "SLURM_NTASKS", default=1),
         local_rank=_integer(environ, "LOCAL_RANK", "SLURM_LOCALID"),
         node_rank=_integer(environ, "GROUP_RANK", "SLURM_NODEID"),
-        job_name=job_name or environ.get("TORCHPERFD_JOB") or Path(script).stem,
-        script=script,
+        job_name=job_name or environ.get("TORCHPERFD_JOB") or stem,
+        script=launch.script,
         slurm_job_id=slurm_job_id,
         pod_uid=pod_uid,
         node=node,
@@ -86,6 +130,7 @@ def read_identity(
         pid_namespace=namespace,
         process_start_ticks=start,
         python_version=platform.python_version(),
+        command=launch.command,
     )
 
 

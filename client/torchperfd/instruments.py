@@ -1,5 +1,6 @@
 """The instruments: all that measures this process, from the hooks into torch to the totals' sources."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -155,10 +156,12 @@ class Instruments:
             )
         if loop.validate_steps or "torch" not in sys.modules:
             return ""
-        return (
+        words = (
             "no backward pass was seen in this process: if it starts processes that train, call "
-            "torchperfd.attach() in the function that they run, or start them with torchrun"
+            "torchperfd.attach() in the function that they run"
         )
+        # A launcher has started this one.
+        return words if os.environ.get("LOCAL_RANK") else f"{words}, or start them with torchrun"
 
     def _guarded(self, function: Callable[[object], T], otherwise: T) -> Callable[[object], T]:
         """Return a function for a wrapped iterator to call: a failure of ours gives ``otherwise``."""

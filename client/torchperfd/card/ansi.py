@@ -1,6 +1,7 @@
 """Colours of a terminal, for text that is written without a library."""
 
 import os
+import re
 from typing import Final, TextIO
 
 from torchperfd.text_tables import terminal_width
@@ -14,6 +15,15 @@ _CODES: Final = {
     "bar": "36",
 }
 _WIDTHS: Final = (60, 100)
+# Sequences with parameters (CSI), texts for the terminal (OSC and others), and single ones, also if cut off.
+_CODE: Final = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+)
+
+
+def without_codes(words: str) -> str:
+    """Return a text without the sequences that change a terminal's colours, cursor or title."""
+    return _CODE.sub("", words) if "\x1b" in words or "\x9b" in words else words
 
 
 def paint(words: str, style: str, *, colour: bool) -> str:

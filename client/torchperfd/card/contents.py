@@ -102,7 +102,9 @@ class VerdictCard:
         is_healthy: Whether the run was seen and nothing is wrong with it.
         next_command: The command that shows more; empty if none would work now.
         also: What else takes long and is no cause, one line each.
-        trace: That the run has made the capture by itself, and what its analysis advises; else empty.
+        trace: What the analysis of the capture that the run has made by itself advises; else empty.
+        failure: Why the run failed; empty if it did not, and for a run that goes on.
+        remedy: What to change after the failure; empty if nothing is known.
     """
 
     run: str
@@ -112,15 +114,21 @@ class VerdictCard:
     next_command: str = ""
     trace: str = ""
     also: tuple[str, ...] = ()
+    failure: str = ""
+    remedy: str = ""
 
     @property
     def summary(self) -> str:
         """The verdict in one line."""
+        if self.failure:
+            return f"{self.heading} · {self.failure}"
         return self.heading if self.causes else f"{self.heading} · {self.remark}"
 
     @property
     def heading(self) -> str:
-        """The heading of the first cause; without one, whether the run is healthy."""
+        """That the run failed, or the heading of the first cause; without one, whether the run is healthy."""
+        if self.failure:
+            return "failed"
         if self.causes:
             return self.causes[0].heading
         return "healthy" if self.is_healthy else "not known"
@@ -132,10 +140,10 @@ class VerdictCard:
     def to_dict(self) -> dict[str, Any]:
         """Return the lines of the card, as documents have them."""
         return {
-            "state": "bad" if self.causes else "good" if self.is_healthy else "unknown",
+            "state": "bad" if self.causes or self.failure else "good" if self.is_healthy else "unknown",
             "summary": self.summary,
             "heading": self.heading,
-            "remark": self.remark,
+            "remark": self.failure or self.remark,
             "causes": [
                 {
                     "heading": each.heading,

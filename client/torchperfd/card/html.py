@@ -25,12 +25,20 @@ def render(card: "VerdictCard") -> str:
 
 def _lines(card: "VerdictCard") -> Iterator[str]:
     yield f'<div style="{_CARD}">'
-    if not card.causes:
+    if card.failure:
+        yield f'<div style="{_CAUSE.format(_RED)}"><div style="{_HEAD}">✗ failed</div>'
+        yield f"<div>{escape(card.failure)}</div>"
+        if card.remedy:
+            yield _part("fix", card.remedy, is_code=True)
+        if card.remark:
+            yield f"<div>{escape(card.remark)}</div>"
+        yield "</div>"
+    elif not card.causes:
         mark, colour = ("✓", _GREEN) if card.is_healthy else ("?", _AMBER)
         yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark} {card.heading}</div>'
         yield f"<div>{escape(card.remark)}</div></div>"
     for position, cause in enumerate(card.causes):
-        yield from _cause(cause, is_first=not position)
+        yield from _cause(cause, is_first=not position and not card.failure)
     for words in card.also:
         yield _part("also", words, is_code=False)
     if card.trace:

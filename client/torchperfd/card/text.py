@@ -29,12 +29,19 @@ def part(name: str, words: str, *, colour: bool, width: int) -> list[str]:
 
 
 def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
-    if not card.causes:
+    if card.failure:
+        yield paint("✗ FAILED", "bad", colour=colour)
+        yield from part("why", card.failure, colour=colour, width=width)
+        if card.remedy:
+            yield from part("fix", card.remedy, colour=colour, width=width)
+        if card.remark:
+            yield from part("steps", card.remark, colour=colour, width=width)
+    elif not card.causes:
         mark, style = ("✓", "good") if card.is_healthy else ("?", "warn")
         yield paint(f"{mark} {card.heading.upper()}", style, colour=colour)
         yield from part("why", card.remark, colour=colour, width=width)
     for position, cause in enumerate(card.causes):
-        yield from _cause(cause, is_first=not position, colour=colour, width=width)
+        yield from _cause(cause, is_first=not position and not card.failure, colour=colour, width=width)
     for words in card.also:
         yield from part("also", words, colour=colour, width=width)
     if card.trace:

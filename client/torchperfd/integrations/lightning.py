@@ -11,11 +11,11 @@ import os
 import re
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.events import codes
 from torchperfd.hooks.batches import samples_in
+from torchperfd.identity import read_launch
 from torchperfd.integrations import IntegrationSession, drawn_by_torch, suppress_errors
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Profiler(pl.profilers.Profiler):
         if trainer.world_size > 1:
             # Lightning's own launcher numbers the ranks only locally; they meet at this address.
             meeting_point = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-            run = "-".join((Path(sys.argv[0]).stem, *meeting_point))
+            run = "-".join((read_launch(sys.argv, sys.orig_argv).stem, *meeting_point))
         self.session.begin(
             None if self._manual else module,
             job=type(module).__name__,

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torchperfd.card import VerdictCard, card_of, unknown_card
+from torchperfd.card import VerdictCard
 from torchperfd.report import RankReport
 from torchperfd.report.overview import Percentiles
 from torchperfd.report.overview_text import render
-from torchperfd.report.validation_waits import validation_waits
+from torchperfd.runs.ending import Ending
+from torchperfd.runs.verdict_card import ended_card
 
 if TYPE_CHECKING:
     from torchperfd.v1 import control_pb2
@@ -38,6 +39,7 @@ def closing_card(
     reports: Sequence[RankReport],
     answer: "control_pb2.GetRunResponse | None",
     *,
+    ending: Ending | None = None,
     advice: str = "",
     capture_id: str = "",
     trace: str = "",
@@ -46,22 +48,17 @@ def closing_card(
 
     Args:
         answer: What the daemon knows of the run; None if no daemon has answered.
-        advice: Why no training step was seen, and what to do.
+        ending: How its script has ended; None if unknown.
+        advice: What to do where training was seen but no step of it; empty if unknown.
         capture_id: The newest capture of the run; empty without one.
         trace: What is known of that capture; empty if the run has not made it by itself.
     """
     command = f"torchperfd analyze {capture_id}" if capture_id else ""
-    if not any(each.table.rows for each in reports):
-        return unknown_card(run, advice or "no training step was seen: the script has not trained with torch")
-    if answer is None or not answer.HasField("verdict"):
-        return unknown_card(run, "no daemon has answered, so nothing compared the steps", command)
-    card = card_of(answer.verdict).after_run()
-    return replace(
-        card,
-        next_command=command or card.next_command,
-        trace=trace,
-        also=tuple(validation_waits(reports)),
-    )
+    verdict = answer.verdict if answer is not None and answer.HasField("verdict") else None
+    card = ended_card(run, reports, verdict, ending or Ending(), advice).after_run()
+    if not any(each.totals.train.steps for each in reports):
+        return card
+    return replace(card, next_command=command or card.next_command, trace=trace)
 
 
 def percentiles_of(answer: "control_pb2.GetRunResponse | None", rank: int) -> Percentiles:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from torchperfd.launch.exit_facts import cause_elsewhere, failure_words
 from torchperfd.launch.termination import Terminated
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Conclusion:
         deadline = time.monotonic() + _LEAVE_BUDGET_S
         if self.auto is not None:
             self.auto.stop()
+        # Before the message that this rank has finished, which carries it.
+        self.client.parts.flusher.failure = failure_words(ended)
         finish_client(self.client)
         # Where a trace has taken that time, the report is kept and the totals are sent all the same.
         deadline = max(deadline, time.monotonic() + _LEAST_LEFT_S)
@@ -81,8 +84,7 @@ class Conclusion:
         from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
         from torchperfd.launch.verdict_document import verdict_document
         from torchperfd.report import run_document
-        from torchperfd.runs.ending import TERMINATED, ending_words, why_untrained
-        from torchperfd.runs.values import text
+        from torchperfd.runs.ending import TERMINATED, Ending
         from torchperfd.text_tables import terminal_width
         from torchperfd.v1 import access
 
@@ -97,8 +99,13 @@ class Conclusion:
         ranks = _rank_reports(own, answer)
         document: dict[str, Any] = run_document(client.run, ranks, verdict_document(answer))
         kept_run.add_facts(document, client, began=options.began, ended=ended)
-        state, reason = document["exit"]["state"], text(document["exit"].get("error"))
-        facts = [("ended", ending_words(state, reason))] if state == TERMINATED else []
+        cause = cause_elsewhere(answer, client.rank)
+        document["exit"] |= {"cause": cause} if cause and ended is not None else {}
+        ending = Ending.of_document(document["exit"])
+        facts = [("ended", ending.words)] if ending.state == TERMINATED else []
+        if answer is not None and answer.HasField("verdict"):
+            # Shown here only: what is kept has no arguments, which may hold secrets.
+            answer.verdict.script = options.script.command
         if self.daemon is None and client.metrics_url:
             facts.append(("metrics", client.metrics_url))
         writer = kept_run.ReportWriter(options.keeping, document) if options.keeping.is_kept else None
@@ -112,14 +119,15 @@ class Conclusion:
         if writer is not None:
             facts.append(("kept", writer.outcome(deadline)))
         if not options.quiet:
-            if state != TERMINATED:
+            if ending.state != TERMINATED:
                 sys.stdout.flush()
             capture_id = client.parts.captures.newest_id or (auto.capture_id if auto is not None else "")
             card = closing_card(
                 client.run,
                 ranks,
                 answer,
-                advice=why_untrained(state, reason, advice),
+                ending=ending,
+                advice=advice,
                 capture_id=capture_id,
                 trace=auto.trace_words(capture_id, client.captures_dir) if auto is not None else "",
             )

@@ -9,10 +9,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd._version import __version__
+from torchperfd.launch.exit_facts import exit_document
 from torchperfd.launch.keeping_options import KeepingOptions
-from torchperfd.launch.termination import Terminated
 from torchperfd.report.document import blocks_document
-from torchperfd.runs.ending import FAILED, FINISHED, INTERRUPTED, TERMINATED
 from torchperfd.runs.store import RunStore
 from torchperfd.v1 import contract
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _LEFT_S: Final = 0.2
 """Of the time until the deadline, what is left for the daemon."""
-_LONGEST_ERROR: Final = 200
 
 
 def add_facts(
@@ -43,7 +41,7 @@ def add_facts(
         "world_size": identity.world_size,
         "started_seconds": began,
         "ended_seconds": time.time(),
-        "exit": _exit(ended),
+        "exit": exit_document(ended),
         "versions": {
             "torchperfd": __version__,
             "python": identity.python_version,
@@ -89,32 +87,6 @@ class ReportWriter:
             self.run_id = self._store.keep(self._document)
         except Exception as error:  # noqa: BLE001 - the run is over, and its report is no reason to fail
             self.problem = str(error)
-
-
-def _exit(ended: BaseException | None) -> dict[str, Any]:
-    if ended is None:
-        return {"state": FINISHED, "code": 0}
-    if isinstance(ended, SystemExit):
-        if ended.code in (None, 0):
-            return {"state": FINISHED, "code": 0}
-        if isinstance(ended.code, int):
-            return {"state": FAILED, "code": ended.code, "error": f"exit code {ended.code}"}
-        return {"state": FAILED, "code": 1, "error": _first_line(ended.code)}
-    if isinstance(ended, KeyboardInterrupt):
-        return {"state": INTERRUPTED, "code": 130}
-    if isinstance(ended, Terminated):
-        return {"state": TERMINATED, "code": 143}
-    message = _first_line(ended)
-    name = type(ended).__name__
-    return {"state": FAILED, "code": 1, "error": f"{name}: {message}" if message else name}
-
-
-def _first_line(error: object) -> str:
-    lines: list[str] = []
-    # The script's own exception may have a broken __str__.
-    with contextlib.suppress(Exception):
-        lines = str(error).strip().splitlines()
-    return lines[0][:_LONGEST_ERROR] if lines else ""
 
 
 def _environment() -> dict[str, Any]:

@@ -27,8 +27,17 @@ class Script:
 
     @property
     def words(self) -> str:
-        """It as a command takes it, quoted for a shell."""
-        return shlex.join(["-m", self.target] if self.is_module else [self.target])
+        """It as a command takes it, quoted for a shell, without its arguments."""
+        return shlex.join(self._target)
+
+    @property
+    def command(self) -> str:
+        """It with its arguments, quoted for a shell."""
+        return shlex.join([*self._target, *self.arguments])
+
+    @property
+    def _target(self) -> list[str]:
+        return ["-m", self.target] if self.is_module else [self.target]
 
     def execute(self) -> None:
         """Run it in this process and thread, as ``__main__``; whatever it raises comes out."""

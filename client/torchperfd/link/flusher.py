@@ -68,6 +68,7 @@ class Flusher:
         self.totals = Totals()
         self.blocks = StepBlocks()
         self.reports_blocks = False
+        self.failure = ""
         self._replay = replay
         self._recorder = replay.recorder
         self._names = names
@@ -230,7 +231,7 @@ class Flusher:
         # Asked while the loop runs, which it does not yet when a script attaches.
         self._framework = self._framework or framework_around(self._replay.thread)
         change = session_pb2.StateChange(
-            state=session_pb2.RunState.ValueType(state), framework=self._framework
+            state=session_pb2.RunState.ValueType(state), framework=self._framework, failure=self.failure
         )
         self._outbox.put_newest("state", session_pb2.ClientMessage(state=change))
 

@@ -50,6 +50,7 @@ def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
                 python_version=identity.python_version,
                 slurm_job_id=identity.slurm_job_id,
                 pod_uid=identity.pod_uid,
+                command=identity.command,
             ),
         )
     )

@@ -10,7 +10,6 @@ from torchperfd.durations import duration
 from torchperfd.report import RankReport, words
 from torchperfd.report.overview import WAIT, RankRow, phase_shares, rank_rows, remarks, shown_ranks
 from torchperfd.report.overview_text import render
-from torchperfd.runs.ending import ending_words
 from torchperfd.runs.rank_reports import read_reports
 from torchperfd.runs.record import RunRecord, read_document, record_of
 from torchperfd.runs.verdict_card import read_card
@@ -48,7 +47,7 @@ class RunOverview:
             ("host", run.host),
             ("when", when),
             ("ranks", str(run.world_size)),
-            ("ended", ending_words(run.exit_state, run.exit_error)),
+            ("ended", run.ending.words),
         ]
         return [(name, value) for name, value in facts if value]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from torchperfd.runs.ending import Ending
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.values import clean, count, number, optional, text
 
@@ -70,6 +71,7 @@ class RunRecord:
         verdict: The verdict in one sentence; empty without one.
         ranks: By number.
         exit_error: What has made it fail, in one line; empty if nothing has, or that is unknown.
+        exit_cause: The failure of another rank, because of which it ended; empty without one.
     """
 
     run: str
@@ -84,6 +86,12 @@ class RunRecord:
     verdict: str = ""
     ranks: tuple[RankRecord, ...] = ()
     exit_error: str = ""
+    exit_cause: str = ""
+
+    @property
+    def ending(self) -> Ending:
+        """How its script has ended."""
+        return Ending(self.exit_state, self.exit_error, self.exit_cause)
 
     @property
     def steps(self) -> int:
@@ -141,8 +149,7 @@ def read_document(content: bytes, source: str, read: Callable[[dict[str, Any]], 
 
 def record_of(document: dict[str, Any]) -> RunRecord:
     """Return a run by its document; see :func:`read_document` for errors."""
-    verdict = document.get("verdict") or {}
-    exit_ = document.get("exit") or {}
+    verdict, ending = document.get("verdict") or {}, Ending.of_document(document.get("exit") or {})
     ranks = tuple(sorted((_rank(each) for each in document["ranks"]), key=lambda rank: rank.rank))
     facts = {**(document.get("versions") or {}), **(document.get("environment") or {})}
     return RunRecord(
@@ -152,12 +159,13 @@ def record_of(document: dict[str, Any]) -> RunRecord:
         started=optional(document.get("started_seconds")),
         ended=optional(document.get("ended_seconds")),
         world_size=count(document.get("world_size") or len(ranks)),
-        exit_state=text(exit_.get("state")),
+        exit_state=ending.state,
         environment={text(name): text(str(value)) for name, value in facts.items() if value is not None},
         cause=text(verdict.get("cause")),
         verdict=text(verdict.get("summary")),
         ranks=ranks,
-        exit_error=text(exit_.get("error")),
+        exit_error=ending.error,
+        exit_cause=ending.cause,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from torchperfd.card import VerdictCard, card_of, unknown_card
 from torchperfd.report import RankReport
 from torchperfd.report.validation_waits import validation_waits
-from torchperfd.runs.ending import why_untrained
+from torchperfd.runs.ending import Ending, failure_remedy
 from torchperfd.runs.record import RunRecord
 from torchperfd.runs.values import count, number, text
 from torchperfd.v1 import control_pb2
@@ -23,14 +23,42 @@ def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[Ran
         record: The same run.
         reports: Those of its ranks.
     """
-    if not any(each.table.rows for each in reports):
-        return unknown_card(record.run, why_untrained(record.exit_state, record.exit_error))
-    kept = document.get("verdict")
-    if kept is None:
-        return unknown_card(record.run, "no daemon has answered, so nothing compared the steps")
-    verdict = _read_verdict(kept, record)
-    verdict.others.extend(_read_verdict(each, record) for each in kept.get("others") or ())
-    return replace(card_of(verdict), also=tuple(validation_waits(reports)))
+    kept, verdict = document.get("verdict"), None
+    if kept is not None:
+        verdict = _read_verdict(kept, record)
+        verdict.others.extend(_read_verdict(each, record) for each in kept.get("others") or ())
+    return ended_card(record.run, reports, verdict, record.ending)
+
+
+def ended_card(
+    run: str,
+    reports: Sequence[RankReport],
+    verdict: control_pb2.Verdict | None,
+    ending: Ending,
+    advice: str = "",
+) -> VerdictCard:
+    """Return the card of a run that has ended. A failure comes first, whatever was seen before it.
+
+    Args:
+        reports: Those of its ranks.
+        verdict: None if no daemon has answered.
+        advice: What to do where training was seen but no step of it; empty if unknown.
+    """
+    failure, also = ending.failure, tuple(validation_waits(reports))
+    remedy = failure_remedy(failure)
+    if not any(each.totals.train.steps for each in reports):
+        why = ending.why_untrained(advice)
+        if failure:
+            return VerdictCard(run, failure=why, remedy=remedy)
+        return replace(unknown_card(run, why), also=also)
+    if verdict is None:
+        card = unknown_card(run, "no daemon has answered, so nothing compared the steps")
+    else:
+        card = card_of(verdict)
+    if failure and remedy:
+        # Such as a dead worker, for which the loop has waited: what the steps show comes from it.
+        return VerdictCard(run, failure=failure, remedy=remedy)
+    return replace(card, also=also, failure=failure)
 
 
 def _read_verdict(kept: dict[str, Any], record: RunRecord) -> control_pb2.Verdict:

@@ -378,7 +378,13 @@ class RankAccount(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     ACCOUNT_FIELD_NUMBER: builtins.int
     PERCENTILES_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    FAILED_UNIX_SECONDS_FIELD_NUMBER: builtins.int
     state: torchperfd.v1.session_pb2.RunState.ValueType
+    failure: builtins.str
+    """the exception that ended its script, in one line; for the run's user only"""
+    failed_unix_seconds: builtins.float
+    """when the daemon received that; 0 without one"""
     @property
     def identity(self) -> torchperfd.v1.session_pb2.RankIdentity: ...
     @property
@@ -394,9 +400,11 @@ class RankAccount(google.protobuf.message.Message):
         state: torchperfd.v1.session_pb2.RunState.ValueType = ...,
         account: torchperfd.v1.session_pb2.Account | None = ...,
         percentiles: collections.abc.Iterable[global___PhasePercentiles] | None = ...,
+        failure: builtins.str = ...,
+        failed_unix_seconds: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["account", b"account", "identity", b"identity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["account", b"account", "identity", b"identity", "percentiles", b"percentiles", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["account", b"account", "failed_unix_seconds", b"failed_unix_seconds", "failure", b"failure", "identity", b"identity", "percentiles", b"percentiles", "state", b"state"]) -> None: ...
 
 global___RankAccount = RankAccount
 

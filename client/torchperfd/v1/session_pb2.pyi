@@ -360,6 +360,7 @@ class RankIdentity(google.protobuf.message.Message):
     PYTHON_VERSION_FIELD_NUMBER: builtins.int
     SLURM_JOB_ID_FIELD_NUMBER: builtins.int
     POD_UID_FIELD_NUMBER: builtins.int
+    COMMAND_FIELD_NUMBER: builtins.int
     run: builtins.str
     rank: builtins.int
     world_size: builtins.int
@@ -377,6 +378,8 @@ class RankIdentity(google.protobuf.message.Message):
     python_version: builtins.str
     slurm_job_id: builtins.str
     pod_uid: builtins.str
+    command: builtins.str
+    """the script or its module with the arguments, quoted for a shell; for the run's user only"""
     def __init__(
         self,
         *,
@@ -395,8 +398,9 @@ class RankIdentity(google.protobuf.message.Message):
         python_version: builtins.str = ...,
         slurm_job_id: builtins.str = ...,
         pod_uid: builtins.str = ...,
+        command: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_name", b"job_name", "local_rank", b"local_rank", "node", b"node", "node_rank", b"node_rank", "pid", b"pid", "pid_namespace", b"pid_namespace", "pod_uid", b"pod_uid", "process_start_ticks", b"process_start_ticks", "python_version", b"python_version", "rank", b"rank", "run", b"run", "script", b"script", "slurm_job_id", b"slurm_job_id", "torch_version", b"torch_version", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command", b"command", "job_name", b"job_name", "local_rank", b"local_rank", "node", b"node", "node_rank", b"node_rank", "pid", b"pid", "pid_namespace", b"pid_namespace", "pod_uid", b"pod_uid", "process_start_ticks", b"process_start_ticks", "python_version", b"python_version", "rank", b"rank", "run", b"run", "script", b"script", "slurm_job_id", b"slurm_job_id", "torch_version", b"torch_version", "world_size", b"world_size"]) -> None: ...
 
 global___RankIdentity = RankIdentity
 
@@ -1013,16 +1017,20 @@ class StateChange(google.protobuf.message.Message):
 
     STATE_FIELD_NUMBER: builtins.int
     FRAMEWORK_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
     state: global___RunState.ValueType
     framework: builtins.str
     """whose loop it is (lightning, transformers …); empty for a plain one"""
+    failure: builtins.str
+    """the exception that ended the script, in one line; empty if none has"""
     def __init__(
         self,
         *,
         state: global___RunState.ValueType = ...,
         framework: builtins.str = ...,
+        failure: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["framework", b"framework", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "framework", b"framework", "state", b"state"]) -> None: ...
 
 global___StateChange = StateChange
 

@@ -76,7 +76,7 @@ def shown_verdicts(surveys: Sequence[fleet_pb2.NodeSurvey], redact: Redact) -> I
         message = translate_verdict.verdict_message(verdict)
         # Of the ranks' own names, since people run it: no node supplies it in a verdict.
         message.script = translate_verdict.script_words(
-            status.identity.script for status in ranks[verdict.run]
+            (status.identity.command, status.identity.script) for status in ranks[verdict.run]
         )
         redact(message, map(fleet_translate.uid_of, ranks[verdict.run]))
         yield message

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from torchperfd.v1 import control_pb2
+from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import NotAllowedError, UsageError
 from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, own_uid
@@ -108,13 +108,14 @@ class Rights:
     def redact_status(self, status: control_pb2.RankStatus) -> None:
         """Remove from a rank's status the fields that only its own user may see."""
         if not self.may_command(status.uid if status.HasField("uid") else None):
-            status.identity.script = ""
+            _hide_script(status.identity)
 
     def redact_account(self, account: control_pb2.RankAccount, uid: int | None) -> None:
         """Remove from a rank's totals the fields that only its own user may see."""
         if self.may_command(uid):
             return
-        account.identity.script = ""
+        _hide_script(account.identity)
+        account.failure = ""
         for wait in account.account.sync_waits:
             wait.ClearField("file")
             wait.ClearField("line")
@@ -132,6 +133,10 @@ class Rights:
             else:
                 each.summary = _LINE.sub("", each.summary)
                 each.evidence = _LINE.sub("", each.evidence)
+
+
+def _hide_script(identity: session_pb2.RankIdentity) -> None:
+    identity.script = identity.command = ""
 
 
 def group_id(name: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,6 +280,9 @@ class SessionService(session_pb2_grpc.SessionServicer):
         elif body == "state":
             rank.state = translate.state(message.state.state) or rank.state
             rank.framework = translate.framework(message.state.framework) or rank.framework
+            if message.state.failure and not rank.failure:
+                rank.failure = translate.reason(message.state.failure)
+                rank.failed_unix_seconds = time.time()
         elif body == "capture_ack":
             ack = message.capture_ack
             self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack(ack))

@@ -1,5 +1,6 @@
 """Conversion between messages and the daemon's own types; the only module that uses both."""
 
+import shlex
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,7 @@ _CAPTURE_STATES = {
 _TRAINING = array("q", (session_pb2.STEP_KIND_TRAIN,))
 _MOST_LABEL_CHARACTERS = 200
 _MOST_REASON_CHARACTERS = 500
+_MOST_COMMAND_CHARACTERS = 4000
 _SHORTEST_STEP_S = 1e-6
 _LONGEST_STEP_S = 1e6
 _LONGEST_PAUSE_S = 86_400.0
@@ -85,8 +87,9 @@ def identity(message: session_pb2.RankIdentity) -> RankIdentity:
     if message.rank > _LAST_RANK:
         raise BadMessageError(f"no run has a rank {message.rank}")
     values = unpack(message, RankIdentity)
+    values["command"] = _command(message.command)
     for name, value in values.items():
-        if isinstance(value, str):
+        if isinstance(value, str) and name != "command":
             values[name] = one_line(value, _MOST_LABEL_CHARACTERS)
     for name, most in _MOST_OF_NUMBER.items():
         values[name] = min(values[name], most)
@@ -95,9 +98,27 @@ def identity(message: session_pb2.RankIdentity) -> RankIdentity:
     return RankIdentity(**values)
 
 
+def _command(words: str) -> str:
+    """Return a command as it is safe to be pasted: every word quoted; empty if it is none.
+
+    One that is cut off would be another command.
+    """
+    if len(words) > _MOST_COMMAND_CHARACTERS or not words.isprintable():
+        return ""
+    try:
+        return shlex.join(shlex.split(words))
+    except ValueError:
+        return ""
+
+
 def state(value: int) -> State | None:
     """Return a state this version knows, else None."""
     return _STATES.get(session_pb2.RunState.ValueType(value))
+
+
+def reason(words: str) -> str:
+    """Return a reason in one line, such as an exception."""
+    return one_line(words, _MOST_REASON_CHARACTERS)
 
 
 def framework(name: str) -> str:
@@ -204,6 +225,8 @@ def rank_account(rank: Rank) -> control_pb2.RankAccount:
         state=_STATES_OUT[rank.state],
         account=translate_account.account_message(rank.totals),
         percentiles=translate_verdict.percentiles(rank.history.newest(rank.steady_steps)),
+        failure=rank.failure,
+        failed_unix_seconds=rank.failed_unix_seconds,
     )
 
 

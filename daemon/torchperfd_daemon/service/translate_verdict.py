@@ -34,7 +34,8 @@ def verdict_on_ranks(
         has_cuda=any(rank.totals.cuda is not None for rank in ranks),
     )
     message = verdict_message(replace(verdict, next_command=command))
-    message.script = script_words(rank.identity.script for rank in (*ranks, *ended))
+    identities = [rank.identity for rank in (*ranks, *ended)]
+    message.script = script_words((each.command, each.script) for each in identities)
     return message
 
 
@@ -53,11 +54,16 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
     )
 
 
-def script_words(names: Iterable[str]) -> str:
-    """Return the script of a run for a shell, by what its ranks call it; empty where it is no file to run."""
-    name = next(iter(names), "")
+def script_words(names: Iterable[tuple[str, str]]) -> str:
+    """Return the script of a run for a shell, with its arguments where they are known.
+
+    Args:
+        names: For each rank the command that it reports, and the name of its script. Without a command the
+            name of a file is used; other names cannot be run, and the result is empty.
+    """
+    command, name = next(iter(names), ("", ""))
     is_file = name.endswith(".py") and name != _MODULE and name.isprintable()
-    return shlex.quote(name) if is_file else ""
+    return command or (shlex.quote(name) if is_file else "")
 
 
 def percentiles(steps: StepColumns) -> list[control_pb2.PhasePercentiles]:

@@ -45,6 +45,7 @@ class RankIdentity:
     python_version: str = ""
     slurm_job_id: str = ""
     pod_uid: str = ""
+    command: str = ""
 
     @property
     def is_simulated(self) -> bool:

@@ -23,6 +23,10 @@ class Rank:
         self.framework = ""
         self.hooks = ""
         """The implementation of its client's hooks, ``native`` or ``reference``; empty if not reported."""
+        self.failure = ""
+        """The exception that has ended its script, in one line; empty if none has."""
+        self.failed_unix_seconds = 0.0
+        """When this daemon received that; 0 without one."""
         self.connected = True
         self.joined_at = now
         self.left_at: float | None = None

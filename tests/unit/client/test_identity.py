@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.identity import Identity, read_identity
+from torchperfd.identity import Identity, read_identity, read_launch
 
 SHORT = re.compile(r"train_digits-[0-9a-f]{8}")
 STAT = (
@@ -236,3 +236,53 @@ def test_lightning_ranks_are_numbered_from_the_first_node() -> None:
     assert read_identity(environ=launched).rank == 1
     assert read_identity(environ={**launched, "RANK": "5"}).rank == 5
     assert read_identity(environ={**launched, "NODE_RANK": "1"}).rank == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "original", "launch"),
+    [
+        (
+            ["train.py", "--lr", "1"],
+            ["python", "train.py", "--lr", "1"],
+            ("train.py", "train", "train.py --lr 1"),
+        ),
+        (["/j/v2.a.py"], ["python", "-u", "/j/v2.a.py"], ("v2.a.py", "v2.a", "/j/v2.a.py")),
+        (
+            ["/j/train.py", "a b"],
+            ["python", "-m", "pkg.train", "a b"],
+            ("pkg.train", "pkg.train", "-m pkg.train 'a b'"),
+        ),
+        (
+            ["pkg.train", "--x"],
+            ["python", "-m", "torchperfd", "run", "--run", "a", "-m", "pkg.train", "--x"],
+            ("pkg.train", "pkg.train", "-m pkg.train --x"),
+        ),
+        (
+            ["main.py", "-m"],
+            ["python", "bin/torchperfd", "run", "main.py", "-m"],
+            ("main.py", "main", "main.py -m"),
+        ),
+        # Neither a changed sys.argv nor a spawned child has a command line of its own.
+        (["/j/train.py", "other"], ["python", "train.py", "--lr", "1"], ("train.py", "train", "")),
+        (
+            ["/j/train.py"],
+            ["python", "-c", "from multiprocessing.spawn import spawn_main"],
+            ("train.py", "train", ""),
+        ),
+        ([], ["python"], ("python", "python", "")),
+    ],
+)
+def test_launch_has_module_and_arguments(
+    argv: list[str], original: list[str], launch: tuple[str, str, str]
+) -> None:
+    found = read_launch(argv, original)
+    assert (found.script, found.stem, found.command) == launch
+
+
+def test_module_names_its_runs(read: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/site/scripts/base_train.py", "--depth", "2"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "scripts.base_train", "--depth", "2"])
+    identity = read()
+    assert identity.run.startswith("scripts.base_train-")
+    assert (identity.job_name, identity.script) == ("scripts.base_train", "scripts.base_train")
+    assert identity.command == "-m scripts.base_train --depth 2"

@@ -1,6 +1,7 @@
 """The verdict card, as text and as HTML, and the end of ``torchperfd run`` that it opens."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from tests.support.golden import check_golden
@@ -9,6 +10,7 @@ from torchperfd.card import VerdictCard, card_of, unknown_card
 from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
 from torchperfd.launch.script import Script
 from torchperfd.report import RankReport
+from torchperfd.runs.ending import Ending, explain_error
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, ZERO_GRAD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
@@ -107,6 +109,9 @@ def test_card_renders_as_golden_file() -> None:
         "two causes, a third below 5 %": card_of(STARVED),
         "hang": card_of(HANG),
         "healthy": card_of(HEALTHY),
+        "failed, with what its steps lost": replace(card_of(STARVED), failure="ValueError: bad"),
+        "failed, healthy before": replace(card_of(HEALTHY), failure="ValueError: bad"),
+        "failed, with a remedy": VerdictCard(RUN, failure="a worker died", remedy="num_workers=0"),
         "no daemon": unknown_card(RUN, "no daemon has answered, so nothing compared the steps"),
     }
     text = "\n\n".join(f"# {name}\n{card}\n{card.summary}" for name, card in cards.items())
@@ -188,6 +193,26 @@ def test_closing_without_steps_gives_the_advice() -> None:
     assert "call client.step()" in str(closing_card(RUN, [empty], None, advice="call client.step()"))
 
 
+def test_closing_names_the_failure_whatever_was_seen() -> None:
+    """A rollout of a reinforcement learner counts as validation; the script fails in its first step."""
+    validated = Totals(validate=KindTotals(steps=1, ns=3 * MS), began_ns=1, ended_ns=4 * MS)
+    failed = Ending("failed", "TypeError: no")
+    card = closing_card(RUN, [RankReport(0, validated, PhaseNames())], run_answer(HEALTHY), ending=failed)
+    assert card.failure == "the script failed before its first training step: TypeError: no"
+    trained = closing_card(RUN, [rank_report()], run_answer(STARVED), ending=failed)
+    assert trained.failure == "TypeError: no"
+    assert trained.causes == card_of(STARVED).causes
+
+
+def test_closing_of_a_dead_worker_blames_no_loader() -> None:
+    error = "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. "
+    ending = Ending("failed", explain_error(error, None))
+    card = closing_card(RUN, [rank_report()], run_answer(STARVED), ending=ending)
+    assert card.failure.startswith("a DataLoader worker died of SIGBUS: /dev/shm is full or too small")
+    assert "--shm-size" in card.remedy
+    assert "INPUT-BOUND" not in card.to_text()
+
+
 def test_card_colours_say_nothing_that_words_do_not() -> None:
     for card in (card_of(STARVED), card_of(HANG), card_of(HEALTHY), VerdictCard(RUN, remark="?")):
         coloured = card.to_text(colour=True)
@@ -218,16 +243,23 @@ def test_closing_names_the_line_that_waits(wait_ms: int, is_named: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("target", "is_module", "words"),
-    [("a b/train.py", False, "'a b/train.py'"), ("jobs.train", True, "-m jobs.train")],
+    ("script", "words"),
+    [
+        (Script("a b/train.py", (), is_module=False), "'a b/train.py'"),
+        (
+            Script("main.py", ("--scale", "4", "--name", "x y"), is_module=False),
+            "main.py --scale 4 --name 'x y'",
+        ),
+        (Script("jobs.train", ("test.x",), is_module=True), "-m jobs.train test.x"),
+    ],
 )
-def test_card_names_the_script_as_it_was_given(target: str, is_module: bool, words: str) -> None:
+def test_card_names_the_script_as_it_was_given(script: Script, words: str) -> None:
     fix = "`torchperfd tune SCRIPT` tries settings"
     other = control_pb2.Verdict(cause="CPU contention", fix=fix, cost_seconds_per_step=0.5, step_seconds=1)
     verdict = control_pb2.Verdict(
         cause="input-bound", fix=fix, cost_seconds_per_step=0.5, step_seconds=1, others=[other]
     )
     assert [each.fix for each in card_of(verdict).causes] == [fix, fix]
-    verdict.script = Script(target, (), is_module=is_module).words
+    verdict.script = script.command
     named = f"`torchperfd tune {words}` tries settings"
     assert [each.fix for each in card_of(verdict).causes] == [named, named]

@@ -118,6 +118,8 @@ def test_redact_account_leaves_source_lines_to_their_user() -> None:
     def account() -> control_pb2.RankAccount:
         message = control_pb2.RankAccount()
         message.identity.script = "/home/ada/train.py"
+        message.identity.command = "train.py --token x"
+        message.failure = "OSError: /home/ada/train.py"
         message.account.sync_waits.add(file="/home/ada/train.py", line=37, call="item", ns=5)
         return message
 
@@ -126,6 +128,7 @@ def test_redact_account_leaves_source_lines_to_their_user() -> None:
     rights(BOB).redact_account(foreign, ADA)
     assert own == account()
     assert "train.py" not in str(foreign)
+    assert not foreign.failure
     assert [(wait.line, wait.call, wait.ns) for wait in foreign.account.sync_waits] == [(0, "item", 5)]
 
 

@@ -10,6 +10,7 @@ from tests.support.served import GIVE_UP_S, RankStream, Served, hello, play, ste
 
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, session_pb2
+from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import State
 
 
@@ -102,6 +103,39 @@ def test_a_bundle_says_what_its_messages_say() -> None:
         assert not kept.connected
 
     play(scenario)
+
+
+def test_failure_of_a_script_is_kept_once() -> None:
+    """The first message has it; the last one, that the rank has finished, repeats it."""
+
+    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+        rank = RankStream(channel)
+        await rank.join()
+        for failure in ("", "ValueError: bad\n" + "x" * 999, "OSError: later"):
+            change = session_pb2.StateChange(state=session_pb2.RUN_STATE_FINISHED, failure=failure)
+            await rank.say(session_pb2.ClientMessage(state=change))
+        await rank.leave()
+        [kept] = served.store.ranks()
+        assert kept.failure.startswith("ValueError: bad?xx")
+        assert len(kept.failure) == 500
+        assert kept.failed_unix_seconds > 0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ("train.py --lr 1 --name 'a b'", "train.py --lr 1 --name 'a b'"),
+        ("train.py; rm -rf $HOME `id`", "'train.py;' rm -rf '$HOME' '`id`'"),
+        ("train.py 'open", ""),
+        ("train.py\n--lr", ""),
+        ("train.py " + "x" * 4000, ""),
+    ],
+)
+def test_identity_command_is_safe_to_paste(command: str, kept: str) -> None:
+    message = session_pb2.RankIdentity(run="a", command=command)
+    assert translate.identity(message).command == kept
 
 
 def test_a_bundle_within_a_bundle_is_refused() -> None:
