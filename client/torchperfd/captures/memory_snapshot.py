@@ -18,6 +18,9 @@ MOST_EVENTS: Final = 200_000
 Each is an entry of a Python dictionary in the snapshot, about 1 kB with its frames.
 """
 
+VIEWERS_PROTOCOL: Final = 4
+"""The newest pickle protocol that torch's viewer reads. Python 3.14 writes 5 by default."""
+
 
 def unusable() -> str:
     """Return why no snapshot can be made now, '' when one can."""
@@ -71,7 +74,7 @@ class MemoryTracer:
         """
         snapshot, self._snapshot = self._snapshot, None
         with path.open("wb") as file:
-            pickle.dump(snapshot, file)
+            pickle.dump(snapshot, file, protocol=VIEWERS_PROTOCOL)
 
     def discard(self) -> None:
         """Forget the snapshot."""

@@ -1,22 +1,20 @@
-"""Reads the sound bytes of a trace file, plain or gzip, in bounded pieces."""
+"""Reads the sound bytes of a trace file, plain or compressed, in bounded pieces."""
 
-import gzip
 import io
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from torchperfd_daemon import compression
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 MAX_BYTES: Final = 8 << 30
 _PIECE: Final = 1 << 19
-_GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 class TraceFile:
-    """One file, read once. A file is gzip if its first bytes are, whatever its name.
+    """One file, read once.
 
     Args:
         max_bytes: The most uncompressed bytes to hand out; a bigger file is refused, not cut.
@@ -37,39 +35,31 @@ class TraceFile:
 
         Raises:
             NoSuchTargetError: There is no such file.
-            TorchperfdError: The file is empty, cannot be read, or is too big.
+            TorchperfdError: The file is empty, cannot be read or decompressed, or is too big.
         """
         try:
             with self.path.open("rb") as raw:
                 self.size = os.fstat(raw.fileno()).st_size
-                if raw.peek(2)[:2] == _GZIP_MAGIC:
-                    with gzip.GzipFile(fileobj=raw) as inflated:
-                        yield from self._drain(inflated)
-                else:
-                    yield from self._drain(raw)
+                yield from self._drain(raw)
         except FileNotFoundError:
             raise NoSuchTargetError(f"there is no trace at {self.path}") from None
         except OSError as error:
             raise TorchperfdError(f"cannot read {self.path}: {error.strerror or error}") from None
 
-    def _drain(self, stream: gzip.GzipFile | io.BufferedReader) -> Iterator[bytes]:
+    def _drain(self, raw: io.BufferedReader) -> Iterator[bytes]:
         total = 0
-        while True:
-            try:
-                # read1, not read: the bytes inflated before the damage must not be lost with it.
-                piece = stream.read1(_PIECE)
-            except (EOFError, gzip.BadGzipFile, zlib.error):
-                self.broken = True
-                return
-            if not piece:
-                break
-            total += len(piece)
-            if total > self._max_bytes:
-                raise TorchperfdError(
-                    f"{self.path} holds more than {self._max_bytes:,} bytes of trace",
-                    "capture fewer steps or record less",
-                )
-            yield piece
+        try:
+            for piece in compression.pieces(raw, _PIECE):
+                total += len(piece)
+                if total > self._max_bytes:
+                    raise TorchperfdError(
+                        f"{self.path} holds more than {self._max_bytes:,} bytes of trace",
+                        "capture fewer steps or record less",
+                    )
+                yield piece
+        except compression.BrokenCompressionError:
+            self.broken = True
+            return
         if not total:
             raise TorchperfdError(
                 f"{self.path} is empty", "capture again: the export was cut off or the disk was full"

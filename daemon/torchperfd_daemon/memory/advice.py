@@ -7,7 +7,6 @@ from typing import Final
 from torchperfd.sizes import size
 from torchperfd_daemon.memory.model import FailedAllocation
 from torchperfd_daemon.memory.sums import SegmentSums, StackMemory
-from torchperfd_daemon.memory.words import place_text
 
 _FRAGMENTED: Final = 0.25
 _MOST_OF_IT: Final = 0.5
@@ -28,14 +27,16 @@ class MemoryAdvice:
 
 def advise(
     sums: SegmentSums,
-    stacks: Sequence[StackMemory],
+    at_end: Sequence[StackMemory],
+    at_peak: Sequence[StackMemory],
     failure: FailedAllocation | None,
     settings: Mapping[str, str],
 ) -> Iterator[MemoryAdvice]:
     """Yield the advice on one device.
 
     Args:
-        stacks: Those that hold memory, most first.
+        at_end: The places that hold memory at the end, most first.
+        at_peak: Those at the peak, most first; empty if it is unknown.
         settings: The allocator's settings that are not torch's defaults.
     """
     if failure is not None and _is_for_fragments(sums, failure) and "expandable_segments" not in settings:
@@ -45,11 +46,13 @@ def advise(
             f"{size(failure.size)} failed, {size(sums.free)} are free in pieces of at most "
             f"{size(sums.largest_free)}, {sums.split_share:.0%} of the reserved memory is split",
         )
-    if stacks and stacks[0].stack and stacks[0].share > _MOST_OF_IT:
-        most = stacks[0]
+    # The peak decides whether the memory suffices. Without a line there is nothing to look at.
+    most = next(iter(at_peak or at_end), None)
+    if most is not None and most.place.has_line and most.share > _MOST_OF_IT:
+        of = "at the peak" if at_peak else "in use"
         yield MemoryAdvice(
             "one-stack",
-            f"look at {place_text(most.stack)}: it holds {most.share:.0%} of the memory in use, "
+            f"look at {most.place.text}: it holds {most.share:.0%} of the memory {of}, "
             f"{size(most.size)} in {most.blocks:,} {'block' if most.blocks == 1 else 'blocks'}",
         )
 

@@ -1,18 +1,19 @@
 """Finds the memory snapshots among files and directories, and the rank of each."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torchperfd_daemon import analysis
+from torchperfd_daemon import analysis, compression
 from torchperfd_daemon.analysis.rank_files import RANK_IN_NAME
-from torchperfd_daemon.errors import NoSuchTargetError, UsageError, explained
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError, explained
 from torchperfd_daemon.memory.plain_pickle import is_pickle
 
-_SUFFIXES: Final = frozenset({".pickle", ".pkl"})
+_NAMED_SO: Final = re.compile(r".*\.(?:pickle|pkl)(?:\.(?:gz|xz|zst))?", re.DOTALL)
 _HEAD_BYTES: Final = 64
-_TRACE_BEGINS: Final = (b"{", b"[", b"\x1f\x8b")
+_TRACE_BEGINS: Final = (b"{", b"[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def find_snapshots(paths: Sequence[Path], note: Callable[[str], object]) -> list
 
 def _in_directory(path: Path, note: Callable[[str], object]) -> list[Path]:
     with explained(f"cannot read {path}"):
-        found = [each for each in path.iterdir() if each.suffix in _SUFFIXES and _is_snapshot(each)]
+        found = [each for each in path.iterdir() if _NAMED_SO.fullmatch(each.name) and _is_snapshot(each)]
     if found and _holds_traces(path):
         note(f"left out {len(found)} memory snapshots beside the traces in {path}; name one to see it")
         return []
@@ -65,14 +66,14 @@ def _holds_traces(path: Path) -> bool:
 
 
 def _is_snapshot(path: Path) -> bool:
-    is_named_so = path.suffix in _SUFFIXES
+    is_named_so = _NAMED_SO.fullmatch(path.name) is not None
     # Reading takes from a pipe what the next reader needs.
     if not path.is_file():
         return is_named_so and not path.exists()
     try:
         with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
+            head = compression.head(file, _HEAD_BYTES)
+    except (OSError, TorchperfdError):
         return is_named_so
     return is_pickle(head) or (is_named_so and not head.lstrip().startswith(_TRACE_BEGINS))
 

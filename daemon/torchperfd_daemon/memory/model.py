@@ -34,12 +34,16 @@ class Block:
 
     Attributes:
         requested: What the script asked for; ``size`` is that, rounded up by the allocator.
+        address: None if unknown.
+        is_earlier: It has no stack since it was allocated before recording began.
     """
 
     size: int
     requested: int
     state: State
     stack: Stack = ()
+    address: int | None = None
+    is_earlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,48 @@ class FailedAllocation:
     stack: Stack = ()
 
 
+class Holder(NamedTuple):
+    """Memory that is held at one moment.
+
+    Attributes:
+        is_earlier: It has no stack since it was allocated before recording began.
+    """
+
+    size: int
+    stack: Stack
+    is_earlier: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment at which the allocator held most memory, freed memory in use by other streams included.
+
+    Attributes:
+        size: Bytes. Of what was freed since, the size that was asked for counts; only the end state has the
+            size after rounding.
+        before: Bytes that were held before the first recorded event.
+        event: The number of the event that reached it, from 1; 0 if all was held before.
+        events: The number of allocations and releases recorded.
+        time_us: Microseconds since 1970; None if unknown.
+        is_end: Whether it is the end state.
+    """
+
+    size: int
+    before: int
+    event: int
+    events: int
+    time_us: int | None
+    is_end: bool
+    holders: tuple[Holder, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One file.
 
     Attributes:
         failures: Allocations that failed, oldest first on each device.
+        peaks: By device, if its allocations were recorded.
         settings: The allocator's settings that differ from torch's defaults.
         skipped: Segments, blocks and events that could not be read.
     """
@@ -90,5 +130,6 @@ class Snapshot:
     file_size: int
     segments: tuple[Segment, ...]
     failures: tuple[FailedAllocation, ...] = ()
+    peaks: Mapping[int, Peak] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     skipped: int = 0

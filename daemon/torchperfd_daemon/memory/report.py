@@ -11,12 +11,13 @@ from rich.text import Text
 from torchperfd.sizes import size
 from torchperfd_daemon.analysis.layout import Table, console_for, print_folded, printable
 from torchperfd_daemon.memory.model import FailedAllocation
-from torchperfd_daemon.memory.summary import DeviceMemory, MemorySummary
+from torchperfd_daemon.memory.summary import DeviceMemory, MemorySummary, PeakMemory
 from torchperfd_daemon.memory.sums import SegmentSums, StackMemory
 from torchperfd_daemon.memory.words import place_text, user_frame
 
 SCHEMA: Final = "torchperfd.memory/1"
 _MIB: Final = 1 << 20
+_MOST_NAMED: Final = 3
 
 
 def to_dict(summary: MemorySummary, rank: int | None) -> dict[str, Any]:
@@ -28,14 +29,16 @@ def to_dict(summary: MemorySummary, rank: int | None) -> dict[str, Any]:
         "skipped": summary.skipped,
         "reserved_bytes": summary.reserved,
         "allocated_bytes": summary.allocated,
+        "peak_bytes": summary.peak,
         "allocator_settings": dict(summary.settings),
         "devices": [
             {
                 "device": device.device,
                 **_sums(device.sums),
                 "classes": {name: _sums(sums) for name, sums in device.classes.items()},
+                "peak": None if device.peak is None else _peak(device.peak),
                 "stack_count": device.stack_count,
-                "stacks": [_stack(stack) for stack in device.stacks],
+                "stacks": [_place(each) for each in device.stacks],
                 "failed_allocation": None if device.failure is None else _failure(device.failure),
                 "advice": [asdict(advice) for advice in device.advice],
             }
@@ -62,14 +65,28 @@ def _sums(sums: SegmentSums) -> dict[str, Any]:
     }
 
 
-def _stack(stack: StackMemory) -> dict[str, Any]:
-    user = user_frame(stack.stack)
+def _peak(peak: PeakMemory) -> dict[str, Any]:
     return {
-        "bytes": stack.size,
-        "share": stack.share,
-        "blocks": stack.blocks,
+        "bytes": peak.size,
+        "before_bytes": peak.before,
+        "event": peak.event,
+        "events": peak.events,
+        "time_us": peak.time_us,
+        "is_end": peak.is_end,
+        "stack_count": peak.stack_count,
+        "stacks": [_place(each) for each in peak.stacks],
+    }
+
+
+def _place(memory: StackMemory) -> dict[str, Any]:
+    user = user_frame(memory.stack)
+    return {
+        "bytes": memory.size,
+        "share": memory.share,
+        "blocks": memory.blocks,
+        "place": memory.place.text,
         "user_frame": None if user is None else user._asdict(),
-        "frames": [frame._asdict() for frame in stack.stack],
+        "frames": [frame._asdict() for frame in memory.stack],
     }
 
 
@@ -114,24 +131,35 @@ def _ranks_table(ranks: Sequence[tuple[int | None, MemorySummary]]) -> Table:
         name = f"rank {rank}" if rank is not None and known.count(rank) == 1 else printable(summary.path.name)
         largest = summary.largest
         if largest is not None:
-            name += f": {place_text(largest.stack)}"
+            name += f": {largest.place.text}"
+        peak = "" if summary.peak is None else _mib(summary.peak)
         held = _mib(0 if largest is None else largest.size)
-        rows.append((name, _mib(summary.reserved), _mib(summary.allocated), held))
-    headings = ("rank: where its largest part was allocated", "reserved MiB", "allocated MiB", "largest MiB")
+        rows.append((name, peak, _mib(summary.reserved), _mib(summary.allocated), held))
+    headings = (
+        "rank: where its largest part was allocated",
+        "peak MiB",
+        "reserved MiB",
+        "allocated MiB",
+        "largest MiB",
+    )
     return Table(headings, tuple(rows))
 
 
 def _write(summary: MemorySummary, rank: int | None, console: Console) -> None:
     several = len(summary.devices) > 1
+    for device in summary.devices:
+        print_folded(console, _headline(device))
     lines = [
         f"device {device.device}: {advice.text}" if several else advice.text
         for device in summary.devices
         for advice in device.advice
     ]
     if lines:
+        console.print()
         console.print(Text("Advice", style="bold"))
         for number, line in enumerate(lines, 1):
             print_folded(console, f"{number}. {line}")
+    if summary.devices:
         console.print()
     title = "" if rank is None else f"rank {rank}: "
     console.print(Text(f"{title}{printable(str(summary.path))}", style="bold"), soft_wrap=True)
@@ -143,15 +171,39 @@ def _write(summary: MemorySummary, rank: int | None, console: Console) -> None:
     if not summary.devices:
         print_folded(console, "the allocator holds no memory")
     for device in summary.devices:
+        if device.peak is not None and device.peak.stacks and not device.peak.is_end:
+            console.print()
+            heading = f"device {device.device} at the peak: held by"
+            _places_table(heading, device.peak.stacks).print_on(console)
+            _print_hidden(console, device.peak.stack_count, device.peak.stacks, device.peak.size)
+        console.print()
         for line in _facts(device):
             print_folded(console, line)
         console.print()
         _classes_table(device).print_on(console)
         if device.stacks:
             console.print()
-            _stacks_table(device).print_on(console)
-        if hidden := device.stack_count - len(device.stacks):
-            console.print(f"{hidden:,} more stacks, with {_hidden_size(device)}")
+            _places_table(f"device {device.device} at the end: held by", device.stacks).print_on(console)
+        _print_hidden(console, device.stack_count, device.stacks, device.sums.active)
+
+
+def _headline(device: DeviceMemory) -> str:
+    """Return the sentence with the peak of a device, and who held it."""
+    name, peak = f"device {device.device}", device.peak
+    left = f"{size(device.sums.active)} at the end"
+    if peak is None:
+        return f"{name}: {left}; the peak is unknown, since no history of allocations was recorded"
+    held = ", ".join(
+        f"{each.place.text} {size(each.size)} ({each.share:.1%})" for each in peak.stacks[:_MOST_NAMED]
+    )
+    ending = "reached at the end" if peak.is_end else left
+    return f"{name}: peak {size(peak.size)}, {ending}" + (f"; held by {held}" if held else "")
+
+
+def _print_hidden(console: Console, count: int, shown: Sequence[StackMemory], whole: int) -> None:
+    if hidden := count - len(shown):
+        rest = size(whole - sum(each.size for each in shown))
+        console.print(f"{hidden:,} more {'place' if hidden == 1 else 'places'}, with {rest}")
 
 
 def _facts(device: DeviceMemory) -> Iterator[str]:
@@ -177,6 +229,12 @@ def _facts(device: DeviceMemory) -> Iterator[str]:
     )
     if sums.private:
         yield f"in private pools, such as those of CUDA graphs: {size(sums.private)}"
+    if device.peak is not None and device.peak.event:
+        peak = device.peak
+        yield (
+            f"the peak was reached at event {peak.event:,} of {peak.events:,} recorded allocations and "
+            f"releases; {size(peak.before)} were held before the first"
+        )
     if device.failure is not None:
         failure = device.failure
         free = "" if failure.device_free is None else f", with {size(failure.device_free)} free on the device"
@@ -192,16 +250,9 @@ def _classes_table(device: DeviceMemory) -> Table:
     return Table(("segments", "count", "blocks", *sizes), tuple(rows))
 
 
-def _stacks_table(device: DeviceMemory) -> Table:
-    rows = [
-        (place_text(each.stack), f"{each.blocks:,}", _mib(each.size), f"{each.share:.1%}")
-        for each in device.stacks
-    ]
-    return Table(("allocated at", "blocks", "MiB", "share"), tuple(rows))
-
-
-def _hidden_size(device: DeviceMemory) -> str:
-    return size(device.sums.active - sum(each.size for each in device.stacks))
+def _places_table(heading: str, places: Sequence[StackMemory]) -> Table:
+    rows = [(each.place.text, f"{each.blocks:,}", _mib(each.size), f"{each.share:.1%}") for each in places]
+    return Table((heading, "blocks", "MiB", "share"), tuple(rows))
 
 
 def _mib(size: int) -> str:

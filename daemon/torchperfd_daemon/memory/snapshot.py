@@ -1,22 +1,37 @@
-"""Reads a snapshot of torch's CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes it.
+"""Reads snapshots of torch's CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes them.
 
 Releases of torch differ in their fields, so every field but the segments may be absent. What cannot be read
 is counted and left out.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Final, TypeGuard
 
+from torchperfd_daemon import compression
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
-from torchperfd_daemon.memory.model import Block, FailedAllocation, Frame, Segment, Snapshot, Stack, State
+from torchperfd_daemon.memory import history
+from torchperfd_daemon.memory.history import Event, History
+from torchperfd_daemon.memory.model import (
+    Block,
+    FailedAllocation,
+    Frame,
+    Peak,
+    Segment,
+    Snapshot,
+    Stack,
+    State,
+)
 from torchperfd_daemon.memory.plain_pickle import is_pickle, load_plain
 
 MAX_BYTES: Final = 2 << 30
-"""A larger file is refused: its objects would take ten times as much memory."""
+"""Bytes after decompression. A larger file is refused: its objects would take ten times as much memory."""
+_PIECE: Final = 1 << 20
 _SMALL_SEGMENT: Final = 2 << 20
 _STATES: Final = {
     "active_allocated": State.ALLOCATED,
@@ -26,6 +41,7 @@ _STATES: Final = {
 }
 # Settings whose default is neither 0 nor empty. torch writes "no limit" as -1.
 _DEFAULTS: Final = {"max_split_size": -1, "pinned_num_register_threads": 1}
+_OF_TENSORS: Final = frozenset({history.ALLOCATED, history.RELEASE_REQUESTED, *history.RELEASED})
 _MOST_LETTERS: Final = 4096
 _MOST_SETTINGS: Final = 64
 
@@ -47,21 +63,26 @@ def load(path: Path, max_bytes: int = MAX_BYTES) -> Snapshot:
 
 
 def _contents(path: Path, max_bytes: int) -> bytes:
+    data = bytearray()
     try:
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not S_ISREG(status.st_mode):
+            if not S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise TorchperfdError(f"{path} is no regular file", "copy the snapshot to a file first")
-            data = file.read(max_bytes + 1)
+            for piece in compression.pieces(file, _PIECE):
+                data += piece
+                if len(data) > max_bytes:
+                    raise TorchperfdError(
+                        f"{path} holds more than {max_bytes:,} bytes",
+                        "record fewer events: max_entries of torch",
+                    )
+    except compression.BrokenCompressionError:
+        # What could be decompressed is judged like a file that was cut off.
+        pass
     except FileNotFoundError:
         raise NoSuchTargetError(f"there is no memory snapshot at {path}") from None
     except OSError as error:
         raise TorchperfdError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(data) > max_bytes:
-        raise TorchperfdError(
-            f"{path} holds more than {max_bytes:,} bytes", "record fewer events: max_entries of torch"
-        )
-    return data
+    return bytes(data)
 
 
 def _unlike(data: bytes) -> str:
@@ -100,11 +121,14 @@ class _Reader:
             raise TorchperfdError(
                 "no memory snapshot: it has no segments", "name a file of `torch.cuda.memory._dump_snapshot`"
             )
+        read = tuple(filter(None, map(self._segment, self._each(segments))))
+        histories, failures = self._histories(whole.get("device_traces"))
         return Snapshot(
             path=self._path,
             file_size=self._size,
-            segments=tuple(filter(None, map(self._segment, self._each(segments)))),
-            failures=tuple(self._failures(whole.get("device_traces"))),
+            segments=self._with_origins(read, histories),
+            failures=tuple(failures),
+            peaks=dict(_peaks(read, histories)),
             settings=dict(_changed(whole.get("allocator_settings"))),
             skipped=self._skipped,
         )
@@ -126,7 +150,7 @@ class _Reader:
         if not _is_segment(raw):
             self._skipped += 1
             return None
-        blocks = tuple(filter(None, map(self._block, self._each(raw.get("blocks")))))
+        blocks = tuple(self._blocks(raw))
         if not blocks:
             blocks = tuple(_blocks_of_totals(raw))
         size = max(_size(raw.get("total_size")) or 0, sum(block.size for block in blocks))
@@ -141,7 +165,17 @@ class _Reader:
             blocks=blocks,
         )
 
-    def _block(self, raw: object) -> Block | None:
+    def _blocks(self, raw: dict[Any, Any]) -> Iterator[Block]:
+        # Until torch 2.0 a block had no address; blocks touch each other.
+        following = _size(raw.get("address"))
+        for each in self._each(raw.get("blocks")):
+            if (block := self._block(each, following)) is not None:
+                following = None if block.address is None else block.address + block.size
+                yield block
+            else:
+                following = None
+
+    def _block(self, raw: object, address: int | None) -> Block | None:
         size = _size(raw.get("size")) if isinstance(raw, dict) else None
         state = raw.get("state") if isinstance(raw, dict) else None
         if not isinstance(raw, dict) or size is None or not isinstance(state, str) or state not in _STATES:
@@ -156,6 +190,7 @@ class _Reader:
             requested=size if requested is None else min(requested, size),
             state=_STATES[state],
             stack=self._stack(raw.get("frames", past.get("frames"))),
+            address=_size(raw.get("address", past.get("addr", address))),
         )
 
     def _stack(self, raw: object) -> Stack:
@@ -174,18 +209,59 @@ class _Reader:
             self._frames[id(raw)] = known
         return known
 
-    def _failures(self, traces: object) -> Iterator[FailedAllocation]:
+    def _histories(self, traces: object) -> tuple[dict[int, History], list[FailedAllocation]]:
+        """Return what was allocated and released on each device, and the allocations that failed."""
+        histories, failures = dict[int, History](), list[FailedAllocation]()
         for device, events in enumerate(self._each(traces)):
-            for event in self._each(events):
-                if not isinstance(event, dict):
+            histories[device] = History(self._events(device, events, failures), self._stack)
+        return histories, failures
+
+    def _events(self, device: int, events: object, failures: list[FailedAllocation]) -> Iterator[Event]:
+        """Yield the allocations and releases of a device, and add those that failed to ``failures``."""
+        for event in self._each(events):
+            action = event.get("action") if isinstance(event, dict) else None
+            if isinstance(action, str) and action in _OF_TENSORS:
+                address, size = _size(event.get("addr")), _size(event.get("size"))
+                if address is None or size is None:
                     self._skipped += 1
-                elif event.get("action") == "oom":
-                    size = _size(event.get("size"))
-                    if size is None:
-                        self._skipped += 1
-                        continue
-                    free, time = _size(event.get("device_free")), _size(event.get("time_us"))
-                    yield FailedAllocation(device, size, free, time, self._stack(event.get("frames")))
+                else:
+                    yield Event(action, address, size, _size(event.get("time_us")), event.get("frames"))
+            elif action == "oom" and (size := _size(event.get("size"))) is not None:
+                free, time = _size(event.get("device_free")), _size(event.get("time_us"))
+                failures.append(FailedAllocation(device, size, free, time, self._stack(event.get("frames"))))
+            elif action == "oom" or not isinstance(event, dict):
+                self._skipped += 1
+
+    def _with_origins(
+        self, segments: tuple[Segment, ...], histories: dict[int, History]
+    ) -> tuple[Segment, ...]:
+        """Mark the blocks without a stack that were allocated before recording began."""
+        has_events = any(each.events for each in histories.values())
+        if not has_events and not any(block.stack for segment in segments for block in segment.blocks):
+            return segments
+        return tuple(
+            replace(
+                segment,
+                blocks=tuple(
+                    replace(block, is_earlier=True)
+                    if not block.stack
+                    and block.state is not State.FREE
+                    and not (segment.device in histories and histories[segment.device].allocated(block))
+                    else block
+                    for block in segment.blocks
+                ),
+            )
+            for segment in segments
+        )
+
+
+def _peaks(segments: Iterable[Segment], histories: dict[int, History]) -> Iterator[tuple[int, Peak]]:
+    blocks = defaultdict[int, list[Block]](list)
+    for segment in segments:
+        blocks[segment.device] += segment.blocks
+    for device, each in histories.items():
+        if (peak := each.peak(blocks[device])) is not None:
+            yield device, peak
 
 
 def _is_segment(raw: object) -> TypeGuard[dict[Any, Any]]:

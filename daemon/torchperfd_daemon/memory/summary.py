@@ -7,11 +7,30 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.memory.advice import MemoryAdvice, advise
-from torchperfd_daemon.memory.model import FailedAllocation, Segment, Snapshot
-from torchperfd_daemon.memory.sums import SegmentSums, StackMemory, add_up, by_stack
+from torchperfd_daemon.memory.model import FailedAllocation, Peak, Segment, Snapshot
+from torchperfd_daemon.memory.sums import SegmentSums, StackMemory, add_up, by_place, holders
 
 MOST_STACKS: Final = 10
-"""Stacks of a device that a summary keeps."""
+"""Places that a summary keeps of a device, at the peak and at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """The moment at which a device's allocator held most memory; sizes and events as in `Peak`.
+
+    Attributes:
+        places: Those that held most then, at most `MOST_STACKS`.
+        stack_count: The number of all.
+    """
+
+    size: int
+    before: int
+    event: int
+    events: int
+    time_us: int | None
+    is_end: bool
+    stacks: tuple[StackMemory, ...]
+    stack_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +40,9 @@ class DeviceMemory:
     Attributes:
         classes: Sums of the size classes of torch's allocator that occur: ``small`` segments for requests of
             up to 1 MiB, ``large`` ones for all others.
-        stacks: Those that hold most, at most `MOST_STACKS`.
+        places: Those that hold most at the end, at most `MOST_STACKS`.
         stack_count: The number of all.
+        peak: None if allocations were not recorded.
         failure: The last allocation that failed.
     """
 
@@ -31,6 +51,7 @@ class DeviceMemory:
     classes: Mapping[str, SegmentSums]
     stacks: tuple[StackMemory, ...]
     stack_count: int
+    peak: PeakMemory | None
     failure: FailedAllocation | None
     advice: tuple[MemoryAdvice, ...]
 
@@ -56,10 +77,20 @@ class MemorySummary:
         return sum(device.sums.allocated for device in self.devices)
 
     @property
+    def peak(self) -> int | None:
+        """Bytes that were held at the peak of each device, together; None if one of them is unknown."""
+        peaks = [device.peak.size for device in self.devices if device.peak is not None]
+        return sum(peaks) if len(peaks) == len(self.devices) else None
+
+    @property
     def largest(self) -> StackMemory | None:
-        """The stack that holds most; None if no memory is in use."""
-        stacks = [device.stacks[0] for device in self.devices if device.stacks]
-        return max(stacks, key=lambda stack: stack.size, default=None)
+        """The place that holds most at a device's peak, or at the end; None if no memory is in use."""
+        firsts = [
+            places[0]
+            for device in self.devices
+            if (places := device.stacks if device.peak is None else device.peak.stacks)
+        ]
+        return max(firsts, key=lambda each: each.size, default=None)
 
 
 def summarise(snapshot: Snapshot) -> MemorySummary:
@@ -73,8 +104,10 @@ def summarise(snapshot: Snapshot) -> MemorySummary:
         path=snapshot.path,
         file_size=snapshot.file_size,
         devices=tuple(
-            _device(device, by_device[device], last.get(device), snapshot.settings)
-            for device in sorted({*by_device, *last})
+            _device(
+                device, by_device[device], snapshot.peaks.get(device), last.get(device), snapshot.settings
+            )
+            for device in sorted({*by_device, *last, *snapshot.peaks})
         ),
         settings=snapshot.settings,
         skipped=snapshot.skipped,
@@ -84,18 +117,38 @@ def summarise(snapshot: Snapshot) -> MemorySummary:
 def _device(
     device: int,
     segments: Sequence[Segment],
+    peak: Peak | None,
     failure: FailedAllocation | None,
     settings: Mapping[str, str],
 ) -> DeviceMemory:
     sums = add_up(segments)
-    stacks = by_stack(segments, sums.active)
+    held = holders(segments)
+    has_stacks = any(each.stack for each in (*held, *(() if peak is None else peak.holders)))
+    places = by_place(held, has_stacks=has_stacks)
+    highest = None if peak is None else _peak(peak, has_stacks=has_stacks)
+    peak_places = () if highest is None else highest.stacks
     small, large = (add_up([each for each in segments if each.is_small is small]) for small in (True, False))
     return DeviceMemory(
         device=device,
         sums=sums,
         classes={name: each for name, each in (("small", small), ("large", large)) if each.segments},
-        stacks=tuple(stacks[:MOST_STACKS]),
-        stack_count=len(stacks),
+        stacks=tuple(places[:MOST_STACKS]),
+        stack_count=len(places),
+        peak=highest,
         failure=failure,
-        advice=tuple(advise(sums, stacks, failure, settings)),
+        advice=tuple(advise(sums, places, peak_places, failure, settings)),
+    )
+
+
+def _peak(peak: Peak, *, has_stacks: bool) -> PeakMemory:
+    places = by_place(peak.holders, has_stacks=has_stacks)
+    return PeakMemory(
+        size=peak.size,
+        before=peak.before,
+        event=peak.event,
+        events=peak.events,
+        time_us=peak.time_us,
+        is_end=peak.is_end,
+        stacks=tuple(places[:MOST_STACKS]),
+        stack_count=len(places),
     )

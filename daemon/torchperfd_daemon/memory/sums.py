@@ -1,10 +1,11 @@
 """Adds up segments and their blocks. Sizes in bytes."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torchperfd_daemon.memory.model import Block, Segment, Stack, State
+from torchperfd_daemon.memory.model import Block, Holder, Segment, Stack, State
+from torchperfd_daemon.memory.words import EARLIER, NO_PYTHON, NOT_RECORDED, Place, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,14 @@ class SegmentSums:
 
 @dataclass(frozen=True, slots=True)
 class StackMemory:
-    """The blocks in use that were allocated from one stack.
+    """The memory that one place in the code holds at one moment.
 
     Attributes:
-        share: Of the device's active memory.
+        stack: The stack with most of it.
+        share: Of all memory that is held at that moment.
     """
 
+    place: Place
     stack: Stack
     blocks: int
     size: int
@@ -98,15 +101,40 @@ def _free_runs(blocks: Iterable[Block]) -> Iterator[int]:
         yield run
 
 
-def by_stack(segments: Iterable[Segment], active: int) -> list[StackMemory]:
-    """Return the memory in use by stack, most first."""
-    sizes, counts = Counter[Stack](), Counter[Stack]()
-    for segment in segments:
-        for block in segment.blocks:
-            if block.state is not State.FREE:
-                sizes[block.stack] += block.size
-                counts[block.stack] += 1
+def holders(segments: Iterable[Segment]) -> list[Holder]:
+    """Return what holds memory at the end."""
     return [
-        StackMemory(stack, counts[stack], size, size / active if active else 0.0)
-        for stack, size in sizes.most_common()
+        Holder(block.size, block.stack, block.is_earlier)
+        for segment in segments
+        for block in segment.blocks
+        if block.state is not State.FREE
     ]
+
+
+def by_place(holders: Iterable[Holder], *, has_stacks: bool) -> list[StackMemory]:
+    """Return the memory held by place, most first.
+
+    Args:
+        has_stacks: Whether stacks were recorded. What has none then was allocated by a thread without Python.
+    """
+    stacks = Counter[tuple[Stack, bool]]()
+    counts = Counter[tuple[Stack, bool]]()
+    for size, stack, is_earlier in holders:
+        stacks[stack, is_earlier] += size
+        counts[stack, is_earlier] += 1
+    places = defaultdict[Place, list[tuple[Stack, bool]]](list)
+    for stack, is_earlier in (each for each, _ in stacks.most_common()):
+        without = EARLIER if is_earlier else NO_PYTHON if has_stacks else NOT_RECORDED
+        places[place(stack, without)].append((stack, is_earlier))
+    total = sum(stacks.values())
+    found = [
+        StackMemory(
+            place=where,
+            stack=those[0][0],
+            blocks=sum(counts[each] for each in those),
+            size=(size := sum(stacks[each] for each in those)),
+            share=size / total if total else 0.0,
+        )
+        for where, those in places.items()
+    ]
+    return sorted(found, key=lambda each: -each.size)

@@ -70,6 +70,7 @@ def test_a_snapshot_is_written_as_torchs_viewer_reads_it(
     assert path.name == "rank0.memory.pickle"
     content = path.read_bytes()
     assert pickle.loads(content) == {"segments": [], "device_traces": [["alloc"]]}
+    assert content[:2] == b"\x80\x04", "torch's viewer reads no newer protocol"
     options = {"context": context, "stacks": "python", "max_entries": memory_snapshot.MOST_EVENTS}
     assert cuda.calls == [("all", options), ("snapshot",), (None, {})]
     manifest = json.loads((path.parent / "rank0.manifest.json").read_text())

@@ -36,13 +36,17 @@ def block(size: int, state: str = "active_allocated", frames: Any = (), requeste
     }
 
 
-def segment(*blocks: Any, **fields: Any) -> Any:
-    """Return a segment of blocks; ``fields`` replace or add some of its own."""
+def segment(*blocks: Any, address: int = 0x7F0000000000, **fields: Any) -> Any:
+    """Return a segment of blocks, one after the other; ``fields`` replace or add some of its own."""
+    following = address
+    for each in blocks:
+        each["address"] = following
+        following += each["size"]
     size = sum(each["size"] for each in blocks)
     used = [each for each in blocks if each["state"] != "inactive"]
     return {
         "device": 0,
-        "address": 0x7F0000000000,
+        "address": address,
         "total_size": size,
         "allocated_size": sum(each["size"] for each in used if each["state"] == "active_allocated"),
         "active_size": sum(each["size"] for each in used),
@@ -66,14 +70,18 @@ def fragmented() -> Any:
                 block(MIB // 2, "active_awaiting_free", OPTIMIZER),
                 block(MIB // 2, "inactive"),
             ),
-            segment(block(60 * MIB, frames=ACTIVATIONS), block(39 * MIB + MIB // 2, "inactive")),
-            segment(block(58 * MIB + MIB // 2, frames=ACTIVATIONS), block(40 * MIB, "inactive")),
+            segment(
+                block(60 * MIB, frames=ACTIVATIONS), block(39 * MIB + MIB // 2, "inactive"), address=1 << 40
+            ),
+            segment(
+                block(58 * MIB + MIB // 2, frames=ACTIVATIONS), block(40 * MIB, "inactive"), address=1 << 41
+            ),
         ],
         "device_traces": [
             [
                 {
                     "action": "alloc",
-                    "addr": 1,
+                    "addr": 1 << 40,
                     "size": 60 * MIB,
                     "stream": 0,
                     "time_us": 1,
@@ -114,3 +122,21 @@ def write(path: Path, snapshot: object, protocol: int = 4) -> Path:
     """Write a snapshot and return its path."""
     path.write_bytes(pickle.dumps(snapshot, protocol))
     return path
+
+
+def event(action: str, address: int, size: int, frames: Any = (), time_us: int = 1) -> Any:
+    """Return an event of the recorded history; sizes in bytes."""
+    return {
+        "action": action,
+        "addr": address,
+        "size": size,
+        "stream": 0,
+        "time_us": time_us,
+        "frames": list(frames),
+    }
+
+
+def frames(line: int, *names: str) -> list[Any]:
+    """Return a stack of C++ functions over a line of the script; line 0 for none."""
+    called = [{"filename": "??", "line": 0, "name": name} for name in names]
+    return called + ([{**MODEL, "line": line}] if line else [])

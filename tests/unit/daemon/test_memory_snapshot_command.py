@@ -1,6 +1,8 @@
 """``torchperfd analyze`` of memory snapshots: its page, its JSON, the files that it finds, its exit codes."""
 
+import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,25 @@ def test_snapshots_are_found_by_content_or_name(analyze: Any, tmp_path: Path) ->
     assert "broken.pkl: no memory snapshot; name a file of `torch.cuda.memory._dump_snapshot`" in err
     code, _, err = analyze(tmp_path / "none.pickle")
     assert (code, err.split(" at ")[0]) == (3, "torchperfd: there is no memory snapshot")
+
+
+@pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("xz", lzma.compress)])
+def test_compressed_snapshot_is_read_as_the_plain_one(
+    analyze: Any, tmp_path: Path, ending: str, compress: Any
+) -> None:
+    plain = write(tmp_path / "rank0.pickle", fragmented())
+    document = json.loads(analyze(plain, "--json")[1])
+    packed = tmp_path / "packed" / f"rank0.pickle.{ending}"
+    packed.parent.mkdir()
+    packed.write_bytes(compress(plain.read_bytes()))
+    for path in (packed, packed.parent):
+        code, out, _ = analyze(path, "--json")
+        assert code == 0
+        assert json.loads(out)["ranks"][0]["devices"] == document["ranks"][0]["devices"]
+    packed.write_bytes(packed.read_bytes()[:-40])
+    code, _, err = analyze(packed)
+    assert code == 1
+    assert "cut off" in err
 
 
 def test_unreadable_rank_is_missing_and_named(analyze: Any, capture: Path) -> None:

@@ -1,6 +1,8 @@
 """Reading memory snapshots: plain data only, whatever the release of torch, and never a foreign error."""
 
 import collections
+import gzip
+import lzma
 import os
 import pickle
 import struct
@@ -141,6 +143,15 @@ def test_large_missing_or_special_file_is_our_error(tmp_path: Path) -> None:
         memory.load(tmp_path)
     with pytest.raises(TorchperfdError, match="no regular file"):
         memory.load(Path(os.devnull))
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_compressed_snapshot_is_bounded_by_its_contents(tmp_path: Path, compress: Any) -> None:
+    path = tmp_path / "a.pickle.gz"
+    path.write_bytes(compress(bytes(50_000_000)))
+    assert path.stat().st_size < 100_000
+    with pytest.raises(TorchperfdError, match="more than 1,000,000 bytes"):
+        memory.load(path, max_bytes=1_000_000)
 
 
 VALID = pickle.dumps(fragmented())
