@@ -232,7 +232,8 @@ class RankCapture:
             return
         self._state.pause_seconds = self._pauses.seconds(self.options)
         text = warning(self.pause_seconds, self.options)
-        if text:
+        # The daemon keeps the pause of the run's own capture short.
+        if text and not self.options.automatic:
             log.warning("capture %s: %s", self.capture_id, text)
         self._state.stage = CaptureStage.ARMED
         self._replay.watch(self)

@@ -117,7 +117,7 @@ class RootModels(Models):
             return True
         if not self._given_up:
             self._given_up = True
-            log.warning(
+            log.info(
                 "searching for the models of %d optimizers took %.1f s, so those of further ones are not "
                 "searched for and their forward is not timed; name a model with torchperfd.attach(model=...)",
                 *(len(self.optimizers), self._searched_seconds),

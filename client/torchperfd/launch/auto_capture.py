@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchperfd.v1 import control_pb2
 
 STEPS: Final = 5
+"""Fewer are captured where training would pause for a second or more afterwards."""
 LEAST_SHARE: Final = 0.1
 """A verdict that costs a smaller share of the step is not worth a capture."""
 STABLE_LOOKS: Final = 3
@@ -26,8 +27,8 @@ LOOK_EVERY_S: Final = 5.0
 _ANSWER_S: Final = 1.0
 _MOST_ANALYSIS_BYTES: Final = 4 * 2**20
 _NOTHING_TO_CAPTURE: Final = frozenset({"none", "unknown", "hang"})
+_STEPS_WORDS: Final = ("no step", "one step", "two steps", "three steps", "four steps", "five steps")
 _ANALYSIS: Final = "analysis.json"
-_OWN: Final = "five steps that the run captured by itself"
 _CUDA_DRIVER: Final = "/dev/nvidiactl"
 
 
@@ -101,20 +102,14 @@ class AutoCapture:
         capture = self._capture
         return capture.id if capture is not None and capture.paths else ""
 
-    def trace_words(self, shown_id: str, captures_dir: str) -> str:
-        """Return what the end of the run shows of the capture: who made it, and the first advice on it.
-
-        Empty without a capture, and if there is no advice and the end of the run names another capture.
-
-        Args:
-            shown_id: The capture that the end of the run names.
-        """
-        if self._capture is None or not shown_id:
+    def trace_words(self, captures_dir: str) -> str:
+        """Return the first advice on the capture, for the end of the run; empty without advice."""
+        capture = self._capture
+        if capture is None:
             return ""
-        advice = first_advice(Path(captures_dir) / self._capture.id / _ANALYSIS)
-        if advice:
-            return f"{_OWN}: {advice}"
-        return _OWN if shown_id == self._capture.id else ""
+        advice = first_advice(Path(captures_dir) / capture.id / _ANALYSIS)
+        start, end = capture.step_range or (0, STEPS)
+        return f"{_STEPS_WORDS[end - start]} that the run captured by itself: {advice}" if advice else ""
 
     def run(self) -> None:
         """Look at the run now and then, until a capture was ordered or the run ends."""
@@ -123,7 +118,7 @@ class AutoCapture:
                 if self.look():
                     return
             except Exception as error:  # noqa: BLE001 - training goes on
-                log.warning("no capture is made by itself: %s", error)
+                log.info("no capture is made by itself: %s", error)
                 return
 
     def look(self) -> bool:

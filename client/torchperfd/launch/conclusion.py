@@ -3,11 +3,13 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.launch.exit_facts import cause_elsewhere, failure_words
 from torchperfd.launch.termination import Terminated
+from torchperfd.safety.logs import log
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
@@ -49,6 +51,7 @@ class Conclusion:
             ended: What the script raised; None where it reached its end.
         """
         deadline = time.monotonic() + _LEAVE_BUDGET_S
+        notes = log.release()
         if self.auto is not None:
             self.auto.stop()
         # Before the message that this rank has finished, which carries it.
@@ -56,7 +59,7 @@ class Conclusion:
         finish_client(self.client)
         # Where a trace has taken that time, the report is kept and the totals are sent all the same.
         deadline = max(deadline, time.monotonic() + _LEAST_LEFT_S)
-        code = self._report(self.client.report(), ended, deadline)
+        code = self._report(self.client.report(), ended, deadline, notes)
         self.client.detach_by(deadline)
         self._leave_daemon(deadline)
         return code
@@ -67,8 +70,9 @@ class Conclusion:
         Hooks and captures are left alone, since the main thread may be in the middle of one.
         """
         deadline = time.monotonic() + _LEAVE_BUDGET_S
+        notes = log.release()
         self.client.send_unfinished()
-        self._report(self.client.last_report(), Terminated(), deadline)
+        self._report(self.client.last_report(), Terminated(), deadline, notes)
         # Nothing else will: the interpreter does not end.
         sys.stderr.flush()
         self.client.send_rest(deadline)
@@ -78,7 +82,9 @@ class Conclusion:
         if self.daemon is not None:
             self.daemon.leave(max(0.05, deadline - time.monotonic()))
 
-    def _report(self, own: "RankReport", ended: BaseException | None, deadline: float) -> int:
+    def _report(
+        self, own: "RankReport", ended: BaseException | None, deadline: float, notes: Sequence[str]
+    ) -> int:
         from torchperfd.card import ansi
         from torchperfd.launch import kept_run
         from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
@@ -89,6 +95,9 @@ class Conclusion:
         from torchperfd.v1 import access
 
         client, options, auto = self.client, self.options, self.auto
+        if client.rank != 0 or options.quiet:
+            for note in notes:
+                log.warning("%s", note)
         if client.rank != 0:
             return 0
         advice = client.advice
@@ -106,6 +115,7 @@ class Conclusion:
         if answer is not None and answer.HasField("verdict"):
             # Shown here only: what is kept has no arguments, which may hold secrets.
             answer.verdict.script = options.script.command
+        facts += [("note", note) for note in notes]
         if self.daemon is None and client.metrics_url:
             facts.append(("metrics", client.metrics_url))
         writer = kept_run.ReportWriter(options.keeping, document) if options.keeping.is_kept else None
@@ -129,7 +139,7 @@ class Conclusion:
                 ending=ending,
                 advice=advice,
                 capture_id=capture_id,
-                trace=auto.trace_words(capture_id, client.captures_dir) if auto is not None else "",
+                trace=auto.trace_words(client.captures_dir) if auto is not None else "",
             )
             closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
             colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)

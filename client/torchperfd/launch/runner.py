@@ -96,6 +96,7 @@ def _run(options: RunOptions) -> None:
     from torchperfd.launch.live_address import announce
     from torchperfd.launch.termination import TerminationWatch
     from torchperfd.link import embedded, stream
+    from torchperfd.safety.logs import log
 
     script = options.script
     if not script.is_module and not Path(script.target).is_file():
@@ -117,6 +118,8 @@ def _run(options: RunOptions) -> None:
     termination = TerminationWatch(conclusion.conclude_terminated)
     ended: BaseException | None = None
     code = 0
+    # Until its end, standard error belongs to the script.
+    log.hold()
     try:
         termination.begin()
         script.execute()

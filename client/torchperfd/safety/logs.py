@@ -9,10 +9,12 @@ import contextlib
 import logging
 import sys
 import threading
+from collections import deque
 from typing import Any, Final
 
 from torchperfd.safety.interrupts import is_from_script
 
+_MOST_HELD: Final = 16
 _LONGEST_S: Final = 1.0
 """The main thread waits no longer: it may itself hold the lock of a handler."""
 
@@ -26,6 +28,19 @@ class Log:
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
+        self._held: deque[str] | None = None
+
+    def hold(self) -> None:
+        """Write nothing from now on and keep the newest warnings: the script has not asked for this package.
+
+        A logger of this name that has handlers of its own goes on as before.
+        """
+        self._held = deque(maxlen=_MOST_HELD)
+
+    def release(self) -> list[str]:
+        """Return the warnings that were kept, each once, and write again."""
+        held, self._held = self._held, None
+        return list(dict.fromkeys(held or ()))
 
     def debug(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
         """Write for those who debug this package."""
@@ -45,6 +60,13 @@ class Log:
 
     def _write(self, level: int, message: str, args: tuple[object, ...], error: BaseException | None) -> None:
         if not self._logger.isEnabledFor(level):
+            return
+        held = self._held
+        if held is not None and not self._logger.handlers:
+            if level >= logging.WARNING:
+                with contextlib.suppress(Exception):  # arguments that have no text
+                    words = message % args if args else message
+                    held.append(words if error is None else f"{words} ({type(error).__name__}: {error})")
             return
         caller = sys._getframe(2)
         record = self._logger.makeRecord(

@@ -1,11 +1,13 @@
 """An attempt at a capture: prepare, acknowledge, commit, and one outcome per rank."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from torchperfd.v1.contract import LONG_PAUSE_S
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.captures.rank_attempts import (
     NO_ANSWER,
@@ -111,7 +113,8 @@ class Attempt:
         else:
             try:
                 acks = {attempt.trace.rank: attempt.ack.result() for attempt in ready}
-                record.step_range = agree(when, acks, record.options.steps)
+                longest = LONG_PAUSE_S if record.options.automatic else math.inf
+                record.step_range = agree(when, acks, record.options.steps, longest)
             except TorchperfdError as error:
                 self.refusal = str(error)
         if record.step_range is None:

@@ -31,15 +31,19 @@ class When:
 SOON: Final = When()
 
 
-def agree(when: When, acks: Mapping[int, Ack], steps: int) -> tuple[int, int]:
+def agree(
+    when: When, acks: Mapping[int, Ack], steps: int, longest_pause_seconds: float = math.inf
+) -> tuple[int, int]:
     """Return the first step to capture and the first one after, which every rank has yet to begin.
 
     Args:
         acks: How far each ready rank is; at least one.
         steps: How many steps unless ``when`` has a duration.
+        longest_pause_seconds: Fewer steps are taken if training would pause for longer when they end.
 
     Raises:
-        TorchperfdError: The chosen step is past or too near, or steps have no length yet.
+        TorchperfdError: The chosen step is past or too near, steps have no length yet, or the capture of one
+            step would pause training for too long.
     """
     start = start_step(list(acks.values()))
     if when.at_step is not None:
@@ -55,6 +59,14 @@ def agree(when: When, acks: Mapping[int, Ack], steps: int) -> tuple[int, int]:
         if not means:
             raise TorchperfdError("no step has ended yet, so the length of a step is unknown", "use --steps")
         steps = min(MOST_STEPS, max(1, round(when.duration_seconds * len(means) / sum(means))))
+    pause = max(ack.pause_seconds_per_step for ack in acks.values())
+    if pause * steps > longest_pause_seconds:
+        steps = int(longest_pause_seconds / pause)
+        if not steps:
+            raise TorchperfdError(
+                f"training would pause for about {pause:.1f} s when one step was captured",
+                "ask for a capture yourself",
+            )
     return start, start + steps
 
 

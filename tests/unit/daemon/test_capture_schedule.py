@@ -60,3 +60,16 @@ def test_a_duration_is_the_nearest_number_of_mean_steps(acks: dict[int, Ack], se
 def test_ten_seconds_of_steps_of_a_fifth_are_fifty() -> None:
     reported = {0: Ack(True, "", 10, 0.3), 1: Ack(True, "", 12, 0.1), 2: Ack(True, "", 11, 0.0)}
     assert agree(When(duration_seconds=10), reported, 5) == (12 + 2 + 3, 12 + 2 + 3 + 50)
+
+
+@pytest.mark.parametrize(("pause", "made"), [(0.0, 5), (0.1, 5), (0.3, 3), (0.9, 1)])
+def test_short_pause_limits_the_steps(pause: float, made: int) -> None:
+    acks = {0: Ack(True, "", 10, 0.1, 0.01), 1: Ack(True, "", 10, 0.1, pause)}
+    first, after = agree(When(), acks, 5, 1.0)
+    assert after - first == made
+    assert agree(When(), acks, 5) == (first, first + 5)
+
+
+def test_pause_of_one_step_too_long_is_refused() -> None:
+    with pytest.raises(TorchperfdError, match=r"would pause for about 1.2 s when one step was captured"):
+        agree(When(), {0: Ack(True, "", 10, 0.1, 1.2)}, 5, 1.0)
