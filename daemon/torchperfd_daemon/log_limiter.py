@@ -19,10 +19,17 @@ class LogLimiter:
 
     def warning(self, message: str, *values: object) -> None:
         """Log a warning, or count it."""
+        self._line(logging.WARNING, message, values, with_traceback=False)
+
+    def exception(self, message: str, *values: object) -> None:
+        """Log an error with the traceback of the exception that is handled, or count it."""
+        self._line(logging.ERROR, message, values, with_traceback=True)
+
+    def _line(self, level: int, message: str, values: tuple[object, ...], *, with_traceback: bool) -> None:
         now = self._clock()
         if now < self._next:
             self._left_out += 1
             return
         more = f" ({self._left_out} more like this since)" if self._left_out else ""
         self._next, self._left_out = now + PERIOD_S, 0
-        self._log.warning(message + more, *values)
+        self._log.log(level, message + more, *values, exc_info=with_traceback)

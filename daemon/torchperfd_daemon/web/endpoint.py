@@ -12,12 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
+from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.service.local_call import CallRefusedError
 from torchperfd_daemon.web.access import Access, PageToken
 from torchperfd_daemon.web.answer_cache import AnswerCache
 from torchperfd_daemon.web.guard import error_response
 
 log = logging.getLogger("torchperfd.http")
+_failures: Final = LogLimiter(log)
 
 T = TypeVar("T")
 
@@ -71,9 +73,9 @@ def endpoint(
             )
         except TorchperfdError as error:
             return error_response(status_of(error), error.problem, error.remedy)
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged by the limiter
             # Without a traceback for the client, and without the end of the daemon.
-            log.exception("%s %s failed", request.method, request.url.path[:_MOST_CHARACTERS])
+            _failures.exception("%s %s failed", request.method, request.url.path[:_MOST_CHARACTERS])
             return error_response(500, "the daemon failed to answer", "see its log")
 
     return answer
@@ -142,14 +144,23 @@ def rank_list(text: str, most: int = 4096) -> list[int]:
     ranks: dict[int, None] = {}
     for part in filter(None, text.split(",")):
         first, dash, last = part.partition("-")
-        ends = (first, last if dash else first)
-        if not all(end.isascii() and end.isdecimal() and int(end[:9]) <= MOST_RANK for end in ends):
+        begin, end = rank_number(first), rank_number(last if dash else first)
+        if begin is None or end is None:
             raise UsageError(f"{part[:80]!r} is no rank", "write them as 0,8-15")
-        span = range(int(first), int(ends[1]) + 1)
+        span = range(begin, end + 1)
         if len(span) + len(ranks) > most:
             raise UsageError(f"more than {most} ranks")
         ranks.update(dict.fromkeys(span))
     return [*ranks]
+
+
+def rank_number(text: str) -> int | None:
+    """Return the rank that a text in a path or query names; None if it names none."""
+    digits = text.lstrip("0") or text[:1]
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > len(str(MOST_RANK)):
+        return None
+    rank = int(digits)
+    return rank if rank <= MOST_RANK else None
 
 
 async def body_of(request: Request, kind: type[T]) -> T:

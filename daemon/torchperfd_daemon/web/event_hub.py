@@ -26,6 +26,8 @@ from torchperfd_daemon.web.run_rows import state_of_ranks
 log = logging.getLogger("torchperfd.http")
 
 MOST_STREAMS: Final = 16
+MOST_OF_STRANGERS: Final = 8
+"""Streams without the token, so that no user can take the places of its holders."""
 
 _LONGEST_WAIT_S: Final = 1.0
 # Ranks report at the same moment: what they send then goes out as one event.
@@ -90,8 +92,11 @@ class EventHub:
         return len(self._streams)
 
     def open(self, run: str, ranks: frozenset[int] | None, access: Access) -> EventStream | None:
-        """Return a new stream; None where there are too many, or the daemon stops."""
-        if self._closed or len(self._streams) >= MOST_STREAMS:
+        """Return a new stream; None where there are too many, or the daemon stops.
+
+        The oldest stream without the token gives way to a new one where there is no room.
+        """
+        if self._closed or not self._make_room(access):
             return None
         stream = EventStream(run, ranks, access)
         hello = {
@@ -115,6 +120,17 @@ class EventHub:
         self._watch()
         self._listened.set()
         return stream
+
+    def _make_room(self, access: Access) -> bool:
+        """Return whether there is room for a stream; the oldest one of a stranger may have to end for it."""
+        strangers = [stream for stream in self._streams if stream.access is Access.STRANGER]
+        is_full = len(self._streams) >= MOST_STREAMS
+        if is_full or (access is Access.STRANGER and len(strangers) >= MOST_OF_STRANGERS):
+            if not strangers:
+                return False
+            strangers[0].close(event("bye", {"reason": "too many pages without the token listen"}))
+            self._streams.remove(strangers[0])
+        return True
 
     def close_stream(self, stream: EventStream) -> None:
         """Forget a stream whose client has left."""

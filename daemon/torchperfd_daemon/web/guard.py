@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from torchperfd_daemon.web.basic_auth import BasicAuth
 from torchperfd_daemon.web.config_file import WebConfigFile
 from torchperfd_daemon.web.headers import secured
-from torchperfd_daemon.web.origin import Sites
+from torchperfd_daemon.web.origin import Sites, is_on_loopback
 
 API: Final = "/api/"
 LINKS: Final = "/links/"
@@ -17,8 +17,9 @@ MOST_BODY_BYTES: Final = 16 * 1024
 
 _PROBES: Final = ("/-/healthy", "/-/ready")
 """Paths without a password, because a kubelet has none; they show only the daemon's state."""
-_ANY_HOST: Final = ("/metrics", *_PROBES)
-"""Paths of scrapers, which use whatever name leads here. They hold what any user of the node may see."""
+_METRICS: Final = "/metrics"
+"""A scraper on another node uses whatever name leads here. On loopback another name can only come from a page
+of another site, whose name points here (DNS rebinding), or from a proxy, whose name is in ``page_hosts``."""
 
 
 class Guard:
@@ -45,7 +46,7 @@ class Guard:
 
     def _site_refusal(self, scope: Scope) -> Response | None:
         path = scope["path"]
-        if path in _ANY_HOST:
+        if path in _PROBES or (path == _METRICS and not is_on_loopback(scope)):
             return None
         if not self._sites.knows_host(scope):
             return error_response(

@@ -58,6 +58,15 @@ class Sites:
         return scheme in ("http", "https") and place.lower() == headers.get("host", "").lower()
 
 
+def is_on_loopback(scope: Scope) -> bool:
+    """Return whether a request arrived at an address of loopback."""
+    server = scope.get("server")
+    try:
+        return server is not None and ipaddress.ip_address(str(server[0]).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
 def host_name(host: str) -> str:
     """Return the name or address in a ``Host`` header, in lower case and without the port."""
     host = host.strip().lower()

@@ -21,7 +21,7 @@ from torchperfd_daemon.views.steps import steps_dict
 from torchperfd_daemon.views.verdicts import verdict_dict
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.coverage import view_dict
-from torchperfd_daemon.web.endpoint import MOST_RANK, flag, json_answer, number, rank_list
+from torchperfd_daemon.web.endpoint import flag, json_answer, number, rank_list, rank_number
 from torchperfd_daemon.web.past_runs import PastRuns
 from torchperfd_daemon.web.reader import Parts, Reader
 from torchperfd_daemon.web.run_rows import add_percentiles, run_row
@@ -246,7 +246,7 @@ def _encoded(row: dict[str, Any]) -> msgspec.Raw:
 
 def _one_rank(request: Request) -> str:
     given: str = request.path_params["rank"]
-    if not given.isascii() or not given.isdecimal() or int(given[:9]) > MOST_RANK:
+    if rank_number(given) is None:
         raise NoSuchTargetError(f"{given[:80]!r} is no rank")
     return given
 
