@@ -63,7 +63,7 @@ async def ask(fleet: psutil.Process, peers: list[Address], directory: Path) -> d
     async with asking(directory, peers) as (view, coordinator):
 
         async def list_runs() -> tuple[float, frozenset[str], int]:
-            listed = await view.runs([])
+            listed = await view.runs([], lambda _: True)
             ranks = sum(len(run.ranks) for run in listed.runs)
             return time.perf_counter(), frozenset(peer.address for peer in listed.unreachable), ranks
 

@@ -120,6 +120,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_train_captured_device_time_ratio": frozenset({"run", "rank", "part"}),
     "torchperfd_build_info": frozenset({"version", "python_version"}),
     "torchperfd_clients": _NONE,
+    "torchperfd_daemon_dropped_peers_total": frozenset({"source"}),
     "torchperfd_daemon_refused_calls_total": frozenset({"listener"}),
     "torchperfd_label_overflow_total": _NONE,
     "torchperfd_ingest_events_total": _NONE,

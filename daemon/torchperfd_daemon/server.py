@@ -34,6 +34,7 @@ from torchperfd_daemon.fleet import (
     FleetService,
     FleetView,
     JobPeers,
+    PeerAddresses,
     Peers,
     check_listening,
     check_trust,
@@ -144,8 +145,10 @@ class Daemon:
         if self._fleet_address is not None:
             check_listening(self._fleet_address, self._credentials.current())
         peers = parse_peers(settings.fleet_peers, own=self._fleet_address) if settings.fleet_peers else None
-        self._peers = Peers(peers) if peers is not None else None
         self._job_peers = peers if isinstance(peers, JobPeers) else None
+        self._peers: PeerAddresses | None = (
+            peers if peers is None or isinstance(peers, JobPeers) else Peers(peers)
+        )
         if self._job_peers is not None:
             check_trust(self._credentials.current())
         self._admin_group = group_id(settings.admin_group)
@@ -293,7 +296,7 @@ class Daemon:
                 partial(goodput_metrics, self._goodput.settled_seconds),
                 *([partial(upload_metrics, self._uploader.counts)] if self._uploader else []),
                 *(
-                    [partial(fleet_metrics, lambda: self._interceptor.refused_calls)]
+                    [partial(fleet_metrics, lambda: self._interceptor.refused_calls, self._dropped_peers)]
                     if self._fleet_address
                     else []
                 ),
@@ -302,6 +305,9 @@ class Daemon:
             cap,
         )
         return _Observed(observer, triggers, page)
+
+    def _dropped_peers(self) -> int:
+        return self._job_peers.dropped if self._job_peers is not None else 0
 
     def _control(self, samplers: NodeSamplers, clients: _Clients, observer: Observer) -> ControlService:
         """Build what answers commands."""

@@ -11,6 +11,7 @@ from torchperfd_daemon.fleet.interceptor import AuthInterceptor as AuthIntercept
 from torchperfd_daemon.fleet.job_peers import JobPeers as JobPeers
 from torchperfd_daemon.fleet.job_peers import check_trust as check_trust
 from torchperfd_daemon.fleet.listener import listen as listen
+from torchperfd_daemon.fleet.peers import PeerAddresses as PeerAddresses
 from torchperfd_daemon.fleet.peers import Peers as Peers
 from torchperfd_daemon.fleet.peers import parse_peers as parse_peers
 from torchperfd_daemon.fleet.service import FleetService as FleetService

@@ -20,6 +20,7 @@ from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
 from torchperfd_daemon.fleet.address import DEFAULT_PORT, Address, parse_address, parse_port
 from torchperfd_daemon.fleet.hostlist import expand
 from torchperfd_daemon.fleet.job_peers import JobPeers
+from torchperfd_daemon.service.peer_directory import MayCommand
 
 MOST_PEERS: Final = 10_000
 _MOST_FILE_BYTES: Final = 4 * 2**20
@@ -134,8 +135,8 @@ class Peers:
         self._known: tuple[Address, ...] = ()
         self._read_at: float | None = None
 
-    async def addresses(self) -> tuple[Address, ...]:
-        """Return each address once, in the source's order.
+    async def addresses(self, may: MayCommand) -> tuple[Address, ...]:
+        """Return each address once, in the source's order; the same for all callers.
 
         Raises:
             TorchperfdError: The source cannot be read.
@@ -149,7 +150,23 @@ class Peers:
         return self._known
 
 
-def parse_peers(text: str, environ: Mapping[str, str] | None = None, own: Address | None = None) -> Source:
+class PeerAddresses(Protocol):
+    """The addresses of the fleet's daemons."""
+
+    async def addresses(self, may: MayCommand) -> tuple[Address, ...]:
+        """Return those that are asked for a caller, each once.
+
+        Args:
+            may: Returns whether the caller may command the processes of a user.
+
+        Raises:
+            TorchperfdError: They cannot be read.
+        """
+
+
+def parse_peers(
+    text: str, environ: Mapping[str, str] | None = None, own: Address | None = None
+) -> Source | JobPeers:
     """Read the value of ``--fleet-peers``.
 
     Args:

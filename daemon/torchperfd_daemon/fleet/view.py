@@ -15,7 +15,7 @@ from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.address import Address
 from torchperfd_daemon.fleet.fanout import Answers, FanOut, Unreachable, unreachable_text
-from torchperfd_daemon.fleet.peers import Peers
+from torchperfd_daemon.fleet.peers import PeerAddresses
 from torchperfd_daemon.fleet.relay import Relay, RemoteRank, keep_pinging
 from torchperfd_daemon.fleet.surveys import each_once, shown_verdicts
 from torchperfd_daemon.service.peer_directory import MayCommand, RankSelection, Redact
@@ -67,7 +67,7 @@ class FleetView:
     """
 
     def __init__(
-        self, peers: Peers | None, fan_out: FanOut, coordinator: Coordinator, instance: str, node: str
+        self, peers: PeerAddresses | None, fan_out: FanOut, coordinator: Coordinator, instance: str, node: str
     ) -> None:
         self._peers = peers
         self._fan_out = fan_out
@@ -80,13 +80,15 @@ class FleetView:
         """Whether this daemon has configured peers."""
         return self._peers is not None
 
-    async def runs(self, own: Sequence[control_pb2.Run], job: str = "") -> control_pb2.ListRunsResponse:
+    async def runs(
+        self, own: Sequence[control_pb2.Run], may: MayCommand, job: str = ""
+    ) -> control_pb2.ListRunsResponse:
         """Return the runs of all nodes, of all jobs or of one, and which nodes did not answer.
 
         Raises:
             NoSuchTargetError: No node has a run of the job.
         """
-        answers = await self._list_runs()
+        answers = await self._list_runs(may)
         nodes = [_node("", self._node, __version__, _ranks_of(own))]
         found = [*own]
         for address, answer in answers.by_peer.items():
@@ -109,7 +111,7 @@ class FleetView:
         """
         if run:
             return run
-        answers = await self._list_runs()
+        answers = await self._list_runs(may)
         there = [
             each.run
             for answer in answers.by_peer.values()
@@ -119,7 +121,7 @@ class FleetView:
         return _only({*own, *there}, answers.unreachable)
 
     async def steps(
-        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, may: MayCommand
     ) -> control_pb2.GetStepsResponse:
         """Return the newest steps of ranks of all nodes, and which nodes did not answer.
 
@@ -129,14 +131,18 @@ class FleetView:
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.
         """
-        joined = await self._survey(asked, own)
+        joined = await self._survey(asked, own, may)
         by_rank = sorted(each_once(joined.surveys).items())
         return control_pb2.GetStepsResponse(
             ranks=[steps for _, (steps, _) in by_rank], nodes=joined.nodes, unreachable=joined.unreachable
         )
 
     async def diagnose(
-        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, redact: Redact
+        self,
+        asked: fleet_pb2.NodeSurveyRequest,
+        own: fleet_pb2.NodeSurvey,
+        redact: Redact,
+        may: MayCommand,
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run of all nodes, and which nodes did not answer.
 
@@ -147,7 +153,7 @@ class FleetView:
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.
         """
-        joined = await self._survey(asked, own)
+        joined = await self._survey(asked, own, may)
         # Thousands of ranks take a moment, and this loop has clients to answer.
         verdicts = await asyncio.to_thread(lambda: [*shown_verdicts(joined.surveys, redact)])
         return control_pb2.DiagnoseResponse(
@@ -164,7 +170,7 @@ class FleetView:
             instance = dict(await call.initial_metadata()).get(INSTANCE_KEY, "")
             return _NodeStacks(str(instance), [stacks async for stacks in call])
 
-        answers = await self._ask(ask, request.timeout_seconds + _SLACK_S)
+        answers = await self._ask(ask, request.timeout_seconds + _SLACK_S, may)
         for answer in answers.by_peer.values():
             for stacks in answer.ranks:
                 if stacks.identity.run == request.run and may(fleet_translate.uid_of(stacks)):
@@ -193,7 +199,7 @@ class FleetView:
         Raises:
             NoSuchTargetError: No node has such a run or rank, or there are several runs to choose from.
         """
-        answers = await self._fan_out.ask(await self._addresses(), self._begin, _ASK_S)
+        answers = await self._fan_out.ask(await self._addresses(may), self._begin, _ASK_S)
         pinging = None
         try:
             with self._fan_out.holding(answers.by_peer):
@@ -245,16 +251,18 @@ class FleetView:
         )
         return whole_job(run, ranks, found, reason, self._coordinator)
 
-    async def _list_runs(self) -> Answers[fleet_pb2.NodeRuns]:
+    async def _list_runs(self, may: MayCommand) -> Answers[fleet_pb2.NodeRuns]:
         async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> fleet_pb2.NodeRuns:
             request = fleet_pb2.NodeRunsRequest(api=fleet_translate.api_message())
             answer = await stub.ListRuns(request, metadata=self._fan_out.metadata)
             fleet_translate.check_version(answer.api)
             return answer
 
-        return await self._ask(ask, _ASK_S)
+        return await self._ask(ask, _ASK_S, may)
 
-    async def _survey(self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey) -> "_Surveyed":
+    async def _survey(
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, may: MayCommand
+    ) -> "_Surveyed":
         request = fleet_pb2.NodeSurveyRequest()
         request.CopyFrom(asked)
         request.api.CopyFrom(fleet_translate.api_message())
@@ -265,7 +273,7 @@ class FleetView:
             return fleet_translate.tidy_survey(answer)
 
         own.node = self._node
-        answers = await self._ask(ask, _ASK_S)
+        answers = await self._ask(ask, _ASK_S, may)
         surveys = [own, *answers.by_peer.values()]
         if (asked.run or asked.job) and not any(survey.ranks for survey in surveys):
             raise _no_run(asked.run, answers.unreachable, asked.job)
@@ -284,16 +292,17 @@ class FleetView:
         self,
         question: Callable[[Address, "fleet_pb2_grpc.FleetAsyncStub"], Awaitable[_Answer]],
         seconds: float,
+        may: MayCommand,
     ) -> Answers[_Answer]:
-        answers = await self._fan_out.ask(await self._addresses(), question, seconds)
+        answers = await self._fan_out.ask(await self._addresses(may), question, seconds)
         return Answers(self._distinct(answers), answers.unreachable)
 
-    async def _addresses(self) -> tuple[Address, ...]:
+    async def _addresses(self, may: MayCommand) -> tuple[Address, ...]:
         if self._peers is None:
             raise UsageError(
                 "this daemon knows of no other nodes", "name them with `torchperfd serve --fleet-peers`"
             )
-        return await self._peers.addresses()
+        return await self._peers.addresses(may)
 
     def _distinct(self, answers: Answers[_Answer]) -> dict[Address, _Answer]:
         """Return the answers of other daemons; a daemon under several addresses counts once."""

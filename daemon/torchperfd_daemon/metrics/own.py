@@ -97,10 +97,12 @@ def upload_metrics(counts: UploadCounts) -> Iterator[Family]:
     )
 
 
-def fleet_metrics(refused_calls: Callable[[], int]) -> Iterator[Family]:
-    """Yield how many calls of other daemons were refused for want of a valid token."""
+def fleet_metrics(refused_calls: Callable[[], int], dropped_peers: Callable[[], int]) -> Iterator[Family]:
+    """Yield how many calls of other daemons were refused, and how many addresses of theirs were dropped."""
     refused = {"fleet": refused_calls()}
     yield _by("daemon_refused_calls", "Calls without valid credentials.", "listener", refused)
+    dropped = {"job": dropped_peers()}
+    yield _by("daemon_dropped_peers", "Addresses of daemons that were not accepted.", "source", dropped)
 
 
 def analysis_metrics(store: Store, counts: AnalysisCounts) -> Iterator[Family]:

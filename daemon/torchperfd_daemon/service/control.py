@@ -97,14 +97,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """List runs with their ranks, on this node or on all."""
         own = [run for run in translate.runs(self._store.runs()) if request.job in ("", run.job_name)]
         response = control_pb2.ListRunsResponse(runs=own)
+        rights = self._permissions.of(context)
         try:
             if self._is_of_fleet(request):
-                response = await self._others.runs(own, request.job)
+                response = await self._others.runs(own, rights.may_command, request.job)
             elif not own:
                 live.check_found("", request.job)
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))
-        rights = self._permissions.of(context)
         for run in response.runs:
             for status in run.ranks:
                 rights.redact_status(status)
@@ -137,16 +137,16 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetStepsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.GetStepsResponse:
         """Return the newest training steps of ranks, on this node or on all."""
+        rights = self._permissions.of(context)
         try:
             if self._is_of_fleet(request):
                 newest = request.newest or HISTORY_STEPS
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, newest=newest)
                 response = await self._others.steps(
-                    asked, survey(self._store, self._verdict, self._device_work, asked)
+                    asked, survey(self._store, self._verdict, self._device_work, asked), rights.may_command
                 )
             else:
                 response = live.newest_steps(self._store, request, self._device_work, self._collections)
-            rights = self._permissions.of(context)
             for rank in response.ranks:
                 rights.redact_status(rank.status)
             return response
@@ -164,7 +164,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             if self._is_of_fleet(request):
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)
                 own = survey(self._store, self._verdict, self._device_work, asked)
-                return await self._others.diagnose(asked, own, rights.redact_verdict)
+                return await self._others.diagnose(asked, own, rights.redact_verdict, rights.may_command)
             if not ranks:
                 live.check_found(request.run, request.job)
             response = control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))

@@ -33,22 +33,31 @@ Redact = Callable[[control_pb2.Verdict, Iterable[int | None]], None]
 
 
 class PeerDirectory(Protocol):
-    """Queries the other nodes, as ``fleet.FleetView`` does; raises TorchperfdError when it knows of none."""
+    """Queries the other nodes, as ``fleet.FleetView`` does; raises TorchperfdError when it knows of none.
+
+    ``may`` is the caller's right: nodes that only ranks of other users name are not asked.
+    """
 
     @property
     def known(self) -> bool:
         """Whether it is known which there are; a job is then looked for on all of them."""
 
-    async def runs(self, own: Sequence[control_pb2.Run], job: str = "") -> control_pb2.ListRunsResponse:
+    async def runs(
+        self, own: Sequence[control_pb2.Run], may: MayCommand, job: str = ""
+    ) -> control_pb2.ListRunsResponse:
         """Return the runs of all nodes, of all jobs or of one; those of this one are given."""
 
     async def steps(
-        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, may: MayCommand
     ) -> control_pb2.GetStepsResponse:
         """Return the newest steps of ranks of all nodes, what this one answers given."""
 
     async def diagnose(
-        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, redact: Redact
+        self,
+        asked: fleet_pb2.NodeSurveyRequest,
+        own: fleet_pb2.NodeSurvey,
+        redact: Redact,
+        may: MayCommand,
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run of all nodes, what this one answers given."""
 

@@ -13,7 +13,7 @@ import grpc
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Coordinator
-from torchperfd_daemon.errors import NoSuchTargetError, UsageError
+from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, UserLimit, has_ended, is_process
 from torchperfd_daemon.rpc.request_guard import MOST_BUNDLED, Unreadable
@@ -52,11 +52,7 @@ class PeerExchange(Protocol):
         """The address of this daemon for other daemons; ranks pass it on."""
 
     def on_addresses(self, rank: Rank, addresses: Sequence[str], /) -> None:
-        """Store the addresses that a rank reports.
-
-        Raises:
-            UsageError: An address is malformed, or there are too many.
-        """
+        """Store the addresses that a rank reports; those that are not accepted are dropped."""
 
     def forget(self, rank: Rank, /) -> None:
         """Drop the addresses of a rank that has left."""
@@ -300,7 +296,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
             groups = translate_stacks.collectives(progress.groups)
             self.stacks.on_collectives(session, progress.request_id, groups)
         elif body == "job_daemons":
-            self._on_daemons(session, message.job_daemons.addresses)
+            if self._peer_exchange is not None:
+                self._peer_exchange.on_addresses(rank, message.job_daemons.addresses)
         elif body == "bundle":
             if len(message.bundle.messages) > MOST_BUNDLED:
                 raise translate.BadMessageError(f"a bundle holds more than {MOST_BUNDLED} messages")
@@ -311,14 +308,6 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 if not self._receive(session, part):
                     return False
         return body != "goodbye"
-
-    def _on_daemons(self, session: Session, addresses: Sequence[str]) -> None:
-        if self._peer_exchange is None:
-            return
-        try:
-            self._peer_exchange.on_addresses(session.record, addresses)
-        except UsageError as error:
-            raise translate.BadMessageError(error.problem) from error
 
     def _on_result(self, session: Session, message: session_pb2.CaptureResult) -> None:
         result = translate.result(message)

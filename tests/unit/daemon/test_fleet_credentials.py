@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.daemon.fleet_nodes import asking, certificates, play, start_node
+from tests.unit.daemon.fleet_nodes import asking, certificates, may_all, play, start_node
 
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import Credentials
@@ -36,7 +36,7 @@ def test_fleet_changes_its_token_without_refusing_a_call(tmp_path: Path) -> None
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1, lambda: in_force["node"])
         async with asking(tmp_path, [node.address], lambda: in_force["asker"]) as (view, _):
-            answered = [len((await view.runs([])).runs)]
+            answered = [len((await view.runs([], may_all)).runs)]
             # Accept both, then send the new one, then accept only that; in any order of the daemons.
             for credentials in (
                 Credentials(OLD_TOKEN, None, (TOKEN,)),
@@ -45,7 +45,7 @@ def test_fleet_changes_its_token_without_refusing_a_call(tmp_path: Path) -> None
             ):
                 for name in ("asker", "node"):
                     in_force[name] = credentials
-                    answered.append(len((await view.runs([])).runs))
+                    answered.append(len((await view.runs([], may_all)).runs))
         assert answered == [1] * 7
         assert node.interceptor.refused_calls == 0
         await node.server.stop(None)
@@ -60,7 +60,7 @@ def test_call_with_wrong_token_is_refused_counted_logged(
         node = await start_node(tmp_path, [0], 1, Credentials(TOKEN))
         async with asking(tmp_path, [node.address], Credentials(OLD_TOKEN)) as (view, _):
             for _ in range(3):
-                answer = await view.runs([])
+                answer = await view.runs([], may_all)
                 assert [peer.reason for peer in answer.unreachable]
         assert node.interceptor.refused_calls == 3
         await node.server.stop(None)
@@ -77,11 +77,11 @@ def test_new_connections_use_certificates_read_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1, lambda: in_force["node"])
         async with asking(tmp_path, [node.address], lambda: in_force["asker"]) as (view, _):
-            assert len((await view.runs([])).runs) == 1
+            assert len((await view.runs([], may_all)).runs) == 1
             in_force["node"] = in_force["asker"] = new
-            assert len((await view.runs([])).runs) == 1
+            assert len((await view.runs([], may_all)).runs) == 1
             in_force["asker"] = old
-            assert len((await view.runs([])).unreachable) == 1
+            assert len((await view.runs([], may_all)).unreachable) == 1
         await node.server.stop(None)
 
     play(scenario)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet.address import Address, parse_address
 from torchperfd_daemon.fleet.credentials import Credentials, Tls
 from torchperfd_daemon.fleet.hostlist import expand
-from torchperfd_daemon.fleet.job_peers import JobPeers, check_trust
-from torchperfd_daemon.fleet.peers import Peers, parse_peers, parse_targets
+from torchperfd_daemon.fleet.job_peers import LISTS, MOST_PER_USER, JobPeers, check_trust
+from torchperfd_daemon.fleet.peers import Peers, TargetsFile, parse_peers, parse_targets
+from torchperfd_daemon.store import ProcessKey, Rank, RankIdentity
 
 LITERAL = st.text("abcxyz._", min_size=1, max_size=4)
 RANGE = st.tuples(st.integers(0, 30), st.integers(0, 4), st.integers(1, 3))
@@ -124,7 +126,9 @@ def test_only_this_node_reaches_a_loopback_address(host: str, loopback: bool) ->
 
 
 def read(text: str, environ: dict[str, str] | None = None) -> list[str]:
-    return [str(each) for each in asyncio.run(parse_peers(text, environ).read())]
+    source = parse_peers(text, environ)
+    assert not isinstance(source, JobPeers)
+    return [str(each) for each in asyncio.run(source.read())]
 
 
 def test_each_form_of_peers(tmp_path: Path) -> None:
@@ -168,27 +172,104 @@ def test_unreachable_daemon_is_not_passed_on(own: Address | None) -> None:
         parse_peers("job", own=own)
 
 
-class Someone:
-    """A rank."""
+ADA, BOB = 1001, 1002
 
 
-def test_peers_learned_from_ranks_count_while_they_are_here() -> None:
+def rank_of(uid: int, number: int = 0, run: str = "bert-17") -> Rank:
+    identity = RankIdentity(run=run, rank=number)
+    return Rank(identity, 0.0, ProcessKey.of(identity, uid, 1))
+
+
+def asked_for(peers: JobPeers, *uids: int) -> list[str]:
+    return [*map(str, asyncio.run(peers.addresses(lambda uid: uid in uids)))]
+
+
+def test_peers_of_ranks_count_while_they_are_here() -> None:
     peers = JobPeers(Address("a", 1))
-    one, two = Someone(), Someone()
-    assert asyncio.run(peers.read()) == []
+    one, two = rank_of(ADA), rank_of(ADA, 1)
+    assert asked_for(peers, ADA) == []
     peers.on_addresses(one, ["a:1", "b:1"])
     peers.on_addresses(two, ["a:1", "c:1"])
     peers.on_addresses(two, ["c:1", "a:1", "d:1"])
-    assert list(map(str, asyncio.run(peers.read()))) == ["a:1", "b:1", "c:1", "d:1"]
+    assert asked_for(peers, ADA) == ["a:1", "b:1", "c:1", "d:1"]
     peers.forget(one)
     peers.forget(one)
-    assert list(map(str, asyncio.run(peers.read()))) == ["c:1", "a:1", "d:1"]
+    assert asked_for(peers, ADA) == ["c:1", "a:1", "d:1"]
     del two
-    assert asyncio.run(peers.read()) == []
-    with pytest.raises(UsageError, match="HOST:PORT"):
-        peers.on_addresses(one, ["nowhere"])
-    with pytest.raises(UsageError, match="10,000"):
-        peers.on_addresses(one, ["a:1"] * 10_001)
+    assert asked_for(peers, ADA) == []
+    assert peers.dropped == 0
+
+
+def test_only_peers_of_the_callers_ranks_are_asked() -> None:
+    peers = JobPeers(Address("a", 1))
+    ada, bob = rank_of(ADA), rank_of(BOB)
+    peers.on_addresses(ada, ["a:1"])
+    peers.on_addresses(bob, ["b:1"])
+    assert asked_for(peers, ADA) == ["a:1"]
+    assert asked_for(peers, BOB) == ["b:1"]
+    assert asked_for(peers, ADA, BOB) == ["a:1", "b:1"]
+    assert asked_for(peers) == []
+
+
+def test_peers_of_a_user_are_limited_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Two ranks with 20,000 peers: the fleet is still asked, for their user and for others."""
+    peers = JobPeers(Address("a", 9408))
+    ada, bobs = rank_of(ADA), [rank_of(BOB, number) for number in range(2)]
+    peers.on_addresses(ada, ["node1:9408", "node2:9408"])
+    for number, bob in enumerate(bobs):
+        peers.on_addresses(bob, [f"10.{number}.{each // 250}.{each % 250}:9408" for each in range(9999)])
+    assert asked_for(peers, ADA) == ["node1:9408", "node2:9408"]
+    assert len(asked_for(peers, ADA, BOB)) == MOST_PER_USER + 2
+    assert peers.dropped == 2 * 9999 - MOST_PER_USER
+    assert len(caplog.messages) == 1
+    # All agents of a job on this node report the same list.
+    again = rank_of(BOB, 2)
+    peers.on_addresses(again, [f"10.0.{each // 250}.{each % 250}:9408" for each in range(MOST_PER_USER)])
+    assert peers.dropped == 2 * 9999 - MOST_PER_USER
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nowhere",
+        "node1",
+        "node1:0",
+        "node1:22",
+        "169.254.169.254:80",
+        "127.0.0.1:9409",
+        "[::1]:6379",
+        "a b:9408",
+    ],
+)
+def test_addresses_of_other_services_are_dropped(text: str) -> None:
+    peers, rank = JobPeers(Address("10.0.0.1", 9408)), rank_of(BOB)
+    peers.on_addresses(rank, [text, "node2:9408"])
+    assert asked_for(peers, BOB) == ["node2:9408"]
+    assert peers.dropped == 1
+
+
+def test_another_port_of_loopback_needs_a_listener_of_the_user() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        for uid, found in ((os.getuid(), [f"127.0.0.1:{port}"]), (BOB, [])):
+            peers, rank = JobPeers(Address("127.0.0.1", 9408)), rank_of(uid)
+            peers.on_addresses(rank, [f"127.0.0.1:{port}", f"10.0.0.1:{port}"])
+            assert asked_for(peers, uid) == found
+        elsewhere, rank = JobPeers(Address("10.0.0.1", 9408)), rank_of(os.getuid())
+        elsewhere.on_addresses(rank, [f"127.0.0.1:{port}"])
+        assert asked_for(elsewhere, os.getuid()) == []
+
+
+def test_frequent_lists_of_daemons_are_dropped() -> None:
+    peers, rank = JobPeers(Address("a", 1)), rank_of(BOB)
+    for _ in range(int(LISTS.burst)):
+        peers.on_addresses(rank, ["a:1"])
+    assert peers.dropped == 0
+    for _ in range(10):
+        peers.on_addresses(rank, ["a:1", "b:1"])
+    assert asked_for(peers, BOB) == ["a:1"]
+    assert peers.dropped == 20
 
 
 def test_check_trust_of_a_secret_without_tls_is_refused() -> None:
@@ -209,10 +290,12 @@ def test_peers_are_read_again_but_not_at_every_question(tmp_path: Path) -> None:
     now = [0.0]
     path = tmp_path / "peers.json"
     path.write_text('[{"targets": ["a:1", "a:1"]}]')
-    peers = Peers(parse_peers(f"file:{path}"), clock=lambda: now[0])
-    assert asyncio.run(peers.addresses()) == (Address("a", 1),)
+    source = parse_peers(f"file:{path}")
+    assert isinstance(source, TargetsFile)
+    peers = Peers(source, clock=lambda: now[0])
+    assert asyncio.run(peers.addresses(lambda _: False)) == (Address("a", 1),)
     path.write_text('[{"targets": ["b:1"]}]')
     now[0] = 4.9
-    assert asyncio.run(peers.addresses()) == (Address("a", 1),)
+    assert asyncio.run(peers.addresses(lambda _: False)) == (Address("a", 1),)
     now[0] = 5.0
-    assert asyncio.run(peers.addresses()) == (Address("b", 1),)
+    assert asyncio.run(peers.addresses(lambda _: False)) == (Address("b", 1),)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.node import free_port
-from tests.unit.daemon.fleet_nodes import PlayedSessions, asking, play
+from tests.unit.daemon.fleet_nodes import PlayedSessions, asking, may_all, play
 from tests.unit.daemon.live_runs import STEPS, train
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
@@ -119,7 +119,7 @@ async def test_ranks_of_all_nodes_are_one_list(tmp_path: Path) -> None:
             _,
         ),
     ):
-        reported = await view.steps(*ask(newest=64))
+        reported = await view.steps(*ask(newest=64), may_all)
         assert [each.status.identity.rank for each in reported.ranks] == [0, 1, 2, 3]
         assert [(each.node, each.ranks) for each in reported.nodes] == [("asking", 0), ("a", 2), ("b", 2)]
         assert [peer.address for peer in reported.unreachable] == [str(dead)]
@@ -137,7 +137,7 @@ async def test_one_verdict_is_on_the_ranks_of_all_nodes(tmp_path: Path) -> None:
         node(tmp_path, "b", store_of(2, 3)) as two,
         asking(tmp_path, [one.address, two.address]) as (view, _),
     ):
-        reported = await view.diagnose(*ask(verdicts=True), show_all)
+        reported = await view.diagnose(*ask(verdicts=True), show_all, may_all)
         [verdict] = reported.verdicts
         assert (verdict.run, verdict.cause, verdict.rank, verdict.node) == (RUN, "slow rank", 2, "b")
         assert verdict.cost_seconds_per_step == pytest.approx(0.02, rel=0.05)
@@ -148,7 +148,7 @@ async def test_one_verdict_is_on_the_ranks_of_all_nodes(tmp_path: Path) -> None:
 async def test_ranks_of_a_node_that_is_gone_are_not_called_healthy(tmp_path: Path) -> None:
     dead = Address("127.0.0.1", free_port())
     async with node(tmp_path, "a", store_of(0, 1)) as one, asking(tmp_path, [one.address, dead]) as (view, _):
-        [verdict] = (await view.diagnose(*ask(verdicts=True), show_all)).verdicts
+        [verdict] = (await view.diagnose(*ask(verdicts=True), show_all, may_all)).verdicts
         assert verdict.cause == "unknown"
         assert "but 2 are on no node that answers" in verdict.evidence
 
@@ -164,13 +164,13 @@ async def test_a_run_and_a_job_are_looked_for_everywhere(tmp_path: Path) -> None
         asking(tmp_path, [one.address, two.address, dead]) as (view, _),
     ):
         for field, name, found in (("job", "bert", [0, 1]), ("run", "other", [0]), ("job", "gpt", [0])):
-            reported = await view.steps(*ask(**{field: name}))
+            reported = await view.steps(*ask(**{field: name}), may_all)
             assert [each.status.identity.rank for each in reported.ranks] == found
-        assert [each.run for each in (await view.runs([], "gpt")).runs] == ["other"]
+        assert [each.run for each in (await view.runs([], may_all, "gpt")).runs] == ["other"]
         for question in (
-            view.steps(*ask(run="gone")),
-            view.diagnose(*ask(job="gone", verdicts=True), show_all),
-            view.runs([], "gone"),
+            view.steps(*ask(run="gone"), may_all),
+            view.diagnose(*ask(job="gone", verdicts=True), show_all, may_all),
+            view.runs([], may_all, "gone"),
         ):
             with pytest.raises(NoSuchTargetError, match=f"gone on any node.*no answer from {dead}"):
                 await question
@@ -187,7 +187,7 @@ async def test_moved_rank_is_listed_once(tmp_path: Path) -> None:
         node(tmp_path, "new", store_of(1)) as two,
         asking(tmp_path, [two.address, one.address]) as (view, _),
     ):
-        reported = await view.steps(*ask())
+        reported = await view.steps(*ask(), may_all)
         assert [(each.status.identity.rank, each.status.connected) for each in reported.ranks] == [
             (0, True),
             (1, True),
@@ -201,7 +201,7 @@ async def test_node_with_an_invalid_answer_is_named(tmp_path: Path) -> None:
         node(tmp_path, "b", store_of(1)) as two,
         asking(tmp_path, [one.address, two.address]) as (view, _),
     ):
-        reported = await view.steps(*ask())
+        reported = await view.steps(*ask(), may_all)
         assert [each.status.identity.rank for each in reported.ranks] == [1]
         [peer] = reported.unreachable
         assert (peer.address, peer.reason) == (

@@ -24,7 +24,7 @@ def test_runs_of_all_nodes_are_one_list_and_the_dead_are_named(tmp_path: Path) -
         twice = Address("localhost", first.address.port)
         async with asking(tmp_path, [first.address, dead, second.address, twice]) as (view, _):
             for _ in range(2):
-                listed = await view.runs([])
+                listed = await view.runs([], may_all)
                 (run,) = listed.runs
                 assert [rank.identity.rank for rank in run.ranks] == [0, 1, 2, 3]
                 assert (run.run, run.world_size) == (RUN, 4)
@@ -45,11 +45,13 @@ def test_a_peer_that_comes_back_is_asked_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1)
         async with asking(tmp_path, [node.address]) as (view, _):
-            assert not (await view.runs([])).unreachable
+            assert not (await view.runs([], may_all)).unreachable
             await node.server.stop(None)
-            assert [peer.address for peer in (await view.runs([])).unreachable] == [str(node.address)]
+            assert [peer.address for peer in (await view.runs([], may_all)).unreachable] == [
+                str(node.address)
+            ]
             back = await start_node(tmp_path, [0], 1, address=node.address)
-            while (await view.runs([])).unreachable:
+            while (await view.runs([], may_all)).unreachable:
                 pass
             await back.server.stop(None)
 
@@ -77,7 +79,7 @@ def test_daemon_without_peers_reports_that(tmp_path: Path) -> None:
         async with asking(tmp_path, []) as (_, coordinator):
             view = FleetView(None, FanOut(Credentials), coordinator, "i", "n")
             with pytest.raises(UsageError, match="--fleet-peers"):
-                await view.runs([])
+                await view.runs([], may_all)
 
     play(scenario)
 
@@ -102,7 +104,7 @@ def test_only_callers_with_the_token_are_answered(tmp_path: Path) -> None:
         node = await start_node(tmp_path, [0], 1, Credentials(TOKEN))
         for token, let_in in ((TOKEN, True), (TOKEN[:-1], False), ("", False)):
             async with asking(tmp_path, [node.address], Credentials(token)) as (view, _):
-                listed = await view.runs([])
+                listed = await view.runs([], may_all)
                 assert len(listed.nodes) == 1 + let_in
                 if not let_in:
                     assert "token" in listed.unreachable[0].reason
@@ -122,7 +124,7 @@ def test_tls_needs_certificates_of_one_authority_on_both_sides(tmp_path: Path) -
         node = await start_node(tmp_path, [0], 1, ours)
         for credentials, let_in in ((ours, True), (theirs, False), (Credentials(), False)):
             async with asking(tmp_path, [node.address], credentials) as (view, _):
-                listed = await view.runs([])
+                listed = await view.runs([], may_all)
                 assert (len(listed.nodes), len(listed.unreachable)) == ((2, 0) if let_in else (1, 1))
         await node.server.stop(None)
 

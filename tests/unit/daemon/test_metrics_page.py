@@ -283,7 +283,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
             partial(node_metrics, samplers),
             partial(own_metrics, kept, counts(), holding()),
             partial(upload_metrics, uploads()),
-            partial(fleet_metrics, lambda: 3),
+            partial(fleet_metrics, lambda: 3, lambda: 2),
             partial(analysis_metrics, kept, analyses()),
             partial(trigger_metrics, {("slow", Result.FIRED): 2, ("slow", Result.COOLDOWN): 1}),
             partial(
@@ -493,7 +493,7 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     counted = (
         "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
         "|up|pending|failure|failures|errors|overflow|switches|cpus|cores|captures|removed|uploads|analyses"
-        "|triggers|calls"
+        "|triggers|calls|peers"
     )
     odd = re.compile(
         r"(?i)percent|milli|micro(?!_batches_)|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)"

@@ -97,7 +97,7 @@ def test_streams_of_strangers_leave_half_to_the_owner() -> None:
     play(scenario)
 
 
-def test_the_oldest_stream_of_a_stranger_gives_way_to_the_owner() -> None:
+def test_the_oldest_stream_of_a_stranger_gives_way() -> None:
     async def scenario(page: Page) -> None:
         oldest, second = opened(page, Access.STRANGER), opened(page, Access.STRANGER)
         owners = [opened(page, Access.OWNER) for _ in range(MOST_STREAMS - 1)]
