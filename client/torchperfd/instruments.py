@@ -120,8 +120,8 @@ class Instruments:
 
         if OUTDATED:
             log.warning(
-                "hooks run in Python, at ten times the cost: %s; reinstall it with `pip install "
-                "--force-reinstall --no-deps torchperfd`, a checkout with `pip install -e .`",
+                "hooks run in Python, at ten times the cost: %s; install it again from its checkout, with `pip "
+                "install --force-reinstall --no-deps .` or `pip install -e .`",
                 OUTDATED,
             )
         self.pauses.install()

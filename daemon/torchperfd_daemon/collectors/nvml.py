@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import pynvml
 
@@ -12,13 +11,11 @@ from torchperfd_daemon.collectors.base import CollectorUnavailableError, Nothing
 from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
 from torchperfd_daemon.collectors.nvml_call import DriverGoneError, GpuLostError, ask
 from torchperfd_daemon.collectors.nvml_device import NvmlDevice
+from torchperfd_daemon.collectors.nvml_problem import driver_problem, is_loaded
 from torchperfd_daemon.collectors.nvml_xid import XidLog
 from torchperfd_daemon.collectors.ranks import Ranks
 
 log = logging.getLogger("torchperfd.collectors")
-
-_KERNEL_MODULE: Final = "driver/nvidia/version"
-"""Below procfs, while the driver's kernel module is loaded; also seen from within containers."""
 
 
 class NvmlCollector(GpuCollector):
@@ -71,16 +68,15 @@ class NvmlCollector(GpuCollector):
             pynvml.nvmlInit()
             self._driver_version = pynvml.nvmlSystemGetDriverVersion()
             return int(pynvml.nvmlDeviceGetCount())
-        except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
-            if self._driver_version or (self._proc / _KERNEL_MODULE).exists():
-                raise CollectorUnavailableError(
-                    f"the NVIDIA driver is loaded, but NVML cannot be used ({error}); GPU metrics are off"
-                ) from error
-            raise NothingToCollectError(f"no NVIDIA driver here ({error}); GPU metrics are off") from error
         except pynvml.NVMLError as error:
-            raise CollectorUnavailableError(
-                f"the NVIDIA driver cannot be used ({error}); GPU metrics are off"
-            ) from error
+            absent = isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded)
+            found = driver_problem(error, self._proc)
+            # Nodes without a GPU may have the driver's packages, and never load its module.
+            if found is None or (absent and not self._driver_version and not is_loaded(self._proc)):
+                raise NothingToCollectError(
+                    f"no NVIDIA driver here ({error}); GPU metrics are off"
+                ) from error
+            raise CollectorUnavailableError(f"{found.problem}; GPU metrics are off; {found.fix}") from error
 
     def _read(self, index: int) -> list[GpuReading]:
         try:

@@ -44,6 +44,23 @@ def examine(facts: Facts) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(facts)]
 
 
+def check_driver(facts: Facts) -> Iterator[Finding]:
+    """A driver that is installed and cannot be used, and GPUs that do not answer."""
+    found = facts.driver_problem
+    why = "jobs lose their GPUs: they fail, or train on the CPU"
+    if found is not None:
+        yield Finding("driver", "node", found.problem, why, found.fix)
+    for index in facts.unreachable_gpus:
+        yield Finding(
+            "driver",
+            f"GPU {index}",
+            "it does not answer",
+            why,
+            "`sudo dmesg | grep -i xid` shows why; reset it with `sudo nvidia-smi --gpu-reset -i"
+            f" {index}`, or reboot",
+        )
+
+
 def check_pcie(facts: Facts) -> Iterator[Finding]:
     """A link narrower or slower than card and slot allow."""
     for gpu in facts.gpus or ():
@@ -328,13 +345,13 @@ def check_native_hooks(facts: Facts) -> Iterator[Finding]:
             "torchperfd",
             "its hooks are not compiled from this version, so they run in Python",
             "they cost each training step about ten times as much",
-            "install a C compiler (`sudo apt-get install gcc libc6-dev`), then"
-            " `pip install --force-reinstall --no-deps --no-binary torchperfd torchperfd`, in a checkout"
-            " `pip install -e .`",
+            "install a C compiler (`sudo apt-get install gcc libc6-dev`), then install again from the checkout:"
+            " `pip install --force-reinstall --no-deps .`, or `pip install -e .` where it was installed so",
         )
 
 
 CHECKS: Final[tuple[Check, ...]] = (
+    check_driver,
     check_pcie,
     check_throttling,
     check_persistence,

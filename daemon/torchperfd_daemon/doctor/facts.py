@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torchperfd_daemon.collectors.nvml_problem import DriverProblem
 from torchperfd_daemon.doctor.cpu import CpuFacts
 from torchperfd_daemon.loader_workers import LoaderFacts
 
@@ -79,7 +80,9 @@ class Facts:
     """A node.
 
     Attributes:
-        gpus: None when there is no driver.
+        gpus: None when there is no driver, or it cannot be used.
+        driver_problem: Why the driver cannot be used; None if it can, or if there is none.
+        unreachable_gpus: Indices of GPUs that do not answer.
         driver_cuda: Newest CUDA that the driver runs, (major, minor).
         torch_cuda: CUDA that the installed torch was built for; None for a build without.
         torch_version: Of the installed torch; empty when there is none.
@@ -105,3 +108,5 @@ class Facts:
     cpu: CpuFacts | None = None
     missing_native: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
+    driver_problem: DriverProblem | None = None
+    unreachable_gpus: tuple[int, ...] = ()

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import pynvml
 
+from torchperfd_daemon.collectors.nvml_problem import DriverProblem, driver_problem
 from torchperfd_daemon.doctor.facts import Gpu
 
 # Not the ordinary power cap: a GPU at full load runs at it.
@@ -25,6 +26,14 @@ class NoDriverError(Exception):
     """There are no GPUs to look at, and why."""
 
 
+class BrokenDriverError(Exception):
+    """There is a driver that cannot be used."""
+
+    def __init__(self, found: DriverProblem) -> None:
+        super().__init__(found.problem)
+        self.found = found
+
+
 class GpuReading(NamedTuple):
     """The data from the driver.
 
@@ -39,13 +48,14 @@ class GpuReading(NamedTuple):
     driver_cuda: tuple[int, int] | None
 
 
-def read_gpus(sys: Path) -> GpuReading:
+def read_gpus(sys: Path, proc: Path = Path("/proc")) -> GpuReading:
     """Read all GPUs; a value that a GPU does not have is None.
 
     Raises:
         NoDriverError: There is no driver.
+        BrokenDriverError: There is one that cannot be used.
     """
-    with _driver():
+    with _driver(proc):
         version = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         gpus = [_known(functools.partial(_read, index, sys)) for index in range(pynvml.nvmlDeviceGetCount())]
         return GpuReading(
@@ -56,13 +66,21 @@ def read_gpus(sys: Path) -> GpuReading:
 
 
 @contextlib.contextmanager
-def _driver() -> Iterator[None]:
+def _driver(proc: Path) -> Iterator[None]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise NoDriverError(f"no NVIDIA driver here ({error})") from None
+        found = driver_problem(error, proc)
+        if found is None:
+            raise NoDriverError(f"no NVIDIA driver here ({error})") from None
+        raise BrokenDriverError(found) from None
     try:
         yield
+    except pynvml.NVMLError as error:
+        found = driver_problem(error, proc)
+        if found is None:
+            raise
+        raise BrokenDriverError(found) from None
     finally:
         pynvml.nvmlShutdown()
 

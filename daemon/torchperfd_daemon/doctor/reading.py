@@ -15,7 +15,7 @@ from torchperfd_daemon.collectors.ranks import RankProcess, is_here
 from torchperfd_daemon.doctor.clock import read_clock
 from torchperfd_daemon.doctor.cpu import read_cpu
 from torchperfd_daemon.doctor.facts import Facts, RankFacts, ReportedFacts
-from torchperfd_daemon.doctor.gpus import NoDriverError, read_gpus
+from torchperfd_daemon.doctor.gpus import BrokenDriverError, NoDriverError, read_gpus
 
 _THREADS: Final = re.compile(r"[1-9][0-9]{0,4}")
 _TORCH_FIELD: Final = re.compile(r"^(?P<name>__version__|cuda)\b[^=]*=\s*'(?P<value>[^']*)'", re.MULTILINE)
@@ -33,13 +33,14 @@ def read_facts(
         ranks: The training processes on this node, with what they report; None when no daemon answers.
     """
     skipped = {}
-    gpus = driver_cuda = None
+    gpus = driver_cuda = problem = None
+    unreachable: tuple[int, ...] = ()
     try:
-        gpus, unreachable, driver_cuda = read_gpus(sys)
-        for index in unreachable:
-            skipped[f"GPU {index}"] = "it does not answer; look at `sudo dmesg | grep -i xid`"
+        gpus, unreachable, driver_cuda = read_gpus(sys, proc)
     except NoDriverError as error:
         skipped["gpus"] = str(error)
+    except BrokenDriverError as error:
+        problem = error.found
     seen = []
     if ranks is None:
         skipped["ranks"] = "no daemon answers; start one with `torchperfd serve`"
@@ -69,6 +70,8 @@ def read_facts(
         clock_synchronised=None if clock is None else clock.synchronised,
         clock_error_seconds=None if clock is None else clock.error_seconds,
         skipped=skipped,
+        driver_problem=problem,
+        unreachable_gpus=unreachable,
     )
 
 

@@ -243,7 +243,49 @@ def test_gpus_are_read_and_missing_values_are_unknown(driver: dict[str, Any], tm
     )
     tree.write("sys/bus/pci/devices/0000:3b:00.0/numa_node", "-1\n")
     assert gpus.read_gpus(tree.sys).gpus[0].numa_node is None
-    assert doctor.read_facts({}, tree.proc, tree.sys).skipped["GPU 1"].startswith("it does not answer")
+    facts = doctor.read_facts({}, tree.proc, tree.sys)
+    [finding] = [each for each in doctor.examine(facts) if each.check == "driver"]
+    assert (finding.subject, finding.problem) == ("GPU 1", "it does not answer")
+
+
+@pytest.mark.parametrize(
+    ("code", "problem", "fix"),
+    [
+        (9, "its module is not loaded (Driver Not Loaded, NVML error 9)", "sudo modprobe nvidia"),
+        (18, "it was updated, and the old module is loaded", "rmmod nvidia_uvm"),
+        (
+            999,
+            "the NVIDIA driver cannot be used (Unknown Error, NVML error 999)",
+            "in a container, restart it",
+        ),
+        (4, "the NVIDIA driver cannot be used", "nvidia-smi"),
+    ],
+)
+def test_broken_driver_is_a_finding(
+    code: int, problem: str, fix: str, monkeypatch: pytest.MonkeyPatch, tree: HostTree
+) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(code)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    facts = doctor.read_facts({}, tree.proc, tree.sys)
+    [finding] = [each for each in doctor.examine(facts) if each.check == "driver"]
+    assert problem in finding.problem
+    assert fix in finding.fix
+    assert "gpus" not in facts.skipped
+
+
+def test_library_without_driver_is_no_finding(monkeypatch: pytest.MonkeyPatch, tree: HostTree) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    facts = doctor.read_facts({}, tree.proc, tree.sys)
+    assert "driver" not in {each.check for each in doctor.examine(facts)}
+    assert facts.skipped["gpus"].startswith("no NVIDIA driver here")
+    tree.write("proc/driver/nvidia/version", "NVRM version: 580\n")
+    facts = doctor.read_facts({}, tree.proc, tree.sys)
+    assert "driver" in {each.check for each in doctor.examine(facts)}
 
 
 @pytest.fixture
