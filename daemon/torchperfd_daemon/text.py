@@ -1,5 +1,6 @@
-"""Text from outside, made safe for a terminal, a log line and a metric label."""
+"""Makes text from outside safe for a terminal, a log line and a metric label, and writes lists of ranks."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 _MOST_CHARACTERS: Final = 4096
@@ -35,3 +36,30 @@ def clean_fields(record: Any) -> None:
         else:
             for each in value if isinstance(value, list) else (value,):
                 clean_fields(each)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks in the form of ``--ranks``: 0-2,5.
+
+    Args:
+        ranks: Ranks in ascending order.
+    """
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def ranks_phrase(ranks: Sequence[int], of: int = 0) -> str:
+    """Return ranks as part of a sentence: ``rank 2``, ``ranks 0-2,5``, or ``all 8 ranks``.
+
+    Args:
+        ranks: Ranks in ascending order.
+        of: The number of all ranks; 0 if all of them have no meaning here.
+    """
+    if len(ranks) == of > 1:
+        return f"all {of} ranks"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"

@@ -106,7 +106,7 @@ def skips_a_collective(node: Node, directory: Path) -> None:
         assert re.search(
             rf"rank 1 is at train\.py:({line - 1}|{line}) in stray; "
             rf"ranks 0,2 wait in all_reduce \(train\.py:{line_of('dist.all_reduce')} in share\); "
-            rf"rank 1 has not come to all_reduce of 1, number \d+ of default_pg$",
+            rf"rank 1 has not entered all_reduce number \d+ of default_pg \(1\)$",
             found["evidence"],
         ), found["evidence"]
         assert found["next_command"].startswith("torchperfd stacks --run ")
@@ -124,7 +124,7 @@ def is_stopped(node: Node, directory: Path) -> None:
         found = hang(node)
         assert found["rank"] == 2
         assert "rank 2 is stopped; " in found["evidence"]
-        assert "has not come to" not in found["evidence"]
+        assert "has not entered" not in found["evidence"]
         os.kill(stopped, signal.SIGCONT)
         eventually(lambda: not hangs(node), 60, node.log)
         assert verdict(node)["cause"] != "hang"

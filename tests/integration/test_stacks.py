@@ -220,7 +220,7 @@ def test_stacks_name_rank_that_skipped_a_collective_with_line(skipping: tuple[No
         rf"^rank 2 is at skip\.py:({line - 1}|{line}) in compute; "
         rf"ranks 0-1,3 wait in all_reduce \(skip\.py:{line_of(script, 'dist.all_reduce')} in exchange\); "
         # torch's record is asked for once they have stood still for a while.
-        r"rank 2 has not come to all_reduce of 1, number \d+ of default_pg$",
+        r"rank 2 has not entered all_reduce number \d+ of default_pg \(1\)$",
         re.MULTILINE,
     )
 

@@ -17,6 +17,7 @@ from torchperfd_daemon import analysis, memory
 from torchperfd_daemon.commands._capture_facts import capture_facts
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._completion import complete_traces
+from torchperfd_daemon.commands._foreign_files import refuse_foreign_files
 from torchperfd_daemon.commands._memory import analyze_snapshots
 from torchperfd_daemon.commands._page import write_page
 from torchperfd_daemon.commands._traces import find_trace, note, warn
@@ -84,6 +85,7 @@ def command(
     if with_text and not as_json:
         raise UsageError("--with-text is for the JSON document", "add --json, or leave it out")
     paths = [find_trace(trace, captures_dir) for trace in traces]
+    refuse_foreign_files(paths)
     if snapshots := memory.find_snapshots(paths, note):
         analyze_snapshots(snapshots, as_json, with_text)
         return

@@ -18,6 +18,7 @@ from torchperfd_daemon.commands._capture_facts import capture_facts
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._compare_runs import find_run, print_comparison, refuse_mixed
 from torchperfd_daemon.commands._completion import complete_sides
+from torchperfd_daemon.commands._foreign_files import refuse_foreign_files
 from torchperfd_daemon.commands._page import html_option, write_page
 from torchperfd_daemon.commands._runs_dir import open_runs, runs_dir_option
 from torchperfd_daemon.commands._share import Share
@@ -95,6 +96,8 @@ def command(
     _refuse_options(context, "fail_above")
     notes: list[str] = []
     sides = [find_trace(side, captures_dir) for side in (before, after or before)]
+    for side in sides:
+        refuse_foreign_files([side])
     files = analysis.rank_files(sides[0], notes.append)
     if after is None:
         pairs = [_two_ranks(files, ranks or "")]

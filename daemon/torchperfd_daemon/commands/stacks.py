@@ -2,10 +2,14 @@
 
 import io
 import json
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from torchperfd.v1 import control_pb2
+from torchperfd_daemon import flight_recorder
 from torchperfd_daemon.commands._completion import complete_runs
 from torchperfd_daemon.commands._daemon import connect, unreachable_text
 from torchperfd_daemon.commands._fit import folded_text
@@ -16,7 +20,8 @@ from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
 from torchperfd_daemon.service import translate_stacks
 from torchperfd_daemon.stacks import RankStacks, merge
-from torchperfd_daemon.stacks.report import ranks_text, render_text, to_dict
+from torchperfd_daemon.stacks.report import render_text, to_dict
+from torchperfd_daemon.text import ranks_phrase, ranks_text
 from torchperfd_daemon.views.stacks import absent_ranks, each_once
 
 
@@ -38,11 +43,20 @@ from torchperfd_daemon.views.stacks import absent_ranks, each_once
     help="Send a signal to a rank that neither answers nor can be read by py-spy. This can crash the rank:"
     " two of three processes did not survive 2,000 signals. Not with --fleet.",
 )
+@click.option(
+    "--from",
+    "dumps",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Flight Recorder dumps of a dead job: a directory of nccl_trace_rank_*, or files. Asks no daemon.",
+)
 @fleet_option
 @watch_option
 @socket_option
 @json_option
 def command(
+    dumps: tuple[Path, ...],
     run: str,
     ranks: str,
     timeout: float,
@@ -57,7 +71,14 @@ def command(
     Ranks with the same stack are shown once, and the ranks that the others wait for are named.
     A rank that does not answer is read from outside by py-spy, if that is installed and permitted.
     With --fleet, the ranks on all nodes.
+
+    With --from, name the ranks that the others waited for, by what torch's Flight Recorder has left of a job
+    that is dead.
     """
+    if dumps:
+        _refuse_options_of_live_runs(click.get_current_context())
+        _print_dumps(dumps, as_json=as_json)
+        return
     if watch and signal:
         raise UsageError("--signal can crash a rank, so it is not repeated", "leave out --watch or --signal")
     request = control_pb2.StacksRequest(
@@ -96,5 +117,28 @@ def _print(request: control_pb2.StacksRequest, socket: str | None, *, as_json: b
         problems.append(f"ranks {ranks_text(absent)} are {where}, or gone for a minute")
     if unreachable:
         problems.append(unreachable_text(unreachable))
+    if problems:
+        raise PartialResultError("; ".join(problems))
+
+
+def _refuse_options_of_live_runs(context: click.Context) -> None:
+    for parameter in context.command.params:
+        is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if is_given and parameter.name not in ("dumps", "as_json"):
+            raise UsageError(f"{parameter.opts[0]} is for live runs, not for dumps", "leave it out")
+
+
+def _print_dumps(paths: Sequence[Path], *, as_json: bool) -> None:
+    found = flight_recorder.read_dumps(paths)
+    verdict = flight_recorder.judge(found.dumps)
+    if as_json:
+        click.echo(json.dumps(flight_recorder.to_dict(found, verdict)))
+    else:
+        text = io.StringIO()
+        flight_recorder.render_text(found, verdict, text)
+        click.echo(folded_text(text.getvalue()), nl=False)
+    problems = [error for _, error in found.failed]
+    if verdict.undumped:
+        problems.append(f"there is no dump of {ranks_phrase(verdict.undumped)}")
     if problems:
         raise PartialResultError("; ".join(problems))

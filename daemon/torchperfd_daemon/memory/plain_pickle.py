@@ -1,8 +1,8 @@
 """Reads a pickle that holds only plain data, and runs nothing that a file asks for.
 
 A pickle is a program. Before Python's unpickler sees one, :func:`load_plain` goes through its operations and
-refuses all but those that build dicts, lists, texts, numbers and tuples of whole numbers. It also refuses
-what is small in a file and large or endless in memory.
+refuses all but those that build dicts, lists, texts, numbers, tuples of whole numbers and tuples of up to
+three texts. It also refuses what is small in a file and large or endless in memory.
 """
 
 import io
@@ -30,13 +30,29 @@ _RUN: Final = re.compile(
     rb"|[\x94N\x88\x89()\]}aeus]|[hq].|j.{4}|G.{8}|%(frame)s)*+" % {b"part": _INT_PART, b"frame": _FRAME},
     re.DOTALL,
 )
+# The same, without the BINGET and LONG_BINGET directly before a text, a tuple or another of them.
+_RUN_BETWEEN_TEXTS: Final = re.compile(
+    rb"(?:\((?:%(part)s)*+t|%(part)s(?:\x85|%(part)s(?:\x86|%(part)s\x87))?+"
+    rb"|[\x94N\x88\x89()\]}aeus]|q.|(?:h.|j.{4})(?=[KMJ\x8aN\x88\x89()\]}aeusG])|G.{8}|%(frame)s)*+"
+    % {b"part": _INT_PART, b"frame": _FRAME},
+    re.DOTALL,
+)
+_PUT: Final = re.compile(rb"(?:" + _FRAME + rb")?+(?:q(.)|r(.{4})|(\x94))(?:" + _FRAME + rb")?+", re.DOTALL)
+_ANY: Final = re.compile(rb"\x94|" + _INT + rb"|[hq].|[jr].{4}|G.{8}|" + _FRAME + rb"|.", re.DOTALL)
+_MEMOIZE: Final = b"\x94"
+_GETS: Final = {0x68: 1, 0x6A: 4}
+# TUPLE1, TUPLE2, TUPLE3, with the number of their items.
+_SHORT_TUPLES: Final = {0x85: 1, 0x86: 2, 0x87: 3}
+# What may follow a tuple of texts: a text, BINGET, LONG_BINGET, APPEND, APPENDS, SETITEM, SETITEMS.
+_AFTER_TUPLE: Final = frozenset(b"\x8cX\x8dhjaesu")
 # Bytes of the longest operation of a fixed length.
 _LONGEST: Final = 11
+_FIRST_WITH_MEMOIZE: Final = 4
 # Operations with a length of so many bytes: texts and bytes.
 _COUNTED: Final = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8}
 # GLOBAL, STACK_GLOBAL, INST, OBJ, REDUCE, NEWOBJ, NEWOBJ_EX, BUILD, EXT1, EXT2, EXT4, PERSID, BINPERSID.
 _CODE: Final = frozenset(b"c\x93ioR\x81\x92b\x82\x83\x84PQ")
-_CODE_REFUSED: Final = "this snapshot contains code; torchperfd reads only plain data"
+_CODE_REFUSED: Final = "this file contains code; torchperfd reads only plain data"
 _CODE_REMEDY: Final = "do not load it with pickle unless you trust its author"
 
 
@@ -45,15 +61,21 @@ def is_pickle(head: bytes) -> bool:
     return len(head) > 1 and head[0] == _MAGIC and head[1] in _PROTOCOLS
 
 
-def load_plain(data: bytes) -> object:
+def load_plain(data: bytes, written_by: str = "torch.cuda.memory._dump_snapshot") -> object:
     """Return what a binary pickle of plain data holds; see the module.
 
     Memory and time are proportional to ``len(data)``.
 
+    Args:
+        written_by: What writes such files, for the message about one that is something else.
+
     Raises:
         TorchperfdError: It is cut off or damaged, holds anything else, or this process has too little memory.
     """
-    _check_operations(data)
+    try:
+        _check_operations(data)
+    except _DamagedError as error:
+        raise _damaged(str(error), written_by) from None
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()
     except MemoryError:
@@ -62,7 +84,11 @@ def load_plain(data: bytes) -> object:
         pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError, OverflowError
     ) as error:  # fmt: skip
         # Such as a dict whose key is a list, or a frame of 2**63 bytes: no writer of pickles makes those.
-        raise _damaged(str(error)) from None
+        raise _damaged(str(error), written_by) from None
+
+
+class _DamagedError(Exception):
+    """The operations are those of no such file."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -77,10 +103,14 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _check_operations(data: bytes) -> None:
     if not is_pickle(data[:2]):
-        raise _damaged("it is no binary pickle")
+        raise _DamagedError("it is no binary pickle")
     position = 2
+    texts: _TextTuples | None = None
     while True:
-        if (run := _RUN.match(data, position)) is not None:
+        run = (_RUN if texts is None else _RUN_BETWEEN_TEXTS).match(data, position)
+        if run is not None:
+            if texts is not None:
+                texts.passed(data, position, run.end())
             position = run.end()
         if position >= len(data):
             raise _cut_off()
@@ -93,17 +123,87 @@ def _check_operations(data: bytes) -> None:
             if length > len(data) - position:
                 raise _cut_off()
             position += length
+            if texts is not None:
+                position = texts.pushed_text(data, position)
+        elif operation in _GETS and texts is not None:
+            position = texts.pushed_from_memo(data, position)
+        elif operation in _SHORT_TUPLES:
+            if texts is None:
+                # Only now: a snapshot has millions of operations and no such tuple.
+                texts, position = _TextTuples(data[1]), 2
+            else:
+                position = texts.made_tuple(data, position)
         elif operation == _LONG_BINPUT:
             # The unpickler reserves a table up to the largest number; real ones count from 0.
             if int.from_bytes(data[position + 1 : position + 5], "little") > position:
-                raise _damaged("a number of its memo is too large")
+                raise _DamagedError("a number of its memo is too large")
             position += 5
         elif operation in _CODE:
             raise TorchperfdError(_CODE_REFUSED, _CODE_REMEDY)
         elif _needs_more(operation, len(data) - position):
             raise _cut_off()
         else:
-            raise _damaged(f"no snapshot has the pickle operation 0x{operation:02x}")
+            raise _DamagedError(f"such a file has no pickle operation 0x{operation:02x}")
+
+
+class _TextTuples:
+    """Checks tuples of up to three texts: none may hold another of them.
+
+    Their items are the last operations before them: a text, or a value from the memo that is no such tuple.
+    """
+
+    def __init__(self, protocol: int) -> None:
+        self._counts_memo = protocol >= _FIRST_WITH_MEMOIZE
+        self._memoized = 0
+        self._tuples = set[int]()
+        # Whether each of the values pushed last is a tuple.
+        self._pushed: list[bool] = []
+
+    def passed(self, data: bytes, begin: int, end: int) -> None:
+        """Note a run of operations that is none of this."""
+        if end > begin:
+            self._pushed.clear()
+            if self._counts_memo:
+                self._memoized += _ANY.findall(data, begin, end).count(_MEMOIZE)
+
+    def pushed_text(self, data: bytes, position: int) -> int:
+        """Note a text that ends at ``position``; return the position after its place in the memo."""
+        self._pushed.append(False)
+        return self._put(data, position, is_tuple=False)
+
+    def pushed_from_memo(self, data: bytes, position: int) -> int:
+        """Note the BINGET or LONG_BINGET at ``position``; return the position after it."""
+        end = position + 1 + _GETS[data[position]]
+        self._pushed.append(int.from_bytes(data[position + 1 : end], "little") in self._tuples)
+        return end
+
+    def made_tuple(self, data: bytes, position: int) -> int:
+        """Check the tuple that is made at ``position``; return the position after its place in the memo.
+
+        Raises:
+            _DamagedError: An item is no text.
+        """
+        count = _SHORT_TUPLES[data[position]]
+        if len(self._pushed) < count or any(self._pushed[-count:]):
+            raise _DamagedError("a tuple holds more than texts")
+        self._pushed[-count:] = [True]
+        position = self._put(data, position + 1, is_tuple=True)
+        # Otherwise it could be put into the memo later, unseen.
+        if data[position : position + 1] and data[position] not in _AFTER_TUPLE:
+            raise _DamagedError("a tuple of texts is no item of a dict or list")
+        return position
+
+    def _put(self, data: bytes, position: int, *, is_tuple: bool) -> int:
+        if (put := _PUT.match(data, position)) is None:
+            return position
+        number = put[1] or put[2]
+        place = self._memoized if number is None else int.from_bytes(number, "little")
+        self._memoized += put[3] is not None
+        if place > position:
+            raise _DamagedError("a number of its memo is too large")
+        if is_tuple:
+            self._tuples.add(place)
+        return put.end()
 
 
 def _needs_more(operation: int, left: int) -> bool:
@@ -112,12 +212,8 @@ def _needs_more(operation: int, left: int) -> bool:
 
 
 def _cut_off() -> TorchperfdError:
-    return TorchperfdError(
-        "the snapshot is cut off", "write it again: the disk was full or the process ended"
-    )
+    return TorchperfdError("the file is cut off", "write it again: the disk was full or the process ended")
 
 
-def _damaged(why: str) -> TorchperfdError:
-    return TorchperfdError(
-        f"the snapshot is damaged or no output of torch.cuda.memory._dump_snapshot: {why}", "write it again"
-    )
+def _damaged(why: str, written_by: str) -> TorchperfdError:
+    return TorchperfdError(f"the file is damaged or no output of {written_by}: {why}", "write it again")

@@ -11,6 +11,7 @@ from torchperfd_daemon.stacks.collectives import Missed
 from torchperfd_daemon.stacks.loading import Stage
 from torchperfd_daemon.stacks.merge import Group, Merged, WorkerGroup
 from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
+from torchperfd_daemon.text import ranks_phrase, ranks_text
 
 SCHEMA: Final = "torchperfd.stacks/1"
 _MOST_NAMED: Final = 4
@@ -87,7 +88,9 @@ def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: Text
     out.write(f"{sentence(merged)}\n")
     for group in merged.groups:
         members = [known[rank] for rank in group.ranks]
-        out.write(f"\n{_ranks(group.ranks)} {_does(group.activity, len(group.ranks))}{_steps(members)}\n")
+        out.write(
+            f"\n{ranks_phrase(group.ranks)} {_does(group.activity, len(group.ranks))}{_steps(members)}\n"
+        )
         for rank in members:
             if rank.outcome is not Outcome.ANSWERED:
                 out.write(f"  rank {rank.rank}, {_SOURCES[rank.outcome]}: {rank.reason}\n")
@@ -102,29 +105,14 @@ def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: Text
     for threads in merged.others:
         named = f": {', '.join(threads.names[:_MOST_NAMED])}" if threads.names else ""
         several = f", {threads.count} threads" if threads.count > len(threads.ranks) else ""
-        out.write(f"\n{_ranks(threads.ranks)}{several}{named}\n")
+        out.write(f"\n{ranks_phrase(threads.ranks)}{several}{named}\n")
         _write_frames(threads.frames, out)
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks in the form of ``--ranks``: 0-2,5.
-
-    Args:
-        ranks: Ranks in ascending order.
-    """
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
 def _group(group: Group) -> str:
     place = group.activity.place
     does = _does(group.activity, len(group.ranks))
-    return f"{_ranks(group.ranks)} {does}" + (
+    return f"{ranks_phrase(group.ranks)} {does}" + (
         "" if group.activity.kind is Kind.CODE else f" ({_place(place)})"
     )
 
@@ -135,12 +123,13 @@ def _without_stacks_text(rank: RankStacks) -> str:
 
 
 def _missed(missed: Missed) -> str:
-    of = f" of {missed.sizes}" if missed.sizes else ""
-    words = f"{missed.call}{of}, number {missed.number} of {missed.group}"
+    words = f"{missed.call} number {missed.number} of {missed.group}"
+    sizes = f" ({missed.sizes})" if missed.sizes else ""
     if missed.absent:
         have = "has" if len(missed.absent) == 1 else "have"
-        return f"{_ranks(missed.absent)} {have} not come to {words}"
-    return f"{words}: " + ", ".join(f"rank {rank} calls {call}" for rank, call in missed.others[:_MOST_NAMED])
+        return f"{ranks_phrase(missed.absent)} {have} not entered {words}{sizes}"
+    called = ", ".join(f"rank {rank} calls {call}" for rank, call in missed.others[:_MOST_NAMED])
+    return f"{words}{sizes}: {called}"
 
 
 def _does(activity: Activity, count: int) -> str:
@@ -173,16 +162,12 @@ def _workers(group: WorkerGroup) -> str:
     does = _LOADS[group.loading.stage][count > 1]
     place = f" at {_place(group.loading.place)}" if group.loading.place else ""
     calls = f", calling {group.loading.call}" if group.loading.call else ""
-    which = f"{_plural(count, 'worker')}{named} of {_ranks(group.ranks)}{several}"
+    which = f"{_plural(count, 'worker')}{named} of {ranks_phrase(group.ranks)}{several}"
     return f"DataLoader {which}: {does}{place}{calls}"
 
 
 def _place(frame: Frame) -> str:
     return f"{PurePath(frame.file).name}:{frame.line} in {frame.function}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{_plural(len(ranks), 'rank')} {ranks_text(ranks)}"
 
 
 def _plural(count: int, noun: str) -> str:

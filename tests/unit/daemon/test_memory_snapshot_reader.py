@@ -46,6 +46,7 @@ def test_plain_data_is_read_as_pickle_reads_it(protocol: int, many: int) -> None
             "numbers": [0, -1, 255, 65535, 1 << 31, -(1 << 62), 1 << 63, 0.5, None, True],
             "texts": ["", "a" * 300, f"é{each}", *([b"x", b"y" * 300] if protocol > 2 else [])],
             "tuples": [(), (each,), (0, 1 << 40), (1, 2, 3), (1, 2, 3, 4, 5)],
+            "names": [("0", "default_pg"), (f"{each}",), ("a", "b", f"c{each}")] * 2,
             each: {"deeper": [{}]},
         }
         for each in range(many)
@@ -92,6 +93,22 @@ def test_snapshot_with_code_is_refused_and_not_run(
         pytest.param(b"\x80\x04\x8b\xff\xff\xff\x7f.", id="long-number"),
         pytest.param(b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.", id="nested-key"),
         pytest.param(b"\x80\x04}K\x01\x85" + b"2\x86" * 100 + b"Ns.", id="key-in-key"),
+        pytest.param(
+            b"\x80\x02}X\x01\x00\x00\x00aX\x01\x00\x00\x00b\x86q\x00"
+            + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
+            + b"Ns.",
+            id="tuple-of-tuples-by-numbers",
+        ),
+        pytest.param(
+            b"\x80\x04}\x8c\x01a\x8c\x01b\x86\x94" + b"h\x00h\x00\x86\x94" * 60 + b"Ns.",
+            id="tuple-of-tuples-by-memoize",
+        ),
+        pytest.param(
+            b"\x80\x02}\x8c\x01a\x85(eq\x00" + b"h\x00h\x00\x86(eq\x00" * 60 + b"Ns.",
+            id="tuple-put-into-the-memo-later",
+        ),
+        pytest.param(b"\x80\x02}\x8c\x01a]\x86Ns.", id="list-in-tuple"),
+        pytest.param(b"\x80\x02}\x86Ns.", id="tuple-of-too-few"),
         pytest.param(b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".", id="nested-lists"),
         pytest.param(b"\x80\x04\x8c\x01\xff.", id="no-utf-8"),
         pytest.param(b"\x80\x04}]Ns.", id="list-as-key"),

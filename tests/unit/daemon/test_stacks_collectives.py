@@ -40,7 +40,7 @@ def test_missing_rank_is_named_though_all_stacks_are_alike() -> None:
     assert merged.odd == (2,)
     assert sentence(merged) == (
         "ranks 0-3 are in backward (t.py:3 in f);"
-        " rank 2 has not come to all_reduce of 4, number 9 of default_pg"
+        " rank 2 has not entered all_reduce number 9 of default_pg (4)"
     )
 
 
@@ -51,7 +51,7 @@ def test_of_two_ranks_it_is_the_one_that_has_not_come() -> None:
 def test_rank_in_another_collective_blocks_the_others() -> None:
     merged = merge(stacks((at(9),), (at(9, "barrier"),), (at(9),)))
     assert merged.odd == (1,)
-    assert sentence(merged).endswith("; all_reduce of 4, number 9 of default_pg: rank 1 calls barrier")
+    assert sentence(merged).endswith("; all_reduce number 9 of default_pg (4): rank 1 calls barrier")
 
 
 def test_two_ranks_in_two_collectives_blame_none() -> None:
