@@ -96,8 +96,8 @@ def command(
     _refuse_options(context, "fail_above")
     notes: list[str] = []
     sides = [find_trace(side, captures_dir) for side in (before, after or before)]
-    for side in sides:
-        refuse_foreign_files([side])
+    for path in sides:
+        refuse_foreign_files([path])
     files = analysis.rank_files(sides[0], notes.append)
     if after is None:
         pairs = [_two_ranks(files, ranks or "")]

@@ -65,8 +65,8 @@ def render_text(found: Found, verdict: Verdict, out: TextIO) -> None:
             out.write(f"{ranks_phrase(ranks)} {waits} in {_call_text(stuck)} since {_place(place)}\n")
     for rank, last in list(verdict.last.items())[:_MOST_NAMED]:
         call = last.call
-        place = "" if call.place is None else f", at {_place(call.place)}"
-        out.write(f"rank {rank} entered {call.name} number {call.number} of {last.group} last{place}\n")
+        where = "" if call.place is None else f", at {_place(call.place)}"
+        out.write(f"rank {rank} entered {call.name} number {call.number} of {last.group} last{where}\n")
     for path, error in found.failed:
         out.write(f"not read: {printable(path.name)}: {printable(error)}\n")
 

@@ -92,7 +92,7 @@ def test_dumps_of_any_protocol_are_read(stacks: Any, protocol: int) -> None:
 
 
 def test_dump_as_torch_writes_it_is_read(tmp_path: Path) -> None:
-    """torch's own pickler: texts in the memo by numbers of four bytes, long numbers, tuples not in the memo."""
+    """torch's own pickler: texts in the memo by numbers of four bytes, long numbers, tuples without one."""
 
     def text(each: str, place: int) -> bytes:
         return b"X" + struct.pack("<I", len(each)) + each.encode() + b"r" + struct.pack("<I", place)

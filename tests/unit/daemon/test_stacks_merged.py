@@ -14,7 +14,8 @@ from tests.support.golden import check_golden
 
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread, merge, parse_dump, tidy
 from torchperfd_daemon.stacks.activity import Kind, activity
-from torchperfd_daemon.stacks.report import ranks_text, render_text, sentence, to_dict
+from torchperfd_daemon.stacks.report import render_text, sentence, to_dict
+from torchperfd_daemon.text import ranks_text
 
 PACKAGE = "/env/site-packages/torchperfd/"
 TORCH = "/env/lib/python3.11/site-packages/torch"
