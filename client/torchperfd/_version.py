@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 NATIVE_MODULES: Final = ("events/_native", "steps/_templates")
 """Compiled when the package is built, if there is a compiler; paths in this package, without their ending."""
 
-NATIVE_ABI: Final = "torchperfd-native-abi-2"
+NATIVE_ABI: Final = "torchperfd-native-abi-3"
 """What those modules must have as ``ABI``; ``events/native/abi.h`` has the same."""
 
 

@@ -13,7 +13,7 @@ from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
 from torchperfd.hooks import Hooks
 from torchperfd.hooks.background_saves import BackgroundSaves
-from torchperfd.hooks.batches import samples_in
+from torchperfd.hooks.batches import counts_itself, samples_in
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
 from torchperfd.hooks.loader_use import LoaderSampler
@@ -141,7 +141,8 @@ class Instruments:
     def wrap(self, iterable: Iterable[T]) -> Iterator[T]:
         """Iterate over something, timing each ``next()`` as ``data``."""
         begin, count = self._guarded(self._iterators.begin, None), self._guarded(samples_in, 0)
-        return WrappedIterator(iterable, self.buffer, begin, count)
+        exact = self._guarded(counts_itself, False)(iterable)
+        return WrappedIterator(iterable, self.buffer, begin, (lambda _: 0) if exact else count)
 
     @property
     def advice(self) -> str:

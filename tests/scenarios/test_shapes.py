@@ -293,7 +293,7 @@ def test_forward_without_gradients_within_batch_is_no_validation(
     client: torchperfd.Client,
 ) -> None:
     gan(loader(3), sample_without_gradients=True)
-    assert calls(client) == per_step(3, forward=18, loss=18, backward=6, optimizer=6, zero_grad=6)
+    assert calls(client) == per_step(3, forward=18, loss=15, backward=6, optimizer=6, zero_grad=6)
     assert calls(client, "validate") == {"steps": 0}
 
 
@@ -308,7 +308,7 @@ def test_two_optimizers_take_as_long_as_the_script_says(client: torchperfd.Clien
 def test_several_critic_steps_per_generator_step(client: torchperfd.Client) -> None:
     """Without a loader, an optimizer that steps again has begun another step.
 
-    From the second step on, the critic's ends it; the generator's belongs to the step after.
+    The critic's ends it; the generator's belongs to the critic's step before.
     """
     generator, critic = sgd(nn.Linear(4, 2)), sgd(nn.Linear(2, 1))
     for _ in range(4):
@@ -316,7 +316,7 @@ def test_several_critic_steps_per_generator_step(client: torchperfd.Client) -> N
             critic.step()
         generator.step()
     client.finish()
-    assert calls(client)["steps"] == 12 + 1
+    assert calls(client)["steps"] == 12
     assert calls(client)["optimizer"] == 16
 
 
@@ -408,7 +408,10 @@ def test_a_model_that_is_checkpointed_as_a_whole(
     # other kind stops computing as soon as it has what it needs, with an exception.
     first, again = ("evaluate()", "forward() backward()") if reentrant else ("forward()", "forward()")
     assert events.take() == f"data() zero() {first} backward({again}) optimizer() " * 3 + "data(end)"
-    assert calls(client) == per_step(3, forward=6)
+    expected = per_step(3, forward=6)
+    if reentrant:
+        del expected["loss"]  # as far as is seen, the first forward is no part of what is trained
+    assert calls(client) == expected
     assert calls(client, "validate") == {"steps": 0}
 
 

@@ -4,6 +4,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd.steps.phases import AFTER_EVALUATION, OTHER
+from torchperfd.steps.step_ring import slot_after_evaluation
+
 NO_KIND: Final = 0
 """Of a step that is to be forgotten."""
 
@@ -118,9 +121,12 @@ class EndedSteps:
         due = self._remainders
         for step in self._changed:
             for phase in step.ns.keys() | step.calls.keys():
-                ns, calls = due.get((step.kind, phase), (0.0, 0.0))
+                slot = phase if phase != AFTER_EVALUATION else slot_after_evaluation(step.kind)
+                ns, calls = due.get((step.kind, slot), (0.0, 0.0))
                 ns += step.ns.get(phase, 0) * step.weight
-                due[step.kind, phase] = ns, calls + step.calls.get(phase, 0) * step.weight
+                if slot == phase or slot != OTHER:  # what is no phase of its own has one call a step
+                    calls += step.calls.get(phase, 0) * step.weight
+                due[step.kind, slot] = ns, calls
             step.ns.clear()
             step.calls.clear()
         self._changed = [step for step in self._changed if step.pending]

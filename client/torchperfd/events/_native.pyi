@@ -40,6 +40,7 @@ class Draws:
     """The ``__next__`` of an iterator over batches, between two events."""
 
     watching: bool
+    known: int
     def __init__(
         self,
         buffer: EventBuffer,

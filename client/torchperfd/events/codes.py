@@ -42,9 +42,11 @@ REDUCTION: Final = 35       # the rest of the backward waits for others'; argume
 PASS: Final = 36            # a loader is about to be drawn from
 LEFT: Final = 37            # argument: id of an iterator that is gone, or that a name holds with LEFT_NAMED
 OPTIMIZER_MADE: Final = 38  # argument: id of a new optimizer, with parameters of its own
+EVALUATION_MODE: Final = 39  # a model that is trained is put into evaluation mode
+TRAINING_MODE: Final = 40   # it is put back into training mode
 # fmt: on
 
-CODES: Final = 39
+CODES: Final = 41
 
 # Iterators lie at even addresses, so the low bits are free for flags.
 DRAW_WITHOUT_GRADIENTS: Final = 1  # gradients are off
@@ -64,6 +66,7 @@ PLACES: Final[dict[int, str]] = {
     **dict.fromkeys((DRAW, CLOSURE_DRAW, DRAWN, EXHAUSTED, OUTER_DRAW, OUTER_DRAWN, SAMPLES), "draw"),
     **dict.fromkeys((PASS, LEFT, NOT_TRAINING), "draw"),
     **dict.fromkeys((FORWARD, EVALUATE, FORWARD_END), "forward"),
+    **dict.fromkeys((EVALUATION_MODE, TRAINING_MODE), "modes"),
     **dict.fromkeys((BACKWARD, BACKWARD_END), "backward"),
     **dict.fromkeys((ZERO, ZERO_END), "zero_grad"),
     **dict.fromkeys((OPTIMIZER, OPTIMIZER_END, STALE, ELSEWHERE, OPTIMIZER_MADE), "optimizer"),

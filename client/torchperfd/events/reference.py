@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable
 from threading import get_ident
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
 from torchperfd.events.codes import (
     ABANDON,
@@ -18,6 +18,7 @@ from torchperfd.events.codes import (
 )
 from torchperfd.safety.interrupts import is_from_script
 
+ONE_OR_BATCH: Final = -1
 _MAX_PER_EVENT = 2  # the event, and one with its CUDA event id
 
 
@@ -214,6 +215,8 @@ class Draws(_Function):
 
     Attributes:
         watching: Whether every draw goes through ``ahead``.
+        known: Samples of the batch that is being drawn, 0 if unknown, ``ONE_OR_BATCH`` where it is one sample
+            or one whole batch of a data set; set while the original is at work.
     """
 
     def __init__(
@@ -231,6 +234,7 @@ class Draws(_Function):
         models: "list[weakref.ref[Any]]",
     ) -> None:
         self.watching = True
+        self.known = 0
         self._buffer = buffer
         self._original = original
         self._begin = begin
@@ -244,9 +248,17 @@ class Draws(_Function):
 
     def __call__(self, iterator: Any) -> Any:
         """Return the next batch."""
-        buffer = self._buffer
-        if get_ident() != buffer.thread:
+        if get_ident() != self._buffer.thread:
             return self._original(iterator)
+        # A data set may draw from another iterator meanwhile.
+        around, self.known = self.known, 0
+        try:
+            return self._draw(iterator)
+        finally:
+            self.known = around
+
+    def _draw(self, iterator: Any) -> Any:
+        buffer = self._buffer
         has_ended = False
         try:
             if self.watching or buffer.steps_open or type(iterator) is not self._plain:
@@ -262,7 +274,7 @@ class Draws(_Function):
                 buffer.write(self._failed, id(iterator))
                 has_ended = True
                 raise
-            samples = _call_back(self._samples_in, batch)
+            samples = self.known if self.known > 0 else _call_back(self._samples_in, batch)
             buffer.write(self._end, samples if isinstance(samples, int) else 0)
             return batch
         except BaseException:

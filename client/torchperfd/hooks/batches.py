@@ -5,6 +5,7 @@ tensors whose first dimension is the sample, or a list with one entry a sample; 
 either. The number that most of the parts agree on is the batch's.
 """
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from torchperfd.safety.interrupts import is_from_script
 _MAX_NESTING: Final = 2
 _MAX_PARTS: Final = 8
 _MAX_TYPES: Final = 256
+_LEAST_WHOLE_BATCH: Final = 4
+"""Fewer rows than these may be a pair or a triplet: one sample."""
 # What classes of batches call their own number of samples. The first of them is of graphs, where a
 # tensor's first dimension is the nodes.
 _OWN_NUMBERS: Final = ("num_graphs", "batch_size")
@@ -29,6 +32,24 @@ def samples_in(batch: Any) -> int:
         return numbers[0]
     # A tensor without dimensions is one sample.
     return int(_kinds.get(type(batch)) == _SHAPED and len(getattr(batch, "shape", (0,))) == 0)
+
+
+def samples_of_one(batch: Any) -> int:
+    """Return the number of samples in a batch for which the loader asked its data set for one thing.
+
+    That is one sample, of which collating may make some rows, unless the data set gives whole batches.
+    """
+    numbers = _numbers(batch, _MAX_NESTING)
+    return numbers[0] if numbers and 1 not in numbers and numbers[0] >= _LEAST_WHOLE_BATCH else 1
+
+
+def counts_itself(iterable: Any) -> bool:
+    """Return whether the draws from within something are those of a DataLoader, with its own samples."""
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    if torch_data is None or not isinstance(iterable, torch_data.DataLoader):
+        return False
+    # A subclass with a way of its own to iterate may draw ahead, or cut batches up.
+    return type(iterable).__iter__ is torch_data.DataLoader.__iter__
 
 
 def _kind(cls: type) -> int:

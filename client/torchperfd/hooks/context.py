@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from torchperfd.coordinates import Coordinate
-from torchperfd.events import EventBuffer, Timed, codes
+from torchperfd.events import Draws, EventBuffer, Timed, codes
 from torchperfd.faults import Faults
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
@@ -97,7 +97,7 @@ class HookLinks:
         time_forward: Times the forward of a model.
         before_draw: Called with the iterator ahead of a draw; each returns whether the next draw is to be
             announced as well.
-        watch_draws: Has the next draw announced; None where draws are not timed.
+        draws: Times draws; None where they are not timed.
         backward: The replacement of ``torch.autograd.backward``.
     """
 
@@ -118,7 +118,7 @@ class HookLinks:
         self.places: dict[str, Coordinate] = {}
         self.time_forward: Callable[[nn.Module], None] | None = None
         self.before_draw: list[Callable[[Any], bool]] = []
-        self.watch_draws: Callable[[], None] | None = None
+        self.draws: Draws | None = None
         self.backward: Timed | None = None
 
 

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 HOOKS: Final = (
     # Those that others build on come first.
     *("compiler", "closures", "models", "forward", "compiled_models", "replicas"),
-    *("new_optimizers", "loaded_models", "loader", "iterators", "worker_queue", "loader_use"),
+    *(
+        "modes",
+        "new_optimizers",
+        "loaded_models",
+        "loader",
+        "index_lists",
+        "iterators",
+        "worker_queue",
+        "loader_use",
+    ),
     "worker_entry",
     *("backward", "zero_grad", "optimizers", "grad_scaler", "checkpoints"),
     *("collectives", "functional_collectives", "ddp_buffers", "reductions", "compilations"),

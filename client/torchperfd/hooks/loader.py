@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import dataloader
 
 from torchperfd.events import Draws, codes
-from torchperfd.events.reference import evaluation_flags
-from torchperfd.hooks.batches import samples_in
+from torchperfd.events.reference import ONE_OR_BATCH, evaluation_flags
+from torchperfd.hooks.batches import samples_in, samples_of_one
 from torchperfd.hooks.context import HookContext, HookUnavailableError, own_attribute
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 
@@ -40,10 +40,10 @@ def install(context: HookContext) -> None:
             return False
         return True
 
-    def watch() -> None:
-        draws.watching = True
+    def count(batch: Any) -> int:
+        return samples_of_one(batch) if draws.known == ONE_OR_BATCH else samples_in(batch)
 
-    for function in (ahead, samples_in, evaluation_flags):
+    for function in (ahead, count, samples_in, samples_of_one, evaluation_flags):
         keep_out_of_graphs(function)
     iterator = getattr(dataloader, "_BaseDataLoaderIter", None)
     if iterator is None:
@@ -58,9 +58,9 @@ def install(context: HookContext) -> None:
         getattr(dataloader, "_SingleProcessDataLoaderIter", _Never),
         torch.Tensor,
         ahead,
-        samples_in,
+        count,
         torch.is_grad_enabled,
         models,
     )
     context.patches.replace(iterator, "__next__", functools.update_wrapper(draws, original))
-    links.watch_draws = watch
+    links.draws = draws

@@ -30,12 +30,15 @@ def install(context: HookContext) -> None:
     import torch
 
     sampler, links = context.links.loader_sampler, context.links
-    if links.watch_draws is None:
+    draws = links.draws
+    if draws is None:
         raise HookUnavailableError("the hook loader is off")
+
+    def watch() -> None:
+        draws.watching = True
+
     keep_classes_out_of_graphs(LoaderSampler, TimedDraw, StageSamples)
-    sampler.install(
-        links.watch_draws, torch.is_grad_enabled, describe_loader, torch.Tensor, torch.get_num_threads
-    )
+    sampler.install(watch, torch.is_grad_enabled, describe_loader, torch.Tensor, torch.get_num_threads)
 
     def at_draw(iterator: Any) -> bool:
         if not iterator._num_workers:

@@ -69,6 +69,8 @@ class EventHandlers:
             codes.LEFT: self._iterator_left,
             codes.NOT_TRAINING: recorder.leave_out,
             codes.OPTIMIZER_MADE: loop.optimizer_made,
+            codes.EVALUATION_MODE: lambda _: loop.evaluation_mode(),
+            codes.TRAINING_MODE: lambda _: loop.training_mode(),
         }
         self.by_code = [handlers[code] for code in range(codes.CODES)]
 

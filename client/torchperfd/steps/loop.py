@@ -23,8 +23,19 @@ by the reader of the events, one by one, under its lock.
 from typing import Final
 
 from torchperfd.steps import loop_rules
+from torchperfd.steps.loop_conditions import drew_beside_training
 from torchperfd.steps.loop_state import UNKNOWN, LoopState, StepWatcher
-from torchperfd.steps.phases import BACKWARD, CHECKPOINT, DATA, FORWARD, LOSS, OPTIMIZER, OTHER, ZERO_GRAD
+from torchperfd.steps.phases import (
+    AFTER_EVALUATION,
+    BACKWARD,
+    CHECKPOINT,
+    DATA,
+    FORWARD,
+    LOSS,
+    OPTIMIZER,
+    OTHER,
+    ZERO_GRAD,
+)
 from torchperfd.steps.step_edges import close_train
 
 __all__ = ["Loop", "StepWatcher"]
@@ -63,7 +74,8 @@ class Loop(LoopState):
             *(self.draws, self.draws_ahead, self.loader_ended, self.explicit),
             *(self.closer, self.newest_optimizers, self.in_backward),
             *(frozenset(self.unstepped), self.acts, self.model_trains),
-            *(self.trains_in_eval_mode, self.evaluates_unseen),
+            *(self.trains_in_eval_mode, self.evaluates_unseen, self.loss_follows, self.evaluating),
+            *(self.closes_alone, self.followers),
             self.seen_evaluating == self.drawn.current,
             *(self.has_stepped, self.saving, self.watcher is None, self.train_steps > 0),
             *self.drawn.state(),
@@ -167,10 +179,10 @@ class Loop(LoopState):
             loop_rules.LOADER_LEFT_PERHAPS.apply(self)
             return
         self.drew_once = drawn.drew_once(iterator)
-        if step.evaluated or step.for_evaluation:
+        evaluated = step.evaluated or step.for_evaluation
+        if evaluated or (step.forward and not step.backwards and drew_beside_training(self)):
             # The batch that was evaluated last.
-            _, ahead = drawn.use()
-            recorder.samples += ahead
+            recorder.samples += drawn.use_for_validation()
         mine = drawn.iterators == [iterator] if drawn.iterators else iterator in drawn.sources
         unused = drawn.leave(iterator)
         if recorder.is_open:
@@ -195,6 +207,8 @@ class Loop(LoopState):
             evaluation_mode: If not ``gradients``: it is in evaluation mode.
             backward_may_follow: If not ``gradients``: they are computed nevertheless.
         """
+        if gradients or backward_may_follow:
+            self.evaluating = False
         if self.recorder.idle():
             if self.explicit and (self.step.stepped or self.step.backwards):
                 pass  # the script ends steps itself
@@ -206,18 +220,27 @@ class Loop(LoopState):
                 self.step.forward |= backward_may_follow
             else:
                 loop_rules.ACTING_FORWARD.apply(self)
+        if not self.recorder.depth:
+            self.loss_follows = gradients or backward_may_follow
         self.recorder.enter(FORWARD)
 
     def forward_end(self) -> None:
-        """The model has answered; until the next event the loop computes its loss."""
+        """The model has answered; until the next event the loop computes its loss, unless the model acted."""
         recorder = self.recorder
         recorder.exit()
         if recorder.depth == 0:
-            recorder.name_gap(LOSS)
+            if self.loss_follows:
+                recorder.name_gap(LOSS)
+            elif recorder.gap != LOSS:  # else a loss is being computed, to which this forward contributes
+                recorder.name_gap(AFTER_EVALUATION)
+            self.loss_follows = False
+            self._pause()
 
     def backward_begin(self) -> None:
         """Gradients are asked for, so this step trains whatever its forward looked like."""
         recorder = self.recorder
+        recorder.leave_in()
+        self.evaluating = False
         self.backward_calls += 1
         if recorder.idle():
             if self.step.forward:
@@ -261,6 +284,31 @@ class Loop(LoopState):
             loop_rules.ZERO.apply(self)
         self.enter(ZERO_GRAD)
 
+    def evaluation_mode(self) -> None:
+        """A model that is trained is put into evaluation mode: what follows is no part of a training step.
+
+        That lasts until it is put back, or trains in this mode. A batch that is not trained on yet goes on.
+        """
+        if not self.explicit and not self.trains_in_eval_mode:
+            self.evaluating = True
+            self._pause()
+
+    def training_mode(self) -> None:
+        """It is put back into training mode."""
+        self.recorder.resume()
+        if self.evaluating and self.recorder.idle():
+            loop_rules.TRAINING_MODE.apply(self)
+        self.evaluating = False
+
+    def _pause(self) -> None:
+        """Time is no step's from here on while a model evaluates, but for the phases that begin."""
+        step = self.step
+        if not self.evaluating or not self.recorder.idle():
+            return
+        # A batch that was not trained on yet may be trained on after this.
+        if (step.stepped or not step.drew) and not step.evaluated and not step.for_evaluation:
+            self.recorder.pause()
+
     # Optimizers, each with a number of its own.
 
     def optimizer_made(self, optimizer: int) -> None:
@@ -272,6 +320,7 @@ class Loop(LoopState):
         """An optimizer step begins, or a ``GradScaler`` is asked for one."""
         recorder = self.recorder
         self.optimizer = optimizer
+        recorder.leave_in()
         loop_rules.OPTIMIZER_BEGINS.apply(self)
         self.optimizer_calls += 1
         self.step.closure_used = False
@@ -302,7 +351,11 @@ class Loop(LoopState):
         self.optimizer = optimizer
         loop_rules.OPTIMIZER_ENDS_HELD.apply(self)
         self.has_stepped = True
-        self.step.step(optimizer)
+        step = self.step
+        if optimizer and optimizer == step.last_optimizer and step.drew and self.unstepped:
+            # Were it known that the others take no part, this would be a step of its own.
+            step.repeats += optimizer != self.closer and optimizer not in self.newest_optimizers
+        step.step(optimizer)
         loop_rules.OPTIMIZER_ENDS.apply(self)
 
     # Calls of client.step(), and checkpoints.
@@ -320,12 +373,14 @@ class Loop(LoopState):
     def exit(self) -> None:
         """Whatever began last ends."""
         self.recorder.exit()
+        self._pause()
 
     def leave(self, depth: int) -> None:
         """Whatever began above ``depth`` ends: one phase, and those whose other half never came."""
         recorder = self.recorder
         while recorder.depth > depth:
             recorder.exit()
+        self._pause()
 
     def save_begin(self) -> None:
         """A checkpoint is about to be written: a phase of the step, or between two."""
@@ -349,6 +404,8 @@ class Loop(LoopState):
     def client_step(self, samples: int) -> None:
         """End a training step, by client.step(); from now on only these calls end steps."""
         self.explicit = True
+        self.evaluating = False
+        self.recorder.leave_in()
         loop_rules.CLIENT_STEP.apply(self)
         self.recorder.open()
         self.recorder.samples += samples
@@ -360,11 +417,12 @@ class Loop(LoopState):
         """Another thread's loop is followed from now on; nothing of this one's has trained."""
         self.recorder.unwind()
         loop_rules.THREAD_CHANGES.apply(self)
-        self.draws = False
+        self.draws = self.evaluating = False
 
     def abandon(self) -> None:
         """Forget the open step: a hook has failed. What is held stays so, but for a lone draw."""
         self.in_backward = UNKNOWN
+        self.evaluating = False
         loop_rules.HOOK_FAILS.apply(self)
 
     def finish(self) -> None:

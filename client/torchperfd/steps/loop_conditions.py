@@ -93,6 +93,22 @@ def may_have_ended(state: LoopState) -> bool:
     return not state.unstepped or step.optimizer_steps >= _STEPS_OF_ONE
 
 
+def drew_beside_training(state: LoopState) -> bool:
+    """Its batches come from iterators that never trained, and the loop that trains is another."""
+    return state.drawn.drew_beside_training(state.iterator, draws_ahead=state.draws_ahead)
+
+
+def drew_to_train(state: LoopState) -> bool:
+    """It has all that the training step before it drew, and the draw that begins is from another iterator."""
+    drawn = state.drawn
+    return drew_all_it_needs(state) and all(map(drawn.trained.get, drawn.iterators)) and is_new(state)
+
+
+def is_new(state: LoopState) -> bool:
+    """The iterator of the event never trained, as far as is known."""
+    return state.iterator not in state.drawn.trained
+
+
 def is_used(state: LoopState) -> bool:
     """Anything was done with its batches, or a step is held."""
     step = state.step
@@ -133,6 +149,16 @@ def another_closes(state: LoopState) -> bool:
     return state.closer not in (UNKNOWN, state.held_step.last_optimizer)
 
 
+def held_was_left(state: LoopState) -> bool:
+    """The held step drew from the iterator of the event."""
+    return state.drawn.is_aside(state.iterator)
+
+
+def closer_in_held(state: LoopState) -> bool:
+    """The optimizer of the event is the one that ends steps, and has stepped in the held one."""
+    return state.optimizer == state.closer and stepped_in_held(state)
+
+
 def stepped_in_held(state: LoopState) -> bool:
     """The optimizer of the event has stepped in the held step already."""
     return state.optimizer in state.held_step.optimizers
@@ -171,6 +197,11 @@ def closer_is_known(state: LoopState) -> bool:
     return state.closer != UNKNOWN
 
 
+def closer_is_followed(state: LoopState) -> bool:
+    """At times another optimizer steps after the one that ends steps, as that of a delayed policy."""
+    return bool(state.followers)
+
+
 def model_trains(state: LoopState) -> bool:
     """A backward has followed a forward of the model."""
     return state.model_trains
@@ -179,6 +210,11 @@ def model_trains(state: LoopState) -> bool:
 def model_acts(state: LoopState) -> bool:
     """The model was called without gradients before it ever trained."""
     return state.acts
+
+
+def evaluates_first(state: LoopState) -> bool:
+    """A model was put into evaluation mode before any training."""
+    return state.evaluating and not state.has_stepped
 
 
 def evaluation_was_seen(state: LoopState) -> bool:

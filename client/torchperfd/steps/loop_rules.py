@@ -11,25 +11,32 @@ from torchperfd.steps.loop_conditions import (
     Condition,
     another_closes,
     any_optimizer_stepped,
+    closer_in_held,
+    closer_is_followed,
     closer_is_known,
     draws_for_evaluation,
     drew,
     drew_all_it_needs,
+    drew_beside_training,
     drew_first,
     drew_for_evaluation,
     drew_from_one_loader,
     drew_once,
+    drew_to_train,
     ends_step,
     evaluated,
+    evaluates_first,
     evaluates_unseen,
     evaluation_was_seen,
     has_not,
     held_by_closer,
     held_drew,
     held_optimizer_is_known,
+    held_was_left,
     holds_something,
     is_between_calls,
     is_explicit,
+    is_new,
     is_open,
     is_used,
     loader_ended,
@@ -46,7 +53,17 @@ from torchperfd.steps.loop_conditions import (
     went_forward,
     zeroed,
 )
-from torchperfd.steps.loop_state import BEGUN, EVALUATED, HELD, NOTHING, PENDING, STEPPED, UNSEEN, LoopState
+from torchperfd.steps.loop_state import (
+    ASIDE,
+    BEGUN,
+    EVALUATED,
+    HELD,
+    NOTHING,
+    PENDING,
+    STEPPED,
+    UNSEEN,
+    LoopState,
+)
 from torchperfd.steps.step_edges import (
     HELD_AFTER,
     Action,
@@ -56,6 +73,7 @@ from torchperfd.steps.step_edges import (
     close_validate_earlier,
     discard,
     forget,
+    hold_aside,
     hold_begun,
     hold_evaluated,
     hold_pending,
@@ -147,6 +165,8 @@ DRAW_HELD: Final = Decision(
     Rule(EVALUATED, when=[went_backward, held_drew, has_not(stepped)], then=[rejoin]),
     Rule([STEPPED, EVALUATED], then=[release]),
     Rule(BEGUN, then=[discard]),
+    # The evaluation is over, and the batch was one to skip.
+    Rule(ASIDE, when=[has_not(is_new)], then=[rejoin]),
     Rule(UNSEEN, when=[has_not(evaluated)], then=[note_unseen, release_validate]),
 )
 DRAW: Final = Decision(
@@ -160,6 +180,8 @@ DRAW: Final = Decision(
     # Its gradients are gone: whatever comes, this batch is over.
     Rule(when=[went_backward, zeroed], then=[note_unused, close_train]),
     Rule(when=[went_backward], then=[hold_pending]),
+    # An evaluation with gradients, in training mode: nothing of it goes backward.
+    Rule(when=[went_forward, drew_beside_training], then=[close_validate]),
     # A batch was drawn for evaluation, and no forward of it was seen.
     Rule(
         when=[looks_like_evaluation, has_not(evaluation_was_seen), evaluates_unseen],
@@ -177,6 +199,8 @@ DRAW: Final = Decision(
     # What the loop has drawn stays for later; a validation has no part in it.
     Rule(when=[draws_for_evaluation], then=[forget]),
     Rule(when=[resumed, has_not(drew)], then=[forget]),
+    # An evaluation with gradients may begin here, or the batch may need another.
+    Rule(NOTHING, when=[has_not(went_forward), drew_to_train], then=[hold_aside]),
 )
 LOADER_ENDS: Final = Decision(
     "loader ends",
@@ -198,6 +222,7 @@ LOADER_LEFT_HELD: Final = Decision(
     Rule(STEPPED, then=[release, forget]),
     Rule(EVALUATED, then=[release]),
     Rule(UNSEEN, then=[release_validate]),
+    Rule(ASIDE, when=[held_was_left], then=[discard]),
 )
 LOADER_LEFT: Final = Decision(
     "loader left",
@@ -208,6 +233,7 @@ LOADER_LEFT: Final = Decision(
     Rule(when=[evaluated], then=[close_validate_earlier]),
     Rule(when=[evaluates_unseen, drew_for_evaluation, has_not(went_backward)], then=[close_validate_earlier]),
     Rule(when=[went_backward, has_not(zeroed)], then=[hold_pending_earlier, forget]),
+    Rule(when=[went_forward, has_not(went_backward), drew_beside_training], then=[close_validate_earlier]),
     Rule(when=[has_not(went_backward)], then=[forget]),
 )
 LOADER_LEFT_PERHAPS: Final = Decision(
@@ -245,7 +271,7 @@ EVALUATION_FORWARD: Final = Decision(
     Rule(STEPPED, then=[rejoin, close_train, note_evaluated]),
     Rule(EVALUATED, when=[evaluated], then=[release, close_validate, note_evaluated]),
     Rule(when=[evaluated], then=[close_validate, note_evaluated]),
-    Rule(when=[has_not(model_trains)]),
+    Rule(when=[has_not(model_trains), has_not(evaluates_first)]),
     # The step that has begun goes on after the validation.
     Rule(NOTHING, when=[is_open, went_backward], then=[hold_pending, note_evaluated]),
     Rule(NOTHING, when=[is_open], then=[hold_begun, note_evaluated]),
@@ -272,7 +298,7 @@ BACKWARD: Final = Decision(
     "backward",
     # If the optimizer that stepped is known, the next optimizer step decides.
     Rule(EVALUATED, when=[has_not(held_optimizer_is_known)], then=[rejoin]),
-    Rule([PENDING, UNSEEN, BEGUN], then=[rejoin]),
+    Rule([PENDING, UNSEEN, BEGUN, ASIDE], then=[rejoin]),
     Rule(when=[stepped, has_not(is_explicit), may_have_ended], then=[hold_stepped]),
 )
 ZERO: Final = Decision(
@@ -284,6 +310,12 @@ ZERO: Final = Decision(
     Rule(PENDING, then=[note_unused, release]),
     Rule(when=[went_backward, has_not(stepped)], then=[note_zeroed]),
 )
+TRAINING_MODE: Final = Decision(
+    "model put into training mode",
+    # An evaluation that drew nothing is over.
+    Rule(NOTHING, when=[evaluated, has_not(drew)], then=[close_validate]),
+    Rule(BEGUN, when=[evaluated, has_not(drew)], then=[close_validate, rejoin, note_resumed]),
+)
 OPTIMIZER_BEGINS: Final = Decision(
     "optimizer begins",
     Rule(NOTHING, when=[evaluated, has_not(drew), is_between_calls], then=[close_validate]),
@@ -292,13 +324,14 @@ OPTIMIZER_BEGINS: Final = Decision(
         when=[evaluated, has_not(drew), is_between_calls],
         then=[close_validate, rejoin, note_resumed],
     ),
+    Rule([STEPPED, EVALUATED], when=[closer_in_held], then=[release]),
     Rule([STEPPED, EVALUATED], when=[stepped_in_held], then=[note_held_closer, release]),
-    Rule([EVALUATED, PENDING, UNSEEN, BEGUN], then=[rejoin]),
+    Rule([EVALUATED, PENDING, UNSEEN, BEGUN, ASIDE], then=[rejoin]),
 )
 OPTIMIZER_ENDS_HELD: Final = Decision(
     "optimizer ends: the held step",
     # It had begun before that was held: what is left of a step that has failed.
-    Rule([EVALUATED, PENDING, UNSEEN, BEGUN], then=[rejoin]),
+    Rule([EVALUATED, PENDING, UNSEEN, BEGUN, ASIDE], then=[rejoin]),
     # Another optimizer steps on the batch.
     Rule(STEPPED, when=[held_drew], then=[rejoin]),
 )
@@ -308,6 +341,7 @@ OPTIMIZER_ENDS: Final = Decision(
     Rule(when=[is_explicit]),
     # After the end of an iterator, this is the last batch of one that was drawn ahead.
     Rule(STEPPED, when=[ends_step, loader_ended], then=[rejoin, close_train_earlier]),
+    Rule(when=[ends_step, has_not(loader_ended), closer_is_followed], then=[hold_stepped]),
     Rule(STEPPED, when=[ends_step], then=[rejoin, close_train]),
     Rule(when=[ends_step, loader_ended], then=[close_train_earlier]),
     Rule(when=[ends_step], then=[close_train]),
@@ -323,13 +357,17 @@ LOOP_ENDS_HELD: Final = Decision(
     Rule(UNSEEN, then=[release_validate]),
     Rule([STEPPED, EVALUATED], then=[release]),
     Rule(PENDING, when=[steps_unseen], then=[release]),
-    Rule([PENDING, BEGUN], then=[discard]),
+    Rule([PENDING, BEGUN, ASIDE], then=[discard]),
 )
 LOOP_ENDS: Final = Decision(
     "loop ends",
     Rule(when=[is_open, stepped, has_not(is_explicit)], then=[close_train_earlier, forget]),
     Rule(when=[is_open, steps_unseen, went_backward], then=[close_train_earlier, forget]),
     Rule(when=[is_open, evaluated], then=[close_validate_earlier, forget]),
+    Rule(
+        when=[is_open, went_forward, has_not(went_backward), drew_beside_training],
+        then=[close_validate_earlier, forget],
+    ),
     Rule(
         when=[is_open, evaluates_unseen, drew_for_evaluation, has_not(went_backward)],
         then=[close_validate_earlier, forget],
@@ -340,6 +378,7 @@ LOOP_ENDS: Final = Decision(
 DECISIONS: Final = (
     *(DRAW_HELD, DRAW, LOADER_ENDS, LOADER_LEFT_HELD, LOADER_LEFT, LOADER_LEFT_PERHAPS, PASS_BEGINS),
     *(TRAIN_FORWARD_EVALUATED, TRAIN_FORWARD, EVALUATION_FORWARD, ACTING_FORWARD, BACKWARD, ZERO),
+    TRAINING_MODE,
     *(OPTIMIZER_BEGINS, OPTIMIZER_ENDS_HELD, OPTIMIZER_ENDS, CLIENT_STEP),
     *(THREAD_CHANGES, HOOK_FAILS, LOOP_ENDS_HELD, LOOP_ENDS),
 )

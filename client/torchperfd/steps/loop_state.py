@@ -11,10 +11,10 @@ from torchperfd.steps.step_state import StepState
 # What is held: the step before the open one, of which it is not known yet whether it ended there. Nothing; a
 # step that ended unless another optimizer steps; one that ended unless its batch goes on after a forward
 # without gradients; a batch without an optimizer step, whose gradients may yet be used; a draw for
-# evaluation, which may have been made ahead of its forward; or the beginning of a step, in which the loop has
-# turned to something else.
-NOTHING, STEPPED, EVALUATED, PENDING, UNSEEN, BEGUN = range(6)
-HELD: Final = ("nothing", "stepped", "evaluated", "pending", "unseen", "begun")
+# evaluation, which may have been made ahead of its forward; the beginning of a step, in which the loop has
+# turned to something else; or a batch for training, while another iterator is drawn from, maybe to evaluate.
+NOTHING, STEPPED, EVALUATED, PENDING, UNSEEN, BEGUN, ASIDE = range(7)
+HELD: Final = ("nothing", "stepped", "evaluated", "pending", "unseen", "begun", "aside")
 """Names of what can be held, by number."""
 
 UNKNOWN: Final = 0
@@ -72,6 +72,10 @@ class LoopState:
         trains_in_eval_mode: Whether it did in evaluation mode.
         seen_evaluating: The iterator of whose batches an evaluation was seen.
         evaluates_unseen: Whether draws are all that is to be seen of an evaluation.
+        loss_follows: Whether the forward that is at work computes gradients.
+        evaluating: Whether a model that is trained was put into evaluation mode, and has not trained since.
+        closes_alone: Whether the closer has been a step's only optimizer.
+        followers: Optimizers that step between its steps: at times, and then on the same data.
         iterator: Of the event: the iterator that is asked for a batch.
         draws_for_evaluation: Of the event: whether the draw looks like one for evaluation.
         optimizer: Of the event: the optimizer that steps.
@@ -103,7 +107,10 @@ class LoopState:
         self.unstepped: set[int] = set()
         self.acts = self.model_trains = self.trains_in_eval_mode = False
         self.seen_evaluating = 0
-        self.evaluates_unseen = False
+        self.evaluates_unseen = self.loss_follows = False
+        self.evaluating = False
+        self.closes_alone = False
+        self.followers: frozenset[int] = frozenset()
         self.iterator = 0
         self.draws_for_evaluation = False
         self.optimizer = UNKNOWN

@@ -14,6 +14,9 @@ ZERO_GRAD: Final = PHASES.index("zero_grad")
 COLLECTIVE_WAIT: Final = PHASES.index("collective_wait")
 CHECKPOINT: Final = PHASES.index("checkpoint")
 OTHER: Final = PHASES.index("other")
+AFTER_EVALUATION: Final = PHASE_SLOTS
+"""Between two slots: what follows a forward without gradients. Of a training step it is ``other``, of a
+validation step ``loss``; a slot of its own until the step ends, and none of the slots of a finished step."""
 
 
 class PhaseNames:

@@ -13,9 +13,31 @@ from typing import Final, Protocol
 from torchperfd.steps.arrivals import ArrivalRecorder
 from torchperfd.steps.device_clock import NO_CUDA_EVENT, DeviceClock
 from torchperfd.steps.held_step import HeldStep
-from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, OPTIMIZER, OTHER, ZERO_GRAD
+from torchperfd.steps.phases import (
+    AFTER_EVALUATION,
+    BACKWARD,
+    COLLECTIVE_WAIT,
+    DATA,
+    FORWARD,
+    LOSS,
+    OPTIMIZER,
+    OTHER,
+    ZERO_GRAD,
+)
 from torchperfd.steps.step_batch import TRAIN, StepBatch
-from torchperfd.steps.step_ring import CALLS, DURATION, NS, SAMPLES, SQUARES, ZERO_ROW, StepRing
+from torchperfd.steps.step_ring import (
+    CALLS,
+    DURATION,
+    INDEX,
+    KIND,
+    NS,
+    SAMPLES,
+    SQUARES,
+    START,
+    ZERO_ROW,
+    StepRing,
+    split,
+)
 
 MAX_DEPTH: Final = 64
 
@@ -50,6 +72,7 @@ class Recorder:
         "device",
         "dropped",
         "is_open",
+        "is_paused",
         "last",
         "recorded",
         "ring",
@@ -59,6 +82,8 @@ class Recorder:
 
     def __init__(self, clock: Clock, capacity: int = 4096) -> None:
         self.is_open = False
+        self.is_paused = False
+        """Whether the time since the newest phase boundary is no step's, unless it turns out to be."""
         self.depth = 0
         self.last = 0
         """When the newest phase boundary was, on the monotonic clock."""
@@ -85,13 +110,19 @@ class Recorder:
     @property
     def innermost(self) -> int:
         """The phase that the open step is in."""
-        return self._stack[min(self.depth, MAX_DEPTH)]
+        phase = self._stack[min(self.depth, MAX_DEPTH)]
+        return OTHER if phase == AFTER_EVALUATION else phase
+
+    @property
+    def gap(self) -> int:
+        """What the time of no phase is charged to."""
+        return self._stack[0]
 
     def open_phases(self) -> list[int]:
         """Return the phases that the open step is in, outermost first; none outside a step."""
         if not self.is_open:
             return []
-        first = 1 if self._stack[0] == OTHER else 0
+        first = 0 if self._stack[0] == LOSS else 1
         return self._stack[first : min(self.depth, MAX_DEPTH) + 1]
 
     # The writing side.
@@ -107,6 +138,8 @@ class Recorder:
     def enter(self, phase: int) -> None:
         """Enter a phase, inside the one that is open; starts a step when none is."""
         now = self._clock.now
+        if self.is_paused:
+            self.resume()
         if self.device is not None:
             self._mark_boundary()
         if not self.is_open:
@@ -137,6 +170,8 @@ class Recorder:
         if not self.is_open:
             self.push(COLLECTIVE_WAIT)
             return
+        if self.is_paused:
+            self.resume()
         now, depth = self._clock.now, self.depth
         # Phases that were recorded since then keep their times.
         waited = min(ago, now - self.last)
@@ -204,10 +239,38 @@ class Recorder:
         """
         if not self.is_open:
             self.open()
+        row = self._row
+        start, duration = self._end_step(kind, index, at_last=at_last)
+        self.recorded += 1
+        self._row = self.ring.advance(kind, index, start, duration, self.samples)
+        if self._row is row:
+            self.dropped += 1
+        self._begin_step(kind, at_last=at_last)
+
+    def close_several(self, kind: int, index: int, count: int, *, at_last: bool = False) -> None:
+        """End the step, which was so many; only now that is known. See :meth:`close`."""
+        start, duration = self._end_step(kind, index, at_last=at_last)
+        row = self._row
+        row[START], row[DURATION], row[SAMPLES] = start, duration, self.samples
+        self._record_several(row, kind, index, count)
+        self._begin_step(kind, at_last=at_last)
+
+    def _record_several(self, row: list[int], kind: int, index: int, count: int) -> None:
+        row[INDEX], row[KIND] = index, kind
+        self.recorded += count
+        for batch in split(row, count):
+            self.ring.append(batch)
+        row[:] = ZERO_ROW
+
+    def _end_step(self, kind: int, index: int, *, at_last: bool) -> tuple[int, int]:
+        """Charge all time until the end; return when the step began, Unix time, and its duration, ns."""
+        if self.is_paused and not at_last:
+            self.resume()
+        self.is_paused = False
         now = self.last if at_last else self._clock.now
         if self.device is not None and not at_last:
             self._mark_boundary()
-        exclusive, row = self._exclusive, self._row
+        exclusive = self._exclusive
         depth = min(self.depth, MAX_DEPTH)
         exclusive[depth] += now - self.last
         if depth:
@@ -217,13 +280,12 @@ class Recorder:
             self.arrivals.close(index)
         else:
             self.arrivals.forget()
-        self.recorded += 1
         start, duration = self._start + self.wall_offset, now - self._start
-        self._row = self.ring.advance(kind, index, start, duration, self.samples)
-        self.samples = 0
-        if self._row is row:
-            self.dropped += 1
         self.last = self._start = now
+        return start, duration
+
+    def _begin_step(self, kind: int, *, at_last: bool) -> None:
+        self.samples = 0
         self._stack[0] = OTHER
         self.is_open = not at_last
         if self.device is not None:
@@ -240,6 +302,9 @@ class Recorder:
         """
         # Where no step is open, an empty one is held: a start that belongs to an older step is no start.
         self.open()
+        if self.is_paused and not at_last:
+            self.resume()
+        self.is_paused = False
         now = self.last if at_last else self._clock.now
         if self.device is not None:
             if not at_last:
@@ -283,6 +348,36 @@ class Recorder:
             self.dropped += 1
         held.row, self._row = spare, self.ring.live_row
 
+    def release_several(self, kind: int, index: int, count: int) -> None:
+        """The step did end where it was held, and was so many. See :meth:`release`."""
+        self.separate()
+        self.arrivals.release(index)
+        if self.device is not None:
+            self.device.release(kind)
+        self._record_several(self._held.row, kind, index, count)
+
+    def pause(self) -> None:
+        """From now on time is no step's, until the next phase begins or :meth:`resume`."""
+        if self.is_open and not self.is_paused:
+            if self.device is not None:
+                self._mark_boundary()
+            now = self._clock.now
+            self._exclusive[min(self.depth, MAX_DEPTH)] += now - self.last
+            self.last = now
+            self.is_paused = True
+
+    def resume(self) -> None:
+        """From now on it is the open step's again."""
+        if self.is_paused:
+            self.is_paused = False
+            self.leave_out(self._clock.now - self.last)
+            if self.device is not None:
+                self.device.boundary(-1, self.cuda_event_id)
+
+    def leave_in(self) -> None:
+        """What has passed since the pause is the open step's after all."""
+        self.is_paused = False
+
     def discard(self) -> None:
         """Forget what is held: it belongs to no step."""
         self.separate()
@@ -309,6 +404,7 @@ class Recorder:
         self._row[:] = ZERO_ROW
         self.arrivals.forget()
         self.samples = 0
+        self.is_paused = False
         if not self.idle():
             self.depth = 0
         for depth in range(min(self.depth, MAX_DEPTH) + 1):
@@ -339,7 +435,7 @@ class Recorder:
         None if there is no such key: no step is open, or its state is more than its open phases.
         """
         depth = self.depth
-        if not self.is_open or self._held.is_within or depth > MAX_DEPTH:
+        if not self.is_open or self.is_paused or self._held.is_within or depth > MAX_DEPTH:
             return None
         if self.cuda_event_id != NO_CUDA_EVENT:
             return None  # events are marked for the device

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Final
 
 from torchperfd.steps.loop_state import (
+    ASIDE,
     BEGUN,
     EVALUATED,
     NOTHING,
     PENDING,
     STEPPED,
+    UNKNOWN,
     UNSEEN,
     LoopState,
 )
@@ -33,10 +35,12 @@ def _close_train(state: LoopState, *, at_last: bool) -> None:
     unused = state.drawn.end_step(trained=True)
     if unused:
         recorder.samples -= unused
-    recorder.close(TRAIN, state.train_steps, at_last=at_last)
-    state.micro_batches += step.count_micro_batches()
-    _count_train_step(state)
-    state.newest_optimizers = frozenset(step.optimizers)
+    steps = step.count_steps()
+    if steps == 1:
+        recorder.close(TRAIN, state.train_steps, at_last=at_last)
+    else:
+        recorder.close_several(TRAIN, state.train_steps, steps, at_last=at_last)
+    _count_train_steps(state, step, steps)
     state.step = StepState()
     if state.watcher is not None:
         state.watcher.train_edge(state.train_steps)
@@ -44,10 +48,17 @@ def _close_train(state: LoopState, *, at_last: bool) -> None:
         recorder.skip(state.present())
 
 
-def _count_train_step(state: LoopState) -> None:
+def _count_train_steps(state: LoopState, step: StepState, steps: int) -> None:
     if not state.train_steps:
         state.warmup_tokens = state.tokens
-    state.train_steps += 1
+    state.train_steps += steps
+    state.micro_batches += max(steps, step.count_micro_batches())
+    state.newest_optimizers = frozenset(step.optimizers)
+    if step.last_optimizer != UNKNOWN and step.last_optimizer == state.closer:
+        if len(step.optimizers) == 1:
+            state.closes_alone = True
+        elif state.closes_alone and not step.drew:
+            state.followers |= state.newest_optimizers - {state.closer}
 
 
 def close_validate(state: LoopState) -> None:
@@ -64,8 +75,7 @@ def _close_validate(state: LoopState, *, at_last: bool) -> None:
     recorder = state.recorder
     if state.held:
         recorder.separate()
-    _, ahead = state.drawn.use()
-    change = ahead - state.drawn.end_step(trained=False)
+    change = state.drawn.use_for_validation() - state.drawn.end_step(trained=False)
     if change:
         recorder.samples += change
     recorder.close(VALIDATE, state.validate_steps, at_last=at_last)
@@ -113,12 +123,19 @@ def hold_begun(state: LoopState) -> None:
     _hold(state, BEGUN)
 
 
+def hold_aside(state: LoopState) -> None:
+    """Keep the batch for training while another iterator is drawn from."""
+    _hold(state, ASIDE)
+
+
 def _hold(state: LoopState, kind: int, *, at_last: bool = False) -> None:
     if state.held:
         rejoin(state)
     if kind == UNSEEN:
-        state.drawn.use()
-    if unused := state.drawn.end_step(trained=kind in (STEPPED, EVALUATED, PENDING)):
+        state.drawn.use_for_validation()
+    if kind == ASIDE:
+        state.drawn.set_aside()
+    elif unused := state.drawn.end_step(trained=kind in (STEPPED, EVALUATED, PENDING)):
         state.recorder.samples -= unused
     state.recorder.hold(at_last=at_last)
     state.held = kind
@@ -127,6 +144,8 @@ def _hold(state: LoopState, kind: int, *, at_last: bool = False) -> None:
 
 def rejoin(state: LoopState) -> None:
     """The step had not ended where it was held."""
+    if state.held == ASIDE:
+        state.drawn.take_back()
     state.recorder.rejoin()
     state.held = NOTHING
     state.held_step.join(state.step)
@@ -136,10 +155,14 @@ def rejoin(state: LoopState) -> None:
 def release(state: LoopState) -> None:
     """The held step is a training step; what followed is the next one so far."""
     state.held = NOTHING
-    state.recorder.release(TRAIN, state.train_steps)
-    state.micro_batches += state.held_step.count_micro_batches()
-    state.newest_optimizers = frozenset(state.held_step.optimizers)
-    _count_train_step(state)
+    held = state.held_step
+    repeated = state.optimizer != UNKNOWN and state.optimizer == held.last_optimizer
+    steps = held.count_steps(ends_with_repeat=repeated)
+    if steps == 1:
+        state.recorder.release(TRAIN, state.train_steps)
+    else:
+        state.recorder.release_several(TRAIN, state.train_steps, steps)
+    _count_train_steps(state, held, steps)
     if state.watcher is not None:
         state.watcher.train_edge(state.train_steps)
 
@@ -156,6 +179,7 @@ def release_validate(state: LoopState) -> None:
 def discard(state: LoopState) -> None:
     """What is held belongs to no step."""
     state.held = NOTHING
+    state.drawn.forget_aside()
     state.recorder.discard()
 
 
@@ -164,12 +188,17 @@ def discard(state: LoopState) -> None:
 
 def note_closer(state: LoopState) -> None:
     """The optimizer that stepped last in the open step ends steps from now on."""
-    state.closer = state.step.last_optimizer
+    _note_closer(state, state.step.last_optimizer)
 
 
 def note_held_closer(state: LoopState) -> None:
     """The optimizer that stepped last in the held step ends steps from now on."""
-    state.closer = state.held_step.last_optimizer
+    _note_closer(state, state.held_step.last_optimizer)
+
+
+def _note_closer(state: LoopState, optimizer: int) -> None:
+    if optimizer != state.closer:
+        state.closer, state.closes_alone, state.followers = optimizer, False, frozenset()
 
 
 def note_unused(state: LoopState) -> None:
@@ -221,6 +250,7 @@ HELD_AFTER: Final[dict[Action, int]] = {
     hold_pending_earlier: PENDING,
     hold_unseen: UNSEEN,
     hold_begun: BEGUN,
+    hold_aside: ASIDE,
     **dict.fromkeys((rejoin, release, release_validate, discard), NOTHING),
 }
 """What is held after an action; others leave it as it was."""

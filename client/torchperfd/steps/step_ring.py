@@ -8,15 +8,21 @@ from array import array
 from operator import mul
 from typing import Final
 
-from torchperfd.steps.phases import OTHER, PHASE_SLOTS
+from torchperfd.steps.phases import AFTER_EVALUATION, LOSS, OTHER, PHASE_SLOTS
 from torchperfd.steps.step_batch import TRAIN, PhaseColumns, StepBatch
 
-# Columns of a row: a header, then per phase slot exclusive nanoseconds, calls, and squares of the calls'
+# Columns of a row: a header, then per slot exclusive nanoseconds, calls, and squares of the calls'
 # nanoseconds, which outgrow 64 bits.
+_SLOTS: Final = PHASE_SLOTS + 1
 INDEX, KIND, START, DURATION, SAMPLES, NS = range(6)
-CALLS: Final = NS + PHASE_SLOTS
-SQUARES: Final = CALLS + PHASE_SLOTS
-ZERO_ROW: Final = (0,) * (SQUARES + PHASE_SLOTS)
+CALLS: Final = NS + _SLOTS
+SQUARES: Final = CALLS + _SLOTS
+ZERO_ROW: Final = (0,) * (SQUARES + _SLOTS)
+
+
+def slot_after_evaluation(kind: int) -> int:
+    """Return the phase of what follows a forward without gradients, in steps of a kind."""
+    return OTHER if kind == TRAIN else LOSS
 
 
 class StepRing:
@@ -51,9 +57,7 @@ class StepRing:
             row[:] = ZERO_ROW
             return row
         row[INDEX], row[KIND], row[START], row[DURATION], row[SAMPLES] = index, kind, start, duration, samples
-        other = row[NS + OTHER]
-        row[CALLS + OTHER] = 1
-        row[SQUARES + OTHER] = other * other
+        _complete(row)
         self._written = following = self._written + 1
         return self._rows[following % (self.capacity + 1)]
 
@@ -62,8 +66,7 @@ class StepRing:
         if self._written >= self._bound:
             return row
         row[INDEX], row[KIND] = index, kind
-        row[CALLS + OTHER] = 1
-        row[SQUARES + OTHER] = row[NS + OTHER] ** 2
+        _complete(row)
         rows, here = self._rows, self._written % (self.capacity + 1)
         following = (here + 1) % (self.capacity + 1)
         spare, rows[following], rows[here] = rows[following], rows[here], row
@@ -101,6 +104,18 @@ class StepRing:
         return batches
 
 
+def _complete(row: list[int]) -> None:
+    """Assign what no phase has yet, once the kind of the step is known."""
+    if row[CALLS + AFTER_EVALUATION]:
+        slot = slot_after_evaluation(row[KIND])
+        for column in (NS, CALLS, SQUARES):
+            row[column + slot] += row[column + AFTER_EVALUATION]
+            row[column + AFTER_EVALUATION] = 0
+    other = row[NS + OTHER]
+    row[CALLS + OTHER] = 1
+    row[SQUARES + OTHER] = other * other
+
+
 def _follows(row: list[int], following: list[int]) -> bool:
     """Return whether two rows belong to one batch."""
     kind, index = row[KIND], row[INDEX]
@@ -135,6 +150,31 @@ def _batch(rows: list[list[int]]) -> StepBatch:
         squares=float(sum(map(mul, duration, duration))),
         total_samples=sum(columns[SAMPLES]),
     )
+
+
+def split(row: list[int], count: int) -> list[StepBatch]:
+    """Return the row of a step that was several as so many steps, alike as far as whole numbers allow.
+
+    Its samples were drawn for the first of them.
+    """
+    _complete(row)
+    rows = [list(ZERO_ROW) for _ in range(count)]
+    begins = row[START]
+    for number, part in enumerate(rows):
+        part[INDEX], part[KIND] = row[INDEX] + number, row[KIND]
+        for column in range(NS, len(row)):
+            part[column] = _share(row[column], number, count)
+        part[SAMPLES] = 0 if number else row[SAMPLES]
+        part[START] = begins
+        part[DURATION] = sum(part[NS:CALLS])
+        begins += part[DURATION]
+        _complete(part)
+    first = 1 if row[INDEX] == 0 and row[KIND] == TRAIN else count
+    return [_batch(part) for part in (rows[:first], rows[first:]) if part]
+
+
+def _share(total: int, number: int, count: int) -> int:
+    return total * (number + 1) // count - total * number // count
 
 
 def _column(values: tuple[int, ...]) -> "memoryview[int]":

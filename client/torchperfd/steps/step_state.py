@@ -16,6 +16,7 @@ class StepState:
         backwards: Backward passes.
         micro_batches: Backward passes that used a new batch.
         optimizer_steps: Optimizer steps.
+        repeats: Those of them that are steps of their own, unless one that never stepped takes part.
         optimizers: Which optimizers stepped.
         resumed: Whether it began before the validation that ended last.
         last_optimizer: The one that stepped last, 0 for none.
@@ -33,6 +34,7 @@ class StepState:
         "micro_batches",
         "optimizer_steps",
         "optimizers",
+        "repeats",
         "resumed",
         "stepped",
         "zeroed",
@@ -41,7 +43,7 @@ class StepState:
     def __init__(self) -> None:
         self.drew = self.for_evaluation = self.stepped = self.evaluated = False
         self.forward = self.zeroed = self.resumed = self.closure_used = False
-        self.batches = self.backwards = self.micro_batches = self.optimizer_steps = 0
+        self.batches = self.backwards = self.micro_batches = self.optimizer_steps = self.repeats = 0
         self.last_optimizer = 0
         self.optimizers: set[int] = set()
 
@@ -50,7 +52,7 @@ class StepState:
         return (
             *(self.drew, self.for_evaluation, self.stepped, self.evaluated, self.forward, self.zeroed),
             *(self.batches, self.backwards, self.micro_batches, self.optimizer_steps),
-            *(self.last_optimizer, frozenset(self.optimizers), self.resumed, self.closure_used),
+            *(self.last_optimizer, frozenset(self.optimizers), self.resumed, self.closure_used, self.repeats),
         )
 
     def begin_draw(self, for_evaluation: bool) -> None:
@@ -80,8 +82,19 @@ class StepState:
         self.backwards += later.backwards
         self.micro_batches += later.micro_batches
         self.optimizer_steps += later.optimizer_steps
+        self.repeats += later.repeats
         self.last_optimizer = later.last_optimizer or self.last_optimizer
         self.optimizers |= later.optimizers
+
+    def count_steps(self, *, ends_with_repeat: bool = False) -> int:
+        """Return how many training steps it is: several where an optimizer stepped again on its batch.
+
+        Args:
+            ends_with_repeat: The optimizer that stepped last steps again: none of them waits for another.
+        """
+        if self.repeats and (ends_with_repeat or len(self.optimizers) == 1):
+            return self.repeats + len(self.optimizers)
+        return 1
 
     def count_micro_batches(self) -> int:
         """Return how many batches went backward in a training step, at least one.

@@ -17,9 +17,10 @@ from torchperfd._version import NATIVE_ABI
 from torchperfd.events import codes
 from torchperfd.steps.arrivals import STEP_BYTES
 from torchperfd.steps.loop import Loop
-from torchperfd.steps.phases import COLLECTIVE_WAIT, OTHER
+from torchperfd.steps.phases import AFTER_EVALUATION, COLLECTIVE_WAIT, OTHER
 from torchperfd.steps.recorder import MAX_DEPTH, Recorder
 from torchperfd.steps.step_batch import TRAIN, PhaseColumns, StepBatch
+from torchperfd.steps.step_ring import slot_after_evaluation
 
 try:
     from torchperfd.steps import _templates
@@ -120,6 +121,11 @@ class TemplateRecorder:
         self._recorder.open()
 
     @property
+    def gap(self) -> int:
+        """See :class:`~torchperfd.steps.recorder.Recorder`."""
+        return self._recorder.gap
+
+    @property
     def samples(self) -> int:
         """See :class:`~torchperfd.steps.recorder.Recorder`."""
         return self._recorder.samples
@@ -130,7 +136,32 @@ class TemplateRecorder:
         self.ops += bytes((_COUNT, 0))
         self._recorder.samples = samples
 
-    # Reads without effect, and what cannot be repeated.
+    def assign_after_evaluation(self) -> None:
+        """Name the phase of what follows a forward without gradients: the kind of the step is known now."""
+        slot, operations = (
+            slot_after_evaluation(self.kind),
+            [*zip(self.ops[::2], self.ops[1::2], strict=True)],
+        )
+        if (_NAME_GAP, AFTER_EVALUATION) in operations:
+            # Within the gap, a phase of the same name would not be a call.
+            self.plain &= (_ENTER, slot) not in operations
+            self.ops = bytearray(
+                number
+                for op, operand in operations
+                for number in (op, slot if op == _NAME_GAP and operand == AFTER_EVALUATION else operand)
+            )
+
+    # Reads without effect, what has no effect between steps that are repeated, and what cannot be repeated.
+
+    @property
+    def is_paused(self) -> bool:
+        """See :class:`~torchperfd.steps.recorder.Recorder`."""
+        return self._recorder.is_paused
+
+    def leave_in(self) -> None:
+        """See :class:`~torchperfd.steps.recorder.Recorder`."""
+        self.plain &= not self._recorder.is_paused
+        self._recorder.leave_in()
 
     @property
     def is_open(self) -> bool:
@@ -253,6 +284,7 @@ class StepTemplates:
         finally:
             self._loop.recorder = self._recorder
         recorder.end()
+        recorder.assign_after_evaluation()
         if state is not None and recorder.plain and recorder.kind and self._state_key() == state:
             counts = self._loop.counts()
             counted = {name: counts[name] - before[name] for name in counts}

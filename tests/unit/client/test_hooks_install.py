@@ -180,10 +180,12 @@ def test_a_torch_that_lacks_a_place_loses_that_phase_only(
     assert counted["optimizer"] == 3
     assert [record.getMessage() for record in caplog.records] == [
         "hook off: loader: this torch has no Renamed.__next__; what it measures stays empty",
+        "hook off: index_lists: the hook loader is off; what it measures stays empty",
         "hook off: loader_use: the hook loader is off; what it measures stays empty",
     ]
     assert [str(state) for state in client.hooks if not state.is_on] == [
         "loader: this torch has no Renamed.__next__",
+        "index_lists: the hook loader is off",
         "loader_use: the hook loader is off",
     ]
 

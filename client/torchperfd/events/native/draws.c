@@ -6,11 +6,15 @@
 #define DRAW_WITHOUT_GRADIENTS 1
 #define DRAW_IN_EVALUATION 2
 
+/* As in reference.py. */
+#define ONE_OR_BATCH (-1)
+
 enum { ORIGINAL, PLAIN, TENSOR, AHEAD, SAMPLES_IN, GRAD_ENABLED, MODELS, COUNT };
 
 typedef struct {
     Hook hook;
     lenfunc tensor_length; /* or NULL */
+    long long known;       /* samples of the batch that is being drawn; 0 if unknown, ONE_OR_BATCH */
     char watching;
 } Draws;
 
@@ -113,14 +117,12 @@ announce(const Draws *self, PyObject *iterator)
     return raised < 0 ? -1 : timed;
 }
 
+/* The next batch, between two events. */
 HOT static PyObject *
-draws_call(Draws *self, PyObject *args, PyObject *kwargs)
+draw(Draws *self, PyObject *iterator, PyObject *args, PyObject *kwargs)
 {
     Hook *hook = &self->hook;
     EventBuffer *buffer = hook->buffer;
-    if (!here(buffer) || PyTuple_Size(args) != 1)
-        return PyObject_Call(hook->held[ORIGINAL], args, kwargs);
-    PyObject *iterator = PyTuple_GetItem(args, 0);
     int64_t own = (int64_t)(intptr_t)iterator;
     if (self->watching || buffer->steps_open || (PyObject *)Py_TYPE(iterator) != hook->held[PLAIN]) {
         int timed = announce(self, iterator);
@@ -137,11 +139,26 @@ draws_call(Draws *self, PyObject *args, PyObject *kwargs)
         put(buffer, hook->failed, own);
         return NULL;
     }
-    int64_t samples = count_samples(self, batch);
+    int64_t samples = self->known > 0 ? self->known : count_samples(self, batch);
+    if (self->known == ONE_OR_BATCH && samples > 1)
+        samples = count_unusual(self, batch);
     if (samples < 0)
         Py_CLEAR(batch);
     if (put(buffer, hook->end, samples > 0 ? samples : 0) < 0)
         Py_CLEAR(batch);
+    return batch;
+}
+
+HOT static PyObject *
+draws_call(Draws *self, PyObject *args, PyObject *kwargs)
+{
+    if (!here(self->hook.buffer) || PyTuple_Size(args) != 1)
+        return PyObject_Call(self->hook.held[ORIGINAL], args, kwargs);
+    /* A data set may draw from another iterator meanwhile. */
+    long long around = self->known;
+    self->known = 0;
+    PyObject *batch = draw(self, PyTuple_GetItem(args, 0), args, kwargs);
+    self->known = around;
     return batch;
 }
 
@@ -172,6 +189,7 @@ draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static PyMemberDef draws_members[] = {
     {"__dictoffset__", T_PYSSIZET, offsetof(Hook, dict), READONLY, NULL},
     {"watching", T_BOOL, offsetof(Draws, watching), 0, "Whether every draw is announced."},
+    {"known", T_LONGLONG, offsetof(Draws, known), 0, "Samples of the batch that is being drawn; 0 if unknown."},
     {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot draws_slots[] = {{Py_tp_doc, "The __next__ of an iterator over batches, between two events."},
