@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torchperfd.client import Client
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
+from torchperfd.v1.variables import unknown_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _current: "Client | None" = None
 _attaching_thread = 0
 _forks_watched = False
+_variables_checked = False
 
 
 def attach(
@@ -60,6 +62,7 @@ def attach(
     try:
         if _current is None or not _current.attached:
             _watch_forks()
+            _warn_of_variables()
             _current = Client(
                 run=run,
                 job=job,
@@ -95,6 +98,16 @@ def current() -> "Client | None":
 def is_attached() -> bool:
     """Return whether this process has a client that is attached."""
     return _current is not None and _current.attached
+
+
+def _warn_of_variables() -> None:
+    """Log the variables that are misspelt, once in each process and by one rank of a node."""
+    global _variables_checked
+    if _variables_checked or _is_helper_process() or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    _variables_checked = True
+    if unknown := unknown_text(os.environ):
+        log.warning("%s", unknown)
 
 
 def _watch_forks() -> None:

@@ -1,6 +1,7 @@
 """The ``torchperfd`` command: a table of contents; each command is a module of its own."""
 
 import importlib
+import os
 import sys
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import click
 from torchperfd._version import __version__
 from torchperfd_daemon.commands._examples import examples_text
 from torchperfd_daemon.commands._usage import usage_text
+from torchperfd_daemon.config.errors import check_environment
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.text import printable
 
@@ -59,6 +61,9 @@ GROUPS: Final = {
 }
 """The commands as the help groups them."""
 
+_TRAINING: Final = ("run", "serve")
+"""Commands that check the variables themselves: a misspelt one must not end a training or its daemon."""
+
 
 class _LazyGroup(click.Group):
     """Imports a command's module only when that command is used."""
@@ -87,8 +92,11 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="torchperfd")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context, /) -> None:
     """Why is my PyTorch training slow, and which rank is slow?"""
+    if context.invoked_subcommand not in _TRAINING:
+        check_environment(os.environ)
 
 
 cli.epilog = examples_text("")

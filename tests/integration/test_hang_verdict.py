@@ -69,7 +69,7 @@ def job(node: Node, directory: Path, fault: str) -> Iterator[Any]:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port()))
     wanted = ("--nproc-per-node", str(RANKS), "-m", "torchperfd", "run", str(script), fault)
     node.start_daemon()
-    with node.running(*torchrun, *wanted, TORCHPERFD_RUN_ID="hangs") as process:
+    with node.running(*torchrun, *wanted, TORCHPERFD_RUN="hangs") as process:
         yield process
 
 

@@ -1,11 +1,13 @@
 """The handle of a capture: what a script holds of one it has started."""
 
+import os
 import subprocess
 from pathlib import Path
 
 from torchperfd.captures.capture import RankCapture
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.own_commands import own_command
+from torchperfd.v1.variables import known_environment
 
 
 class Capture:
@@ -89,7 +91,14 @@ def analysis_of(path: Path, timeout: float | None = None) -> str:
     """
     command = own_command("torchperfd", "analyze", str(path))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+        done = subprocess.run(
+            command,
+            env=known_environment(os.environ),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
     except subprocess.TimeoutExpired as error:
         raise CaptureError(f"{path} could not be read within {timeout} s") from error
     if done.returncode:

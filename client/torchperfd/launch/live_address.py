@@ -1,10 +1,12 @@
 """The address of the daemon's live page, printed once when a run begins."""
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from torchperfd.own_commands import own_command
+from torchperfd.v1.variables import known_environment
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
@@ -36,6 +38,7 @@ def _open(run: str) -> None:
     # Its name may be another one on this node, and the page then shows all runs.
     subprocess.Popen(
         own_command("torchperfd_daemon", "open", "--run", run),
+        env=known_environment(os.environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,

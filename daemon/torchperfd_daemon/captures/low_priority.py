@@ -15,6 +15,7 @@ import sys
 from typing import Final
 
 from torchperfd.own_commands import own_command
+from torchperfd.v1.variables import known_environment
 
 MOST_MEMORY: Final = 2 << 30
 """Bytes of address space, for each process."""
@@ -52,4 +53,5 @@ def _limit(what: int, most: int) -> None:
 
 if __name__ == "__main__":
     lower_priority()
-    os.execv(sys.executable, own_command("torchperfd_daemon", *sys.argv[1:]))
+    command = own_command("torchperfd_daemon", *sys.argv[1:])
+    os.execve(sys.executable, command, known_environment(os.environ))

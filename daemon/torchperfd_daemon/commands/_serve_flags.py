@@ -1,5 +1,6 @@
 """The flags of ``serve``, made of the table of options."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from torchperfd_daemon.config.effective import Config, resolve
-from torchperfd_daemon.config.errors import BadValueError
+from torchperfd_daemon.config.errors import BadValueError, check_environment
 from torchperfd_daemon.config.file import SYSTEM_FILE, find_files
 from torchperfd_daemon.config.kinds import Kind, Switch
 from torchperfd_daemon.config.options import OPTIONS, Option
@@ -62,6 +63,7 @@ def configuration(context: click.Context, config_file: Path | None) -> Config:
     if given.get("embedded"):
         # It belongs to one run of this user: the configuration of the node's service does not apply.
         return resolve(given, [])
+    check_environment(os.environ)
     return resolve(given, find_files(config_file))
 
 

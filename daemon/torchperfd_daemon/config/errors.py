@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from torchperfd.v1.variables import unknown_text
 from torchperfd_daemon.errors import UsageError
 
 _LARGEST_SHOWN: Final = 2**63 - 1
@@ -17,6 +18,16 @@ class BadValueError(UsageError):
 
 class ConfigError(UsageError):
     """The configuration cannot be used; the message names the file or variable, and the key."""
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Refuse variables with our prefix that no part of torchperfd reads.
+
+    Raises:
+        ConfigError: There is one; the message suggests the nearest that there is.
+    """
+    if unknown := unknown_text(environ):
+        raise ConfigError(unknown)
 
 
 def shown(value: object) -> str:

@@ -1,0 +1,104 @@
+"""Environment variables: a misspelt one is an error of commands, and one warning in training."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from tests.unit.daemon.test_cli import Run
+from tests.unit.daemon.test_cli import run as run  # its fixture
+
+from torchperfd import attachment
+from torchperfd.v1.variables import PREFIX, VARIABLES, known_environment, unknown_text
+from torchperfd_daemon.config.options import OPTIONS
+
+REPOSITORY = Path(__file__).parents[3]
+READ = re.compile(rf"(?<![A-Z_]){PREFIX}[A-Z0-9_]*[A-Z0-9]")
+OF_TESTS = f"{PREFIX}TEST_"
+
+
+def test_options_of_serve_are_declared_variables() -> None:
+    ours = {option.variable for option in OPTIONS if not option.flag_only}
+    others = {"CONFIG", "JOB", "NO_ADVISE", "RUN", "RUNS_DIR", "SERVICE_USER", "STACK_SIGNAL"}
+    tools = {"PROTO_VENV", "REWRITE_GOLDEN"}
+    assert ours | {f"{PREFIX}{name}" for name in others | tools} == VARIABLES
+
+
+@pytest.mark.parametrize("folder", ["client", "daemon", "tools", "benchmarks", "deploy", "docs"])
+def test_variables_in_the_source_are_declared(folder: str) -> None:
+    kinds = {".py", ".c", ".h", ".sh", ".md", ".yaml", ".service", ".sbatch", ".conf"}
+    found: dict[str, Path] = {}
+    for path in (REPOSITORY / folder).rglob("*"):
+        if path.suffix in kinds and path.name != "variables.py":
+            for name in READ.findall(path.read_text(encoding="utf-8", errors="replace")):
+                found.setdefault(name, path)
+    wrong = {
+        name: path for name, path in found.items() if name not in VARIABLES and not name.startswith(OF_TESTS)
+    }
+    # Words of tests and examples that stand for a whole family.
+    wrong = {
+        name: path
+        for name, path in wrong.items()
+        if not any(each.startswith(f"{name}_") for each in VARIABLES)
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("INTERVALL", "TORCHPERFD_INTERVALL is unknown; did you mean TORCHPERFD_INTERVAL?"),
+        ("SOKET", "TORCHPERFD_SOKET is unknown; did you mean TORCHPERFD_SOCKET?"),
+        ("SOCKETT", "TORCHPERFD_SOCKETT is unknown; did you mean TORCHPERFD_SOCKET?"),
+        (
+            "CAPTURE_MAX_BYTES",
+            "TORCHPERFD_CAPTURE_MAX_BYTES is unknown; did you mean TORCHPERFD_CAPTURES_MAX_BYTES?",
+        ),
+        ("socket", "TORCHPERFD_socket is unknown; did you mean TORCHPERFD_SOCKET?"),
+        ("QQQQ", "TORCHPERFD_QQQQ is unknown"),
+        ("", "TORCHPERFD_ is unknown"),
+        *((name, "") for name in ("SOCKET", "TEST_ANYTHING", "REWRITE_GOLDEN", "RUN")),
+        # Kubernetes sets these for Services named torchperfd and torchperfd-fleet.
+        *((name, "") for name in ("PORT", "SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_METRICS")),
+        *((name, "") for name in ("PORT_9407_TCP", "PORT_9407_TCP_ADDR", "FLEET_SERVICE_HOST", "FLEET_PORT")),
+    ],
+)
+def test_misspelt_variable_gets_the_nearest_name(name: str, text: str) -> None:
+    environ = {f"{PREFIX}{name}": "1", "HOME": "/root", f"X{PREFIX}SOKET": "1"}
+    assert unknown_text(environ) == text
+    assert known_environment(environ) == {
+        key: value for key, value in environ.items() if not text or not key.startswith(PREFIX)
+    }
+
+
+@pytest.mark.parametrize("arguments", [["ps"], ["doctor"], ["version"], ["config", "show"], ["serve"]])
+def test_commands_refuse_a_misspelt_variable(
+    run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHPERFD_INTERVALL", "3")
+    assert run(*arguments) == (
+        2,
+        "",
+        "torchperfd: TORCHPERFD_INTERVALL is unknown; did you mean TORCHPERFD_INTERVAL?\n",
+    )
+
+
+def test_training_logs_a_misspelt_variable_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHPERFD_SOKET", "/x")
+    monkeypatch.setattr(attachment, "_variables_checked", False)
+    with caplog.at_level(logging.WARNING, "torchperfd"):
+        attachment._warn_of_variables()
+        attachment._warn_of_variables()
+    assert caplog.messages == ["TORCHPERFD_SOKET is unknown; did you mean TORCHPERFD_SOCKET?"]
+
+
+def test_only_one_rank_of_a_node_warns_of_variables(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHPERFD_SOKET", "/x")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(attachment, "_variables_checked", False)
+    attachment._warn_of_variables()
+    assert caplog.messages == []
