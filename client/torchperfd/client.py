@@ -299,6 +299,7 @@ class Client:
         self._flusher.reports_blocks = True
         self._flusher.refresh(send=True)
         self._flusher.announce(session_pb2.RUN_STATE_FINISHED)
+        self.parts.has_ended = True
         self.parts.outputs.conclude(self.report)
 
     # What `torchperfd run` asks besides.
@@ -339,9 +340,15 @@ class Client:
         options = CaptureOptions(steps, automatic=True)
         return self.parts.daemon_session.job_captures.order(self.rank, [rank], options)
 
-    def whole_run(self, timeout: float) -> "control_pb2.GetRunResponse | None":
-        """Return what the daemon knows of all ranks of the run, None when it does not answer."""
-        return self.parts.stream.get_run(self.parts.identity.run, timeout)
+    def whole_run(self, timeout: float, end_seconds: float = 0.0) -> "control_pb2.GetRunResponse | None":
+        """Return what the daemon knows of all ranks of the run, None when it does not answer.
+
+        Args:
+            timeout: Seconds to wait for the daemon.
+            end_seconds: If the run ends, for how much of that time the daemon asks other nodes for the
+                verdict.
+        """
+        return self.parts.stream.get_run(self.parts.identity.run, timeout, end_seconds)
 
     # What attach() and integrations ask besides.
 

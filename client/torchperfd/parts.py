@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _OUTBOX_STEPS: Final = 40_000
 _LOGGED_VERDICT_S: Final = 0.2
 """How long a logger waits for a verdict; at the exit this is part of the one second."""
+END_VERDICT_S: Final = 0.35
+"""At the end of a run, for how long the node's daemon asks those of other nodes for the verdict."""
 
 
 class Parts:
@@ -47,11 +49,13 @@ class Parts:
         out_of_memory: Leaves a snapshot when CUDA has no memory left.
         outputs: The loggers, and the process's own metrics page.
         integration_port: What integrations may do.
+        has_ended: Whether the loop is over.
     """
 
     def __init__(self, identity: Identity, instruments: Instruments) -> None:
         self.identity = identity
         self.instruments = instruments
+        self.has_ended = False
         buffer, replay, names = instruments.buffer, instruments.replay, instruments.names
         faults = instruments.faults
         self.outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
@@ -125,7 +129,8 @@ class Parts:
         """Return the card of the daemon's verdict on the run; None if it has none, or does not answer."""
         from torchperfd.card import card_of
 
-        answer = self.stream.get_run(self.identity.run, timeout)
+        end_seconds = END_VERDICT_S if self.has_ended else 0.0
+        answer = self.stream.get_run(self.identity.run, timeout + end_seconds, end_seconds)
         return card_of(answer.verdict) if answer is not None and answer.HasField("verdict") else None
 
     def start(self) -> None:

@@ -50,6 +50,12 @@ class SlowerError(TorchperfdError):
     exit_code = 7
 
 
+class UnseenRanksError(TorchperfdError):
+    """Nothing can be said for all ranks, since some were not seen."""
+
+    exit_code = 5
+
+
 class DeadlineError(TorchperfdError):
     """The operation did not finish in time."""
 

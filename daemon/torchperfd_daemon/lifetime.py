@@ -7,6 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 _RANKS_CHECK_S: Final = 1.0
+LAST_QUESTION_S: Final = 0.8
+"""How long an embedded daemon waits for the question of the node on which the job's first rank ends.
+
+Less than the second by which an exit may be delayed: the process that started the daemon waits for its end.
+"""
 
 
 class Lifetime:
@@ -20,6 +25,7 @@ class Lifetime:
         self._embedded = embedded
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
+        self._was_asked = asyncio.Event()
 
     def stop(self) -> None:
         """End now."""
@@ -29,8 +35,19 @@ class Lifetime:
         """Check again whether any rank is connected."""
         self._changed.set()
 
-    async def wait(self, ranks: Callable[[], int]) -> None:
-        """Return when the daemon should end."""
+    def was_asked(self) -> None:
+        """Note that a peer has asked for the end of a run."""
+        self._was_asked.set()
+
+    async def wait(
+        self, ranks: Callable[[], int], awaits_question: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Return when the daemon should end.
+
+        Args:
+            ranks: Returns how many ranks are connected.
+            awaits_question: Returns whether a peer may still ask about a run that has ended here.
+        """
         if not self._embedded:
             await self._stop.wait()
             return
@@ -43,6 +60,9 @@ class Lifetime:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _RANKS_CHECK_S)
+            if not self._stop.is_set() and awaits_question():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._was_asked.wait(), LAST_QUESTION_S)
         finally:
             owner.cancel()
             stop.cancel()

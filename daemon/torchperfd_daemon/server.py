@@ -200,7 +200,7 @@ class Daemon:
             stack.push_async_callback(self._announce, checks, ready=False)
             log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
             stack.callback(log.info, "stopping")
-            await self._lifetime.wait(lambda: clients.sessions.count)
+            await self._lifetime.wait(lambda: clients.sessions.count, self._awaits_question)
 
     def _collect(self, stack: contextlib.AsyncExitStack) -> NodeSamplers:
         """Start the node's samplers, and a simulated job if that is configured."""
@@ -373,11 +373,19 @@ class Daemon:
                 clients.node.name,
                 observer.verdict,
                 observer.device_work,
+                self._lifetime.was_asked,
             )
             server, address = await listen_to_fleet(self._fleet_address, self._interceptor, service)
             stack.push_async_callback(server.stop, grace)
             log.info("fleet port listens on %s", address)
         return checks
+
+    def _awaits_question(self) -> bool:
+        """Return whether the daemon of a job's first rank, on another node, may ask about a run here."""
+        return self._fleet_address is not None and any(
+            ranks[0].identity.rank > 0 and ranks[0].identity.world_size > len(ranks)
+            for ranks in self._store.runs().values()
+        )
 
     def _reload(self, web_config: WebConfigFile | None) -> None:
         """Read the files of credentials and certificates again; an invalid file changes nothing."""

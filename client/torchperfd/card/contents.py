@@ -182,8 +182,9 @@ def card_of(verdict: Any) -> VerdictCard:
     """
     command = verdict.next_command
     if verdict.cause in (HEALTHY, UNKNOWN) and not verdict.cost_seconds_per_step:
+        remark = "; ".join(filter(None, (_why(verdict), _line(verdict))))
         return VerdictCard(
-            verdict.run, remark=_why(verdict), is_healthy=verdict.cause == HEALTHY, next_command=command
+            verdict.run, remark=remark, is_healthy=verdict.cause == HEALTHY, next_command=command
         )
     first, *others = [_cause(each, verdict.script) for each in (verdict, *verdict.others)]
     least = LEAST_SHARE * (1 - first.share)

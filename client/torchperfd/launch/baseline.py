@@ -16,6 +16,8 @@ from torchperfd.v1 import contract
 
 SLOWER: Final = 7
 """Exit code of a run that is slower than its baseline by more than was allowed."""
+UNSEEN: Final = 5
+"""Exit code of a run that is not, as far as its ranks were seen, and some were not."""
 
 
 def read_baseline(options: KeepingOptions) -> RunRecord:
@@ -53,7 +55,8 @@ def compare_with_baseline(
         width: Columns of the terminal; None if the text is not for one.
 
     Returns:
-        The exit code: 0; 7 where the step is slower by more than is allowed; 1 where that cannot be judged.
+        The exit code: 0; 7 where the step is slower by more than is allowed; 5 where that is not known of all
+        ranks; 1 where it cannot be judged.
     """
     try:
         comparison = compare_runs(baseline, read_record(json.dumps(document).encode(), "this run"))
@@ -62,7 +65,12 @@ def compare_with_baseline(
         return 0 if fail_above is None else 1
     text = comparison_text(comparison, colour=colour, width=width)
     write(f"\n── torchperfd · compared with the baseline, A ──\n{text}\n")
-    if fail_above is None or not comparison.is_slower_than(fail_above):
+    if fail_above is None:
         return 0
+    if not comparison.is_slower_than(fail_above):
+        if not comparison.unseen:
+            return 0
+        write(f"torchperfd: whether the step is slower is not known: {comparison.unseen}\n")
+        return UNSEEN
     write(f"torchperfd: the step is slower than the baseline's by more than {100 * fail_above:g} %\n")
     return SLOWER

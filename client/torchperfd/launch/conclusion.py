@@ -1,6 +1,7 @@
 """The end of a run: its report is made, kept, shown and compared, and the daemon gets what was measured."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 # Together they keep the promise that an exit is never delayed by more than a second.
 _ALL_RANKS_BUDGET_S: Final = 0.4
+_RANKS_HERE_BUDGET_S: Final = 0.2
+"""The same where the daemons of other nodes are asked afterwards."""
+_ANSWER_S: Final = 0.1
+"""What an answer takes beyond the time for which other nodes are asked."""
 _LEAVE_BUDGET_S: Final = 0.9
 _LEAST_LEFT_S: Final = 0.4
 
@@ -171,20 +176,35 @@ def finish_client(client: "Client") -> None:
 
 
 def _whole_run(client: "Client") -> "control_pb2.GetRunResponse | None":
-    """Ask the daemon for all ranks, waiting a moment for those that are just ending."""
+    """Ask the daemon for all ranks, waiting a moment for those that are just ending.
+
+    Where the job has ranks on other nodes, their daemons are asked for the verdict while they live.
+    """
+    from torchperfd.parts import END_VERDICT_S
     from torchperfd.v1 import session_pb2
 
-    deadline = time.monotonic() + _ALL_RANKS_BUDGET_S
+    world = client.parts.identity.world_size
+    here = min(world, _ranks_here(world))
+    budget = _ALL_RANKS_BUDGET_S if here == world else _RANKS_HERE_BUDGET_S
+    deadline = time.monotonic() + budget
     while True:
         left = deadline - time.monotonic()
         answer = client.whole_run(max(0.1, left))
         if answer is None:
             return None
         finished = [rank.state == session_pb2.RUN_STATE_FINISHED for rank in answer.ranks]
-        world = max((rank.identity.world_size for rank in answer.ranks), default=1)
-        if (all(finished) and len(finished) >= world) or left <= 0:
-            return answer
+        if (all(finished) and len(finished) >= here) or left <= 0:
+            break
         time.sleep(0.02)
+    if len(answer.ranks) >= world:
+        return answer
+    return client.whole_run(END_VERDICT_S + _ANSWER_S, END_VERDICT_S) or answer
+
+
+def _ranks_here(world: int) -> int:
+    """Return how many ranks the launcher has started on this node; ``world`` where it does not say so."""
+    given = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or ""
+    return int(given) if given.isdecimal() and int(given) else world
 
 
 def _rank_reports(own: "RankReport", answer: "control_pb2.GetRunResponse | None") -> list["RankReport"]:

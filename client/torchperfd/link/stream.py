@@ -145,8 +145,16 @@ class Stream:
         """The number of the open session, 0 between sessions."""
         return self.connections if self.connected else 0
 
-    def get_run(self, run: str, timeout: float) -> "control_pb2.GetRunResponse | None":
-        """Ask the daemon for the totals of a whole run; None when it does not answer in time."""
+    def get_run(
+        self, run: str, timeout: float, end_seconds: float = 0.0
+    ) -> "control_pb2.GetRunResponse | None":
+        """Ask the daemon for the totals of a whole run; None when it does not answer in time.
+
+        Args:
+            timeout: Seconds to wait for the daemon.
+            end_seconds: If the run ends, for how much of that time the daemon asks other nodes for the
+                verdict.
+        """
         channel = self._channel
         if channel is None or not self.connected:
             return None
@@ -156,7 +164,8 @@ class Stream:
 
         try:
             return control_pb2_grpc.ControlStub(channel).GetRun(
-                control_pb2.GetRunRequest(run=self._run_there or run), timeout=timeout
+                control_pb2.GetRunRequest(run=self._run_there or run, end_seconds=end_seconds),
+                timeout=timeout,
             )
         except grpc.RpcError as error:
             log.debug("no totals of the run from the daemon: %s", error)

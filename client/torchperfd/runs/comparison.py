@@ -115,6 +115,16 @@ class RunComparison:
         """Phases that changed beyond noise."""
         return tuple(phase for phase in self.phases if phase.is_changed)
 
+    @property
+    def unseen(self) -> str:
+        """Which run has ranks that were not seen, so that nothing can be said for all; empty without any."""
+        unseen = [
+            f"{run.unseen_ranks} of the {run.world_size} ranks of run {side} were not seen"
+            for side, run in (("A", self.before), ("B", self.after))
+            if run.unseen_ranks
+        ]
+        return ", and ".join(unseen)
+
     def is_slower_than(self, share: float) -> bool:
         """Return whether run B is slower by more than a share, also at the lower end of the interval.
 

@@ -72,6 +72,7 @@ class RunRecord:
         ranks: By number.
         exit_error: What has made it fail, in one line; empty if nothing has, or that is unknown.
         exit_cause: The failure of another rank, because of which it ended; empty without one.
+        unseen_ranks: Ranks of the job that the verdict knows nothing about.
     """
 
     run: str
@@ -87,6 +88,7 @@ class RunRecord:
     ranks: tuple[RankRecord, ...] = ()
     exit_error: str = ""
     exit_cause: str = ""
+    unseen_ranks: int = 0
 
     @property
     def ending(self) -> Ending:
@@ -166,6 +168,7 @@ def record_of(document: dict[str, Any]) -> RunRecord:
         ranks=ranks,
         exit_error=ending.error,
         exit_cause=ending.cause,
+        unseen_ranks=count(verdict.get("unseen_ranks") or 0),
     )
 
 

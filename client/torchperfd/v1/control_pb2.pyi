@@ -336,13 +336,17 @@ class GetRunRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_FIELD_NUMBER: builtins.int
+    END_SECONDS_FIELD_NUMBER: builtins.int
     run: builtins.str
+    end_seconds: builtins.float
+    """the run ends: get the verdict of all nodes, within so long; 0: that of this one"""
     def __init__(
         self,
         *,
         run: builtins.str = ...,
+        end_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end_seconds", b"end_seconds", "run", b"run"]) -> None: ...
 
 global___GetRunRequest = GetRunRequest
 
@@ -715,6 +719,7 @@ class Verdict(google.protobuf.message.Message):
     SAVES_SECONDS_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
     LINE_FIELD_NUMBER: builtins.int
+    UNSEEN_RANKS_FIELD_NUMBER: builtins.int
     cause: builtins.str
     run: builtins.str
     node: builtins.str
@@ -740,6 +745,8 @@ class Verdict(google.protobuf.message.Message):
     """replaces SCRIPT in its fixes: quoted for a shell; empty if unknown, and for other users"""
     saves_seconds: builtins.float
     """that the fix saves of each step, as predicted; 0 without a prediction"""
+    unseen_ranks: builtins.int
+    """the cause is unknown because so many ranks of the job were not seen"""
     @property
     def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Verdict]:
         """further causes of the same run, the costliest first; they have none"""
@@ -774,9 +781,10 @@ class Verdict(google.protobuf.message.Message):
         saves_seconds: builtins.float = ...,
         stages: torchperfd.v1.session_pb2.InputStages | None = ...,
         line: global___SlowLine | None = ...,
+        unseen_ranks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "line", b"line", "onset_step", b"onset_step", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "script", b"script", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "script", b"script", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "unseen_ranks", b"unseen_ranks", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict

@@ -71,6 +71,7 @@ class NodeSurveyRequest(google.protobuf.message.Message):
     JOB_FIELD_NUMBER: builtins.int
     NEWEST_FIELD_NUMBER: builtins.int
     VERDICTS_FIELD_NUMBER: builtins.int
+    AT_END_FIELD_NUMBER: builtins.int
     run: builtins.str
     """empty: every run"""
     job: builtins.str
@@ -78,6 +79,8 @@ class NodeSurveyRequest(google.protobuf.message.Message):
     newest: builtins.int
     """steps of each rank; 0: those of the present, as verdicts are on"""
     verdicts: builtins.bool
+    at_end: builtins.bool
+    """the run ends: ranks that have ended count as well"""
     @property
     def api(self) -> torchperfd.v1.session_pb2.ApiRange: ...
     def __init__(
@@ -88,9 +91,10 @@ class NodeSurveyRequest(google.protobuf.message.Message):
         job: builtins.str = ...,
         newest: builtins.int = ...,
         verdicts: builtins.bool = ...,
+        at_end: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api", b"api", "job", b"job", "newest", b"newest", "run", b"run", "verdicts", b"verdicts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "at_end", b"at_end", "job", b"job", "newest", b"newest", "run", b"run", "verdicts", b"verdicts"]) -> None: ...
 
 global___NodeSurveyRequest = NodeSurveyRequest
 

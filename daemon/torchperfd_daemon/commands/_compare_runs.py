@@ -19,7 +19,7 @@ from torchperfd_daemon.commands._captures_dir import open_catalog
 from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._names import whole_capture
 from torchperfd_daemon.commands._page import write_page
-from torchperfd_daemon.errors import NoSuchTargetError, SlowerError, explained
+from torchperfd_daemon.errors import NoSuchTargetError, SlowerError, UnseenRanksError, explained
 from torchperfd_daemon.pages import render_page
 
 # Keys of a report in any order fit into far less, if it is one.
@@ -68,6 +68,7 @@ def print_comparison(
     Raises:
         RunFileError: A report has too few steps to compare.
         SlowerError: The second one's step is slower by more than ``fail_above``.
+        UnseenRanksError: It is not, as far as ranks were seen, and not all were.
     """
     comparison = compare_runs(before, after)
     if html:
@@ -82,6 +83,11 @@ def print_comparison(
         click.echo(text, color=True)
     if fail_above is not None and comparison.is_slower_than(fail_above):
         raise SlowerError(f"a step of B is slower by more than the limit of {fail_above:.1%}")
+    if fail_above is not None and comparison.unseen:
+        raise UnseenRanksError(
+            f"whether a step of B is slower is not known: {comparison.unseen}",
+            "connect the daemons of all nodes (`torchperfd serve --fleet-peers`), and repeat the run",
+        )
 
 
 def refuse_mixed(given: str, other: str, store: RunStore) -> NoSuchTargetError:

@@ -3,6 +3,7 @@
 from torchperfd_daemon.diagnosis.causes import rank_causes
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.findings import RunFindings
-from torchperfd_daemon.diagnosis.verdict import Cause, RankProfile, Verdict, diagnose
+from torchperfd_daemon.diagnosis.profile import RankProfile, diagnose
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 __all__ = ["Cause", "RankEvidence", "RankProfile", "RunFindings", "Verdict", "diagnose", "rank_causes"]

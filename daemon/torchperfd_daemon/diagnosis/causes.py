@@ -17,6 +17,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.idle_devices import device_work
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, contention_remedy, unmeasured
+from torchperfd_daemon.diagnosis.script_code import WORDS, script_code_phase
 from torchperfd_daemon.diagnosis.verdict import (
     INPUT_BOUND_SHARE,
     SCRIPT_CODE_SHARE,
@@ -72,6 +73,7 @@ _MEASURED: Final[tuple[_Measured, ...]] = (
 _LASTING: Final = (
     ("data", INPUT_BOUND_SHARE, frozenset({Cause.INPUT_BOUND, Cause.SLOW_IO})),
     ("other", SCRIPT_CODE_SHARE, frozenset({Cause.SCRIPT_CODE})),
+    ("loss", SCRIPT_CODE_SHARE, frozenset({Cause.SCRIPT_CODE})),
 )
 
 _BESIDE: Final = "lost beside checkpoints that are saved in the background"
@@ -95,7 +97,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     :data:`EXPLAINED` of a slowdown has a cause, a verdict ``UNKNOWN`` costs the rest. A wait of all ranks for
     data that was there before the slowdown, and lasts, is reported beside it, and so is the script's own
     code. If nothing is lost, the only verdict is ``NONE``, or ``UNKNOWN`` for ranks whose waits the host does
-    not see.
+    not see. Whether a job without a cause is healthy is for :func:`~.claims.limit_claim` to decide.
 
     Args:
         cost: Returns the cost of a loader's worker on this machine.
@@ -146,7 +148,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
 
 
 def _attribute_script_code(attribution: CauseAttribution, seen: Sequence[RankEvidence]) -> None:
-    """Add a verdict on what the script does between the phases, on most ranks alike.
+    """Add a verdict on what the script does between the phases, or as its loss, on most ranks alike.
 
     What one rank does there more than the others makes it a slow rank. If a device works meanwhile, this code
     need not cost anything.
@@ -156,17 +158,18 @@ def _attribute_script_code(attribution: CauseAttribution, seen: Sequence[RankEvi
         each.hides_script_code or each.on_device or each.device_busy is not None for each in (*seen, *pasts)
     ):
         return
-    shares = [rank.phase_seconds.get("other", 0.0) / rank.step_seconds for rank in seen]
+    phase = script_code_phase([(rank.phase_seconds, rank.step_seconds) for rank in seen])
+    shares = [rank.phase_seconds.get(phase, 0.0) / rank.step_seconds for rank in seen]
     is_large = statistics.median_low(shares) >= SCRIPT_CODE_SHARE
     if pasts and not is_large:
         return
-    spent = statistics.median_low(attribution.left(rank, "other") for rank in seen)
-    before = statistics.median_low(past.phase_seconds.get("other", 0.0) for past in pasts) if pasts else 0.0
-    words, current = "in the script's own code between the phases", {id(rank) for rank in seen}
+    spent = statistics.median_low(attribution.left(rank, phase) for rank in seen)
+    before = statistics.median_low(past.phase_seconds.get(phase, 0.0) for past in pasts) if pasts else 0.0
+    current = {id(rank) for rank in seen}
     attribution.attribute(
         Cause.SCRIPT_CODE,
-        "other",
-        words,
+        phase,
+        f"in {WORDS[phase]}",
         lambda each: spent if id(each) in current else before,
         # Earlier causes, such as a lack of processors, may have taken most of it.
         LEAST_SHARE if is_large else 0.0,

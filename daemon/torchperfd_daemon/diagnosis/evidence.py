@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from torchperfd_daemon.diagnosis.waits import are_hidden, are_material, are_on_devices
+from torchperfd_daemon.diagnosis.waits import are_hidden, are_material, are_on_devices, longest_wait
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 _WAIT: Final = "collective_wait"
@@ -24,6 +24,7 @@ class RankEvidence:
             ``collected_seconds`` are those of all ranks.
         queued_seconds: Runnable without a processor (run-queue delay).
         exchange_queued_seconds: The same for its threads that carry out collectives, summed.
+        blocked_seconds: Neither running nor ready to run, in no phase in which a rank should wait.
         throttled_seconds: Throttled by the quota of its control group.
         disk_seconds: Keeping storage busy or waiting for it, at most the wait for data.
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
@@ -33,6 +34,7 @@ class RankEvidence:
         on_device: Whether its phases are timed on a device as well as on the host.
         hides_script_code: Whether the phase ``other`` may have more than the script's own code: waits for a
             device that is not timed, or phases that are not recorded.
+        forward_unseen: Whether the model is trained, and its forward is in no phase but ``other``.
         sync_seconds: The host waits for its device in calls such as ``item``, by samples of its stack.
         sync_line: The line where most of that is, in words; empty if unknown.
         device_busy: The share of the step, 0 to 1, in which the device worked; None without a device.
@@ -61,6 +63,7 @@ class RankEvidence:
     collects_apart: bool = False
     queued_seconds: float = 0.0
     exchange_queued_seconds: float = 0.0
+    blocked_seconds: float = 0.0
     throttled_seconds: float = 0.0
     disk_seconds: float = 0.0
     reclaim_seconds: float = 0.0
@@ -69,6 +72,7 @@ class RankEvidence:
     background_save_seconds: float = 0.0
     on_device: bool = False
     hides_script_code: bool = False
+    forward_unseen: bool = False
     sync_seconds: float = 0.0
     sync_line: str = ""
     device_busy: float | None = None
@@ -96,8 +100,8 @@ class RankEvidence:
 
     @property
     def wait_seconds(self) -> float:
-        """The wait for other ranks, of the host or of the device: with NCCL only the device waits there."""
-        return max(self.phase_seconds.get(_WAIT, 0.0), self.device_phase_seconds.get(_WAIT, 0.0))
+        """The wait for other ranks, of the host or of the device."""
+        return longest_wait(self.phase_seconds, self.device_phase_seconds)
 
 
 def wait_for_each_other(ranks: Sequence[RankEvidence]) -> bool:

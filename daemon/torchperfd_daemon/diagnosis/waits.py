@@ -4,7 +4,7 @@ With gloo the host waits in the collective. With NCCL the host only launches it,
 the device waits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,6 +74,14 @@ def compare(host: Sequence[RankWork], device: Sequence[RankWork | None]) -> Comp
     works = timed if on_device else [*host]
     steps = [(mean_wait(each), mean_step(each)) for each in works]
     return Comparison(works, on_device, are_hidden(steps, on_devices=len(timed) == len(host)))
+
+
+def longest_wait(host: Mapping[str, float], device: Mapping[str, float]) -> float:
+    """Return a rank's wait for others by its phases, of the host or of the device.
+
+    With NCCL only the device waits there.
+    """
+    return max(sum(phases.get(name, 0.0) for name in WAITING) for phases in (host, device))
 
 
 def mean_wait(work: RankWork) -> float:

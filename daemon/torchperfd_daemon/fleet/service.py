@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
@@ -30,6 +30,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         instance: Of this daemon's process.
         verdict: Returns the published verdict on a run's ranks on this node.
         device_work: Returns the newest steps of one of these ranks on its device.
+        on_end_survey: Called after a peer has asked for the end of a run.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         node: str,
         verdict: PublishedVerdict = lambda _: None,
         device_work: DeviceWork = lambda _: None,
+        on_end_survey: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._sessions = sessions
@@ -51,6 +53,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._node = node
         self._verdict = verdict
         self._device_work = device_work
+        self._on_end_survey = on_end_survey
 
     async def ListRuns(  # noqa: N802
         self, request: fleet_pb2.NodeRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -65,6 +68,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         answer = survey(self._store, self._verdict, self._device_work, request)
         answer.api.CopyFrom(fleet_translate.api_message())
         answer.version, answer.instance, answer.node = __version__, self._instance, self._node
+        if request.at_end and answer.ranks:
+            self._on_end_survey()
         return answer
 
     async def Stacks(  # noqa: N802

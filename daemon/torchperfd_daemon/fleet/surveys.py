@@ -29,8 +29,16 @@ def each_once(
     return found
 
 
-def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
-    """Return one verdict on each run, by name."""
+def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey], *, at_end: bool = False) -> list[Verdict]:
+    """Return one verdict on each run, by name.
+
+    Args:
+        at_end: The runs end: the newest steps of ranks that have finished or left count as well.
+    """
+
+    def counts(steps: control_pb2.RankSteps) -> bool:
+        return steps.count > 0 and (at_end or _is_training(steps))
+
     there: dict[str, dict[int, list[control_pb2.RankSteps]]] = {}
     for (run, _), (steps, number) in each_once(surveys).items():
         there.setdefault(run, {}).setdefault(number, []).append(steps)
@@ -40,16 +48,20 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
     judged = []
     for run, nodes in sorted(there.items()):
         # The verdict of a node whose ranks have all left counts only once all ranks of the run have left.
-        training = {number for number, ranks in nodes.items() if any(each.status.connected for each in ranks)}
+        training = {
+            number
+            for number, ranks in nodes.items()
+            if at_end or any(each.status.connected for each in ranks)
+        }
         numbers = [number for number in sorted(training or nodes) if run in verdicts[number]]
-        messages = [each for number in numbers for each in nodes[number] if _is_training(each)]
+        messages = [each for number in numbers for each in nodes[number] if counts(each)]
         times = translate.comparison(messages)
         works = {work.rank: work for work in times.works}
         parts = [
             NodePart(
                 surveys[number].node,
                 verdicts[number][run],
-                tuple(works[each.status.identity.rank] for each in nodes[number] if _is_training(each)),
+                tuple(works[each.status.identity.rank] for each in nodes[number] if counts(each)),
             )
             for number in numbers
         ]
@@ -66,13 +78,19 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
     return judged
 
 
-def shown_verdicts(surveys: Sequence[fleet_pb2.NodeSurvey], redact: Redact) -> Iterator[control_pb2.Verdict]:
-    """Yield one verdict on each run, by name, as a caller may see it."""
+def shown_verdicts(
+    surveys: Sequence[fleet_pb2.NodeSurvey], redact: Redact, *, at_end: bool = False
+) -> Iterator[control_pb2.Verdict]:
+    """Yield one verdict on each run, by name, as a caller may see it.
+
+    Args:
+        at_end: See :func:`judge_all`.
+    """
     ranks: dict[str, list[control_pb2.RankStatus]] = {}
     for survey in surveys:
         for steps in survey.ranks:
             ranks.setdefault(steps.status.identity.run, []).append(steps.status)
-    for verdict in judge_all(surveys):
+    for verdict in judge_all(surveys, at_end=at_end):
         message = translate_verdict.verdict_message(verdict)
         # Of the ranks' own names, since people run it: no node supplies it in a verdict.
         message.script = translate_verdict.script_words(
@@ -83,9 +101,7 @@ def shown_verdicts(surveys: Sequence[fleet_pb2.NodeSurvey], redact: Redact) -> I
 
 
 def _is_training(steps: control_pb2.RankSteps) -> bool:
-    return bool(
-        steps.count and steps.status.connected and steps.status.state == session_pb2.RUN_STATE_TRAINING
-    )
+    return bool(steps.status.connected and steps.status.state == session_pb2.RUN_STATE_TRAINING)
 
 
 def _has_ended(steps: control_pb2.RankSteps) -> bool:

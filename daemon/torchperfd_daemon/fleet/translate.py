@@ -94,6 +94,7 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         step_seconds=_seconds(message.step_seconds),
         fix=one_line(message.fix, _MOST_EVIDENCE_CHARACTERS),
         saves_seconds=_seconds(message.saves_seconds),
+        unseen_ranks=message.unseen_ranks,
         stages=translate_account.input_stages(message.stages) if message.HasField("stages") else None,
         line=translate_stacks.slow_line(message.line) if message.HasField("line") else None,
         others=tuple(verdict(other) for other in message.others[:_MOST_OTHERS] if not other.others),

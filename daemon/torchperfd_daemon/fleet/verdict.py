@@ -15,10 +15,11 @@ from typing import Final
 import numpy as np
 
 from torchperfd.durations import duration
-from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis import Cause, RankProfile, Verdict
 from torchperfd_daemon.diagnosis.attribution import LEAST_SHARE
+from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
-from torchperfd_daemon.diagnosis.detect.straggler import slowest_and_peers
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_peers
 from torchperfd_daemon.diagnosis.imbalance import find_imbalance
 from torchperfd_daemon.diagnosis.waits import are_material, mean_own, mean_wait
 
@@ -55,7 +56,7 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool
     - A late rank whose node found no cause is slow, or input bound.
 
     The costliest cause wins. A cause that costs less than :data:`LEAST_SHARE` of the step is left out. If no
-    cause is left and ranks are missing, the cause is unknown.
+    cause is left, :func:`~torchperfd_daemon.diagnosis.claims.limit_claim` decides whether the job is healthy.
 
     Args:
         parts: Each node's part; at least one.
@@ -63,24 +64,18 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool
         hidden: Whether ranks wait for each other on their devices, in a way that is not measured.
     """
     job = _Job(parts)
-    verdict = _next(_worst(run, parts, job, hidden=hidden))
+    verdict = _worst(run, parts, job, hidden=hidden)
     if verdict.cause is not Cause.HANG and job.all:
         verdict = replace(verdict, step_seconds=job.step_seconds)
-    if verdict.cause is not Cause.NONE or not missing:
-        return verdict
-    words = f"nothing is wrong with {len(job.all)} of its ranks, but {missing} are on no node that answers"
-    if job.least_wait:
-        words += (
-            f"; those that do wait for {duration(job.least_wait)} of each {duration(job.step_seconds)} step"
-        )
-    return _next(Verdict(Cause.UNKNOWN, run, "", None, "", words, 0.0, ""))
+    # The nodes have judged all but what their ranks wait for.
+    return _next(limit_claim(verdict, job.means(), missing, unseen_where="on no node that answers"))
 
 
 def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) -> Verdict:
     hangs = [part for part in parts if part.verdict.cause is Cause.HANG]
     if hangs:
         return _hang(run, hangs)
-    if len(parts) == 1:
+    if len(parts) == 1 and not parts[0].verdict.unseen_ranks:
         return parts[0].verdict
     found = [verdict for part in parts if (verdict := job.bounded(part)) is not None]
     late = job.lateness(run, found)
@@ -91,14 +86,8 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) ->
         # A node that has seen several stages may not have seen all.
         found = [verdict for verdict in found if verdict.cause is not Cause.PIPELINE_IMBALANCE]
         found.append(unequal)
-    # An unknown cause counts only if no node has found another one. Without a cost it counts for nothing if
-    # some ranks have no steps yet, which is no verdict on the others, or if ranks of other nodes explain it.
-    found = found or [
-        part.verdict
-        for part in parts
-        if part.verdict.cause is Cause.UNKNOWN
-        and (part.verdict.cost_seconds_per_step or not job.all or (part.works and not job.together))
-    ]
+    # An unknown cause counts only if no node has found another one.
+    found = found or [part.verdict for part in parts if job.is_unknown(part)]
     if found:
         return max(found, key=lambda verdict: verdict.cost_seconds_per_step)
     if not job.all:
@@ -111,7 +100,7 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) ->
         return Verdict(Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, "")
     words = (
         f"nothing takes {LEAST_SHARE:.0%} of a {duration(job.step_seconds)} step without need,"
-        f" on {len(parts)} nodes"
+        f" on {len(parts)} node{'s' if len(parts) > 1 else ''}"
     )
     return Verdict(Cause.NONE, run, "", None, "", words, 0.0, "")
 
@@ -168,6 +157,33 @@ class _Job:
         if most is not None and most < verdict.cost_seconds_per_step:
             verdict = replace(verdict, cost_seconds_per_step=most)
         return verdict if verdict.cost_seconds_per_step >= LEAST_SHARE * self.step_seconds else None
+
+    def is_unknown(self, part: NodePart) -> bool:
+        """Return whether a node's verdict makes the cause unknown for the whole run.
+
+        Without a cost it does not if the node's ranks have no steps yet, which is no verdict on the others,
+        or if ranks of other nodes explain it.
+        """
+        verdict = part.verdict
+        if verdict.cause is not Cause.UNKNOWN:
+            return False
+        if verdict.cost_seconds_per_step or not self.all:
+            return True
+        is_explained = verdict.unseen_ranks or (self.together and verdict.phase in WAITING)
+        return bool(part.works) and not is_explained
+
+    def means(self) -> list[RankProfile]:
+        """Return each rank's mean step, of which only the wait for others is apart."""
+        return [
+            RankProfile(
+                work.rank,
+                self.node_of[work.rank],
+                1,
+                self._own[work.rank] + mean_wait(work),
+                {"forward": self._own[work.rank], "collective_wait": mean_wait(work)},
+            )
+            for work in self.all
+        ]
 
     def lateness(self, run: str, found: Sequence[Verdict]) -> Verdict | None:
         """Return the verdict on the latest rank of which no other verdict explains at least half."""

@@ -143,19 +143,23 @@ class FleetView:
         own: fleet_pb2.NodeSurvey,
         redact: Redact,
         may: MayCommand,
+        seconds: float | None = None,
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run of all nodes, and which nodes did not answer.
 
         Args:
             asked: The request: which runs.
             redact: Removes from a verdict what the caller may not see.
+            seconds: How long each peer may take; by default :data:`_ASK_S`.
 
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.
         """
-        joined = await self._survey(asked, own, may)
+        joined = await self._survey(asked, own, may, _ASK_S if seconds is None else seconds)
         # Thousands of ranks take a moment, and this loop has clients to answer.
-        verdicts = await asyncio.to_thread(lambda: [*shown_verdicts(joined.surveys, redact)])
+        verdicts = await asyncio.to_thread(
+            lambda: [*shown_verdicts(joined.surveys, redact, at_end=asked.at_end)]
+        )
         return control_pb2.DiagnoseResponse(
             verdicts=verdicts, nodes=joined.nodes, unreachable=joined.unreachable
         )
@@ -261,7 +265,11 @@ class FleetView:
         return await self._ask(ask, _ASK_S, may)
 
     async def _survey(
-        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, may: MayCommand
+        self,
+        asked: fleet_pb2.NodeSurveyRequest,
+        own: fleet_pb2.NodeSurvey,
+        may: MayCommand,
+        seconds: float = _ASK_S,
     ) -> "_Surveyed":
         request = fleet_pb2.NodeSurveyRequest()
         request.CopyFrom(asked)
@@ -273,7 +281,7 @@ class FleetView:
             return fleet_translate.tidy_survey(answer)
 
         own.node = self._node
-        answers = await self._ask(ask, _ASK_S, may)
+        answers = await self._ask(ask, seconds, may)
         surveys = [own, *answers.by_peer.values()]
         if (asked.run or asked.job) and not any(survey.ranks for survey in surveys):
             raise _no_run(asked.run, answers.unreachable, asked.job)

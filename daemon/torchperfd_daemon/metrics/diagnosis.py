@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import diagnose
 from torchperfd_daemon.metrics.cap import SeriesCap
-from torchperfd_daemon.metrics.training import recent_profile
 from torchperfd_daemon.observer import Observer
+from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.store import Store
 
 
@@ -24,13 +23,14 @@ class DiagnosisMetrics:
 
     def families(self) -> Iterator[Family]:
         """Return verdicts, the cost of each cause, and the rank that the others wait for."""
-        runs = self._store.runs() if self._cap is None else {}
+        runs = self._store.runs()
         if self._cap is not None:
-            for rank in self._cap.select(self._store):
-                runs.setdefault(rank.identity.run, []).append(rank)
+            # A verdict is on all of a run's ranks, also where there is room for some of them only.
+            shown = {rank.identity.run for rank in self._cap.select(self._store)}
+            runs = {run: ranks for run, ranks in runs.items() if run in shown}
         verdicts = Family("train_verdict", "1 for the present verdict on a run.", "gauge", ("run", "cause"))
         for run, ranks in runs.items():
-            verdict = self._observer.verdict(run) or diagnose(run, [recent_profile(rank) for rank in ranks])
+            verdict = self._observer.verdict(run) or verdict_on_mean_step(run, ranks)
             verdicts.add(1, run, verdict.cause.value)
         yield verdicts
         lost = Family(

@@ -8,7 +8,6 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from torchperfd import fields
 from torchperfd.fields import Field
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import RankProfile
 from torchperfd_daemon.metrics.cap import SeriesCap
 from torchperfd_daemon.metrics.page import PREFIX
 from torchperfd_daemon.ownership import Owners, from_identity
@@ -54,19 +53,6 @@ class TrainingMetrics:
                 continue
             metric.add_metric([run], _cumulative(histogram), sum_value=histogram.sum_seconds)
         return metric
-
-
-def recent_profile(rank: Rank) -> RankProfile:
-    """Return the average of a rank's recent training steps."""
-    return RankProfile(
-        rank=rank.identity.rank,
-        node=rank.identity.node,
-        steps=max(len(rank.history), rank.totals.train.steps),
-        step_seconds=rank.mean_step_seconds(),
-        phase_seconds=rank.mean_phase_seconds(),
-        hides_script_code=rank.totals.hides_script_code,
-        has_ended=rank.has_ended,
-    )
 
 
 def _families(table: Sequence[Field], counted: list[Counted]) -> Iterator[Family]:

@@ -161,7 +161,9 @@ def _parts(verdict: Verdict) -> frozenset[Part]:
         return _LOADING
     if verdict.cause is Cause.HOST_BOUND:
         return frozenset({Part.FORWARD, Part.OPTIMIZER, Part.OTHER})
-    if verdict.cause in _OF_PHASES and verdict.phase and verdict.cost_seconds_per_step:
+    # A part of the step that keeps a run from being called healthy has no cost: what is lost is unknown.
+    is_worth_it = verdict.cost_seconds_per_step or verdict.cause is Cause.UNKNOWN
+    if verdict.cause in _OF_PHASES and verdict.phase and is_worth_it:
         # A phase that is not in the table is `other`, or one of the script's own.
         return _OF_PHASE.get(verdict.phase, frozenset({Part.OTHER}))
     return _NOTHING

@@ -8,8 +8,17 @@ from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 
 def verdict_on_mean_step(run: str, ranks: Sequence[Rank]) -> Verdict:
-    """Return the verdict on the mean of all steps of a run so far."""
-    return diagnose(run, [_profile(rank) for rank in ranks], THIS_MACHINE.get)
+    """Return the verdict on the mean of all steps of a run so far.
+
+    Args:
+        ranks: All of the run's ranks on this node.
+    """
+    numbered = {rank.identity.rank: rank for rank in ranks}
+
+    def p95_of(rank: int) -> float:
+        return numbered[rank].p95_step_seconds()
+
+    return diagnose(run, [_profile(rank) for rank in ranks], THIS_MACHINE.get, p95_of)
 
 
 def _profile(rank: Rank) -> RankProfile:
@@ -25,4 +34,6 @@ def _profile(rank: Rank) -> RankProfile:
         hides_script_code=totals.hides_script_code,
         has_ended=rank.has_ended,
         world_size=identity.world_size,
+        device_phase_seconds=totals.device_means(step_seconds),
+        forward_unseen=totals.forward_unseen,
     )

@@ -312,6 +312,7 @@ class RankWatch:
             background_save_seconds=_saving(changes) * self._beside_saves.extra_seconds,
             on_device=any(phase.device_calls for phase in self.rank.totals.train.phases.values()),
             hides_script_code=self.rank.totals.hides_script_code,
+            forward_unseen=self.rank.totals.forward_unseen,
             sync_seconds=change[_SYNC_NS] / steps / 1e9,
             device_busy=min(1.0, change[_BUSY_S] / span) if self._gpu.is_known else None,
             device_throttled=min(1.0, change[_GPU_S] / span),

@@ -7,9 +7,9 @@ from dataclasses import replace
 from torchperfd.durations import duration
 from torchperfd.input_stages import InputStages
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdict, rank_causes
+from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
-from torchperfd_daemon.diagnosis.unseen import limit_to_seen
 from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.hang import lasting
 from torchperfd_daemon.observer.lateness import Lateness, find_lateness
@@ -196,9 +196,11 @@ class RunWatch:
             # A slowdown that is too gradual for the onset detector.
             slower = self._speed.periodicity.slower_than_ever(self.run)
             verdicts[0] = replace(slower, step_seconds=usual) if slower else verdicts[0]
-        here = [watch.rank for watch in self._watches.values() if watch.rank.connected]
-        world = max((rank.identity.world_size for rank in here), default=0)
-        verdicts[0] = limit_to_seen(verdicts[0], list(seen.values()), world - len(here))
+        world = max(each.world_size for each in seen.values())
+        slowest = max(seen, key=lambda watch: seen[watch].step_seconds)
+        verdicts[0] = limit_claim(
+            verdicts[0], ranks, world - len(seen), p95_seconds=slowest.rank.p95_step_seconds()
+        )
         if self._speed.slowdown is not None:
             verdicts = [_dated(verdict, self._speed.slowdown) for verdict in verdicts]
         remark = self._speed.periodicity.remark(verdicts[0])

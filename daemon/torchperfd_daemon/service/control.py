@@ -15,6 +15,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.service import download, live, translate, translate_goodput, translate_stacks
+from torchperfd_daemon.service.end_verdicts import EndVerdicts
 from torchperfd_daemon.service.peer_directory import PeerDirectory
 from torchperfd_daemon.service.permissions import Permissions, Rights
 from torchperfd_daemon.service.session import Node, SessionService
@@ -73,6 +74,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._others = others
         self._families = families
         self._goodput = goodput
+        self._end_verdicts = EndVerdicts(others, lambda asked: survey(store, verdict, device_work, asked))
         self._verdict = verdict
         self._device_work = device_work
         self._collections = collections
@@ -113,7 +115,10 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def GetRun(  # noqa: N802
         self, request: control_pb2.GetRunRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.GetRunResponse:
-        """Return a run's totals and its verdict; before one is published, the verdict on its mean step."""
+        """Return a run's totals and its verdict; before one is published, the verdict on its mean step.
+
+        At the end of a run of which this node has not all ranks, the other nodes are asked for the verdict.
+        """
         rights = self._permissions.of(context)
         runs = self._store.runs()
         request.run = rights.own_name(request.run, runs)
@@ -121,13 +126,16 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if not ranks:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run} on this node")
             raise AssertionError("abort raises")
-        [verdict] = verdicts(ranks, self._verdict)
+        users = [rank.process.uid for rank in ranks]
+        of_job = None
+        is_part = max(rank.identity.world_size for rank in ranks) > len(ranks)
+        if request.end_seconds > 0 and is_part and all(map(rights.may_command, users)):
+            of_job = await self._end_verdicts.of_job(request.run, request.end_seconds, rights, runs.keys())
         response = control_pb2.GetRunResponse(
             run=request.run,
             ranks=[translate.rank_account(rank) for rank in ranks],
-            verdict=verdict,
+            verdict=of_job or verdicts(ranks, self._verdict)[0],
         )
-        users = [rank.process.uid for rank in ranks]
         rights.redact_verdict(response.verdict, users)
         for account, uid in zip(response.ranks, users, strict=True):
             rights.redact_account(account, uid)

@@ -58,8 +58,13 @@ class PeerDirectory(Protocol):
         own: fleet_pb2.NodeSurvey,
         redact: Redact,
         may: MayCommand,
+        seconds: float | None = None,
     ) -> control_pb2.DiagnoseResponse:
-        """Return one verdict on each run of all nodes, what this one answers given."""
+        """Return one verdict on each run of all nodes, what this one answers given.
+
+        Args:
+            seconds: How long each peer may take; by default as long as for any survey.
+        """
 
     async def choose(self, run: str, own: Sequence[str], may: MayCommand) -> str:
         """Return a run's name; when it is empty, that of the only run of the caller's on any node."""

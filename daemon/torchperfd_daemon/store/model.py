@@ -206,9 +206,28 @@ class Totals:
         return on_device or not is_recorded or any(map(self.hooks.get, _TIME_THE_MODEL))
 
     @property
+    def forward_unseen(self) -> bool:
+        """Whether the model is trained, and its forward is in no phase but ``other``.
+
+        Its methods are called instead of the model, or the model was not found.
+        """
+        phases = self.train.phases
+        is_off = self.shed >= _WITHOUT_PHASES or any(map(self.hooks.get, _TIME_THE_MODEL))
+        return not is_off and "backward" in phases and "forward" not in phases
+
+    @property
     def sync_wait_ns(self) -> int:
         """The time for which training steps have waited for the device in these lines."""
         return sum(wait.ns for wait in self.sync_waits)
+
+    def device_means(self, step_seconds: float) -> dict[str, float]:
+        """Return each phase's time on the device per training step in seconds; empty without device times.
+
+        Steps on the device take as long as on the host, and not all are timed: only their shares are taken.
+        """
+        spent = {name: phase.device_ns for name, phase in self.train.phases.items() if phase.device_ns}
+        whole = sum(spent.values())
+        return {name: step_seconds * ns / whole for name, ns in spent.items()}
 
     def steady_means(self) -> tuple[int, float, dict[str, float]]:
         """Return the number of training steps for means, the mean step and each phase's mean in seconds.

@@ -2,6 +2,7 @@
 
 from torchperfd_daemon.store.history import ArrivalHistory, History
 from torchperfd_daemon.store.model import ProcessKey, RankIdentity, State, Totals
+from torchperfd_daemon.store.percentiles import p50_and_p95
 from torchperfd_daemon.store.seconds import SecondHistory
 
 
@@ -62,6 +63,11 @@ class Rank:
     def mean_phase_seconds(self) -> dict[str, float]:
         """Return each phase's mean exclusive time per recent step after the first."""
         return self.history.mean_phase_seconds(self.steady_steps)
+
+    def p95_step_seconds(self) -> float:
+        """Return the 95th percentile of recent steps after the first; 0 without any."""
+        durations = self.history.newest_durations(self.steady_steps)
+        return float(p50_and_p95(durations)[1]) / 1e9 if durations else 0.0
 
     def mean_own_seconds(self) -> float:
         """Return the mean own work of recent steps: their duration less the wait for other ranks."""

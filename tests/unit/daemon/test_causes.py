@@ -646,6 +646,18 @@ def test_script_code_of_a_rank_on_the_cpu_is_the_cause() -> None:
     assert verdict.evidence == "34.6 ms of each 49.4 ms step in the script's own code between the phases"
 
 
+@pytest.mark.parametrize(("loss", "other", "phase"), [(0.04, 0.0, "loss"), (0.01, 0.03, "other")])
+def test_longer_part_of_the_scripts_code_is_reported(loss: float, other: float, phase: str) -> None:
+    (verdict,) = rank_causes("r", [changed(newcomer(), loss=loss, other=other)])
+    assert (verdict.cause, verdict.phase) == (Cause.SCRIPT_CODE, phase)
+
+
+def test_loss_that_lasts_outlasts_a_slowdown() -> None:
+    past = changed(newcomer(), other=0.0, loss=0.04)
+    slower = changed(past, forward=0.012)
+    assert Cause.SCRIPT_CODE in {each.cause for each in rank_causes("r", [since(past, slower)])}
+
+
 @pytest.mark.parametrize("device", [{"on_device": True}, {"device_busy": 0.9}, {"hides_script_code": True}])
 def test_script_code_beside_a_device_is_no_cause(device: dict[str, Any]) -> None:
     assert [each.cause for each in rank_causes("r", [newcomer(**device)])] == [Cause.NONE]

@@ -113,15 +113,36 @@ def test_script_code_beside_a_wait_for_data_is_another_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    "ranks",
+    ("loss", "step", "cause"),
     [
-        [replace(own_code(0), hides_script_code=True)],
-        [profile(0, 0.05), own_code(1)],
-        [profile(0, 0.05, forward=0.08, other=0.015)],
+        # The script's own Python between the forward and the backward.
+        (0.94, 0.119, Cause.SCRIPT_CODE),
+        (0.46, 0.03, Cause.SCRIPT_CODE),
+        (0.19, 0.1, Cause.NONE),
+        # The loss of a small model.
+        (0.3, 0.002, Cause.NONE),
+        (0.6, 0.002, Cause.UNKNOWN),
     ],
 )
-def test_script_code_of_one_rank_or_device_is_no_cause(ranks: list[RankProfile]) -> None:
-    assert diagnose("r", ranks).cause is Cause.NONE
+def test_long_loss_is_script_code(loss: float, step: float, cause: Cause) -> None:
+    verdict = diagnose("r", [profile(0, 0.0, step, forward=(1 - loss) * step, loss=loss * step)])
+    assert verdict.cause is cause
+    if cause is Cause.SCRIPT_CODE:
+        assert verdict.phase == "loss"
+        assert verdict.share == pytest.approx(loss)
+        assert verdict.evidence.startswith("the script's own code between the forward and the backward takes")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cause"),
+    [
+        ([replace(own_code(0), hides_script_code=True)], Cause.UNKNOWN),
+        ([profile(0, 0.05), own_code(1)], Cause.UNKNOWN),
+        ([profile(0, 0.05, forward=0.08, other=0.015)], Cause.NONE),
+    ],
+)
+def test_script_code_of_one_rank_or_device_is_no_cause(ranks: list[RankProfile], cause: Cause) -> None:
+    assert diagnose("r", ranks).cause is cause
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ async def test_ranks_of_a_node_that_is_gone_are_not_called_healthy(tmp_path: Pat
     async with node(tmp_path, "a", store_of(0, 1)) as one, asking(tmp_path, [one.address, dead]) as (view, _):
         [verdict] = (await view.diagnose(*ask(verdicts=True), show_all, may_all)).verdicts
         assert verdict.cause == "unknown"
-        assert "but 2 are on no node that answers" in verdict.evidence
+        assert "2 of the job's 4 ranks are on no node that answers" in verdict.evidence
 
 
 @scenario

@@ -68,6 +68,7 @@ def on_device(ranks: int) -> list[RankWork]:
 
 def test_waits_that_no_host_sees_are_unknown_on_all_nodes() -> None:
     blind = says(Cause.UNKNOWN, evidence="cannot determine which rank is slow")
+    blind = replace(blind, phase="collective_wait")
     assert judge(RUN, parts(on_device(4), blind, blind)).evidence == blind.evidence
     assert judge(RUN, parts(job(4), blind, blind)).cause is Cause.NONE
 
@@ -186,12 +187,39 @@ def test_unreported_ranks_are_not_called_healthy() -> None:
         "torchperfd ps --fleet",
     )
     assert re.fullmatch(
-        r"nothing is wrong with 2 of its ranks, but 2 are on no node that answers;"
-        r" those that do wait for 2[12]\.?\d? ms of each 6[12]\.?\d? ms step",
+        r"all ranks here wait in collectives for 2[12]\.?\d? ms of each 6[12]\.?\d? ms step, and 2 of the"
+        r" job's 4 ranks are on no node that answers",
         verdict.evidence,
     )
     blamed = says(Cause.GARBAGE_COLLECTION, 0.02, "node-1", 1)
     assert judge(RUN, parts(here, blamed), missing=2).cause is Cause.GARBAGE_COLLECTION
+
+
+def test_ranks_that_all_nodes_see_together_are_healthy() -> None:
+    """Each node has seen half of the job, and says so."""
+    half = replace(says(Cause.UNKNOWN, evidence="2 of the job's 4 ranks are not seen"), unseen_ranks=2)
+    assert judge(RUN, parts(job(4), half, half)).cause is Cause.NONE
+    assert judge(RUN, parts(on_device(4), half, half)).cause is Cause.NONE
+    assert judge(RUN, parts(job(4)[:2], half), missing=2).cause is Cause.UNKNOWN
+
+
+def test_unnamed_part_of_one_nodes_step_is_not_healthy() -> None:
+    hidden = replace(says(Cause.UNKNOWN, evidence="the forward is not seen"), phase="other")
+    assert judge(RUN, parts(job(4), NONE, hidden)).evidence == "the forward is not seen"
+    early = says(Cause.UNKNOWN, evidence="too early: 9 steps so far")
+    assert judge(RUN, parts(job(4), early, early)).cause is Cause.UNKNOWN
+
+
+def test_ranks_of_all_nodes_that_wait_alike_are_not_healthy() -> None:
+    works = [
+        RankWork(
+            work.rank, {**work.phase_seconds, "collective_wait": work.phase_seconds["collective_wait"] + 0.05}
+        )
+        for work in job(4)
+    ]
+    verdict = judge(RUN, parts(works, NONE, NONE))
+    assert (verdict.cause, verdict.phase) == (Cause.UNKNOWN, "collective_wait")
+    assert "no rank is slow by itself" in verdict.evidence
 
 
 def test_before_and_after_training_the_nodes_are_believed() -> None:

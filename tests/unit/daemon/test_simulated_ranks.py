@@ -4,8 +4,7 @@ import asyncio
 from itertools import pairwise
 
 from torchperfd_daemon.collectors.newest_gpu_readings import NewestGpuReadings
-from torchperfd_daemon.diagnosis import diagnose
-from torchperfd_daemon.metrics.training import recent_profile
+from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners, SimulatedRanks
 from torchperfd_daemon.store import Rank, RankIdentity, State, Store
 
@@ -33,7 +32,7 @@ class Demo:
 
     def cause(self) -> str:
         """Return the present verdict."""
-        return diagnose("demo", [recent_profile(rank) for rank in self.store.ranks()]).cause.value
+        return verdict_on_mean_step("demo", [*self.store.ranks()]).cause.value
 
 
 def test_eight_ranks_step_together_in_the_time_there_is() -> None:

@@ -295,3 +295,32 @@ SEEN = KindTotal(phases=dict.fromkeys(("forward", "backward", "other"), PhaseTot
 )
 def test_totals_hide_script_code_beside_other_time(totals: Totals, hidden: bool) -> None:
     assert totals.hides_script_code == hidden
+
+
+@pytest.mark.parametrize(
+    ("totals", "unseen"),
+    [
+        (Totals(SEEN), False),
+        (Totals(KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotal(1)))), True),
+        (Totals(KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotal(1))), shed=2), False),
+        (Totals(KindTotal(phases={"other": PhaseTotal(1)})), False),
+        (
+            Totals(
+                KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotal(1))),
+                hooks={"forward": "torch has no such name"},
+            ),
+            False,
+        ),
+    ],
+)
+def test_totals_without_forward_beside_backward_lack_it(totals: Totals, unseen: bool) -> None:
+    assert totals.forward_unseen == unseen
+
+
+def test_device_means_are_shares_of_the_step() -> None:
+    phases = {"forward": PhaseTotal(1, 5, device_ns=30), "other": PhaseTotal(1, 9, device_ns=10)}
+    assert Totals(KindTotal(1, 14, phases=phases)).device_means(0.1) == {
+        "forward": pytest.approx(0.075),
+        "other": pytest.approx(0.025),
+    }
+    assert Totals(SEEN).device_means(0.1) == {}

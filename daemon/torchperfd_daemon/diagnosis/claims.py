@@ -1,0 +1,235 @@
+"""Decides what may be claimed about a job: from which of its ranks, and from which account of a step. Pure.
+
+A healthy job is a claim about all its ranks and about the whole step. The live verdict, the verdict after the
+end of a run and the one of several nodes are all limited by :func:`limit_claim`.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Final, NamedTuple, Protocol
+
+from torchperfd.durations import duration
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+
+WAIT_SHARE: Final = 0.2
+"""No run is healthy if it waits for data, for other ranks or for a lock for this share of its step."""
+UNNAMED_SHARE: Final = 0.2
+"""No run is healthy if this share of its step is in no part that diagnosis can judge."""
+LONG_STEPS: Final = 1.5
+"""No run is healthy if its mean step is this many times as long as 95 % of its newest steps are at most."""
+_LATE_ELSEWHERE: Final = 0.05
+"""A wait in collectives below this share of the step is no sign of a slow rank elsewhere."""
+
+_COMPUTES: Final = frozenset({"forward", "backward", "optimizer"})
+# On a device, the loss is a computation: the host's own code is not in the device's times.
+_COMPUTES_ON_DEVICE: Final = _COMPUTES | {"loss"}
+_UNSEEN_FORWARD: Final = (
+    "the model's forward is not seen (its methods are called): use attach(model=…) or client.phase()"
+)
+
+
+class StepMeans(Protocol):
+    """The mean step of one rank, in seconds, as :class:`RankEvidence` and :class:`RankProfile` have it."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+
+    @property
+    def step_seconds(self) -> float:
+        """The step."""
+
+    @property
+    def phase_seconds(self) -> Mapping[str, float]:
+        """Parts of the step on the host, by phase."""
+
+    @property
+    def device_phase_seconds(self) -> Mapping[str, float]:
+        """The same on the device; empty without device times."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """The wait for other ranks, of the host or of the device."""
+
+    @property
+    def device_busy(self) -> float | None:
+        """The share of the step in which its device worked; None if unknown."""
+
+    @property
+    def blocked_seconds(self) -> float:
+        """The training thread neither runs nor is ready to, in no phase in which it should wait."""
+
+    @property
+    def forward_unseen(self) -> bool:
+        """Whether the model is trained, and its forward is in no phase but ``other``."""
+
+
+class _Doubt(NamedTuple):
+    """A reason why nothing may be called healthy."""
+
+    share: float
+    phase: str
+    words: str
+
+
+def limit_claim(
+    verdict: Verdict,
+    ranks: Sequence[StepMeans],
+    unseen: int = 0,
+    *,
+    p95_seconds: float = 0.0,
+    unseen_where: str = "not seen by this daemon",
+) -> Verdict:
+    """Return a verdict that claims no more than was seen.
+
+    A run is healthy only if all ranks of its job were seen and none of them spends a large part of its step
+    waiting or in a part that diagnosis cannot judge. Otherwise the cause is unknown, and the evidence names
+    the largest such part. Other verdicts than ``none`` are returned as they are.
+
+    Args:
+        verdict: The verdict on the ranks that were seen.
+        unseen: The number of the job's other ranks.
+        p95_seconds: The 95th percentile of the newest steps of the slowest rank; 0 if unknown.
+        unseen_where: Where the other ranks are, in words that follow "are".
+    """
+    seen = [rank for rank in ranks if rank.step_seconds > 0 and rank.phase_seconds]
+    if verdict.cause is not Cause.NONE or not seen:
+        return verdict
+    # What ranks wait for may be a rank that is not seen.
+    finds = [find for find in _DOUBTS if unseen <= 0 or find is not _ranks]
+    found = [doubt for find in finds if (doubt := find(seen)) is not None]
+    long_steps = _long_steps(seen, p95_seconds)
+    # Of equal shares the first is the more precise one. Long steps are named beside what they consist of.
+    doubts = [*sorted(found, key=lambda doubt: -doubt.share)[:1], *([long_steps] if long_steps else [])]
+    if doubts:
+        words = "; ".join(doubt.words for doubt in doubts)
+        verdict = replace(verdict, cause=Cause.UNKNOWN, phase=doubts[0].phase, evidence=words)
+    return _of_part(verdict, seen, unseen, unseen_where) if unseen > 0 else verdict
+
+
+def _of_part(verdict: Verdict, seen: Sequence[StepMeans], unseen: int, where: str) -> Verdict:
+    """Return the verdict on the seen part of a job: a slow rank may be among the others."""
+    missing = f"{unseen} of the job's {len(seen) + unseen} ranks {'is' if unseen == 1 else 'are'} {where}"
+    if verdict.cause is Cause.UNKNOWN:
+        return replace(verdict, evidence=f"{verdict.evidence}; {missing}")
+    shortest = min(seen, key=attrgetter("wait_seconds"))
+    if shortest.wait_seconds >= _LATE_ELSEWHERE * shortest.step_seconds:
+        waited, step = duration(shortest.wait_seconds), duration(shortest.step_seconds)
+        words = f"all ranks here wait in collectives for {waited} of each {step} step, and {missing}"
+    else:
+        words = f"{missing}; of those here, {verdict.evidence}"
+    return replace(
+        verdict,
+        cause=Cause.UNKNOWN,
+        phase="",
+        evidence=words,
+        next_command="torchperfd diagnose --fleet",
+        unseen_ranks=unseen,
+    )
+
+
+def _account(rank: StepMeans) -> Mapping[str, float]:
+    """Return where a step goes: on the device, which works while the host waits, or else on the host.
+
+    Empty for a device without such times that works nearly all the time: what its host does costs nothing.
+    """
+    if rank.device_phase_seconds:
+        return rank.device_phase_seconds
+    is_busy = rank.device_busy is not None and rank.device_busy >= 1 - UNNAMED_SHARE
+    return {} if is_busy else rank.phase_seconds
+
+
+def _largest(seen: Sequence[StepMeans], measure: Callable[[StepMeans], float]) -> tuple[StepMeans, float]:
+    """Return the rank of whose step a time is the largest share, and that share."""
+    worst = max(seen, key=lambda rank: measure(rank) / rank.step_seconds)
+    return worst, measure(worst) / worst.step_seconds
+
+
+def _part(seconds: float, rank: StepMeans) -> str:
+    step = rank.step_seconds
+    return f"{duration(seconds)} of each {duration(step)} step ({seconds / step:.0%})"
+
+
+def _data(seen: Sequence[StepMeans]) -> _Doubt | None:
+    rank, share = _largest(seen, lambda each: _account(each).get("data", 0.0))
+    if share < WAIT_SHARE:
+        return None
+    waited = _part(_account(rank)["data"], rank)
+    return _Doubt(share, "data", f"waiting for data takes {waited}, and no setting is known to shorten it")
+
+
+def _ranks(seen: Sequence[StepMeans]) -> _Doubt | None:
+    rank, share = _largest(seen, attrgetter("wait_seconds"))
+    if share < WAIT_SHARE:
+        return None
+    words = f"{_part(rank.wait_seconds, rank)} is waiting in collectives"
+    if len(seen) > 1:
+        least = min(each.wait_seconds / each.step_seconds for each in seen)
+        words += f" on rank {rank.rank}, and at least {least:.0%} on all ranks: {_why_ranks_wait(seen)}"
+    return _Doubt(share, "collective_wait", words)
+
+
+def _why_ranks_wait(seen: Sequence[StepMeans]) -> str:
+    own = sorted(each.step_seconds - each.wait_seconds for each in seen)
+    slowest = max(seen, key=lambda each: each.step_seconds - each.wait_seconds)
+    more = own[-1] - statistics.median(own[:-1])
+    if more >= _LATE_ELSEWHERE * slowest.step_seconds:
+        return f"rank {slowest.rank} works {duration(more)} longer than its peers, which may be chance"
+    return "no rank is slow by itself; their work differs from step to step, or the exchange takes this long"
+
+
+def _blocked(seen: Sequence[StepMeans]) -> _Doubt | None:
+    rank, share = _largest(seen, attrgetter("blocked_seconds"))
+    if share < WAIT_SHARE:
+        return None
+    words = (
+        f"for {_part(rank.blocked_seconds, rank)} the training thread neither runs nor lacks a CPU, in phases"
+        " in which it should compute: another thread of the process may hold Python's interpreter lock"
+    )
+    return _Doubt(share, "", words)
+
+
+def _other(seen: Sequence[StepMeans]) -> _Doubt | None:
+    rank, share = _largest(seen, lambda each: _account(each).get("other", 0.0))
+    if share < UNNAMED_SHARE:
+        return None
+    spent = _part(_account(rank)["other"], rank)
+    if rank.forward_unseen:
+        words = f"{spent} is in no phase: {_UNSEEN_FORWARD}"
+    elif rank.device_phase_seconds:
+        words = f"for {spent} the device is in no phase of the model: it waits for the script's own code"
+    else:
+        words = f"{spent} is in no phase: the script's own code, or work that is not recorded"
+    return _Doubt(share, "other", words)
+
+
+def _no_computation(seen: Sequence[StepMeans]) -> _Doubt | None:
+    """Return a doubt if the largest part of the longest step's own work is no computation of the model."""
+    slowest = max(seen, key=attrgetter("step_seconds"))
+    account = {name: seconds for name, seconds in _account(slowest).items() if name not in WAITING}
+    phase = max(account, key=lambda name: account[name], default="forward")
+    computes = _COMPUTES_ON_DEVICE if slowest.device_phase_seconds else _COMPUTES
+    if phase in computes:
+        return None
+    words = (
+        f"{phase} is the largest part, {_part(account[phase], slowest)}, and is no computation of the model"
+    )
+    return _Doubt(account[phase] / slowest.step_seconds, phase, words)
+
+
+def _long_steps(seen: Sequence[StepMeans], p95_seconds: float) -> _Doubt | None:
+    slowest = max(seen, key=attrgetter("step_seconds"))
+    mean = slowest.step_seconds
+    if p95_seconds <= 0 or mean < LONG_STEPS * p95_seconds:
+        return None
+    words = (
+        f"most of the time is in a few long steps: the mean is {duration(mean)}, and 95% of the newest steps"
+        f" take at most {duration(p95_seconds)}"
+    )
+    return _Doubt(1 - p95_seconds / mean, "", words)
+
+
+_DOUBTS: Final = (_data, _ranks, _blocked, _other, _no_computation)

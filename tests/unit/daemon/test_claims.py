@@ -1,0 +1,163 @@
+"""What may be claimed: a job is healthy only if all of it was seen and its step is the model's own work."""
+
+from typing import Any
+
+import pytest
+from tests.unit.daemon.test_observer import Watched
+
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, RankProfile, Verdict, diagnose
+from torchperfd_daemon.diagnosis.claims import limit_claim
+
+HEALTHY = Verdict(Cause.NONE, "bert", "", None, "", "nothing stands out", 0.0, "torchperfd capture")
+STEP = 0.1
+
+
+def rank(
+    number: int = 0, step: float = STEP, *, facts: dict[str, Any] | None = None, **shares: float
+) -> RankEvidence:
+    """Return a rank with these shares of its step; the rest is half forward, half backward."""
+    rest = (1 - sum(shares.values())) / 2
+    phases = {"forward": rest, "backward": rest, **shares}
+    return RankEvidence(
+        number, "n2", step, {name: step * share for name, share in phases.items()}, **(facts or {})
+    )
+
+
+def claim(*ranks: RankEvidence, unseen: int = 0, p95: float = 0.0) -> Verdict:
+    return limit_claim(HEALTHY, ranks, unseen, p95_seconds=p95)
+
+
+def test_ranks_that_wait_for_unseen_ones_have_unknown_cause() -> None:
+    verdict = claim(rank(2, collective_wait=0.4), rank(3, collective_wait=0.3), unseen=2)
+    assert verdict.cause is Cause.UNKNOWN
+    assert verdict.evidence == (
+        "all ranks here wait in collectives for 30 ms of each 100 ms step, and 2 of the job's 4 ranks are not"
+        " seen by this daemon"
+    )
+    assert verdict.next_command == "torchperfd diagnose --fleet"
+
+
+def test_healthy_part_of_a_job_is_no_healthy_job() -> None:
+    """Ranks that hardly wait may be the ones that the others wait for."""
+    verdict = claim(rank(2, collective_wait=0.04), rank(3, collective_wait=0.3), unseen=2)
+    assert verdict.cause is Cause.UNKNOWN
+    assert verdict.evidence == (
+        "2 of the job's 4 ranks are not seen by this daemon; of those here, nothing stands out"
+    )
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NONE])
+def test_found_causes_stay_as_they_are(cause: Cause) -> None:
+    verdict = Verdict(cause, "bert", "", None, "data", "words", 0.02, "torchperfd capture")
+    assert limit_claim(verdict, [rank(2, collective_wait=0.6)], 2, p95_seconds=0.001) is verdict
+
+
+@pytest.mark.parametrize("unseen", [0, -1])
+def test_job_that_is_seen_and_computes_is_healthy(unseen: int) -> None:
+    ranks = [rank(number, data=0.19, collective_wait=0.19, other=0.19) for number in range(4)]
+    assert claim(*ranks, unseen=unseen, p95=0.99 * STEP) is HEALTHY
+    assert claim(rank(optimizer=0.6)) is HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("phase", "share", "words"),
+    [
+        ("data", 0.2, "waiting for data takes 20 ms of each 100 ms step (20%)"),
+        ("collective_wait", 0.39, "39 ms of each 100 ms step (39%) is waiting in collectives"),
+        ("collective_wait", 0.55, "55 ms of each 100 ms step (55%) is waiting in collectives"),
+        ("other", 0.2, "20 ms of each 100 ms step (20%) is in no phase"),
+        ("loss", 0.46, "loss is the largest part, 46 ms of each 100 ms step (46%), and is no computation"),
+        ("rollout", 0.6, "rollout is the largest part, 60 ms of each 100 ms step (60%)"),
+        ("checkpoint", 0.5, "checkpoint is the largest part"),
+    ],
+)
+def test_step_that_waits_or_is_unnamed_is_not_healthy(phase: str, share: float, words: str) -> None:
+    shares: dict[str, Any] = {phase: share}
+    verdict = claim(*(rank(number, **shares) for number in range(2)))
+    assert (verdict.cause, verdict.phase) == (Cause.UNKNOWN, phase)
+    assert verdict.evidence.startswith(words)
+    assert not verdict.cost_seconds_per_step
+
+
+def test_uneven_work_says_how_long_ranks_wait() -> None:
+    """Three ranks of which another one is late in each step."""
+    shares = 0.52, 0.5, 0.51
+    verdict = claim(*(rank(number, 0.0856, collective_wait=share) for number, share in enumerate(shares)))
+    assert verdict.evidence == (
+        "44.5 ms of each 85.6 ms step (52%) is waiting in collectives on rank 0, and at least 50% on all"
+        " ranks: no rank is slow by itself; their work differs from step to step, or the exchange takes this"
+        " long"
+    )
+
+
+def test_rank_that_works_longer_is_no_equal_of_its_peers() -> None:
+    verdict = claim(rank(0, collective_wait=0.5), rank(1, collective_wait=0.1), rank(2, collective_wait=0.5))
+    assert "rank 1 works 40 ms longer than its peers, which may be chance" in verdict.evidence
+    assert "no rank is slow" not in verdict.evidence
+
+
+@pytest.mark.parametrize("share", [0.79, 0.99])
+def test_unseen_forward_names_what_to_do(share: float) -> None:
+    verdict = claim(rank(other=share, facts={"hides_script_code": True, "forward_unseen": True}))
+    assert (verdict.cause, verdict.phase) == (Cause.UNKNOWN, "other")
+    assert verdict.evidence == (
+        f"{100 * share:.0f} ms of each 100 ms step ({share:.0%}) is in no phase: the model's forward is not"
+        " seen (its methods are called): use attach(model=…) or client.phase()"
+    )
+
+
+def test_thread_that_stands_still_is_not_healthy() -> None:
+    verdict = claim(rank(facts={"blocked_seconds": 0.07}))
+    assert verdict.cause is Cause.UNKNOWN
+    assert "another thread of the process may hold Python's interpreter lock" in verdict.evidence
+    assert claim(rank(facts={"blocked_seconds": 0.019})) is HEALTHY
+
+
+def test_few_long_steps_are_named_beside_the_wait() -> None:
+    alone = claim(rank(step=0.0165), p95=0.00249)
+    assert alone.cause is Cause.UNKNOWN
+    assert alone.evidence == (
+        "most of the time is in a few long steps: the mean is 16.5 ms, and 95% of the newest steps take at"
+        " most 2.49 ms"
+    )
+    waits = [rank(number, 0.0165, collective_wait=0.78) for number in range(2)]
+    verdict = claim(*waits, p95=0.00249)
+    assert verdict.evidence.startswith("12.9 ms of each 16.5 ms step (78%) is waiting in collectives")
+    assert verdict.evidence.endswith(alone.evidence)
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause"),
+    [
+        ({"device_phase_seconds": {"forward": 0.04, "loss": 0.045, "other": 0.015}}, Cause.NONE),
+        ({"device_phase_seconds": {"forward": 0.05, "data": 0.05}}, Cause.UNKNOWN),
+        ({"device_phase_seconds": {"forward": 0.07, "collective_wait": 0.03}}, Cause.UNKNOWN),
+        ({"device_phase_seconds": {"forward": 0.07, "other": 0.03}}, Cause.UNKNOWN),
+        ({"device_busy": 0.9}, Cause.NONE),
+        ({"device_busy": 0.6}, Cause.UNKNOWN),
+    ],
+)
+def test_rank_on_a_device_is_judged_by_its_device(facts: dict[str, Any], cause: Cause) -> None:
+    """The host waits for its device in ``other`` or for data, and that costs nothing."""
+    assert claim(rank(other=0.4, data=0.3, facts={"on_device": True, **facts})).cause is cause
+
+
+def test_mean_step_of_a_part_of_a_job_is_not_healthy() -> None:
+    """The end of a run with two of its four ranks on another node."""
+    phases = {"forward": 0.01, "backward": 0.012, "collective_wait": 0.0369}
+    profiles = [RankProfile(number, "n1", 700, 0.0589, phases, world_size=4) for number in range(2)]
+    verdict = diagnose("both", profiles)
+    assert verdict.cause is Cause.UNKNOWN
+    assert verdict.evidence == (
+        "all ranks here wait in collectives for 36.9 ms of each 58.9 ms step, and 2 of the job's 4 ranks are"
+        " not seen by this daemon"
+    )
+
+
+def test_observer_of_half_a_job_does_not_call_it_healthy() -> None:
+    watched = Watched(ranks=2)
+    # The slow rank is on another node, whose daemon this one does not know.
+    watched.store.leave(watched.job.ranks[1])
+    reported = watched.train(20, lambda number, _step: {"data": 0.03 * number})
+    assert {verdict.cause for verdict in reported if verdict is not None} == {Cause.UNKNOWN}
+    assert watched.verdict.evidence.endswith("1 of the job's 2 ranks is not seen by this daemon")
