@@ -161,13 +161,11 @@ print(json.dumps(answers))
     assert own[0] in (0, 5), "of its own run each user may ask"
     audit = [words for words in node.log().splitlines() if "torchperfd.audit" in words]
     for words in (
-        f"stacks of all ranks of run baseline by uid {BOB} ",
-        f"stacks by uid {BOB} ",
-        f"capture of all ranks of run baseline by uid {BOB} ",
-        f"capture by uid {BOB} ",
-        f"stacks of all ranks of run baseline by uid {ADA} ",
+        rf"stacks of all ranks of run baseline by uid {BOB} \(pid \d+\): refused: run baseline belongs to",
+        rf"capture of all ranks of run baseline by uid {BOB} \(pid \d+\): refused: run baseline belongs to",
+        rf"stacks of all ranks of run baseline by uid {ADA} \(pid \d+\): allowed, owner {ADA}",
     ):
-        assert sum(words in each for each in audit) == 1, (words, audit)
+        assert sum(bool(re.search(words, each)) for each in audit) == 1, (words, audit)
 
 
 POISON = """

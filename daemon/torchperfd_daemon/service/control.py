@@ -15,6 +15,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.service import download, live, translate, translate_goodput, translate_stacks
+from torchperfd_daemon.service.audit import AuditLine, subject_of
 from torchperfd_daemon.service.end_verdicts import EndVerdicts
 from torchperfd_daemon.service.peer_directory import PeerDirectory
 from torchperfd_daemon.service.permissions import Permissions, Rights
@@ -35,7 +36,6 @@ from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 _TIMEOUT_S: Final = 60.0
 _STACKS_TIMEOUT_S: Final = 5.0
 _LONGEST_STACKS_S: Final = 600.0
-_MOST_LOGGED: Final = 20
 _NOT_CONNECTED: Final = "is not connected to this daemon; ranks on other nodes need --job and --fleet-peers"
 
 _Wide = (
@@ -202,35 +202,43 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> AsyncIterator[control_pb2.CaptureProgress]:
         """Capture steps of a run, or of all runs, and stream each change."""
         rights = self._permissions.of(context)
-        rights.log("capture", _subject(request.run, request.job, request.ranks))
+        line = rights.request("capture", subject_of(request))
         targets = self._targets(rights)
         try:
             translate.check_capture(request)
             if self._is_of_fleet(request):
-                async for message in self._capture_fleet(request, targets, rights):
+                async for message in self._capture_fleet(request, targets, rights, line):
                     yield message
                 return
             if request.all_runs:
-                async for message in merged(self._each_run(request, targets)):
+                async for message in merged(self._each_run(request, targets, rights)):
                     yield message
                 return
             run = targets.run(request.run, request.job)
-            async for message in self._capture(request, run, lambda: self._here(run, request, targets)):
+            here = functools.partial(self._here, run, request, targets)
+            async for message in self._capture(request, run, here, line):
                 yield message
         except TorchperfdError as error:
-            await _refuse(context, "capture", rights, error)
+            line.failed(error)
+            await context.abort(_status_of(error), str(error))
+        finally:
+            if not request.all_runs:
+                line.end()
 
     async def CancelCapture(  # noqa: N802
         self, request: control_pb2.CancelCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.CancelCaptureResponse:
         """Cancel a capture that is queued or in progress."""
         rights = self._permissions.of(context)
-        rights.log("cancellation", f"capture {request.capture_id}")
+        line = rights.request("cancellation", f"capture {request.capture_id}")
         try:
-            rights.check(f"capture {request.capture_id[:80]}", self._coordinator.users(request.capture_id))
+            users = self._coordinator.users(request.capture_id)
+            rights.check(f"capture {request.capture_id[:80]}", users)
             self._coordinator.cancel(request.capture_id)
+            line.allowed(users)
         except TorchperfdError as error:
-            await _refuse(context, "cancellation", rights, error)
+            line.failed(error)
+            await context.abort(_status_of(error), str(error))
         return control_pb2.CancelCaptureResponse()
 
     async def Download(  # noqa: N802
@@ -238,12 +246,15 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> AsyncIterator[control_pb2.DownloadPiece]:
         """Send a capture's file, piece by piece."""
         rights = self._permissions.of(context)
-        rights.log("download", f"{request.file} of capture {request.capture_id}")
+        line = rights.request("download", f"{request.file} of capture {request.capture_id}")
         try:
-            async for piece in download.pieces(self._catalog, request, rights):
+            async for piece in download.pieces(self._catalog, request, rights, line):
                 yield piece
         except TorchperfdError as error:
-            await _refuse(context, "download", rights, error)
+            line.failed(error)
+            await context.abort(_status_of(error), str(error))
+        finally:
+            line.end()
 
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -251,17 +262,21 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """Stream the stacks of a run's ranks, on this node or on all, or why they are missing."""
         rights = self._permissions.of(context)
         action = "stacks by signal" if request.allow_signal else "stacks"
-        rights.log(action, _subject(request.run, "", request.ranks))
+        line = rights.request(action, subject_of(request))
         if not 0 < request.timeout_seconds <= _LONGEST_STACKS_S:
             request.timeout_seconds = _STACKS_TIMEOUT_S
         try:
             if request.fleet:
-                async for message in self._stacks_of_fleet(request, rights):
+                async for message in self._stacks_of_fleet(request, rights, line):
                     yield message
                 return
             ranks = choose(self._store, request.run, request.ranks, rights)
+            line.allowed(rank.process.uid for rank in ranks)
         except TorchperfdError as error:
-            await _refuse(context, "stacks", rights, error)
+            line.failed(error)
+            await context.abort(_status_of(error), str(error))
+        finally:
+            line.end()
         async for message in self._stacks(ranks, request.timeout_seconds, request.allow_signal):
             yield message
 
@@ -280,7 +295,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return Targets(self._store, self._sessions.of_run, rights)
 
     async def _stacks_of_fleet(
-        self, request: control_pb2.StacksRequest, rights: Rights
+        self, request: control_pb2.StacksRequest, rights: Rights, line: AuditLine
     ) -> AsyncIterator[control_pb2.RankStacks]:
         if request.allow_signal:
             # Another node's daemon does not know the caller, so it could not refuse another user's rank.
@@ -293,6 +308,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             for rank in self._store.runs().get(request.run, [])
             if (not wanted or rank.identity.rank in wanted) and rights.may_command(rank.process.uid)
         ]
+        # Each node sends the caller's ranks only.
+        line.allowed([rights.caller.uid] if not rights.is_admin else (rank.process.uid for rank in here))
         found = False
         elsewhere = self._others.stacks(request, rights.may_command)
         async for message in merged([self._stacks(here, request.timeout_seconds), elsewhere]):
@@ -305,7 +322,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             )
 
     async def _capture_fleet(
-        self, request: control_pb2.CaptureRequest, targets: Targets, rights: Rights
+        self, request: control_pb2.CaptureRequest, targets: Targets, rights: Rights, line: AuditLine
     ) -> AsyncIterator[control_pb2.CaptureProgress]:
         if request.all_runs:
             raise UsageError("the captures of all runs are of one node", "leave --all or --fleet out")
@@ -317,7 +334,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         async with self._others.gather(
             wanted, request.ranks, own, rights.may_command, request.job
         ) as gathered:
-            async for message in self._capture(request, gathered.run, lambda: gathered.participants):
+            async for message in self._capture(request, gathered.run, lambda: gathered.participants, line):
                 message.unreachable.extend(gathered.unreachable)
                 for rank in message.ranks:
                     node = gathered.elsewhere.get(rank.rank, "")
@@ -325,7 +342,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 yield message
 
     async def _capture(
-        self, request: control_pb2.CaptureRequest, run: str, choose_ranks: Callable[[], list[Participant]]
+        self,
+        request: control_pb2.CaptureRequest,
+        run: str,
+        choose_ranks: Callable[[], list[Participant]],
+        line: AuditLine,
     ) -> AsyncIterator[control_pb2.CaptureProgress]:
         async for progress in self._coordinator.capture(
             run,
@@ -336,6 +357,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             queue=request.queue,
             choose_again=choose_ranks,
         ):
+            line.allowed(progress.record.users, progress.record.capture_id)
             yield translate.capture_progress(progress)
 
     def _here(self, run: str, request: control_pb2.CaptureRequest, targets: Targets) -> list[Participant]:
@@ -353,20 +375,24 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return whole_job(run, wanted, found, _NOT_CONNECTED, self._coordinator)
 
     def _each_run(
-        self, request: control_pb2.CaptureRequest, targets: Targets
+        self, request: control_pb2.CaptureRequest, targets: Targets, rights: Rights
     ) -> list[AsyncIterator[control_pb2.CaptureProgress]]:
         """Return a capture of each run; what one of them cannot do ends itself only.
+
+        Each is a line of its own in the audit log.
 
         Raises:
             NoSuchTargetError: There is no run.
         """
 
         async def tried(run: str) -> AsyncIterator[control_pb2.CaptureProgress]:
+            line = rights.request("capture", f"all ranks of run {run}")
             try:
                 ranks = functools.partial(self._here, run, request, targets)
-                async for message in self._capture(request, run, ranks):
+                async for message in self._capture(request, run, ranks, line):
                     yield message
             except TorchperfdError as error:
+                line.failed(error)
                 yield control_pb2.CaptureProgress(
                     run=run, state=control_pb2.CAPTURE_STATE_FAILED, reason=str(error)
                 )
@@ -375,20 +401,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if not runs:
             targets.run("")
         return [tried(run) for run in runs]
-
-
-def _subject(run: str, job: str, ranks: Sequence[int]) -> str:
-    """Return what a request is about, for the log."""
-    named = [f"{kind} {name}" for kind, name in (("run", run), ("job", job)) if name]
-    chosen = f"ranks {', '.join(map(str, ranks[:_MOST_LOGGED]))}" if ranks else "all ranks"
-    return " ".join((chosen, "of", *(named or ["the caller's only run"])))
-
-
-async def _refuse(context: Any, action: str, rights: Rights, error: TorchperfdError) -> None:
-    """End a call with an error; one that was not allowed is logged."""
-    if isinstance(error, NotAllowedError):
-        rights.log_refusal(action, error)
-    await context.abort(_status_of(error), str(error))
 
 
 def _status_of(error: TorchperfdError) -> grpc.StatusCode:

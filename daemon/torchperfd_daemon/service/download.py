@@ -11,13 +11,14 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.manifest import FILE_NAME
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
+from torchperfd_daemon.service.audit import AuditLine
 from torchperfd_daemon.service.permissions import Rights
 
 _PIECE_BYTES: Final = 1024 * 1024
 
 
 async def pieces(
-    catalog: Catalog, request: control_pb2.DownloadRequest, rights: Rights
+    catalog: Catalog, request: control_pb2.DownloadRequest, rights: Rights, line: AuditLine
 ) -> AsyncIterator[control_pb2.DownloadPiece]:
     """Yield a file of a capture from the offset asked for to its end.
 
@@ -31,7 +32,7 @@ async def pieces(
         TorchperfdError: The file is not readable by all users.
     """
     # On a thread: reading may wait for a disk, and hashing takes a millisecond per piece.
-    file = await asyncio.to_thread(_open, catalog, request.capture_id, request.file, rights)
+    file, users = await asyncio.to_thread(_open, catalog, request.capture_id, request.file, rights)
     try:
         size = file.seek(0, os.SEEK_END)
         if request.offset > size:
@@ -40,6 +41,7 @@ async def pieces(
                 "delete the partial file and download it anew",
             )
         file.seek(request.offset)
+        line.allowed(users)
         digest = hashlib.sha256()
         while data := await asyncio.to_thread(_next, file, digest):
             yield control_pb2.DownloadPiece(data=data, size=size)
@@ -48,18 +50,18 @@ async def pieces(
         file.close()
 
 
-def _open(catalog: Catalog, capture_id: str, name: str, rights: Rights) -> BinaryIO:
+def _open(catalog: Catalog, capture_id: str, name: str, rights: Rights) -> tuple[BinaryIO, set[int]]:
     record = catalog.get(capture_id)
     # Manifests of older versions name no users: only administrators may download those captures.
     rights.check(f"capture {capture_id}", record.users)
     if name == FILE_NAME:
-        return io.BytesIO(record.encode())
+        return io.BytesIO(record.encode()), record.users
     if not name or name not in {trace.file for trace in record.ranks}:
         raise NoSuchTargetError(
             f"capture {capture_id} has no file {name[:80]!r}", "its manifest names those it has"
         )
     # The caller may be any user with access to the socket.
-    return catalog.open_public(capture_id, name)
+    return catalog.open_public(capture_id, name), record.users
 
 
 def _next(file: BinaryIO, digest: "hashlib._Hash") -> bytes:

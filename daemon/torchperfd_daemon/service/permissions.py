@@ -6,7 +6,6 @@ script's path, source lines in a verdict.
 """
 
 import grp
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -15,13 +14,10 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import NotAllowedError, UsageError
 from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, own_uid
+from torchperfd_daemon.service.audit import AuditLine
 from torchperfd_daemon.store import Rank
-from torchperfd_daemon.text import one_line
-
-audit = logging.getLogger("torchperfd.audit")
 
 _ROOT: Final = 0
-_MOST_CHARACTERS: Final = 120
 _LINE: Final = re.compile(r", most of it in \S+ at [^;·]*?:\d+")
 """The line of a script in the evidence of waits for the device."""
 _HIDDEN: Final = "its stacks are shown to its own user only"
@@ -97,13 +93,9 @@ class Rights:
             return name
         return next((run for run in mine if runs[run][0].process.run == name), name)
 
-    def log(self, action: str, subject: str) -> None:
-        """Log a request, whether it is allowed or not."""
-        audit.info("%s of %s by %s", action, one_line(subject, _MOST_CHARACTERS), self.caller)
-
-    def log_refusal(self, action: str, error: NotAllowedError) -> None:
-        """Log that a request was not allowed."""
-        audit.warning("%s by %s refused: %s", action, self.caller, one_line(error.problem, _MOST_CHARACTERS))
+    def request(self, action: str, subject: str) -> AuditLine:
+        """Return the line of a request for the audit log; it is written once the request is decided."""
+        return AuditLine(action, subject, self.caller)
 
     def redact_status(self, status: control_pb2.RankStatus) -> None:
         """Remove from a rank's status the fields that only its own user may see."""

@@ -10,12 +10,13 @@ from tests.support.served import RankStream, Served, control, hello, play
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Cause
-from torchperfd_daemon.errors import NotAllowedError, UsageError
+from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, UsageError
 from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.permissions import Permissions, Rights, group_id
 from torchperfd_daemon.store import RankIdentity, Store
 from torchperfd_daemon.views.verdicts import verdict_dict
 
+CAPTURE = "20260726-101502-3fa1c2"
 ADA, BOB, ADMINS = 61_001, 61_002, 61_009
 
 
@@ -174,10 +175,31 @@ def test_a_stranger_sees_a_run_and_may_not_command_it(audited: pytest.LogCapture
         await rank.leave()
 
     play(scenario)
+    by = f"by uid {BOB} (pid 7)"
     assert [record.getMessage() for record in audited.records if record.name == "torchperfd.audit"] == [
-        f"capture of all ranks of run bert-17 by uid {BOB} (pid 7)",
-        f"capture by uid {BOB} (pid 7) refused: run bert-17 belongs to another user",
-        f"stacks of all ranks of run bert-17 by uid {BOB} (pid 7)",
-        f"stacks by uid {BOB} (pid 7) refused: run bert-17 belongs to another user",
-        f"capture of all ranks of the caller's only run by uid {BOB} (pid 7)",
+        f"capture of all ranks of run bert-17 {by}: refused: run bert-17 belongs to another user",
+        f"stacks of all ranks of run bert-17 {by}: refused: run bert-17 belongs to another user",
+        f"capture of all ranks of the caller's only run {by}: failed: this node has no run",
+    ]
+
+
+def test_audit_line_is_written_once_with_its_outcome(audited: pytest.LogCaptureFixture) -> None:
+    rights = Rights(Caller(ADA, 7), is_admin=False)
+    line = rights.request("capture", "all ranks of run a\nb")
+    line.allowed([ADA, None, ADA], CAPTURE)
+    line.failed(NotAllowedError("no"))
+    line.end()
+    rights.request("download", "rank0.json").end()
+    rights.request("download", "rank0.json").failed(NoSuchTargetError("no capture"))
+    refused = rights.request("pin", "capture x")
+    refused.failed(NotAllowedError("capture x belongs to another user", "ask that user"))
+    by = f"by uid {ADA} (pid 7)"
+    assert [(record.levelname, record.getMessage()) for record in audited.records] == [
+        (
+            "INFO",
+            f"capture of all ranks of run a?b {by}: allowed, owner unknown and {ADA}, capture {CAPTURE}",
+        ),
+        ("INFO", f"download of rank0.json {by}: failed: the caller left before it was decided"),
+        ("INFO", f"download of rank0.json {by}: failed: no capture"),
+        ("WARNING", f"pin of capture x {by}: refused: capture x belongs to another user"),
     ]
