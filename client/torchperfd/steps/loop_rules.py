@@ -365,10 +365,6 @@ LOOP_ENDS: Final = Decision(
     Rule(when=[is_open, steps_unseen, went_backward], then=[close_train_earlier, forget]),
     Rule(when=[is_open, evaluated], then=[close_validate_earlier, forget]),
     Rule(
-        when=[is_open, went_forward, has_not(went_backward), drew_beside_training],
-        then=[close_validate_earlier, forget],
-    ),
-    Rule(
         when=[is_open, evaluates_unseen, drew_for_evaluation, has_not(went_backward)],
         then=[close_validate_earlier, forget],
     ),
