@@ -157,6 +157,12 @@ class Instruments:
             )
         if loop.validate_steps or "torch" not in sys.modules:
             return ""
+        if loop.draws:
+            return (
+                "batches were drawn, but no backward pass and no optimizer step was seen: if the script "
+                "trains with torch.func or updates parameters itself, call client = torchperfd.attach() once, "
+                "and client.step(samples=...) at the end of each training step"
+            )
         words = (
             "no backward pass was seen in this process: if it starts processes that train, call "
             "torchperfd.attach() in the function that they run"

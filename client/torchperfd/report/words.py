@@ -82,6 +82,12 @@ def _facts(table: Table) -> Iterator[str]:
             f"CUDA memory: {size(memory.allocated)} allocated · {size(memory.reserved)} reserved"
             f" · {size(memory.peak)} at the peak"
         )
+    actions = {row.action for row in table.rows if row.phase == "train"}
+    if "backward" in actions and "forward" not in actions and not table.degradation_level:
+        yield (
+            "forward: not seen, its time is part of other: the model's methods are called, not the model; "
+            'put the call into `with client.phase("forward")`'
+        )
     if table.saves:
         yield f"checkpoints between steps: {table.saves:,} · {duration(table.save_seconds)}"
     if table.background_saves:

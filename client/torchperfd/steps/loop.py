@@ -352,6 +352,8 @@ class Loop(LoopState):
         loop_rules.OPTIMIZER_ENDS_HELD.apply(self)
         self.has_stepped = True
         step = self.step
+        if not (step.stepped or step.backwards or step.closure_used):
+            self._use_batch()  # its gradients were computed out of sight, as torch.func does
         if optimizer and optimizer == step.last_optimizer and step.drew and self.unstepped:
             # Were it known that the others take no part, this would be a step of its own.
             step.repeats += optimizer != self.closer and optimizer not in self.newest_optimizers
