@@ -120,8 +120,8 @@ class Instruments:
 
         if OUTDATED:
             log.warning(
-                "hooks run in Python, at ten times the cost: %s; install it again from its checkout, with `pip "
-                "install --force-reinstall --no-deps .` or `pip install -e .`",
+                "hooks run in Python, at ten times the cost: %s; install it again from its checkout, with "
+                "`pip install --force-reinstall --no-deps .` or `pip install -e .`",
                 OUTDATED,
             )
         self.pauses.install()
@@ -160,8 +160,8 @@ class Instruments:
         if loop.draws:
             return (
                 "batches were drawn, but no backward pass and no optimizer step was seen: if the script "
-                "trains with torch.func or updates parameters itself, call client = torchperfd.attach() once, "
-                "and client.step(samples=...) at the end of each training step"
+                "trains with torch.func or updates parameters itself, call client = torchperfd.attach() "
+                "once, and client.step(samples=...) at the end of each training step"
             )
         words = (
             "no backward pass was seen in this process: if it starts processes that train, call "
