@@ -27,6 +27,23 @@ for descriptor in range(3, 256):
     except OSError:
         pass
 """,
+    "duplicates": """
+null = os.open(os.devnull, os.O_RDWR)
+for descriptor in range(3, 256):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        continue
+    if descriptor != null:
+        os.dup2(null, descriptor)
+""",
+    "duplicates_in_native_code": """
+import ctypes
+null = os.open(os.devnull, os.O_RDWR)
+for descriptor in map(int, os.listdir("/proc/self/fd")):
+    if descriptor > 2 and descriptor != null:
+        ctypes.CDLL(None).dup2(null, descriptor)
+""",
     "daemonise": """
 if os.fork():
     os._exit(0)
@@ -38,7 +55,7 @@ os.closerange(3, 4096)
 _END = """
 for _ in range(100):
     client.step()
-    time.sleep(0.002)
+    time.sleep(0.02)
 print("alive", client.report().totals.train.steps >= 0)
 """
 
@@ -192,3 +209,21 @@ def test_script_short_of_descriptors_is_left_alone(node: Node, tmp_path: Path) -
     with node.running(sys.executable, str(script)) as process:
         output, errors = process.communicate(timeout=120)
     assert (process.returncode, output, errors) == (0, "attempts 0\n", "")
+
+
+_CHILDREN = """
+import json, subprocess
+print(json.dumps(sorted(set(os.environ) ^ BEFORE)))
+child = "import json, os; print(json.dumps(dict(os.environ)))"
+environment = json.loads(subprocess.run([sys.executable, "-c", child], capture_output=True).stdout)
+print([name for name in environment if "GRPC" in name])
+"""
+
+
+def test_connected_script_and_children_have_their_environment(node: Node, tmp_path: Path) -> None:
+    node.start_daemon()
+    script = tmp_path / "children.py"
+    script.write_text("import os\nBEFORE = set(os.environ)\n" + _BEGIN + _CHILDREN)
+    with node.running(sys.executable, str(script)) as process:
+        output, errors = process.communicate(timeout=90)
+    assert (process.returncode, output, errors) == (0, "[]\n[]\n", "")

@@ -7,8 +7,9 @@ import sys
 import time
 
 
-def main(behaviour: str, requests: int, answers: int) -> None:
-    """Behave: ``answers``, ``silent``, ``ends`` or ``leaves a child``."""
+def main() -> None:
+    """Behave as the first argument says: ``answers``, ``silent``, ``ends`` or ``leaves a child``."""
+    behaviour, requests, answers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if behaviour == "ends":
         return
     if behaviour == "leaves a child":
@@ -24,7 +25,3 @@ def main(behaviour: str, requests: int, answers: int) -> None:
                 out.write(text[5:] + "\n")
                 out.flush()
     time.sleep(600)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.faults import Faults
@@ -35,6 +36,8 @@ _DROP_POLL_S: Final = 0.005
 _NO_ROOM_S: Final = 10.0
 # What the outbox holds has ten megabytes at most, and a daemon takes messages of 16.
 _MOST_IN_A_BUNDLE: Final = 16
+_GRPC_SETTINGS: Final = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
+"""Of the environment, which gRPC reads once, on its import. What fails in the stream is logged by us."""
 _CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
@@ -99,6 +102,7 @@ class Stream:
     ) -> None:
         self._guard = guard
         self._is_dropped = False
+        self._is_lost = False
         self._sockets = sockets
         self._hello = hello
         self._outbox = outbox
@@ -191,10 +195,14 @@ class Stream:
         """
         global _is_grpc_inherited
         _is_grpc_inherited = _is_grpc_inherited or self._uses_grpc
-        for inherited in (self._channel, self._call):
-            if inherited is not None:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+        self._leak()
         self._channel = self._call = None
+
+    def _leak(self) -> None:
+        """Keep the connection's objects for as long as the process lives."""
+        for each in (self._channel, self._call):
+            if each is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
     def _run(self) -> None:
         try:
@@ -275,10 +283,13 @@ class Stream:
         finally:
             self._is_welcomed = False
             session_over.set()
+            if self._is_lost:
+                # Closing it would close the numbers of descriptors that are another's now.
+                self._leak()
             self._call = self._channel = None
-            if channel is not None:
+            if channel is not None and not self._is_lost:
                 channel.close()
-        return True
+        return not self._is_lost
 
     def drop(self) -> None:
         """End the session at once, with all that gRPC has in this process; another begins some seconds later.
@@ -294,6 +305,14 @@ class Stream:
         while time.monotonic() < deadline and self._guard.find_grpc():
             time.sleep(_DROP_POLL_S)
 
+    def _give_up_connection(self) -> None:
+        """End the session without another: gRPC would use a core, for it waits on what is no poller."""
+        log.debug("the session has ended: its descriptors were closed or replaced")
+        self._is_lost = True
+        call = self._call
+        if call is not None:
+            call.cancel()
+
     def _refuse(self, path: str, why: str | None) -> None:
         """Log once that a daemon has no room for this process, and pause before the next attempt."""
         if not self._refused:
@@ -307,6 +326,9 @@ class Stream:
         yield self._hello()
         while not session_over.is_set():
             taken = self._outbox.take(_IDLE_POLL_S, _MOST_IN_A_BUNDLE if self._bundles else 1)
+            if self._guard.has_lost_poller():
+                self._give_up_connection()
+                return
             if len(taken) > 1:
                 yield session_pb2.ClientMessage(bundle=session_pb2.Bundle(messages=taken))
             elif taken:
@@ -339,16 +361,28 @@ def load_grpc() -> bool:
             "unset it to stream to the daemon (steps are still timed in this process)"
         )
         return False
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        import grpc  # noqa: F401
+        with _grpc_settings():
+            import grpc  # noqa: F401
 
-        from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc  # noqa: F401
+            from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc  # noqa: F401
     except ImportError as error:
         log.warning("cannot stream to the daemon: %s", error)
         return False
     return True
+
+
+@contextmanager
+def _grpc_settings() -> Iterator[None]:
+    """Set up gRPC by the environment, of which neither the script nor its children see anything."""
+    added = [name for name in _GRPC_SETTINGS if name not in os.environ]
+    for name in added:
+        os.putenv(name, _GRPC_SETTINGS[name])
+    try:
+        yield
+    finally:
+        for name in added:
+            os.unsetenv(name)
 
 
 def _warn_once(message: str) -> None:

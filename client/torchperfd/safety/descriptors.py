@@ -1,10 +1,12 @@
 """Descriptors that must not be closed under our hands: a script may close all that it did not open itself.
 
-gRPC ends the process when one of its descriptors is gone. So ``os.closerange`` and ``os.close`` are watched
-while there are any: what uses them is ended first, and then the script closes what it likes. Those that are
-still in use by then stay open.
+gRPC ends the process when one of its descriptors is gone, and uses a core when one is another file. So
+``os.closerange``, ``os.close``, ``os.dup2`` and ``socket.close`` are watched while there are any: what uses
+them is ended first, and then the script closes or replaces what it likes. Those that are still in use by then
+stay open, unless they are replaced. What code in C does is found within a second (:meth:`has_lost_poller`).
 """
 
+import _socket
 import errno
 import os
 import posix
@@ -20,11 +22,14 @@ from torchperfd.safety.interrupts import is_from_script
 
 _DIRECTORY: Final = "/proc/self/fd"
 _LEFT_TO_SCRIPT: Final = 16
-_POLLED: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
+_POLLER: Final = "anon_inode:[eventpoll]"
+_POLLED: Final = (_POLLER, "anon_inode:[eventfd]")
 """Targets of the descriptors that gRPC opens besides sockets."""
 _CONNECT_BUDGET_S: Final = 0.05
 """How long gRPC may take from opening a socket to connecting it."""
 _CONNECT_POLL_S: Final = 0.001
+_LEFTOVERS_S: Final = 5.0
+"""How long gRPC may keep what it has opened for an earlier connection."""
 _EXCLUSIVE_BUDGET_S: Final = 1.0
 """How long a script's call waits for a connection that is being opened, and the other way round."""
 
@@ -80,6 +85,7 @@ class DescriptorGuard:
         self._of_grpc: dict[int, str] = {}
         # While it connects: what was open before, and the names of the sockets that it connects to.
         self._before: Mapping[int, str] | None = None
+        self._connected_at = 0.0
         self._listeners: set[object] = set()
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -89,10 +95,14 @@ class DescriptorGuard:
     def install(self) -> None:
         """Watch from now on."""
         if not self._replaced:
-            close, closerange = os.close, os.closerange
+            close, closerange, dup2 = os.close, os.closerange, os.dup2
             for module in (os, posix):
                 self._replace(module, "close", self._watched_close(close))
                 self._replace(module, "closerange", self._watched_closerange(closerange))
+                self._replace(module, "dup2", self._watched_dup2(dup2))
+            close_socket = _socket.close
+            for module in (socket, _socket):
+                self._replace(module, "close", self._watched_close(close_socket))
 
     def uninstall(self) -> None:
         """Watch no longer."""
@@ -134,6 +144,23 @@ class DescriptorGuard:
         """gRPC has connected: what it opens from now on is not looked for."""
         if self._before is not None:
             self._of_grpc, self._before = self.find_grpc(), None
+            self._connected_at = time.monotonic()
+
+    def has_lost_poller(self) -> bool:
+        """Return whether gRPC waits on a descriptor that has been closed or replaced, as code in C can do.
+
+        Some that were found may be of an earlier connection, and soon closed by gRPC. So all have to be lost
+        within the first seconds of a connection.
+        """
+        pollers = [number for number, target in self._of_grpc.items() if target == _POLLER]
+        lost = [number for number in pollers if target_of(number) != _POLLER]
+        if self._connected_at and time.monotonic() > self._connected_at + _LEFTOVERS_S:
+            self._connected_at = 0.0
+            if len(lost) < len(pollers):
+                for number in lost:
+                    del self._of_grpc[number]
+                return False
+        return bool(lost) and (not self._connected_at or len(lost) == len(pollers))
 
     def find_grpc(self) -> dict[int, str]:
         """Return the descriptors that gRPC has open now, with their targets."""
@@ -187,13 +214,28 @@ class DescriptorGuard:
             self._give_up()
         return [number for number in in_use if target_of(number) == descriptors[number]]
 
+    def _is_ordinary(self, descriptor: int) -> bool:
+        """Return whether a descriptor is not ours, or this is a forked child, without our threads."""
+        may_be_ours = (
+            descriptor in self._guarded
+            or descriptor in self._of_grpc
+            or self._before is not None
+            or self._is_opening
+        )
+        return not may_be_ours or os.getpid() != self._pid
+
+    def _watched_dup2(self, original: Callable[[int, int, bool], int]) -> Callable[[int, int, bool], int]:
+        def dup2(fd: int, fd2: int, inheritable: bool = True) -> int:
+            if fd != fd2 and not self._is_ordinary(fd2):
+                with self._exclusive():
+                    self._prepare({fd2: target_of(fd2)})
+            return original(fd, fd2, inheritable)
+
+        return dup2
+
     def _watched_close(self, original: Callable[[int], None]) -> Callable[[int], None]:
         def close(fd: int) -> None:
-            is_ordinary = not (
-                fd in self._guarded or fd in self._of_grpc or self._before is not None or self._is_opening
-            )
-            # A forked child has none of the threads that use ours.
-            if is_ordinary or os.getpid() != self._pid:
+            if self._is_ordinary(fd):
                 original(fd)
                 return
             with self._exclusive():

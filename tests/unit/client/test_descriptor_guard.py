@@ -1,8 +1,10 @@
 """What gRPC opens while the script closes descriptors, on threads of its own, stays open."""
 
+import ctypes
 import errno
 import fcntl
 import os
+import select
 import socket
 import threading
 import time
@@ -44,6 +46,12 @@ class _Grpc:
 
     def open_event(self) -> None:
         self.opened.append(_open(os.eventfd(0)))
+
+    def open_poller(self) -> int:
+        # select.epoll closes its own when it is collected.
+        with select.epoll() as poller:
+            self.opened.append(fcntl.fcntl(poller.fileno(), fcntl.F_DUPFD_CLOEXEC, _RANGE[0]))
+        return self.opened[-1]
 
     def open_socket(self) -> None:
         """Open one now; it is connected a little later."""
@@ -157,3 +165,87 @@ def test_close_of_a_closed_descriptor_fails_as_ever(guarding: _Guarding) -> None
     with pytest.raises(OSError, match="Bad file descriptor") as raised:
         os.close(scripts)
     assert raised.value.errno == errno.EBADF
+
+
+def test_dup2_over_a_descriptor_of_grpc_ends_its_use_first(grpc: _Grpc, guarding: _Guarding) -> None:
+    seen = []
+    guarding(lambda: seen.append(target_of(grpc.opened[0])))
+    grpc.open_event()
+    scripts = _open_of_script()
+    assert os.dup2(scripts, grpc.opened[0]) == grpc.opened[0]
+    assert seen == ["anon_inode:[eventfd]"]
+    assert target_of(grpc.opened[0]) == os.devnull
+    os.close(scripts)
+
+
+@pytest.mark.parametrize("inheritable", [True, False])
+def test_dup2_over_the_scripts_own_is_as_ever(guarding: _Guarding, inheritable: bool) -> None:
+    given_up: list[int] = []
+    guard = guarding(lambda: given_up.append(1))
+    guard.end_connecting()
+    first, second = _open_of_script(), _open_of_script()
+    assert os.dup2(fd=first, fd2=second, inheritable=inheritable) == second
+    assert os.get_inheritable(second) is inheritable
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.dup2(_RANGE[1], second)
+    assert given_up == []
+    for each in (first, second):
+        os.close(each)
+
+
+def test_socket_close_of_a_descriptor_of_grpc_is_watched(grpc: _Grpc, guarding: _Guarding) -> None:
+    given_up: list[int] = []
+    guarding(lambda: given_up.append(1))
+    grpc.open_event()
+    socket.close(grpc.opened[0])
+    assert given_up == [1]
+
+
+def _replace_unseen(descriptor: int) -> None:
+    """Put /dev/null in a descriptor's place as code in C does."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    ctypes.CDLL(None).dup2(null, descriptor)
+    _close(null)
+
+
+@pytest.mark.parametrize("lose", [_close, _replace_unseen])
+def test_poller_lost_to_native_code_is_noticed(
+    grpc: _Grpc, guarding: _Guarding, lose: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    guard = guarding(lambda: None)
+    first, second = grpc.open_poller(), grpc.open_poller()
+    guard.end_connecting()
+    assert not guard.has_lost_poller()
+    now += 6
+    assert not guard.has_lost_poller()
+    lose(second)
+    assert target_of(first) == "anon_inode:[eventpoll]"
+    assert guard.has_lost_poller()
+
+
+def test_poller_of_an_earlier_connection_may_be_closed(
+    grpc: _Grpc, guarding: _Guarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    guard = guarding(lambda: None)
+    first, second = grpc.open_poller(), grpc.open_poller()
+    guard.end_connecting()
+    _close(first)
+    assert not guard.has_lost_poller()
+    now += 6
+    assert not guard.has_lost_poller()
+    assert not guard.has_lost_poller()
+    _close(second)
+    assert guard.has_lost_poller()
+
+
+def test_all_pollers_lost_at_once_are_noticed_at_once(grpc: _Grpc, guarding: _Guarding) -> None:
+    guard = guarding(lambda: None)
+    pollers = [grpc.open_poller(), grpc.open_poller()]
+    guard.end_connecting()
+    for each in pollers:
+        _replace_unseen(each)
+    assert guard.has_lost_poller()

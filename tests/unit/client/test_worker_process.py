@@ -1,6 +1,7 @@
 """The process that measures: its answers, its deadline, its memory, and what it leaves."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ MEMINFO = "MemTotal:        8388608 kB\nMemFree:  100000 kB\nMemAvailable:    41
 
 
 def worker(behaviour: str, free: int = 800, total: int = 900) -> WorkerProcess:
-    return WorkerProcess("tests.support.silent_worker", [behaviour], lambda: (free, total))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return WorkerProcess("tests.support.silent_worker", [behaviour], lambda: (free, total), environment)
 
 
 @pytest.fixture
