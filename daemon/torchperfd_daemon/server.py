@@ -66,6 +66,7 @@ from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions, group_id
+from torchperfd_daemon.service.user_watch import UserWatch
 from torchperfd_daemon.simulated import SimulatedRanks
 from torchperfd_daemon.step_check import StepCheck
 from torchperfd_daemon.store import Store
@@ -194,6 +195,7 @@ class Daemon:
                 observed.observer.run(),
                 self._step_check.run(),
                 page.run(),
+                UserWatch(clients.sessions.open_sessions).run(),
             )
             run_in_background(stack, keep_watchdog_quiet())
             await self._announce(checks, ready=True)

@@ -70,6 +70,8 @@ class CgroupCollector:
             if not is_here(self._proc, rank):
                 continue
             limits = read_limits(rank.pid, self._proc, self._root)
+            if not is_here(self._proc, rank):
+                continue
             for family, value in (
                 (throttled, limits.throttled_seconds),
                 (cores, limits.cpu_cores),

@@ -9,7 +9,7 @@ from typing import Final
 
 from torchperfd_daemon.collectors.base import Family, Kind
 from torchperfd_daemon.collectors.procfs import ProcessStat, parse_cpu_list, parse_lines, parse_stat, read
-from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, own_namespace, stat_here
+from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, has_users, own_namespace, stat_here
 
 _RANK: Final = ("run", "rank")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -79,14 +79,18 @@ class ProcessCollector:
             self._numa_cpus = self._numa_nodes()
         namespace = own_namespace(self._proc)
         for rank in ranks:
-            counted, gauges = self._counted[rank], Readings()
+            counted, gauges = Readings(self._counted[rank]), Readings()
             # Before its workers: time of one that ends in between is missed until the next sample,
             # where the other order would count it twice and then never let the total shrink again.
             own = stat_here(self._proc, rank, namespace)
             if own is not None:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     gauges = self._read(rank, own, children, self._numa_cpus, counted)
-            for (name, *labels), value in (*counted.items(), *gauges.items()):
+                if stat_here(self._proc, rank, namespace) is None:
+                    gauges = Readings()  # it has ended or changed users meanwhile
+                else:
+                    self._counted[rank] = counted
+            for (name, *labels), value in (*self._counted[rank].items(), *gauges.items()):
                 families[name].add(value, *rank.labels, *labels)
         return list(families.values())
 
@@ -114,7 +118,7 @@ class ProcessCollector:
             now["process_collective_run_delay_seconds",] = self._exchange_delay(rank.pid)
         # Some kernels do not count I/O, and that of another user's process is for root only.
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            for direction, count in self._transferred(rank.pid, members).items():
+            for direction, count in self._transferred(rank, members).items():
                 now["process_io_bytes", direction] = count
         for key, value in now.items():
             counted[key] = max(value, counted.get(key, 0))
@@ -156,20 +160,21 @@ class ProcessCollector:
         except (FileNotFoundError, ProcessLookupError):
             return False
 
-    def _transferred(self, pid: int, members: Iterable[int]) -> dict[str, int]:
+    def _transferred(self, rank: RankProcess, members: Iterable[int]) -> dict[str, int]:
         """Return bytes that storage moved for a rank and its workers, by direction.
 
         Raises:
             FileNotFoundError: It is not known of the rank.
             PermissionError: It is not for us to know.
         """
-        total = self._io(pid)
+        total = self._io(rank.pid)
         for member in members:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if member != pid:
-                    total = {
-                        direction: total[direction] + more for direction, more in self._io(member).items()
-                    }
+                if member != rank.pid:
+                    more = self._io(member)
+                    # A child that has changed users is no worker.
+                    if has_users(self._proc, member, rank.uid, rank.gid):
+                        total = {direction: count + more[direction] for direction, count in total.items()}
         return total
 
     def _io(self, pid: int) -> dict[str, int]:

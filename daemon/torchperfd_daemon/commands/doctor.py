@@ -71,6 +71,7 @@ def _ranks(socket: str | None) -> tuple[dict[RankProcess, doctor.ReportedFacts] 
             rank.identity.pid,
             rank.identity.pid_namespace,
             rank.identity.process_start_ticks,
+            uid=rank.uid if rank.HasField("uid") else None,
         ): doctor.ReportedFacts(
             loader_facts(rank.loader) if rank.HasField("loader") else None, thread_count(rank.threads)
         )

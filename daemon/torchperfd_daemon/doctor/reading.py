@@ -49,7 +49,9 @@ def read_facts(
             skipped[f"rank {rank.rank} of {rank.run}"] = "it has ended, or runs in another container"
             continue
         with contextlib.suppress(OSError):
-            seen.append(_read_rank(rank, reported, proc, sys))
+            facts = _read_rank(rank, reported, proc, sys)
+            if is_here(proc, rank):
+                seen.append(facts)
     torch_version, torch_cuda = read_torch()
     clock = read_clock()
     if clock is None:

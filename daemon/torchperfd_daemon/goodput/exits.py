@@ -19,6 +19,8 @@ def process_of(rank: Rank) -> RankProcess:
         identity.pid_namespace,
         identity.process_start_ticks,
         rank.totals.cuda.device_uuid if rank.totals.cuda is not None else "",
+        rank.process.uid,
+        rank.gid,
     )
 
 

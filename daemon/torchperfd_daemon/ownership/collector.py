@@ -8,7 +8,7 @@ from typing import Final
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
-from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, is_here
+from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, has_users, is_here
 from torchperfd_daemon.ownership.kubernetes import PodResources, pod_of_cgroup
 from torchperfd_daemon.ownership.owner import Owner, from_identity
 from torchperfd_daemon.ownership.slurm import gpus_of_environment, job_of_cgroup
@@ -81,7 +81,7 @@ class OwnershipCollector:
             if pid is None and is_here(self._proc, rank):
                 pid = rank.pid
             # An ended process keeps its owner until its series are dropped; there is nothing new to read.
-            known = self._facts.get(rank) or (self._read_facts(pid) if pid is not None else None)
+            known = self._facts.get(rank) or (self._read_facts(pid, rank) if pid is not None else None)
             if known is not None:
                 facts[rank] = known
             key = (rank.run, rank.rank, rank.pid, rank.start_ticks)
@@ -142,13 +142,20 @@ class OwnershipCollector:
             own = int(status.get("NSpid", str(pid)).split()[-1])
             yield (own, start), (pid, uuid)
 
-    def _read_facts(self, pid: int) -> _Facts | None:
-        """Return the owner from a process's environment and control group; None if it has just ended."""
+    def _read_facts(self, pid: int, rank: RankProcess) -> _Facts | None:
+        """Return the owner from a process's environment and control group.
+
+        None if it has just ended, or has other users than its session.
+        """
         try:
+            if not has_users(self._proc, pid, rank.uid, rank.gid):
+                return None
             group = read(self._proc / str(pid) / "cgroup")
+            environment = self._environment(pid)
+            if not has_users(self._proc, pid, rank.uid, rank.gid):
+                return None
         except OSError:
             return None
-        environment = self._environment(pid)
         elastic = environment.get("TORCHELASTIC_RUN_ID", "")
         owner = Owner(
             slurm_job_id=environment.get("SLURM_JOB_ID", "") or job_of_cgroup(group),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperfd_daemon.collectors.procfs import parse_stat, read
-from torchperfd_daemon.collectors.ranks import own_namespace
+from torchperfd_daemon.collectors.ranks import has_users, own_namespace
 
 log = logging.getLogger("torchperfd.access")
 
@@ -29,12 +29,15 @@ class Caller:
         uid: Its user; None when it has none in this daemon's user namespace.
         pid: Its process id in this daemon's pid namespace; 0 when it has none there.
         start_ticks: When that process started, in clock ticks since boot; 0 when not known.
+        groups: All of its groups.
+        gid: Its first group; None when it is not known.
     """
 
     uid: int | None = None
     pid: int = 0
     start_ticks: int = 0
     groups: frozenset[int] = frozenset()
+    gid: int | None = None
 
     def __str__(self) -> str:
         return f"uid {'unknown' if self.uid is None else self.uid} (pid {self.pid})"
@@ -130,6 +133,7 @@ def read_caller(connection: socket.socket, proc: Path = Path("/proc")) -> Caller
         pid=pid,
         start_ticks=_start_ticks(proc, pid) if pid > 0 else 0,
         groups=frozenset((gid, *groups)),
+        gid=gid,
     )
 
 
@@ -153,12 +157,15 @@ def is_process(
 ) -> bool:
     """Return whether the kernel's information is consistent with a caller's claim about its process.
 
-    In another pid namespace than the daemon's a process has another id, which is not compared.
+    In another pid namespace than the daemon's a process has another id, which is not compared. A process that
+    has changed users since it connected is not the caller.
 
     Args:
         pid: As it claims, like the two below.
     """
     try:
+        if caller.pid and not has_users(proc, caller.pid, caller.uid, caller.gid):
+            return False
         if pid_namespace not in (0, own_namespace(proc)):
             return True
     except OSError:

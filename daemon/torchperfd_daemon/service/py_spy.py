@@ -14,7 +14,12 @@ from typing import BinaryIO, Final
 
 from torchperfd.v1 import access, contract
 from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.service.process_state import UnreachableError, check_namespace, check_running
+from torchperfd_daemon.service.process_state import (
+    GoneError,
+    UnreachableError,
+    check_namespace,
+    check_running,
+)
 from torchperfd_daemon.service.stack_file import open_stack_file
 from torchperfd_daemon.stacks import Thread, parse_py_spy, tidy
 from torchperfd_daemon.text import one_line
@@ -45,10 +50,13 @@ async def read_stacks(
     """
     check_namespace(process, proc)
     program = program or find_program(search_path())
+    image = check_running(process, proc)
     training, package = await asyncio.to_thread(_marks, process, proc)
     code, output, errors = await _dump(program, process.pid, seconds)
-    # Checked again after the dump: the process id may have been reused meanwhile.
-    check_running(process, proc)
+    # Checked again after the dump: meanwhile another process may have got the id, and this one may have run
+    # a program of other users, such as sudo, from one end to the other.
+    if check_running(process, proc) != image:
+        raise GoneError("the process has begun another program")
     if code != 0:
         raise UnreachableError(_explain(errors))
     try:

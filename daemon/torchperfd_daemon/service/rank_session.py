@@ -34,6 +34,16 @@ class Session:
         self._client_version = client_version
         self.features = frozenset(features)
         self.outgoing: asyncio.Queue[session_pb2.DaemonMessage] = asyncio.Queue(_OUTGOING)
+        self.handler: asyncio.Task[None] | None = None
+        """What serves it."""
+        self.ended = ""
+        """Why the daemon has ended it; empty while it has not."""
+
+    def end(self, reason: str) -> None:
+        """End the session from the daemon's side."""
+        self.ended = reason
+        if self.handler is not None:
+            self.handler.cancel()
 
     @property
     def rank(self) -> int:

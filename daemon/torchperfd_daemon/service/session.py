@@ -169,6 +169,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         async with self._rates.turn(caller.uid, 1, 0):
             session = self._begin(identity, hello, caller)
         record = session.record
+        session.handler = asyncio.current_task()
         sender: asyncio.Task[None] | None = None
         try:
             await context.write(self._welcome(record.identity.run))
@@ -180,6 +181,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
                     break
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except asyncio.CancelledError:
+            if not session.ended:
+                raise
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, session.ended)
         finally:
             if sender is not None:
                 sender.cancel()
@@ -191,6 +196,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
     def _begin(self, identity: RankIdentity, hello: session_pb2.Hello, caller: Caller) -> Session:
         """Admit a process; it replaces an earlier process of its rank that has ended."""
         record = self._store.join(identity, caller.uid, caller.pid, self._has_ended)
+        record.gid = caller.gid
         record.is_process_known = is_process(
             caller, identity.pid, identity.pid_namespace, identity.process_start_ticks
         )
@@ -234,6 +240,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
         """Register a session under its rank's record."""
         self._sessions[session.record] = session
         self.on_change()
+
+    def open_sessions(self) -> list[Session]:
+        """Return the connected ranks."""
+        return list(self._sessions.values())
 
     def _has_ended(self, rank: Rank) -> bool:
         """Return whether a rank's process has ended, whether its connection is open or not."""

@@ -42,6 +42,7 @@ async def request_stacks_by_signal(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     check_namespace(process, proc)
+    await asyncio.to_thread(check_running, process, proc)
     with contextlib.ExitStack() as opened:
         file = await asyncio.to_thread(opened.enter_context, open_stack_file(process, os.O_RDWR, proc))
         request = _SignalRequest(process, file, proc)
@@ -113,6 +114,7 @@ class _SignalRequest:
         """Return what was written."""
         with errors_translated(self._process, self._proc):
             data = os.pread(self._file.descriptor, _MOST_BYTES, self._file.header_bytes)
+            check_running(self._process, self._proc)
         threads = parse_dump(data.decode("utf-8", "replace"), self._file.training)
         if not any(thread.frames for thread in threads):
             raise UnreachableError("its handler of the signal wrote nothing")

@@ -20,6 +20,8 @@ class Rank:
         self.process = process or ProcessKey.of(identity, None, 0)
         self.is_process_known = True
         """Whether the process id of the identity is verified; otherwise no data of that process is read."""
+        self.gid: int | None = None
+        """The group of its session, from the kernel; None if unknown."""
         self.state = State.STARTING
         self.framework = ""
         self.hooks = ""

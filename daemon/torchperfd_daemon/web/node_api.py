@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.goodput.exits import process_of
 from torchperfd_daemon.views.node import Values, collector_dicts, gpu_dicts, node_dict, values_of
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.coverage import view_dict
@@ -90,11 +90,9 @@ class NodeApi:
         from torchperfd_daemon import doctor
 
         ranks = {
-            RankProcess(
-                each.run, each.rank, each.pid, each.pid_namespace, each.process_start_ticks
-            ): doctor.ReportedFacts(rank.totals.loader, rank.totals.threads)
+            process_of(rank): doctor.ReportedFacts(rank.totals.loader, rank.totals.threads)
             for rank in self._parts.store.ranks()
-            if rank.connected and rank.is_process_known and not (each := rank.identity).is_simulated
+            if rank.connected and rank.is_process_known and not rank.identity.is_simulated
         }
         facts = await asyncio.to_thread(doctor.read_facts, ranks)
         self._examined = self._clock(), doctor.to_dict(doctor.examine(facts), facts.skipped)

@@ -34,6 +34,8 @@ class HostTree:
         switches: int = 0,
         cpus: str = "0-3",
         cgroup: str = "/",
+        users: str = "1000 1000 1000 1000",
+        groups: str = "100 100 100 100",
     ) -> None:
         """Add a process; ticks are user, system, and both of children that were waited for."""
         before = f"S {parent} 1 1 0 -1 0 0 0 0 0"
@@ -44,8 +46,8 @@ class HostTree:
         self.write(f"proc/{pid}/cgroup", f"0::{cgroup}\n")
         self.write(
             f"proc/{pid}/status",
-            f"Name:\tpy: thon\nCpus_allowed_list:\t{cpus}\nvoluntary_ctxt_switches:\t7\n"
-            f"nonvoluntary_ctxt_switches:\t{switches}\n",
+            f"Name:\tpy: thon\nUid:\t{users}\nGid:\t{groups}\nCpus_allowed_list:\t{cpus}\n"
+            f"voluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t{switches}\n",
         )
         if delay_ns is not None:
             self.write(f"proc/{pid}/schedstat", f"123 {delay_ns} 9\n")
@@ -61,7 +63,8 @@ class HostTree:
 
     def rank(self, pid: int, rank: int = 0, *, start: int = 500, namespace: int | None = None) -> RankProcess:
         """Return a rank that is one of these processes, as the store knows it."""
-        return RankProcess("bert-17", rank, pid, self.namespace if namespace is None else namespace, start)
+        here = self.namespace if namespace is None else namespace
+        return RankProcess("bert-17", rank, pid, here, start, uid=1000, gid=100)
 
 
 def busy_host(directory: Path) -> HostTree:

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.support.served import GIVE_UP_S, RankStream, Served, control, play, serving, short_directory
+from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.collectors.procfs import parse_stat, read
@@ -34,6 +35,7 @@ def test_read_caller_returns_what_the_kernel_says() -> None:
         caller = read_caller(ours)
     assert (caller.uid, caller.pid, caller.start_ticks) == (os.getuid(), os.getpid(), OWN_TICKS)
     assert caller.groups == {os.getgid(), *os.getgroups()}
+    assert caller.gid == os.getgid()
 
 
 def test_a_session_has_the_user_and_process_of_its_connection() -> None:
@@ -68,9 +70,19 @@ def test_a_session_has_the_user_and_process_of_its_connection() -> None:
     ],
 )
 def test_is_process_of_a_caller_believes_the_kernel(
-    pid: int, namespace: int, ticks: int, is_true: bool
+    pid: int, namespace: int, ticks: int, is_true: bool, tmp_path: Path
 ) -> None:
-    assert is_process(Caller(1000, 7, 5), pid, namespace, ticks) is is_true
+    tree = HostTree(tmp_path)
+    tree.add_process(7)
+    claimed = tree.namespace + namespace - OWN_NAMESPACE if namespace else 0
+    assert is_process(Caller(1000, 7, 5, gid=100), pid, claimed, ticks, tree.proc) is is_true
+
+
+@pytest.mark.parametrize("namespace", [0, OWN_NAMESPACE + 1])
+def test_is_process_of_a_caller_that_changed_users_is_false(namespace: int, tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.add_process(7, users="1000 0 0 0")
+    assert not is_process(Caller(1000, 7, 5, gid=100), 7, namespace, 5, tree.proc)
 
 
 def test_has_ended_is_true_of_dead_processes_only() -> None:
