@@ -1,4 +1,4 @@
-"""Compile what is in C where a compiler is at hand; without one the package works too."""
+"""Write version and commit, and compile what is in C; the package works without a compiler, too."""
 
 import os
 import re
@@ -19,16 +19,24 @@ MODULES = {
 """Modules without their ending, and their sources."""
 
 
-class CompileHook(BuildHookInterface):
-    """Puts each module's ``<name>.abi3.so`` into the source tree, and into the wheel.
+BUILD_FILE = "client/torchperfd/_build.py"
+"""Version and commit of the build, which ``torchperfd._version`` imports."""
 
-    They use the limited API of CPython 3.11: one wheel serves that version and all later ones.
+
+class BuildHook(BuildHookInterface):
+    """Puts version, commit and each module's ``<name>.abi3.so`` into the source tree, and into the wheel.
+
+    The modules use the limited API of CPython 3.11: one wheel serves that version and all later ones.
     """
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile; say so where that is not possible. Add the files that commands read."""
+        """Write the version, compile or report why not, and add the files that commands read."""
+        _write_version(Path(self.root), self.metadata.version)
+        build_data["artifacts"].append(BUILD_FILE)
+        if self.target_name == "sdist":
+            return
         if version == "standard":  # an editable installation reads the checkout
             build_data["force_include"] |= {
                 str(Path(self.root, source)): target for source, target in self.config["exported"].items()
@@ -45,6 +53,29 @@ class CompileHook(BuildHookInterface):
             build_data["artifacts"].append(str(target))
             build_data["pure_python"] = False
             build_data["tag"] = f"cp311-abi3-{re.sub('[-.]', '_', sysconfig.get_platform())}"
+
+
+def _write_version(root: Path, version: str) -> None:
+    """Write version and commit; a source distribution, which has no git, keeps the commit that it has."""
+    file = root / BUILD_FILE
+    commit = _commit(root) or (re.search(r"\+g([0-9a-f]+)", version) or ["", ""])[1]
+    if not commit and file.exists():
+        commit = (re.search(r'REVISION = "([0-9a-f]*)"', file.read_text(encoding="utf-8")) or ["", ""])[1]
+    file.write_text(
+        f'"""Written by the build."""\n\nVERSION = "{version}"\nREVISION = "{commit[:12]}"\n',
+        encoding="utf-8",
+    )
+
+
+def _commit(root: Path) -> str:
+    """Return the commit that is checked out at ``root``; empty if that is no checkout, or git is missing."""
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _compile(root: Path, pattern: str, target: Path) -> str:

@@ -83,6 +83,7 @@ LIMITS: Final = {
     "TorchperfdBackgroundFailing": Limit(0, "15m"),
     "TorchperfdStepsDropped": Limit(0.01, "10m"),
     "TorchperfdSeriesCapped": Limit(0, "10m"),
+    "TorchperfdVersionSkew": Limit(1, "1d"),
 }
 """Each alert's limit, by its name. `grafana/rules.py` has the expressions."""
 

@@ -79,11 +79,11 @@ def _now() -> Panels:
         ),
         rows_of(
             "Daemons",
-            "One row for each daemon and version. A click on an instance opens its node.",
-            Column("", f"max by (instance, version, python_version) ({metric('build_info', _AT)})"),
+            "One row for each daemon, version and commit. A click on an instance opens its node.",
+            Column("", f"max by (instance, version, revision, python_version) ({metric('build_info', _AT)})"),
             Column("clients", f"max by (instance) ({metric('clients', _AT)})"),
             Column("captures", f"max by (instance) ({metric('captures', _AT)})"),
-            keys={"instance": node, "version": [], "python_version": []},
+            keys={"instance": node, "version": [], "revision": [], "python_version": []},
             height=6,
         ),
     ]

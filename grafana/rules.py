@@ -331,6 +331,15 @@ max by ({_NODE}) ({metric("captures_disk_free_bytes")})
         "The page of {{ $labels.instance }} has reached its cap on series; the newest ranks are not shown.",
         "series-capped",
     ),
+    Alert(
+        "TorchperfdVersionSkew",
+        f"""
+count by (job) (count by (job, version, revision) ({metric("build_info")})) > {{threshold}}""",
+        "Daemons of {{ $labels.job }} run {{ $value }} builds of torchperfd",
+        "For a day, {{ $labels.job }} has had daemons of {{ $value }} versions or commits.",
+        "version-skew",
+        "A day is enough for a rolling upgrade.",
+    ),
 )
 
 ALERTS: Final = (*_RUNS, *_HARDWARE, *_DAEMON)

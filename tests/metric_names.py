@@ -118,7 +118,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_captures_analyses_total": frozenset({"result"}),
     "torchperfd_captures_analysis_last_success_timestamp_seconds": _NONE,
     "torchperfd_train_captured_device_time_ratio": frozenset({"run", "rank", "part"}),
-    "torchperfd_build_info": frozenset({"version", "python_version"}),
+    "torchperfd_build_info": frozenset({"version", "revision", "python_version"}),
     "torchperfd_clients": _NONE,
     "torchperfd_daemon_dropped_peers_total": frozenset({"source"}),
     "torchperfd_daemon_refused_calls_total": frozenset({"listener"}),

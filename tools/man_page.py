@@ -8,7 +8,6 @@ from typing import Final
 
 import click
 
-from torchperfd._version import __version__
 from torchperfd.launch.options import usage
 from torchperfd_daemon.cli import COMMANDS, cli
 
@@ -39,7 +38,7 @@ def man_page() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield f'.TH TORCHPERFD 1 "" "torchperfd {escape(__version__)}" "User Commands"'
+    yield '.TH TORCHPERFD 1 "" "torchperfd" "User Commands"'
     yield from (".SH NAME", r"torchperfd \- why is PyTorch training slow, and which rank is slow?")
     yield from (".SH SYNOPSIS", r".B torchperfd", r"\fICOMMAND\fR [\fIOPTIONS\fR]")
     yield from (".SH DESCRIPTION", escape("Data goes to stdout, messages to stderr."))

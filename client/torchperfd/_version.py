@@ -1,10 +1,19 @@
-"""The version of the whole distribution, and what of it is compiled."""
+"""The version and the commit of the whole distribution, and what of it is compiled."""
 
 import os.path
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Final
 
-__version__ = "0.1.0"
+try:
+    from torchperfd._build import REVISION, VERSION
+except ImportError:  # a checkout that has not been installed
+    VERSION, REVISION = "0.1.dev0", ""
+
+__version__: Final[str] = VERSION
+"""From the commit's tag; between two tags it has the number of commits since, and the commit."""
+
+__revision__: Final[str] = REVISION
+"""Commit that the distribution was built from, 12 hexadecimal digits; empty if the build had none."""
 
 NATIVE_MODULES: Final = ("events/_native", "steps/_templates")
 """Compiled when the package is built, if there is a compiler; paths in this package, without their ending."""

@@ -12,6 +12,11 @@ def _own(name: str, **more: str) -> str:
     return f"torchperfd_{name}{{{matchers}}}"
 
 
+def _build(instance: str, version: str, revision: str) -> str:
+    labels = f'job="torchperfd",instance="{instance}",version="{version}",revision="{revision}"'
+    return f"torchperfd_build_info{{{labels}}}"
+
+
 _CAPTURES: Final = (
     # The series of failures begins with the first, and that one is old an hour later.
     Case(
@@ -135,6 +140,26 @@ _HEALTH: Final = (
         "a page that leaves out series",
         {_own("label_overflow_total"): "0+50x30 1500x30"},
         {"5m": (), "20m": (Firing(_AT),), "50m": ()},
+    ),
+    Case(
+        "TorchperfdVersionSkew",
+        "an upgrade that one node has missed",
+        {
+            _build("a", "0.2.0", "1111aaaa2222"): "1x1500",
+            _build("b", "0.2.0", "1111aaaa2222"): "1x1500",
+            _build("c", "0.2.0", "3333bbbb4444"): "1x1500",
+        },
+        {"12h": (), "1500m": (Firing({"job": "torchperfd"}, "2"),)},
+    ),
+    Case(
+        "TorchperfdVersionSkew",
+        "an upgrade that takes two hours",
+        {
+            _build("a", "0.2.0", "1111aaaa2222"): "1x1500",
+            _build("b", "0.1.0", "3333bbbb4444"): "1x120",
+            _build("b", "0.2.0", "1111aaaa2222"): "_x120 1x1380",
+        },
+        {"1h": (), "1500m": ()},
     ),
     Case("TorchperfdSeriesCapped", "a page with room", {_own("label_overflow_total"): "0x30"}, {"20m": ()}),
 )

@@ -209,6 +209,8 @@ class PageFeed:
         return {
             "schema": "torchperfd.node/1",
             "node": "vm",
+            "version": "0.2.0",
+            "revision": "6ba749a4c0de",
             "cpu": {"utilization_ratio": 0.4, "count": 64},
             "memory": {"used_bytes": 12 * _GIB, "total_bytes": 64 * _GIB},
             "pressure": [{"resource": "cpu", "kind": "some", "ratio": 0.12}],

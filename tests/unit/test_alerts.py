@@ -54,7 +54,7 @@ def test_alert_has_severity_texts_and_a_runbook(alert: dict[str, Any]) -> None:
     annotations = alert["annotations"]
     assert set(annotations) == {"summary", "description", "runbook_url"}
     # The label that an operator needs first is in the one line that a pager shows.
-    assert re.search(r"\{\{ \$labels\.(run|instance) \}\}", annotations["summary"])
+    assert re.search(r"\{\{ \$labels\.(run|instance|job) \}\}", annotations["summary"])
     page = RUNBOOKS / annotations["runbook_url"].removeprefix(f"{config.RUNBOOKS}/").replace(".html", ".md")
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"^#+ .+", text, re.MULTILINE) == [

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
 from torchperfd.hook_state import HookState
@@ -34,6 +34,7 @@ def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
                 contract.NATIVE_HOOKS if NATIVE else contract.REFERENCE_HOOKS,
             ],
             client_version=__version__,
+            client_revision=__revision__,
             identity=session_pb2.RankIdentity(
                 run=identity.run,
                 rank=identity.rank,
@@ -65,6 +66,7 @@ def step_batch(
         kind=join_columns(each.kind for each in batches),
         start_ns=join_columns(each.start for each in batches),
         duration_ns=join_columns(each.duration for each in batches),
+        next_step=max((each.index[-1] + 1 for each in batches if each.kind[0] == TRAIN), default=0),
     )
     for slot in sorted({slot for each in batches for slot in each.phases}):
         columns = (each.phases[slot].ns if slot in each.phases else _zeros(each.count) for each in batches)

@@ -102,12 +102,15 @@ class GetInfoResponse(google.protobuf.message.Message):
     METRICS_URL_FIELD_NUMBER: builtins.int
     CAPTURES_DIR_FIELD_NUMBER: builtins.int
     CLIENTS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     version: builtins.str
     pid: builtins.int
     node: builtins.str
     metrics_url: builtins.str
     captures_dir: builtins.str
     clients: builtins.int
+    revision: builtins.str
+    """commit that the daemon was built from; empty if unknown"""
     @property
     def api(self) -> torchperfd.v1.session_pb2.ApiRange: ...
     def __init__(
@@ -120,9 +123,10 @@ class GetInfoResponse(google.protobuf.message.Message):
         metrics_url: builtins.str = ...,
         captures_dir: builtins.str = ...,
         clients: builtins.int = ...,
+        revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "clients", b"clients", "metrics_url", b"metrics_url", "node", b"node", "pid", b"pid", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "clients", b"clients", "metrics_url", b"metrics_url", "node", b"node", "pid", b"pid", "revision", b"revision", "version", b"version"]) -> None: ...
 
 global___GetInfoResponse = GetInfoResponse
 
@@ -180,11 +184,14 @@ class FleetNode(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     address: builtins.str
     """of its daemon; empty for the one that was asked first"""
     node: builtins.str
     version: builtins.str
     ranks: builtins.int
+    revision: builtins.str
+    """commit that it was built from; empty if unknown"""
     def __init__(
         self,
         *,
@@ -192,8 +199,9 @@ class FleetNode(google.protobuf.message.Message):
         node: builtins.str = ...,
         version: builtins.str = ...,
         ranks: builtins.int = ...,
+        revision: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "node", b"node", "ranks", b"ranks", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "node", b"node", "ranks", b"ranks", "revision", b"revision", "version", b"version"]) -> None: ...
 
 global___FleetNode = FleetNode
 

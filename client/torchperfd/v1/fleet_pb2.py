@@ -16,7 +16,7 @@ from torchperfd.v1 import control_pb2 as torchperfd_dot_v1_dot_control__pb2
 from torchperfd.v1 import session_pb2 as torchperfd_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19torchperfd/v1/fleet.proto\x12\rtorchperfd.v1\x1a\x1btorchperfd/v1/control.proto\x1a\x1btorchperfd/v1/session.proto\"7\n\x0fNodeRunsRequest\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\"\x83\x01\n\x08NodeRuns\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12 \n\x04runs\x18\x05 \x03(\x0b\x32\x12.torchperfd.v1.Run\"\x85\x01\n\x11NodeSurveyRequest\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x0e\n\x06newest\x18\x04 \x01(\r\x12\x10\n\x08verdicts\x18\x05 \x01(\x08\x12\x0e\n\x06\x61t_end\x18\x07 \x01(\x08\"\xb6\x01\n\nNodeSurvey\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\'\n\x05ranks\x18\x05 \x03(\x0b\x32\x18.torchperfd.v1.RankSteps\x12(\n\x08verdicts\x18\x06 \x03(\x0b\x32\x16.torchperfd.v1.Verdict\"\xf0\x01\n\tTakeOrder\x12)\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x18.torchperfd.v1.TakeBeginH\x00\x12-\n\x07prepare\x18\x02 \x01(\x0b\x32\x1a.torchperfd.v1.TakePrepareH\x00\x12+\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x19.torchperfd.v1.TakeCommitH\x00\x12+\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x19.torchperfd.v1.TakeCancelH\x00\x12\'\n\x04ping\x18\x05 \x01(\x0b\x32\x17.torchperfd.v1.TakePingH\x00\x42\x06\n\x04\x62ody\"\xba\x01\n\nTakeReport\x12\'\n\x04here\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.NodeRunsH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.torchperfd.v1.TakeAckH\x00\x12+\n\x06result\x18\x03 \x01(\x0b\x32\x19.torchperfd.v1.TakeResultH\x00\x12\'\n\x04pong\x18\x04 \x01(\x0b\x32\x17.torchperfd.v1.TakePongH\x00\x42\x06\n\x04\x62ody\"1\n\tTakeBegin\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\"X\n\x0bTakePrepare\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12.\n\x07prepare\x18\x03 \x01(\x0b\x32\x1d.torchperfd.v1.PrepareCapture\"H\n\nTakeCommit\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12,\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x1c.torchperfd.v1.CommitCapture\"H\n\nTakeCancel\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1c.torchperfd.v1.CancelCapture\"?\n\x07TakeAck\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12&\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x19.torchperfd.v1.CaptureAck\"H\n\nTakeResult\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x1c.torchperfd.v1.CaptureResult\"\x1b\n\x08TakePing\x12\x0f\n\x07sent_ns\x18\x01 \x01(\x10\"\xa6\x01\n\x08TakePong\x12\x0f\n\x07sent_ns\x18\x01 \x01(\x10\x12\x13\n\x0breceived_ns\x18\x02 \x01(\x10\x12\x13\n\x0b\x61nswered_ns\x18\x03 \x01(\x10\x12\x31\n\x05steps\x18\x04 \x03(\x0b\x32\".torchperfd.v1.TakePong.StepsEntry\x1a,\n\nStepsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\x99\x02\n\x05\x46leet\x12\x43\n\x08ListRuns\x12\x1e.torchperfd.v1.NodeRunsRequest\x1a\x17.torchperfd.v1.NodeRuns\x12\x45\n\x06Survey\x12 .torchperfd.v1.NodeSurveyRequest\x1a\x19.torchperfd.v1.NodeSurvey\x12\x43\n\x06Stacks\x12\x1c.torchperfd.v1.StacksRequest\x1a\x19.torchperfd.v1.RankStacks0\x01\x12?\n\x04Take\x12\x18.torchperfd.v1.TakeOrder\x1a\x19.torchperfd.v1.TakeReport(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19torchperfd/v1/fleet.proto\x12\rtorchperfd.v1\x1a\x1btorchperfd/v1/control.proto\x1a\x1btorchperfd/v1/session.proto\"7\n\x0fNodeRunsRequest\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\"\x95\x01\n\x08NodeRuns\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12 \n\x04runs\x18\x05 \x03(\x0b\x32\x12.torchperfd.v1.Run\x12\x10\n\x08revision\x18\x06 \x01(\t\"\x85\x01\n\x11NodeSurveyRequest\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x0e\n\x06newest\x18\x04 \x01(\r\x12\x10\n\x08verdicts\x18\x05 \x01(\x08\x12\x0e\n\x06\x61t_end\x18\x07 \x01(\x08\"\xc8\x01\n\nNodeSurvey\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\'\n\x05ranks\x18\x05 \x03(\x0b\x32\x18.torchperfd.v1.RankSteps\x12(\n\x08verdicts\x18\x06 \x03(\x0b\x32\x16.torchperfd.v1.Verdict\x12\x10\n\x08revision\x18\x07 \x01(\t\"\xf0\x01\n\tTakeOrder\x12)\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x18.torchperfd.v1.TakeBeginH\x00\x12-\n\x07prepare\x18\x02 \x01(\x0b\x32\x1a.torchperfd.v1.TakePrepareH\x00\x12+\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x19.torchperfd.v1.TakeCommitH\x00\x12+\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x19.torchperfd.v1.TakeCancelH\x00\x12\'\n\x04ping\x18\x05 \x01(\x0b\x32\x17.torchperfd.v1.TakePingH\x00\x42\x06\n\x04\x62ody\"\xba\x01\n\nTakeReport\x12\'\n\x04here\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.NodeRunsH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.torchperfd.v1.TakeAckH\x00\x12+\n\x06result\x18\x03 \x01(\x0b\x32\x19.torchperfd.v1.TakeResultH\x00\x12\'\n\x04pong\x18\x04 \x01(\x0b\x32\x17.torchperfd.v1.TakePongH\x00\x42\x06\n\x04\x62ody\"1\n\tTakeBegin\x12$\n\x03\x61pi\x18\x01 \x01(\x0b\x32\x17.torchperfd.v1.ApiRange\"X\n\x0bTakePrepare\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12.\n\x07prepare\x18\x03 \x01(\x0b\x32\x1d.torchperfd.v1.PrepareCapture\"H\n\nTakeCommit\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12,\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x1c.torchperfd.v1.CommitCapture\"H\n\nTakeCancel\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1c.torchperfd.v1.CancelCapture\"?\n\x07TakeAck\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12&\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x19.torchperfd.v1.CaptureAck\"H\n\nTakeResult\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x1c.torchperfd.v1.CaptureResult\"\x1b\n\x08TakePing\x12\x0f\n\x07sent_ns\x18\x01 \x01(\x10\"\xa6\x01\n\x08TakePong\x12\x0f\n\x07sent_ns\x18\x01 \x01(\x10\x12\x13\n\x0breceived_ns\x18\x02 \x01(\x10\x12\x13\n\x0b\x61nswered_ns\x18\x03 \x01(\x10\x12\x31\n\x05steps\x18\x04 \x03(\x0b\x32\".torchperfd.v1.TakePong.StepsEntry\x1a,\n\nStepsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\x99\x02\n\x05\x46leet\x12\x43\n\x08ListRuns\x12\x1e.torchperfd.v1.NodeRunsRequest\x1a\x17.torchperfd.v1.NodeRuns\x12\x45\n\x06Survey\x12 .torchperfd.v1.NodeSurveyRequest\x1a\x19.torchperfd.v1.NodeSurvey\x12\x43\n\x06Stacks\x12\x1c.torchperfd.v1.StacksRequest\x1a\x19.torchperfd.v1.RankStacks0\x01\x12?\n\x04Take\x12\x18.torchperfd.v1.TakeOrder\x1a\x19.torchperfd.v1.TakeReport(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -28,33 +28,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODERUNSREQUEST']._serialized_start=102
   _globals['_NODERUNSREQUEST']._serialized_end=157
   _globals['_NODERUNS']._serialized_start=160
-  _globals['_NODERUNS']._serialized_end=291
-  _globals['_NODESURVEYREQUEST']._serialized_start=294
-  _globals['_NODESURVEYREQUEST']._serialized_end=427
-  _globals['_NODESURVEY']._serialized_start=430
-  _globals['_NODESURVEY']._serialized_end=612
-  _globals['_TAKEORDER']._serialized_start=615
-  _globals['_TAKEORDER']._serialized_end=855
-  _globals['_TAKEREPORT']._serialized_start=858
-  _globals['_TAKEREPORT']._serialized_end=1044
-  _globals['_TAKEBEGIN']._serialized_start=1046
-  _globals['_TAKEBEGIN']._serialized_end=1095
-  _globals['_TAKEPREPARE']._serialized_start=1097
-  _globals['_TAKEPREPARE']._serialized_end=1185
-  _globals['_TAKECOMMIT']._serialized_start=1187
-  _globals['_TAKECOMMIT']._serialized_end=1259
-  _globals['_TAKECANCEL']._serialized_start=1261
-  _globals['_TAKECANCEL']._serialized_end=1333
-  _globals['_TAKEACK']._serialized_start=1335
-  _globals['_TAKEACK']._serialized_end=1398
-  _globals['_TAKERESULT']._serialized_start=1400
-  _globals['_TAKERESULT']._serialized_end=1472
-  _globals['_TAKEPING']._serialized_start=1474
-  _globals['_TAKEPING']._serialized_end=1501
-  _globals['_TAKEPONG']._serialized_start=1504
-  _globals['_TAKEPONG']._serialized_end=1670
-  _globals['_TAKEPONG_STEPSENTRY']._serialized_start=1626
-  _globals['_TAKEPONG_STEPSENTRY']._serialized_end=1670
-  _globals['_FLEET']._serialized_start=1673
-  _globals['_FLEET']._serialized_end=1954
+  _globals['_NODERUNS']._serialized_end=309
+  _globals['_NODESURVEYREQUEST']._serialized_start=312
+  _globals['_NODESURVEYREQUEST']._serialized_end=445
+  _globals['_NODESURVEY']._serialized_start=448
+  _globals['_NODESURVEY']._serialized_end=648
+  _globals['_TAKEORDER']._serialized_start=651
+  _globals['_TAKEORDER']._serialized_end=891
+  _globals['_TAKEREPORT']._serialized_start=894
+  _globals['_TAKEREPORT']._serialized_end=1080
+  _globals['_TAKEBEGIN']._serialized_start=1082
+  _globals['_TAKEBEGIN']._serialized_end=1131
+  _globals['_TAKEPREPARE']._serialized_start=1133
+  _globals['_TAKEPREPARE']._serialized_end=1221
+  _globals['_TAKECOMMIT']._serialized_start=1223
+  _globals['_TAKECOMMIT']._serialized_end=1295
+  _globals['_TAKECANCEL']._serialized_start=1297
+  _globals['_TAKECANCEL']._serialized_end=1369
+  _globals['_TAKEACK']._serialized_start=1371
+  _globals['_TAKEACK']._serialized_end=1434
+  _globals['_TAKERESULT']._serialized_start=1436
+  _globals['_TAKERESULT']._serialized_end=1508
+  _globals['_TAKEPING']._serialized_start=1510
+  _globals['_TAKEPING']._serialized_end=1537
+  _globals['_TAKEPONG']._serialized_start=1540
+  _globals['_TAKEPONG']._serialized_end=1706
+  _globals['_TAKEPONG_STEPSENTRY']._serialized_start=1662
+  _globals['_TAKEPONG_STEPSENTRY']._serialized_end=1706
+  _globals['_FLEET']._serialized_start=1709
+  _globals['_FLEET']._serialized_end=1990
 # @@protoc_insertion_point(module_scope)

@@ -40,10 +40,13 @@ class NodeRuns(google.protobuf.message.Message):
     INSTANCE_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
     RUNS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     version: builtins.str
     instance: builtins.str
     """of the daemon's process: an asking daemon knows itself by it"""
     node: builtins.str
+    revision: builtins.str
+    """commit that the daemon was built from; empty if unknown"""
     @property
     def api(self) -> torchperfd.v1.session_pb2.ApiRange: ...
     @property
@@ -56,9 +59,10 @@ class NodeRuns(google.protobuf.message.Message):
         instance: builtins.str = ...,
         node: builtins.str = ...,
         runs: collections.abc.Iterable[torchperfd.v1.control_pb2.Run] | None = ...,
+        revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api", b"api", "instance", b"instance", "node", b"node", "runs", b"runs", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "instance", b"instance", "node", b"node", "revision", b"revision", "runs", b"runs", "version", b"version"]) -> None: ...
 
 global___NodeRuns = NodeRuns
 
@@ -108,10 +112,13 @@ class NodeSurvey(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     VERDICTS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     version: builtins.str
     instance: builtins.str
     """as in NodeRuns"""
     node: builtins.str
+    revision: builtins.str
+    """as in NodeRuns"""
     @property
     def api(self) -> torchperfd.v1.session_pb2.ApiRange: ...
     @property
@@ -131,9 +138,10 @@ class NodeSurvey(google.protobuf.message.Message):
         node: builtins.str = ...,
         ranks: collections.abc.Iterable[torchperfd.v1.control_pb2.RankSteps] | None = ...,
         verdicts: collections.abc.Iterable[torchperfd.v1.control_pb2.Verdict] | None = ...,
+        revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api", b"api", "instance", b"instance", "node", b"node", "ranks", b"ranks", "verdicts", b"verdicts", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "instance", b"instance", "node", b"node", "ranks", b"ranks", "revision", b"revision", "verdicts", b"verdicts", "version", b"version"]) -> None: ...
 
 global___NodeSurvey = NodeSurvey
 

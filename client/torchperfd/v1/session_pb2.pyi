@@ -258,7 +258,10 @@ class Hello(google.protobuf.message.Message):
     FEATURES_FIELD_NUMBER: builtins.int
     CLIENT_VERSION_FIELD_NUMBER: builtins.int
     IDENTITY_FIELD_NUMBER: builtins.int
+    CLIENT_REVISION_FIELD_NUMBER: builtins.int
     client_version: builtins.str
+    client_revision: builtins.str
+    """commit that the client was built from; empty if unknown"""
     @property
     def api(self) -> global___ApiRange: ...
     @property
@@ -272,9 +275,10 @@ class Hello(google.protobuf.message.Message):
         features: collections.abc.Iterable[builtins.str] | None = ...,
         client_version: builtins.str = ...,
         identity: global___RankIdentity | None = ...,
+        client_revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["api", b"api", "identity", b"identity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api", b"api", "client_version", b"client_version", "features", b"features", "identity", b"identity"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "client_revision", b"client_revision", "client_version", b"client_version", "features", b"features", "identity", b"identity"]) -> None: ...
 
 global___Hello = Hello
 
@@ -289,6 +293,7 @@ class Welcome(google.protobuf.message.Message):
     METRICS_URL_FIELD_NUMBER: builtins.int
     FLEET_ADDRESS_FIELD_NUMBER: builtins.int
     RUN_FIELD_NUMBER: builtins.int
+    DAEMON_REVISION_FIELD_NUMBER: builtins.int
     daemon_version: builtins.str
     captures_dir: builtins.str
     """Where traces of this process belong; the client only ever writes below it."""
@@ -297,6 +302,8 @@ class Welcome(google.protobuf.message.Message):
     """where other nodes' daemons reach this one, which seeks them; empty: it does not"""
     run: builtins.str
     """name of the process's run on this node: another one where its own name is taken"""
+    daemon_revision: builtins.str
+    """commit that the daemon was built from; empty if unknown"""
     @property
     def api(self) -> global___ApiRange: ...
     @property
@@ -311,9 +318,10 @@ class Welcome(google.protobuf.message.Message):
         metrics_url: builtins.str = ...,
         fleet_address: builtins.str = ...,
         run: builtins.str = ...,
+        daemon_revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "daemon_version", b"daemon_version", "features", b"features", "fleet_address", b"fleet_address", "metrics_url", b"metrics_url", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "daemon_revision", b"daemon_revision", "daemon_version", b"daemon_version", "features", b"features", "fleet_address", b"fleet_address", "metrics_url", b"metrics_url", "run", b"run"]) -> None: ...
 
 global___Welcome = Welcome
 
@@ -418,6 +426,7 @@ class StepBatch(google.protobuf.message.Message):
     DURATION_NS_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
     ARRIVALS_FIELD_NUMBER: builtins.int
+    NEXT_STEP_FIELD_NUMBER: builtins.int
     count: builtins.int
     kind: builtins.bytes
     """int64, StepKind"""
@@ -425,6 +434,8 @@ class StepBatch(google.protobuf.message.Message):
     """int64, Unix time"""
     duration_ns: builtins.bytes
     """int64"""
+    next_step: builtins.int
+    """number of the newest training step, plus one; 0: none is here, or an older client"""
     @property
     def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhaseColumn]: ...
     @property
@@ -440,9 +451,10 @@ class StepBatch(google.protobuf.message.Message):
         duration_ns: builtins.bytes = ...,
         phases: collections.abc.Iterable[global___PhaseColumn] | None = ...,
         arrivals: global___Arrivals | None = ...,
+        next_step: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["arrivals", b"arrivals"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "count", b"count", "duration_ns", b"duration_ns", "kind", b"kind", "phases", b"phases", "start_ns", b"start_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "count", b"count", "duration_ns", b"duration_ns", "kind", b"kind", "next_step", b"next_step", "phases", b"phases", "start_ns", b"start_ns"]) -> None: ...
 
 global___StepBatch = StepBatch
 

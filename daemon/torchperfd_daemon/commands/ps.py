@@ -15,7 +15,7 @@ from torchperfd_daemon.commands._scope import Scope, job_option, missing
 from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.fleet import fleet_dict
+from torchperfd_daemon.views.fleet import builds_text, fleet_dict
 from torchperfd_daemon.views.runs import run_dict
 
 _TIMEOUT_S: Final = 10.0
@@ -54,6 +54,8 @@ def _print(job: str, fleet: bool, socket: str | None, *, as_json: bool) -> None:
         print_table(listed.runs, with_node=bool(listed.nodes))
     else:
         click.echo(NO_RUNS, err=True)
+    if not as_json and (builds := builds_text(listed.nodes)):
+        click.echo(builds, err=True)
     if silent := missing(listed):
         raise PartialResultError(silent)
 

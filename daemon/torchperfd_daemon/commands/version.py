@@ -7,7 +7,7 @@ from importlib import metadata
 
 import click
 
-from torchperfd._version import __version__, missing_native_modules
+from torchperfd._version import __revision__, __version__, missing_native_modules
 from torchperfd.v1 import contract
 
 _DEPENDENCIES = ("grpcio", "protobuf", "torch")
@@ -21,6 +21,7 @@ def command(as_json: bool) -> None:
     document = {
         "schema": "torchperfd.version/1",
         "version": __version__,
+        "revision": __revision__ or None,
         "api": {"min": contract.API_MIN, "max": contract.API_MAX},
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -31,6 +32,7 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps(document))
         return
     click.echo(f"torchperfd {__version__} (protocol {contract.API_MIN}-{contract.API_MAX})")
+    click.echo(f"revision {__revision__ or 'unknown'}")
     click.echo(f"Python {document['python']}")
     click.echo(f"hooks {hooks}{'' if hooks == 'native' else ' (Python, slower: see `torchperfd doctor`)'}")
     for name in _DEPENDENCIES:

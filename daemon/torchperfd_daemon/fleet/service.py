@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import grpc
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
 from torchperfd_daemon.errors import TorchperfdError
@@ -67,7 +67,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         """Return the steps of the ranks on this node, and this node's verdicts if requested."""
         answer = survey(self._store, self._verdict, self._device_work, request)
         answer.api.CopyFrom(fleet_translate.api_message())
-        answer.version, answer.instance, answer.node = __version__, self._instance, self._node
+        answer.version, answer.revision = __version__, __revision__
+        answer.instance, answer.node = self._instance, self._node
         if request.at_end and answer.ranks:
             self._on_end_survey()
         return answer
@@ -128,6 +129,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         return fleet_pb2.NodeRuns(
             api=fleet_translate.api_message(),
             version=__version__,
+            revision=__revision__,
             instance=self._instance,
             node=self._node,
             runs=translate.runs(self._store.runs()),

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from torchperfd_daemon.captures import Coordinator, Participant
 from torchperfd_daemon.captures.missing import whole_job
@@ -89,11 +89,11 @@ class FleetView:
             NoSuchTargetError: No node has a run of the job.
         """
         answers = await self._list_runs(may)
-        nodes = [_node("", self._node, __version__, _ranks_of(own))]
+        nodes = [_node("", self._node, __version__, __revision__, _ranks_of(own))]
         found = [*own]
         for address, answer in answers.by_peer.items():
             runs = [run for run in map(fleet_translate.tidy, answer.runs) if job in ("", run.job_name)]
-            nodes.append(_node(str(address), answer.node, answer.version, _ranks_of(runs)))
+            nodes.append(_node(str(address), answer.node, answer.version, answer.revision, _ranks_of(runs)))
             found.extend(runs)
         if job and not found:
             raise _no_run("", answers.unreachable, job)
@@ -285,9 +285,15 @@ class FleetView:
         surveys = [own, *answers.by_peer.values()]
         if (asked.run or asked.job) and not any(survey.ranks for survey in surveys):
             raise _no_run(asked.run, answers.unreachable, asked.job)
-        nodes = [_node("", self._node, __version__, (steps.status for steps in own.ranks))]
+        nodes = [_node("", self._node, __version__, __revision__, (steps.status for steps in own.ranks))]
         nodes += [
-            _node(str(address), answer.node, answer.version, (steps.status for steps in answer.ranks))
+            _node(
+                str(address),
+                answer.node,
+                answer.version,
+                answer.revision,
+                (steps.status for steps in answer.ranks),
+            )
             for address, answer in answers.by_peer.items()
         ]
         return _Surveyed(surveys, nodes, [*map(fleet_translate.unreachable_message, answers.unreachable)])
@@ -339,12 +345,13 @@ def _ranks_of(runs: Iterable[control_pb2.Run]) -> Iterator[control_pb2.RankStatu
 
 
 def _node(
-    address: str, node: str, version: str, ranks: Iterable[control_pb2.RankStatus]
+    address: str, node: str, version: str, revision: str, ranks: Iterable[control_pb2.RankStatus]
 ) -> control_pb2.FleetNode:
     return control_pb2.FleetNode(
         address=address,
         node=fleet_translate.line(node),
         version=fleet_translate.line(version),
+        revision=fleet_translate.line(revision),
         ranks=sum(rank.connected for rank in ranks),
     )
 

@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import AnalysisCounts, CaptureCounts, RetentionCounts, UploadCounts
 from torchperfd_daemon.collectors.base import Family, Kind
@@ -14,8 +14,8 @@ from torchperfd_daemon.triggers import TriggerCounts
 
 def own_metrics(store: Store, captures: CaptureCounts, kept: RetentionCounts) -> Iterator[Family]:
     """Yield build, ingest and capture families."""
-    build = Family("build_info", "Versions.", "gauge", ("version", "python_version"))
-    build.add(1, __version__, platform.python_version())
+    build = Family("build_info", "Versions and commit.", "gauge", ("version", "revision", "python_version"))
+    build.add(1, __version__, __revision__, platform.python_version())
     yield build
     yield _single("clients", "Training processes connected now.", "gauge", store.connected())
     yield _single("ingest_events", "Steps received.", "counter", store.ingested_steps)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import grpc
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
 from torchperfd_daemon.captures.missing import whole_job
@@ -86,6 +86,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return control_pb2.GetInfoResponse(
             api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
             version=__version__,
+            revision=__revision__,
             pid=os.getpid(),
             node=self._node.name,
             metrics_url=self._node.metrics_url,

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.errors import NoSuchTargetError
@@ -265,6 +265,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
                 features=contract.FEATURES,
                 daemon_version=__version__,
+                daemon_revision=__revision__,
                 captures_dir=str(self._node.captures_dir),
                 metrics_url=self._node.metrics_url,
                 fleet_address=str(self._peer_exchange.address) if self._peer_exchange else "",

@@ -1,10 +1,13 @@
-"""Which daemons of a fleet have answered a request."""
+"""Which daemons of a fleet have answered a request, and which builds they are."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 from torchperfd.v1 import control_pb2
 
 Answer = control_pb2.ListRunsResponse | control_pb2.GetStepsResponse | control_pb2.DiagnoseResponse
+
+_MOST_NAMES: Final = 4
 
 
 def fleet_dict(answer: Answer) -> dict[str, Any]:
@@ -17,9 +20,28 @@ def fleet_dict(answer: Answer) -> dict[str, Any]:
                 "node": node.node,
                 "address": node.address or None,
                 "version": node.version,
+                "revision": node.revision or None,
                 "connected_ranks": node.ranks,
             }
             for node in answer.nodes
         ],
         "unreachable": [{"address": peer.address, "reason": peer.reason} for peer in answer.unreachable],
     }
+
+
+def builds_text(nodes: Iterable[control_pb2.FleetNode]) -> str:
+    """Return which nodes run which build of torchperfd, in a line; empty if all run the same one."""
+    builds: dict[str, list[str]] = {}
+    for node in nodes:
+        name = f"{node.version} ({node.revision})" if node.revision else node.version
+        builds.setdefault(name, []).append(node.node)
+    if len(builds) < 2:
+        return ""
+    by_size = sorted(builds.items(), key=lambda build: -len(build[1]))
+    return "the nodes run different builds of torchperfd: " + "; ".join(
+        f"{name} on {_some(names)}" for name, names in by_size
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} nodes"

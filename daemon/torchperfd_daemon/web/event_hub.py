@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import CaptureRecord
 from torchperfd_daemon.diagnosis import Verdict
@@ -102,6 +102,7 @@ class EventHub:
         hello = {
             "api": 1,
             "version": __version__,
+            "revision": __revision__ or None,
             "node": self._parts.node,
             "instance": self._parts.instance,
             "run": run or None,

@@ -10,6 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from torchperfd._version import __revision__, __version__
 from torchperfd_daemon.goodput.exits import process_of
 from torchperfd_daemon.views.node import Values, collector_dicts, gpu_dicts, node_dict, values_of
 from torchperfd_daemon.web.access import Access
@@ -53,6 +54,8 @@ class NodeApi:
         document = {
             "schema": "torchperfd.node/1",
             "node": self._parts.node,
+            "version": __version__,
+            "revision": __revision__ or None,
             **node_dict(values, before[1] if before is not None else {}, span),
             "gpus": gpu_dicts(values, users),
             "collectors": collector_dicts(self._parts.samplers),

@@ -1,6 +1,7 @@
 """The public names are in ``torchperfd`` alone, and importing it costs almost nothing."""
 
 import inspect
+import re
 import subprocess
 import sys
 import types
@@ -94,7 +95,7 @@ def test_the_package_is_typed_and_versioned() -> None:
     from importlib.resources import files
 
     assert (files("torchperfd") / "py.typed").is_file()
-    assert torchperfd.__version__.count(".") == 2
+    assert re.match(r"\d+\.\d+\.(\d+|dev\d+)", torchperfd.__version__)
 
 
 def test_errors_know_their_exit_code() -> None:

@@ -13,7 +13,13 @@ import click
 import pytest
 from tests.support.run_documents import run_file
 
-from torchperfd._version import NATIVE_ABI, NATIVE_MODULES, __version__, missing_native_modules
+from torchperfd._version import (
+    NATIVE_ABI,
+    NATIVE_MODULES,
+    __revision__,
+    __version__,
+    missing_native_modules,
+)
 from torchperfd.own_commands import script_command
 from torchperfd.runs.store import RunStore
 from torchperfd_daemon import cli, errors
@@ -159,8 +165,9 @@ def test_a_wrong_option_is_a_usage_error(run: Run, arguments: list[str]) -> None
 def test_version_as_text(run: Run) -> None:
     code, out, err = run("version")
     assert (code, err) == (0, "")
-    assert out.splitlines()[:2] == [
+    assert out.splitlines()[:3] == [
         f"torchperfd {__version__} (protocol 1-1)",
+        f"revision {__revision__ or 'unknown'}",
         f"Python {platform.python_version()}",
     ]
     assert f"grpcio {metadata.version('grpcio')}" in out.splitlines()
@@ -173,6 +180,7 @@ def test_version_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(out) == {
         "schema": "torchperfd.version/1",
         "version": __version__,
+        "revision": __revision__ or None,
         "api": {"min": 1, "max": 1},
         "python": platform.python_version(),
         "executable": sys.executable,

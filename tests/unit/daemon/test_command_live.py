@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tests.support.served import Served, serving_from_a_thread
 
+from torchperfd._version import __version__
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures.coordinator import Coordinator
@@ -343,8 +344,8 @@ def test_a_daemon_of_another_protocol_is_refused(
     code, out, err = command("ps")
     assert (code, out) == (6, "")
     assert err == (
-        "torchperfd: this command (torchperfd 0.1.0) speaks protocol 1 to 1, the daemon (torchperfd 9.8.7)"
-        " speaks 7 to 9; install the same version on both sides\n"
+        f"torchperfd: this command (torchperfd {__version__}) speaks protocol 1 to 1, the daemon (torchperfd"
+        " 9.8.7) speaks 7 to 9; install the same version on both sides\n"
     )
 
 

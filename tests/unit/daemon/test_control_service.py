@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tests.support.served import RankStream, Served, control, play, steps_message
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import control_pb2, session_pb2
 
 TRAIN = session_pb2.STEP_KIND_TRAIN
@@ -47,6 +47,7 @@ def test_info_has_version_node_and_addresses() -> None:
         assert info == control_pb2.GetInfoResponse(
             api=session_pb2.ApiRange(min=1, max=1),
             version=__version__,
+            revision=__revision__,
             pid=os.getpid(),
             node="node-a",
             metrics_url="http://127.0.0.1:9407/metrics",

@@ -19,7 +19,7 @@ from tests.metric_names import METRICS
 from tests.support.golden import check_golden
 from tests.unit.daemon.host_tree import busy_host
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import (
@@ -268,6 +268,7 @@ class Observed(Observer):
 def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
     """A page over two runs, a good collector and a failing one, at fixed times."""
     monkeypatch.setattr("torchperfd_daemon.metrics.own.__version__", "1.2.3")
+    monkeypatch.setattr("torchperfd_daemon.metrics.own.__revision__", "6ba749a4c0de")
     monkeypatch.setattr(platform, "python_version", lambda: "3.11.0")
     samplers = []
     for collector in (host(), FixedCollector("nvml", []), gpus(), ownership()):
@@ -317,7 +318,8 @@ def test_a_new_store_shows_only_what_is_always_there() -> None:
     body = page.render("")[0].decode()
     lines = [line for line in body.splitlines() if not line.startswith("#")]
     assert lines == [
-        f'torchperfd_build_info{{python_version="{platform.python_version()}",version="{__version__}"}} 1.0',
+        f'torchperfd_build_info{{python_version="{platform.python_version()}",revision="{__revision__}",'
+        f'version="{__version__}"}} 1.0',
         "torchperfd_clients 0.0",
         "torchperfd_ingest_events_total 0.0",
         'torchperfd_ingest_dropped_events_total{where="ring"} 0.0',

@@ -14,10 +14,12 @@ export class NodeView {
     this._parts = { doctor: div(), gpus: div(), host: div(), pressure: div(), disks: div(), network: div(), collectors: div() };
     const { doctor, gpus, host, pressure, disks, network, collectors } = this._parts;
     this._problem = new Part(element("div", {}));
+    this._build = new Part(element("p", { class: "soft" }));
     this.box = element(
       "div",
       {},
       element("h1", {}, "Node"),
+      this._build.box,
       this._problem.box,
       doctor.box,
       gpus.box,
@@ -45,6 +47,7 @@ export class NodeView {
     const problem = this._feed.failures.node?.message;
     this._problem.update(problem ?? null, () => (problem ? [element("p", { class: "notice bad" }, `${problem}.`)] : []));
     if (!node) return;
+    this._build.update([node.version, node.revision], () => [`torchperfd ${node.version}${node.revision ? `, commit ${node.revision}` : ""}`]);
     const { doctor, gpus, host, pressure, disks, network, collectors } = this._parts;
     doctor.update([node.doctor, node.view?.access], () => [doctorCard(node)]);
     gpus.update(node.gpus ?? [], () => [gpuCard(node.gpus ?? [])]);
