@@ -470,3 +470,34 @@ def test_statistics_keep_outliers_and_gaps(browser: Browser, url: str) -> None:
     ranks = "Array.from({length: 500}, (_, rank) => ({rank, ownSeconds: rank === 77 ? 9 : 1 + rank / 1e4}))"
     chosen = f"s.chooseRanks({ranks}, 20, [300]).shown.map((each) => each.rank)"
     assert evaluate(f"{chosen}.length === 20 && {chosen}.includes(77) && {chosen}.includes(300)") == "true"
+
+
+def test_history_keeps_steps_across_a_gap(browser: Browser, url: str) -> None:
+    browser.visit(f"{url}/")
+    program = """
+    (async () => {
+      const { RunHistory } = await import('/assets/run_history.js');
+      const steps = (first, count) => ({ first_step: first, end_unix_seconds: Array(count).fill(first),
+        step_seconds: Array(count).fill(0.1), phase_seconds: { data: Array(count).fill(0.05) } });
+      const history = new RunHistory({ ranks: [{ rank: 0, steps: steps(0, 200) }] });
+      const kept = () => {
+        const { first_step, step_seconds, phase_seconds } = history.ranks.get(0).steps;
+        const missing = step_seconds.filter((each) => each === null).length;
+        return [first_step, step_seconds.length, phase_seconds.data.length, missing];
+      };
+      const add = (first, count) => {
+        history.addSteps({ ranks: [{ rank: 0, ...steps(first, count) }] });
+        return kept();
+      };
+      const before = [add(195, 10), add(210, 10), add(260, 10), history.beginOf(207)];
+      return JSON.stringify([...before, add(900, 5), add(0, 3)]);
+    })()
+    """
+    assert json.loads(browser.run(program)) == [
+        [0, 205, 205, 0],
+        [0, 220, 220, 5],
+        [14, 256, 256, 45],
+        None,
+        [900, 5, 5, 0],
+        [0, 3, 3, 0],
+    ]

@@ -52,6 +52,7 @@ TURN = """
   window.setTimeout = wait;
 }})()
 """
+FIRST = f"Number(/Steps (\\d+)\\u2013/.exec({NOTE})?.[1] ?? NaN)"
 STEPS = f"Number(/Steps \\d+\\u2013(\\d+)/.exec({NOTE})?.[1] ?? NaN)"
 
 
@@ -83,6 +84,9 @@ def test_job_is_watched_captured_and_read(node: Node, tmp_path: Path) -> None:
         first = browser.wait_for(STEPS, "a step")
         browser.wait_for(f"{STEPS} > {first}", "a later step")
         eventually(lambda: reports() == {"often"}, 30, node.log)
+        # All steps are shown although their totals come at every second report only.
+        begun = browser.wait_for(f"{STEPS} > {first} + 40 && [{FIRST}, {STEPS}]", "forty more steps")
+        assert begun[0] == max(0, begun[1] - 255)
         browser.run(TURN.format(hidden="true"))
         eventually(lambda: reports() == {"as usual"}, 30, node.log)
         browser.run(TURN.format(hidden="false"))

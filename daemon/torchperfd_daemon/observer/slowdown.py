@@ -137,8 +137,8 @@ class SlowdownTracker:
 
     def _locate(self, onset: Onset, leader: Rank) -> tuple[int, float]:
         """Return the index of an onset's step since training began, and when it ended in Unix seconds."""
-        # Steps from before this daemon started are only in the totals.
-        earlier_steps = max(0, leader.totals.train.steps - self._seen)
+        # This daemon has not seen the steps from before it started.
+        earlier_steps = max(0, leader.next_step - self._seen)
         mark = next((mark for mark in self._marks if mark.fed > onset.step), self._marks[-1])
         step = max(0, mark.seen - (mark.fed - onset.step))
         ago = self._seen - step

@@ -77,8 +77,7 @@ def _rank_steps(
     held = len(steps.duration_ns)
     return control_pb2.RankSteps(
         status=translate.rank_status(rank),
-        # The account counts the steps that the history's newest end with: both come in one message.
-        first_step=max(0, rank.totals.train.steps - held),
+        first_step=max(0, rank.next_step - held),
         count=held,
         end_ns=_packed(steps.end_unix_ns),
         duration_ns=_packed(steps.duration_ns),

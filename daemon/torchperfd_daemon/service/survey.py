@@ -1,7 +1,6 @@
 """This node's part of a survey of all nodes: its ranks' steps in blocks, and verdicts."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -11,10 +10,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
 from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.service import translate, translate_verdict
-from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns, Store
-
-PRESENT_S: Final = 10.0
-"""Default length of a survey in seconds of steps: the window of a verdict."""
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 
 PublishedVerdict = Callable[[str], Verdict | None]
 """Returns the published verdict on a run; None before there is one."""
@@ -70,11 +66,11 @@ def blocks(rank: Rank, newest: int, on_device: RankWork | None = None) -> contro
     change; a rank with nine phases takes 1.4 KiB.
 
     Args:
-        newest: How many steps; 0 for those of the newest :data:`PRESENT_S`.
+        newest: How many steps; 0 for the present ones (``Rank.present_steps``).
         on_device: Its newest steps on its device.
     """
     steps = rank.history.newest(min(newest or HISTORY_STEPS, rank.steady_steps))
-    held = len(steps.duration_ns) if newest else _present(steps)
+    held = len(steps.duration_ns) if newest else rank.present_steps
     length = max(1, held // LEAST_STEPS)
     count = held if length == 1 else LEAST_STEPS
 
@@ -86,7 +82,7 @@ def blocks(rank: Rank, newest: int, on_device: RankWork | None = None) -> contro
     ends = np.asarray(steps.end_unix_ns, dtype=np.int64)[len(steps.end_unix_ns) - count * length :]
     return control_pb2.RankSteps(
         status=translate.rank_status(rank),
-        first_step=max(0, rank.totals.train.steps - count * length),
+        first_step=max(0, rank.next_step - count * length),
         count=count,
         end_ns=ends[length - 1 :: length].astype("<i8").tobytes(),
         duration_ns=means(steps.duration_ns),
@@ -96,10 +92,3 @@ def blocks(rank: Rank, newest: int, on_device: RankWork | None = None) -> contro
         device_phases=translate.device_phases(on_device),
         block_steps=length,
     )
-
-
-def _present(steps: StepColumns) -> int:
-    """Return how many of the newest steps lie in the present, as many as can be compared at least."""
-    ends = np.asarray(steps.end_unix_ns, dtype=np.int64)
-    recent = int((ends >= ends[-1] - int(PRESENT_S * 1e9)).sum()) if len(ends) else 0
-    return min(len(ends), max(recent, LEAST_STEPS))

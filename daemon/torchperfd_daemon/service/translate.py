@@ -146,7 +146,7 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
     (ends,) = within([_ends(starts, durations)], LAST_UNIX_NS)
     durations, *columns = within([durations, *phases.values()], MOST_NS)
     phases = dict(zip(phases, columns, strict=True))
-    return StepColumns(ends, durations, phases, _arrivals(batch.arrivals))
+    return StepColumns(ends, durations, phases, _arrivals(batch.arrivals), count(batch.next_step))
 
 
 def rank_status(rank: Rank) -> control_pb2.RankStatus:

@@ -21,6 +21,8 @@ from torchperfd_daemon.store.model import State as State
 from torchperfd_daemon.store.model import StepColumns as StepColumns
 from torchperfd_daemon.store.model import Totals as Totals
 from torchperfd_daemon.store.percentiles import p50_and_p95 as p50_and_p95
+from torchperfd_daemon.store.rank import MIN_PRESENT_STEPS as MIN_PRESENT_STEPS
+from torchperfd_daemon.store.rank import PRESENT_S as PRESENT_S
 from torchperfd_daemon.store.rank import Rank as Rank
 from torchperfd_daemon.store.seconds import HISTORY_SECONDS as HISTORY_SECONDS
 from torchperfd_daemon.store.seconds import SecondColumns as SecondColumns

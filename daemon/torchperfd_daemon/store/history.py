@@ -1,6 +1,7 @@
 """The newest steps of one rank in ring buffers of fixed size, and a histogram of step times."""
 
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,6 +78,8 @@ class History:
     def __init__(self, capacity: int = HISTORY_STEPS) -> None:
         self._capacity = capacity
         self._seen = 0
+        self.next_step = 0
+        """Number of the newest step plus one; 0 if the client does not send it."""
         self._end = _filled(capacity)
         self._duration = _filled(capacity)
         self._phases: dict[str, array[int]] = {}
@@ -100,6 +103,7 @@ class History:
             ring[first : first + wrap - skipped] = values[skipped:wrap]
             ring[: count - wrap] = values[wrap:]
         self._seen += count
+        self.next_step = steps.next_step
 
     def __len__(self) -> int:
         return min(self._seen, self._capacity)
@@ -122,6 +126,11 @@ class History:
             self._newest(self._duration, count),
             {name: self._newest(ring, count) for name, ring in self._phases.items()},
         )
+
+    def ended_within(self, seconds: float) -> int:
+        """Return how many of the steps held ended in the last so many seconds before the newest one."""
+        ends = self._newest(self._end, len(self))
+        return len(ends) - bisect_left(ends, ends[-1] - int(seconds * 1e9)) if ends else 0
 
     def newest_durations(self, count: int = HISTORY_STEPS) -> "array[int]":
         """Return a copy of the durations of up to ``count`` newest steps in nanoseconds, oldest first."""

@@ -250,10 +250,12 @@ class ArrivalColumns:
 class StepColumns:
     """Consecutive training steps: one array per column, nanoseconds, all of one length.
 
-    ``arrivals`` has a length of its own: that of the steps with a collective.
+    ``arrivals`` has a length of its own: that of the steps with a collective. ``next_step`` is the number of
+    the last step plus one; 0 if the client did not send it.
     """
 
     end_unix_ns: "array[int]"
     duration_ns: "array[int]"
     phases: dict[str, "array[int]"]
     arrivals: ArrivalColumns = field(default_factory=ArrivalColumns)
+    next_step: int = 0

@@ -1,9 +1,17 @@
 """One rank: its identity, state, totals and newest steps."""
 
+from typing import Final
+
 from torchperfd_daemon.store.history import ArrivalHistory, History
 from torchperfd_daemon.store.model import ProcessKey, RankIdentity, State, Totals
 from torchperfd_daemon.store.percentiles import p50_and_p95
 from torchperfd_daemon.store.seconds import SecondHistory
+
+PRESENT_S: Final = 10.0
+"""The window of a verdict, and so of every number about the present beside one."""
+
+MIN_PRESENT_STEPS: Final = 12
+"""As many steps as ranks can be compared by."""
 
 
 class Rank:
@@ -44,14 +52,33 @@ class Rank:
         """Whether its process was found stopped, for example by SIGSTOP, during the present hang."""
 
     @property
+    def next_step(self) -> int:
+        """The number of the newest step held, plus one.
+
+        From the steps themselves: with a live page open they come more often than the totals.
+        """
+        return self.history.next_step or self.totals.train.steps
+
+    @property
     def steady_steps(self) -> int:
         """The number of newest steps for means: those held, without the run's first step.
 
         The first step includes all lazy initialisation. The client's report also leaves it out.
         """
         held = len(self.history)
-        first_is_held = bool(self.totals.warmup.steps) and self.totals.train.steps <= held
+        first_is_held = bool(self.totals.warmup.steps) and self.next_step <= held
         return held - 1 if first_is_held and held > 1 else held
+
+    @property
+    def present_steps(self) -> int:
+        """The number of newest steps that every view of the present is about.
+
+        Those that ended in the :data:`PRESENT_S` before the newest one, and at least
+        :data:`MIN_PRESENT_STEPS`, out of the steady steps; all of these once the rank has left.
+        """
+        if not self.connected:
+            return self.steady_steps
+        return min(self.steady_steps, max(self.history.ended_within(PRESENT_S), MIN_PRESENT_STEPS))
 
     @property
     def has_ended(self) -> bool:
@@ -59,12 +86,12 @@ class Rank:
         return not self.connected or self.state is State.FINISHED
 
     def mean_step_seconds(self) -> float:
-        """Return the mean duration of recent steps after the first; 0 without any."""
-        return self.history.mean_step_seconds(self.steady_steps)
+        """Return the mean duration of the present steps; 0 without any."""
+        return self.history.mean_step_seconds(self.present_steps)
 
     def mean_phase_seconds(self) -> dict[str, float]:
-        """Return each phase's mean exclusive time per recent step after the first."""
-        return self.history.mean_phase_seconds(self.steady_steps)
+        """Return each phase's mean exclusive time per present step."""
+        return self.history.mean_phase_seconds(self.present_steps)
 
     def p95_step_seconds(self) -> float:
         """Return the 95th percentile of recent steps after the first; 0 without any."""
@@ -72,5 +99,5 @@ class Rank:
         return float(p50_and_p95(durations)[1]) / 1e9 if durations else 0.0
 
     def mean_own_seconds(self) -> float:
-        """Return the mean own work of recent steps: their duration less the wait for other ranks."""
+        """Return the mean own work of the present steps: their duration less the wait for other ranks."""
         return self.mean_step_seconds() - self.mean_phase_seconds().get("collective_wait", 0.0)

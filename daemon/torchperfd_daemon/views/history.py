@@ -75,7 +75,7 @@ def steps_dict(rank: Rank, newest: int, since: float, *, phases: bool) -> dict[s
         name: np.asarray(column, dtype=np.float64)[left_out:] / 1e9 for name, column in held.phases.items()
     }
     return {
-        "first_step": max(0, rank.totals.train.steps - len(durations)),
+        "first_step": max(0, rank.next_step - len(durations)),
         "end_unix_seconds": rounded(ends[left_out:], 6),
         "step_seconds": rounded(durations),
         **_own_and_wait(durations, columns.get(WAIT)),

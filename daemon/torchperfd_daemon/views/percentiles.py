@@ -37,13 +37,13 @@ class StepPercentiles:
 
 
 def recent_durations(ranks: Iterable[Rank]) -> Durations:
-    """Return copies of the durations of each rank's recent steps, the run's first step left out.
+    """Return copies of the durations of each rank's present steps.
 
     Ranks without steps are left out, and those that have left unless all have.
     """
     stepped = [rank for rank in ranks if rank.steady_steps]
     there = [rank for rank in stepped if rank.connected] or stepped
-    return {rank.identity.rank: rank.history.newest_durations(rank.steady_steps) for rank in there}
+    return {rank.identity.rank: rank.history.newest_durations(rank.present_steps) for rank in there}
 
 
 def of_run(durations: Durations) -> StepPercentiles | None:

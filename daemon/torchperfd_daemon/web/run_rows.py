@@ -70,6 +70,7 @@ def run_row(run: control_pb2.Run, ranks: Sequence[Rank], gpu_of: GpuOf) -> dict[
     row.update(
         state=run_state(run.ranks),
         step_seconds=slowest or None,
+        whole_step_seconds=max((rank.totals.steady_means()[1] for rank in ranks), default=0.0) or None,
         steps_per_second=1 / slowest if slowest and connected else None,
         samples_per_second=sum(samples) if samples else None,
         sparkline=sparkline(ranks) if ranks else None,

@@ -9,12 +9,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from torchperfd._version import __version__
+from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.report import to_dict as goodput_dict
-from torchperfd_daemon.service.survey import PRESENT_S
-from torchperfd_daemon.store import HISTORY_SECONDS, HISTORY_STEPS, Rank
+from torchperfd_daemon.store import HISTORY_SECONDS, HISTORY_STEPS, PRESENT_S, Rank
 from torchperfd_daemon.views import history, live, percentiles
 from torchperfd_daemon.views.fleet import fleet_dict
 from torchperfd_daemon.views.steps import steps_dict
@@ -47,6 +46,7 @@ class RunsApi:
             "schema": "torchperfd.info/1",
             "api": 1,
             "version": __version__,
+            "revision": __revision__ or None,
             "node": info.node,
             "instance": self._parts.instance,
             "fleet": self._parts.fleet,

@@ -98,6 +98,7 @@ def test_steps_arrive_as_they_were_recorded(steps: list[tuple[int, int, dict[int
 
     theirs = translate.training_steps(batch)
     training = [step for step in ours if step.kind == "train"]
+    assert theirs.next_step == len(training)
     assert list(theirs.duration_ns) == [step.duration for step in training]
     assert list(theirs.end_unix_ns) == [step.start + step.duration + WALL_AHEAD for step in training]
     for name, values in theirs.phases.items():

@@ -7,12 +7,23 @@ import pytest
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import whatif
 from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.service import live, survey, translate
 from torchperfd_daemon.service.survey import verdict_on
-from torchperfd_daemon.store import KindTotal, PhaseTotal, Rank, RankIdentity, StepColumns, Store, Totals
+from torchperfd_daemon.store import (
+    MIN_PRESENT_STEPS,
+    KindTotal,
+    PhaseTotal,
+    Rank,
+    RankIdentity,
+    StepColumns,
+    Store,
+    Totals,
+)
 from torchperfd_daemon.views import live as _view
 
 MS = 1_000_000
+NS = 1_000_000_000
 
 
 def run_of(*steps_ms: tuple[float, float], kept: int | None = None, run: str = "r") -> tuple[Store, Rank]:
@@ -50,6 +61,30 @@ def run_of(*steps_ms: tuple[float, float], kept: int | None = None, run: str = "
 
     rank.totals = Totals(train=total(slice(None)), warmup=total(slice(1)))
     return store, rank
+
+
+def test_present_steps_are_of_ten_seconds_and_twelve_steps() -> None:
+    _, slow = run_of(*[(0, 600)] * 100)
+    assert slow.present_steps == 17
+    _, slower = run_of(*[(0, 5000)] * 100)
+    assert slower.present_steps == MIN_PRESENT_STEPS == LEAST_STEPS
+    _, changed = run_of(*[(0, 600)] * 80, *[(0, 100)] * 110)
+    assert changed.mean_step_seconds() == pytest.approx(0.1)
+    _, short = run_of((1400, 10), *[(0, 600)] * 4)
+    assert short.present_steps == 4
+
+
+def test_present_steps_of_a_rank_that_left_are_all() -> None:
+    store, rank = run_of(*[(0, 600)] * 100)
+    store.leave(rank)
+    assert rank.present_steps == rank.steady_steps == 99
+
+
+def test_next_step_of_client_without_numbers_is_of_totals() -> None:
+    store, rank = run_of(*[(0, 600)] * 100)
+    assert rank.next_step == 100
+    store.add_steps(rank, StepColumns(array("q", [NS]), array("q", [NS]), {}, next_step=107))
+    assert rank.next_step == 107
 
 
 def test_verdict_slow_first_step_is_in_no_figure() -> None:

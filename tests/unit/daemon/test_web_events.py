@@ -73,6 +73,28 @@ def test_new_steps_and_seconds_are_sent_once() -> None:
     play(scenario)
 
 
+def test_stream_steps_ahead_of_totals_are_numbered_on() -> None:
+    """With an open page steps come at half seconds, and totals at whole ones."""
+
+    async def scenario(page: Page) -> None:
+        train(page.served.store, "healthy")
+        rank = page.served.store.runs()["bert-17"][1]
+        stream = opened(page)
+        await taken(stream)
+        rows = []
+        for reported in range(1001, 1021, 5):
+            for step in range(reported, reported + 5):
+                end = rank.history.newest(1).end_unix_ns[-1] + NS
+                columns = StepColumns(array("q", [end]), array("q", [NS]), {}, next_step=step)
+                page.served.store.add_steps(rank, columns)
+            page.api.hub.send_changes()
+            rows.append(dict(await taken(stream))["steps"]["ranks"][0])
+        assert [row["first_step"] for row in rows] == [1000, 1005, 1010, 1015]
+        assert [len(row["step_seconds"]) for row in rows] == [5, 5, 5, 5]
+
+    play(scenario)
+
+
 def test_a_new_stream_repeats_what_the_history_may_lack() -> None:
     async def scenario(page: Page) -> None:
         train(page.served.store, "healthy")

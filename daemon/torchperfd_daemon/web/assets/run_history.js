@@ -31,7 +31,9 @@ export class RunHistory {
       const kept = this.ranks.get(news.rank);
       if (!kept) continue;
       const next = kept.steps ? kept.steps.first_step + kept.steps.step_seconds.length : null;
-      if (next !== null && news.first_step > next) kept.steps = null;
+      const missing = next === null ? 0 : news.first_step - next;
+      if (missing > MOST_STEPS || news.first_step + news.step_seconds.length < (kept.steps?.first_step ?? 0)) kept.steps = null;
+      else if (missing > 0) for (const column of columns(kept.steps)) column.push(...Array(missing).fill(null));
       const skipped = kept.steps ? Math.max(0, next - news.first_step) : 0;
       kept.steps ??= { first_step: news.first_step, end_unix_seconds: [], step_seconds: [], phase_seconds: {} };
       const cut = append(kept.steps, news, news.step_seconds.length, skipped, "step_seconds", MOST_STEPS);
@@ -80,7 +82,7 @@ export class RunHistory {
   beginOf(step) {
     for (const { steps } of this.ranks.values()) {
       const row = step - (steps?.first_step ?? Infinity);
-      if (row >= 0 && row < steps.step_seconds.length) return steps.end_unix_seconds[row] - steps.step_seconds[row];
+      if (steps?.step_seconds[row] != null) return steps.end_unix_seconds[row] - steps.step_seconds[row];
     }
     return null;
   }
