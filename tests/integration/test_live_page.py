@@ -190,6 +190,24 @@ def test_capture_without_token_asks_and_takes_one(browser: Browser, url: str) ->
     browser.wait_for(f"{OUTCOME}.includes('Capture of 5 steps started')", "the capture")
 
 
+def test_notice_goes_with_its_view_and_ends_with_its_capture(browser: Browser, url: str) -> None:
+    show(browser, url, "#/run/demo")
+    outcome = "document.querySelector('.outcome')"
+
+    def run(program: str) -> str:
+        actions = "const a = await import('/assets/actions.js');"
+        browser.run(f"(async () => {{ {actions} {program} }})()")
+        return str(browser.run(f"{outcome}.innerText"))
+
+    begin = "a.showOutcome('good', 'Capture of 5 steps started'); a.outcomeBox().dataset.capture = 'one';"
+    assert "started" in run(f"{begin} a.captureChanged({{ capture_id: 'one', state: 'armed' }});")
+    assert "started" in run("a.captureChanged({ capture_id: 'two', state: 'complete' });")
+    assert "Capture complete: open one" in run("a.captureChanged({ capture_id: 'one', state: 'complete' });")
+    assert browser.run(f"{outcome}.querySelector('a').hash") == "#/capture/one"
+    browser.run("location.hash = '#/node'")
+    browser.wait_for(f"{outcome}.innerText === ''", "no notice in another view")
+
+
 def test_token_in_the_address_is_taken_out_and_used(browser: Browser, url: str, feed: PageFeed) -> None:
     browser.visit(f"{url}/#token={TOKEN}")
     browser.wait_for("document.querySelector('.card.run a')", "a run")
@@ -402,9 +420,12 @@ def test_wrong_captures_in_the_address_are_named(browser: Browser, feed: PageFee
         browser.wait_for(f"{MAIN}.includes('Chosen: one. Choose another one.')", "one of two")
 
 
-def test_unknown_run_problem_is_shown(browser: Browser, url: str) -> None:
-    browser.visit(f"{url}/#/run/nope")
-    browser.wait_for(f"{MAIN}.includes('no run nope on this node')")
+def test_unknown_run_is_named_once_with_a_way_back(browser: Browser, url: str) -> None:
+    browser.visit(f"{url}/#/run/nonexist")
+    browser.wait_for(f"{MAIN}.includes('no run nonexist on this node')", "the problem")
+    assert browser.run("document.getElementById('banner').innerText") == ""
+    browser.click("#view p a")
+    browser.wait_for("location.hash === '#/'", "the overview")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

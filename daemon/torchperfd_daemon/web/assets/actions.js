@@ -32,11 +32,29 @@ export function outcomeBox() {
 
 /** Show words, and perhaps a link, as the outcome of an action. */
 export function showOutcome(kind, ...content) {
+  delete outcome.dataset.capture;
   outcome.className = `outcome ${kind}`;
   outcome.replaceChildren(
     element("p", {}, ...content),
-    element("button", { type: "button", class: "plain", "aria-label": "Dismiss", onclick: () => outcome.replaceChildren() }, "×"),
+    element("button", { type: "button", class: "plain", "aria-label": "Dismiss", onclick: clearOutcome }, "×"),
   );
+}
+
+/** Take the outcome away: another view is opened. */
+export function clearOutcome() {
+  outcome.replaceChildren();
+  delete outcome.dataset.capture;
+}
+
+/** Say how a capture ended where its start is what is shown. */
+export function captureChanged({ capture_id: id, state, reason }) {
+  if (outcome.dataset.capture !== id || !["complete", "partial", "failed"].includes(state)) return;
+  const kind = { complete: "good", partial: "warn", failed: "bad" }[state];
+  showOutcome(kind, `Capture ${state}${reason ? `: ${reason}` : ""}: `, element("a", { href: captureAddress(id) }, `open ${id}`));
+}
+
+function captureAddress(id) {
+  return `#/capture/${encodeURIComponent(id)}`;
 }
 
 /** Send a command with the token; asks for one where there is none. Returns null where it was not done. */
@@ -62,8 +80,9 @@ export async function capture(run, { steps = 5, ranks = null, kind = "trace", wi
   showOutcome(
     "good",
     `Capture of ${count(steps, "step")} ${answer.reason || "started"}: `,
-    element("a", { href: `#/capture/${encodeURIComponent(answer.capture_id)}` }, answer.capture_id),
+    element("a", { href: captureAddress(answer.capture_id) }, answer.capture_id),
   );
+  outcome.dataset.capture = answer.capture_id;
   return answer.capture_id;
 }
 

@@ -1,6 +1,6 @@
 // Puts the page together: the address decides the view, the feed what it shows.
 
-import { outcomeBox, showOutcome } from "./actions.js";
+import { captureChanged, clearOutcome, outcomeBox, showOutcome } from "./actions.js";
 import { address, parse } from "./address.js";
 import { CaptureView, CapturesView } from "./captures.js";
 import { element } from "./elements.js";
@@ -42,6 +42,7 @@ class Page {
     addEventListener("token-refused", () =>
       showOutcome("warn", "The daemon refused the token: it makes a new one each time it starts. Run “torchperfd open” again."),
     );
+    this._feed.addEventListener("capture", ({ detail }) => captureChanged(detail));
     this._feed.addEventListener("change", () => this._soon());
     setInterval(() => this._frame(), 1000);
     this._go();
@@ -57,6 +58,7 @@ class Page {
     if (key !== this._key) {
       const first = this._key === null;
       this._key = key;
+      if (!first) clearOutcome();
       this._view = new VIEWS[this._place.view](this._feed, this._place);
       this._main.replaceChildren(this._view.box);
       if (!first) {
@@ -105,7 +107,7 @@ class Page {
     this._lostAt = connection === "lost" ? (this._lostAt ?? Date.now()) : null;
     const isEmpty = !Object.keys(this._feed.documents).length;
     const scope = this._view.scope();
-    this._banner.update([connection, isEmpty, this._feed.failures.events?.message, scope.hasEnded, scope.ended], () => banner(this._feed, scope));
+    this._banner.update([connection, isEmpty, this._feed.failures.events?.message, this._feed.failures.run?.message, scope.hasEnded, scope.ended], () => banner(this._feed, scope));
     document.body.classList.toggle("stale", connection === "lost");
     this._scope.update(scope, this._feed.now(), this._feed.isSaved ? this._feed.savedAt : null);
   }
@@ -146,7 +148,7 @@ function banner(feed, { hasEnded, ended }) {
   const notices = [];
   if (feed.isSaved) notices.push(element("p", { class: "notice" }, `Saved ${moment(feed.savedAt)}. This page does not change any more.`));
   if (hasEnded) notices.push(element("p", { class: "notice" }, `This run ${ended ? `ended ${moment(ended)}` : "has ended"}. No more steps or stacks of it can be captured.`));
-  else if (hasEnded !== null && feed.failures.events) {
+  else if (hasEnded !== null && feed.failures.events && !feed.failures.run) {
     notices.push(element("p", { class: "notice warn" }, `No live updates: ${feed.failures.events.message}. The page reads again every few seconds.`));
   }
   return notices;

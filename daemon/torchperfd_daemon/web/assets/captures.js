@@ -53,7 +53,7 @@ export class CapturesView {
     this._offer.update([ids, problems.length], () => (ids.length || problems.length ? [this._comparison(ids)] : []));
     this._list.update([known.captures, ids], () => [
       known.captures.length
-        ? card("List", { wide: true, note: "Choose two to compare them." }, table("Captures of this node", this._columns(chosen), known.captures))
+        ? card("List", { wide: true, note: "Choose two to compare them." }, table("Captures of this node", this._columns(chosen, known.captures), known.captures))
         : card("No capture", { wide: true }, element("p", {}, "Capture some steps with the button of a run, or with"), element("pre", {}, "torchperfd capture --steps 5")),
     ]);
   }
@@ -73,12 +73,12 @@ export class CapturesView {
     return { chosen: [...chosen.values()], problems: [...new Set(problems)] };
   }
 
-  _columns(chosen) {
+  _columns(chosen, captures) {
     return [
-      { name: "Capture", class: "name", cell: (one) => element("a", { href: address({ view: "capture", capture: one.capture_id }), "data-key": one.capture_id }, one.capture_id) },
+      { name: "Capture", class: "id", cell: (one) => element("a", { href: address({ view: "capture", capture: one.capture_id }), "data-key": one.capture_id }, one.capture_id) },
       { name: "Run", class: "name", cell: (one) => one.run },
       { name: "State", cell: (one) => chip(one.state, KINDS[one.state] ?? "unknown") },
-      { name: "Progress", class: "bar-cell", cell: (one) => progress(one) },
+      ...(captures.every(hasEnded) ? [] : [{ name: "Progress", class: "bar-cell", cell: (one) => progress(one) }]),
       { name: "Steps", numeric: true, cell: (one) => stepWords(one) },
       { name: "Size", numeric: true, cell: (one) => bytes(one.disk_bytes ?? null) },
       { name: "Asked for", cell: (one) => moment(one.requested_at) },

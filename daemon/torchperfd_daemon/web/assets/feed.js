@@ -252,6 +252,7 @@ export class Feed extends EventTarget {
         this._read.delete("run");
         break;
       case "capture":
+        this.dispatchEvent(new CustomEvent("capture", { detail: data.capture }));
         for (const each of ["captures", "capture", "a", "b"]) this._read.delete(each);
         break;
       default:

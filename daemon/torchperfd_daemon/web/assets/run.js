@@ -8,7 +8,7 @@ import { MOST_RANKS } from "./feed.js";
 import { goodputCard } from "./goodput.js";
 import { HeatMap } from "./heat_map.js";
 import { legend } from "./legend.js";
-import { bytes, clock, count, duration, percent, rate } from "./numbers.js";
+import { bytes, clock, count, duration, isNumber, percent, rate } from "./numbers.js";
 import { Part } from "./parts.js";
 import { rankTable } from "./rank_table.js";
 import { secondTable } from "./second_table.js";
@@ -114,7 +114,7 @@ export class RunView {
     if (history) this._updateHistory(history, known, live, verdict);
     const { goodput } = documents.run;
     this._parts.goodput.update(goodput ?? null, () => (goodput ? [goodputCard(goodput)] : []));
-    this._parts.memory.update((entry.ranks ?? []).map((rank) => [rank.rank, rank.cuda]), () => [memoryCard(entry.ranks ?? [])]);
+    this._parts.memory.update((entry.ranks ?? []).map((rank) => [rank.rank, rank.cuda]), () => (entry.ranks ?? []).some((rank) => rank.cuda) ? [memoryCard(entry.ranks)] : []);
   }
 
   _head(entry) {
@@ -123,7 +123,8 @@ export class RunView {
       const failed = this._feed.failures.run?.message;
       const left = failed && this._shown !== null ? `${failed}. Below is what was last known of it` : failed;
       const problem = left ?? (this._feed.isSaved ? "Not part of this saved page" : null);
-      return [title, problem ? element("p", { class: "notice bad" }, `${problem}.`) : loading(this._feed)];
+      const back = element("p", {}, element("a", { href: address({ view: "overview" }) }, "All runs"));
+      return [title, ...(problem ? [element("p", { class: "notice bad" }, `${problem}.`), back] : [loading(this._feed)])];
     }
     const facts = headFacts(entry);
     const hasEnded = hasRunEnded(entry);
@@ -213,14 +214,19 @@ function headFacts(entry) {
   const steps = (entry.ranks ?? []).map((rank) => rank.steps ?? 0);
   const times = (entry.ranks ?? []).filter((rank) => rank.connected !== false).map((rank) => rank.step_seconds);
   return [
-    ["Step", duration(entry.step_seconds ?? percentile(times, 0.5)), "slowest rank"],
+    ["Step", duration(entry.step_seconds ?? percentile(times, 0.5)), wholeWords(entry)],
     ["Step p50", duration(entry.step_percentiles?.p50_seconds), slowestWords(entry, "p50_seconds")],
     ["Step p95", duration(entry.step_percentiles?.p95_seconds), slowestWords(entry, "p95_seconds")],
     ["Steps", rate(entry.steps_per_second), steps.length ? `${Math.max(...steps).toLocaleString("en-US")} so far` : null],
     ["Samples", rate(entry.samples_per_second), null],
     ["Goodput", percent(entry.goodput_ratio), null],
-    ["GPUs", entry.gpus?.length ? String(entry.gpus.length) : "–", null],
+    ...(entry.gpus?.length ? [["GPUs", String(entry.gpus.length), null]] : []),
   ];
+}
+
+// The tiles, the table and the verdict are of the same ten seconds; the mean of the whole run is beside them.
+function wholeWords({ whole_step_seconds: whole }) {
+  return isNumber(whole) ? `slowest rank; ${duration(whole)} over the whole run` : "slowest rank";
 }
 
 // The slowest rank's percentile; null where it is nearly that of all ranks.
@@ -231,7 +237,6 @@ function slowestWords({ step_percentiles: found }, name) {
 
 function memoryCard(ranks) {
   const known = ranks.filter((rank) => rank.cuda);
-  if (known.length === 0) return card("CUDA memory", {}, element("p", { class: "soft" }, "No rank reports CUDA memory."));
   const columns = [
     { name: "Rank", cell: (rank) => String(rank.rank) },
     { name: "Allocated", numeric: true, cell: (rank) => bytes(rank.cuda.allocated_bytes) },
