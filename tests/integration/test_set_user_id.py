@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.as_user import USERS
-from tests.integration.test_two_users import Shared, line
 from tests.support.node import eventually
+from tests.support.shared_node import Shared, line
 from tests.unit.daemon.processes import HERE, start_ticks
 
 from torchperfd_daemon.collectors.ranks import RankProcess

@@ -1,111 +1,28 @@
 """Two unprivileged users and root on one node: neither user gains anything over the other's processes."""
 
 import contextlib
-import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.as_user import USERS
-from tests.support.node import Node, eventually
+from tests.support.node import eventually
+from tests.support.shared_node import ADA, BOB, TRAIN, Shared, line
 
 from torchperfd_daemon.config.options import OPTIONS
 
-ADA, BOB = USERS
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
-
-TRAIN = """
-rank = Rank(SOCKET, "baseline")
-welcome = rank.receive().welcome
-print(welcome.run, flush=True)
-made = 0
-def report():
-    global made
-    made += 1
-    kind = session_pb2.KindAccount(kind=1, steps=made, step_ns=made * 10**9)
-    rank.say(account=session_pb2.Account(kinds=[kind], recorded_steps=made))
-    print("made", made, flush=True)
-report()
-for line in sys.stdin:
-    word = line.strip()
-    if word == "step":
-        report()
-    elif word == "receive":
-        print(rank.receive().WhichOneof("body"), flush=True)
-    elif word == "leave":
-        rank.leave()
-        print("left", flush=True)
-"""
-
-
-class Shared(Node):
-    """A node whose daemon all users share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory.chmod(0o755)
-        self._files = itertools.count()
-
-    def start_shared(self, *options: str) -> None:
-        """Start the daemon with a socket that everybody may open."""
-        self.start_daemon("--socket-mode", "666", *options)
-
-    @contextlib.contextmanager
-    def user(self, uid: int, code: str) -> Iterator["subprocess.Popen[str]"]:
-        """Run code as a user."""
-        path = self.directory / f"code{next(self._files)}.py"
-        path.write_text(f"SOCKET = {str(self.socket)!r}\n{code}")
-        arguments = (sys.executable, "-m", "tests.as_user", str(uid), str(path))
-        with subprocess.Popen(
-            arguments,
-            env={**self.env, "PYTHONPATH": os.pathsep.join(sys.path), "GRPC_ENABLE_FORK_SUPPORT": "0"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    process.kill()
-
-    def as_user(self, uid: int, code: str) -> Any:
-        """Run code as a user to its end; return the document that it prints."""
-        with self.user(uid, code) as process:
-            printed, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, printed
-        return json.loads(printed)
-
-    def runs(self) -> dict[str, list[tuple[int, bool, int]]]:
-        """Return rank, whether it is connected, and steps, of each run, as root sees them."""
-        return {
-            run["run"]: [(rank["rank"], rank["connected"], rank["steps"]) for rank in run["ranks"]]
-            for run in self.json("ps")["runs"]
-        }
 
 
 @pytest.fixture
 def node() -> Iterator[Shared]:
     with contextlib.closing(Shared()) as made:
         yield made
-
-
-def line(process: "subprocess.Popen[str]", word: str = "") -> str:
-    """Say a word to a user's process, if one is given, and return its next line."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    if word:
-        process.stdin.write(f"{word}\n")
-        process.stdin.flush()
-    return process.stdout.readline().strip()
 
 
 def test_a_name_that_two_users_give_is_two_runs(node: Shared) -> None:
