@@ -354,7 +354,8 @@ THREAD_CHANGES: Final = Decision(
 HOOK_FAILS: Final = Decision("a hook has failed", Rule(UNSEEN, then=[forget, discard]), Rule(then=[forget]))
 LOOP_ENDS_HELD: Final = Decision(
     "loop ends: the held step",
-    Rule(UNSEEN, then=[release_validate]),
+    # Its loader may never end, so that the newest draw is that of another evaluation.
+    Rule(UNSEEN, then=[note_unseen, release_validate]),
     Rule([STEPPED, EVALUATED], then=[release]),
     Rule(PENDING, when=[steps_unseen], then=[release]),
     Rule([PENDING, BEGUN, ASIDE], then=[discard]),

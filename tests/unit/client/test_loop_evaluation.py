@@ -154,6 +154,23 @@ def test_batch_ahead_of_a_short_evaluation_is_trained_on(scripted: ScriptedLoop)
     assert scripted.loop.micro_batches == 20
 
 
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_last_evaluation_by_an_endless_loader_counts(scripted: ScriptedLoop, epochs: int) -> None:
+    """No draw finds its end, and its forward is another model's: one batch an epoch, and once at the end."""
+    for _ in range(epochs):
+        for _ in range(3):
+            scripted.draw(1, samples=4, iterator=TRAINS)
+            step_on(scripted)
+        scripted.draw(1, gradients=False, samples=8, iterator=TESTS)
+        scripted.other(40)
+    scripted.draw(1, gradients=False, samples=8, iterator=TESTS)
+    scripted.other(40)
+    scripted.loop.finish()
+    steps = scripted.steps()
+    assert kinds(steps) == (3 * epochs, epochs + 1)
+    assert (samples(steps, "train"), samples(steps, "validate")) == (12 * epochs, 8 * (epochs + 1))
+
+
 # Acting.
 
 

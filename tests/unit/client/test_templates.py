@@ -17,7 +17,7 @@ from torchperfd.events import codes
 from torchperfd.faults import Faults
 from torchperfd.steps import replay, templates
 from torchperfd.steps.arrivals import Arrivals
-from torchperfd.steps.phases import OTHER, PHASE_SLOTS
+from torchperfd.steps.phases import LOSS, OTHER, PHASE_SLOTS
 from torchperfd.steps.recorder import MAX_DEPTH
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.step_batch import StepBatch
@@ -176,6 +176,7 @@ def called(begin: int, end: int, argument: int = 0) -> list[Event]:
 
 FORWARD = called(codes.FORWARD, codes.FORWARD_END)
 EVALUATE = called(codes.EVALUATE, codes.FORWARD_END)
+ACT = called(codes.EVALUATE, codes.FORWARD_END, codes.EVALUATE_IN_TRAINING_MODE)
 BACKWARD = called(codes.BACKWARD, codes.BACKWARD_END)
 ZERO = called(codes.ZERO, codes.ZERO_END)
 OPTIMIZER = called(codes.OPTIMIZER, codes.OPTIMIZER_END, 1)
@@ -217,6 +218,8 @@ STEPS = {
     "two losses": [*ZERO, *FORWARD, *BACKWARD, *FORWARD, *BACKWARD, *OPTIMIZER],
     "two optimizers": [*FORWARD, *BACKWARD, *OPTIMIZER, *BACKWARD, *SECOND],
     "tokens": [*PLAIN, (codes.TOKENS, 128)],
+    "acting": [*ACT, *USER, *ACT, *ZERO, *FORWARD, *BACKWARD, *OPTIMIZER],
+    "teacher": [*FORWARD, *ACT, *BACKWARD, *OPTIMIZER, *ACT],
     "DDP": [*ZERO, *COLLECTIVE, *FORWARD, *reduced(30), *OPTIMIZER],
     "FSDP": [
         *(*ZERO, (codes.FORWARD, 0), *COLLECTIVE, *COLLECTIVE, (codes.FORWARD_END, 0)),
@@ -240,6 +243,12 @@ def test_a_loop_that_says_where_its_steps_end() -> None:
     step = [*FORWARD, *BACKWARD, *OPTIMIZER, (codes.STEP, 16)]
     slow, fast = check_alike(step * 300, [10, 400], [900])
     assert fast < 0.15 * slow
+
+
+def test_evaluations_with_gradients_have_templates() -> None:
+    training = [*epoch([PLAIN] * 50, 7)[:-2], *epoch([FORWARD] * 100, 8), *epoch([PLAIN] * 50, 7)]
+    slow, fast = check_alike(training * 3, [10, 400, 3], [900])
+    assert fast < 0.3 * slow
 
 
 def test_validation_steps_have_templates_too() -> None:
@@ -280,7 +289,17 @@ _STEP = st.sampled_from(
         [*PLAIN, (codes.BETWEEN, 0)],
         [*PLAIN, (codes.STEP, 4)],
         [*PLAIN, *PLAIN],
-        called(codes.EVALUATE, codes.FORWARD_END, codes.EVALUATE_IN_TRAINING_MODE),
+        ACT,
+        FORWARD,
+        # Phases of the script's own with the names of those that follow an acting forward.
+        *(
+            [*ACT, *called(codes.ENTER, codes.EXIT, slot), *FORWARD, *BACKWARD, *OPTIMIZER]
+            for slot in (LOSS, OTHER)
+        ),
+        *(
+            [*PLAIN, (codes.EVALUATION_MODE, 0), *step, (codes.TRAINING_MODE, 0)]
+            for step in ([], EVALUATE, SAVE)
+        ),
         called(codes.EVALUATE, codes.FORWARD_END, codes.EVALUATE_WITH_GRADIENTS),
         [(codes.DRAW, 9 << 4 | codes.DRAW_WITHOUT_GRADIENTS), (codes.DRAWN, 4)],
         [(codes.PASS, 0), (codes.LEFT, 7 << 4)],
