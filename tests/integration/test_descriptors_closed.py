@@ -216,7 +216,7 @@ import json, subprocess
 print(json.dumps(sorted(set(os.environ) ^ BEFORE)))
 child = "import json, os; print(json.dumps(dict(os.environ)))"
 environment = json.loads(subprocess.run([sys.executable, "-c", child], capture_output=True).stdout)
-print([name for name in environment if "GRPC" in name])
+print([name for name in environment if name in ("GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY")])
 """
 
 

@@ -97,7 +97,7 @@ class Conclusion:
         from torchperfd.report import run_document
         from torchperfd.runs.ending import TERMINATED, Ending
         from torchperfd.text_tables import terminal_width
-        from torchperfd.v1 import access
+        from torchperfd.v1.output_file import write_file
 
         client, options, auto = self.client, self.options, self.auto
         if client.rank != 0 or options.quiet:
@@ -127,7 +127,7 @@ class Conclusion:
         try:
             if options.report is not None:
                 content = (json.dumps(document, indent=2) + "\n").encode()
-                access.write_file(str(options.report), content)
+                write_file(options.report, content)
                 facts.append(("report", str(options.report)))
         except OSError as error:
             sys.stderr.write(f"torchperfd: cannot write the report: {error}\n")

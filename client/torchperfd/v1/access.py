@@ -119,27 +119,6 @@ def open_file(directory: int, name: str, flags: int, mode: int = 0o600) -> int:
     return file
 
 
-def write_file(path: str, content: bytes) -> None:
-    """Write a file that the user has named; a link there is followed if it is this user's or root's.
-
-    Raises:
-        UntrustedError: Another user has put a link there.
-        OSError: It cannot be written.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        flags |= os.O_EXCL
-    else:
-        if not stat.S_ISLNK(status.st_mode):
-            flags |= os.O_NOFOLLOW
-        elif status.st_uid not in (0, os.geteuid()):
-            raise UntrustedError(f"{path} is a link of user {status.st_uid}; choose another file")
-    with open(os.open(path, flags, 0o666), "wb") as file:  # noqa: PTH123
-        file.write(content)
-
-
 def peer_uid(connection: socket.socket) -> int:
     """Return the user at the other end of a connected unix socket, as the kernel knows it.
 

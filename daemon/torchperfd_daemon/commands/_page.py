@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from torchperfd.v1 import access
+from torchperfd.v1.output_file import write_file
 from torchperfd_daemon.errors import TorchperfdError
 
 html_option = click.option(
@@ -25,7 +25,7 @@ def write_page(file: Path, page: str, hint: str = "") -> None:
         TorchperfdError: It cannot be written.
     """
     try:
-        access.write_file(str(file), page.encode())
+        write_file(file, page.encode())
     except OSError as error:
         raise TorchperfdError(
             f"cannot write {file}: {error.strerror or error}", "name another file"

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from torchperfd.v1.output_file import write_file
 from torchperfd_daemon.commands._selector import Selector, narrow_dashboard, narrow_rules
 from torchperfd_daemon.commands._shipped import shipped_folders
 from torchperfd_daemon.errors import TorchperfdError, explained
@@ -56,7 +57,7 @@ def export(
         path = directory / name
         with explained(f"cannot write {path}", "name a directory that you may write to"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_file(path, text.encode())
         click.echo(str(path))
     if not runbooks:
         click.echo(

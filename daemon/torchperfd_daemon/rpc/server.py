@@ -1,8 +1,10 @@
 """The daemon's gRPC server: on a private socket, behind the proxy that identifies callers."""
 
 import contextlib
+import errno
 import os
 import resource
+import secrets
 import socket
 import stat
 from collections.abc import Iterator
@@ -69,11 +71,12 @@ class RpcServer:
             self._directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             # Through the descriptor, because the path of a socket has a maximum length.
             self._private = f"/proc/self/fd/{self._directory}/.{path.name}.rpc"
-            with _permissions(0o600):
-                self._server.add_insecure_port(f"unix:{self._private}")
+            with _private_directory(self._directory, path.name) as private:
+                self._server.add_insecure_port(f"unix:{private}/rpc")
                 await self._server.start()
-            with _permissions(self._settings.socket_mode):
-                listener = _bound(path)
+                _set_mode(f"{private}/rpc", 0o600)
+                os.rename(f"{private}/rpc", self._private)  # noqa: PTH104 - by way of descriptors
+            listener = _bound(path, self._settings.socket_mode)
         except (RuntimeError, OSError) as error:
             raise TorchperfdError(
                 f"cannot listen on {path}: {error}", "choose another path with --socket"
@@ -116,16 +119,42 @@ def _allowed_descriptors() -> int:
 
 
 @contextlib.contextmanager
-def _permissions(mode: int) -> Iterator[None]:
-    """Have sockets made with these permission bits; changing them later could hit another file."""
-    previous = os.umask(0o777 & ~mode)
+def _private_directory(parent: int, name: str) -> Iterator[str]:
+    """Make a directory for this user only, remove it at the end, and yield its path by a descriptor.
+
+    gRPC makes its socket with the permissions that the process's umask leaves. Setting that would also change
+    the files which other threads create meanwhile.
+    """
+    made = f".{name}.{secrets.token_hex(8)}"
+    os.mkdir(made, 0o700, dir_fd=parent)
     try:
-        yield
+        descriptor = os.open(made, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
     finally:
-        os.umask(previous)
+        with contextlib.suppress(OSError):  # not empty where gRPC's socket could not be moved
+            os.rmdir(made, dir_fd=parent)
 
 
-def _bound(path: Path) -> socket.socket:
+def _set_mode(path: str, mode: int) -> None:
+    """Set the permission bits of a socket of this user's, and of no other file that is at the path by now.
+
+    Raises:
+        OSError: There is another file.
+    """
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+            raise FileExistsError(errno.EEXIST, "another file has taken its place", path)
+        os.chmod(f"/proc/self/fd/{descriptor}", mode)  # noqa: PTH101
+    finally:
+        os.close(descriptor)
+
+
+def _bound(path: Path, mode: int) -> socket.socket:
     """Return a socket bound to a path; a socket that an earlier daemon left there is replaced."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.lstat().st_mode):
@@ -133,7 +162,10 @@ def _bound(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.setblocking(False)
+        # The file gets these bits, of which the umask takes some away.
+        os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(path))
+        _set_mode(str(path), mode)
     except OSError:
         listener.close()
         raise

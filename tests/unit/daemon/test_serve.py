@@ -284,13 +284,27 @@ def test_daemon_reads_its_credentials_again_on_sighup(life: Life, caplog: pytest
     life.play(scenario)
 
 
-def test_the_socket_has_the_mode_that_was_asked_for(life: Life) -> None:
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_the_socket_has_the_mode_that_was_asked_for(
+    life: Life, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    """The umask stays as it is: files that other threads create meanwhile depend on it."""
+
     async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
-        assert stat.S_IMODE((life.directory / "run" / "d.sock").stat().st_mode) == 0o660
+        place = life.directory / "run"
+        assert stat.S_IMODE((place / "d.sock").stat().st_mode) == 0o666
+        assert stat.S_IMODE((place / ".d.sock.rpc").stat().st_mode) == 0o600
+        assert [each.name for each in place.iterdir() if each.is_dir()] == []
         os.kill(os.getpid(), signal.SIGTERM)
 
-    life.settings["socket_mode"] = 0o660
-    life.play(scenario)
+    life.settings["socket_mode"] = 0o666
+    before = os.umask(umask)
+    set_umask = os.umask
+    monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask is of all threads"))
+    try:
+        life.play(scenario)
+    finally:
+        set_umask(before)
 
 
 def test_embedded_daemon_takes_a_free_port_and_outlives_ranks(
