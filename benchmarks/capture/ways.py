@@ -154,7 +154,7 @@ class Shipped:
     def begin(self, steps: int, directory: Path) -> None:
         """Order it."""
         # As a daemon's welcome would say it.
-        self._client.parts.captures.directory.offer(str(directory.absolute()), os.geteuid())
+        self._client.parts.captures.directory.on_welcome(str(directory.absolute()), None, os.geteuid())
         self._capture = self._client.capture(steps)
 
     def step(self) -> str:

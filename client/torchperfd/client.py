@@ -331,6 +331,13 @@ class Client:
         """Where captures of this process go."""
         return self.parts.daemon_session.captures_dir
 
+    def read_capture(self, capture_id: str, name: str, most_bytes: int) -> bytes:
+        """Return a small file of a capture, from this process's captures directory or from the daemon.
+
+        Empty if there is none, or if it has more than ``most_bytes``. Takes up to a second.
+        """
+        return self.parts.daemon_session.read_capture(capture_id, name, most_bytes)
+
     def order_automatic_capture(self, steps: int, rank: int) -> JobCapture:
         """Have the daemon capture steps of a rank for the run itself; captures of its user wait for its end.
 

@@ -3,10 +3,13 @@
 Each command is passed to the component that it concerns, on the stream's thread; the rest is answered here.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from torchperfd.captures.fetch import CaptureFetcher, Download
+from torchperfd.captures.handover import Handover
 from torchperfd.captures.job_capture_orders import JobCaptureOrders
 from torchperfd.captures.manager import CaptureManager
 from torchperfd.faults import Faults
@@ -23,6 +26,8 @@ from torchperfd.v1 import contract
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
+_ANSWER_S: Final = 1.0
+
 
 class DaemonSession:
     """Greets the daemon, handles its commands, and sends goodbye at the end.
@@ -34,11 +39,13 @@ class DaemonSession:
         captures: Takes orders for captures of this process.
         outbox: Where answers go.
         session: Returns the number of the session that goes on, 0 between sessions.
-        peer_uid: Returns the user whose daemon that is, as the kernel knows it.
+        peer: Returns the user whose daemon that is, as the kernel knows it, and the daemon's socket.
+        download: Asks the daemon for a file of a capture.
         faults: Where failures of ours are counted.
 
     Attributes:
         metrics_url: Where the daemon serves its metrics; empty before it has welcomed us.
+        fetcher: Finds the files of captures, wherever the daemon keeps them.
         job_captures: Captures of the whole job that the script has ordered.
         rendezvous: Exchanges the daemons' addresses between the job's ranks.
     """
@@ -51,7 +58,8 @@ class DaemonSession:
         captures: CaptureManager,
         outbox: "Outbox[session_pb2.ClientMessage]",
         session: Callable[[], int],
-        peer_uid: Callable[[], int],
+        peer: Callable[[], tuple[int, str]],
+        download: Download,
         faults: Faults,
     ) -> None:
         self.identity = identity
@@ -59,19 +67,28 @@ class DaemonSession:
         self._stacks = stacks
         self._captures = captures
         self._outbox = outbox
-        self._peer_uid = peer_uid
+        self._peer = peer
         self._faults = faults
         self.metrics_url = ""
         self._has_page = False
         self._on_page: list[Callable[[str], None]] = []
         self._run_there = ""
-        self.job_captures = JobCaptureOrders(outbox, session)
+        self.fetcher = CaptureFetcher(captures.directory, download)
+        self.job_captures = JobCaptureOrders(outbox, session, self.fetcher.fetch)
         self.rendezvous = Rendezvous(self.send_peers)
 
     @property
     def captures_dir(self) -> str:
         """Where captures of this process go."""
         return str(self._captures.directory.path)
+
+    def read_capture(self, capture_id: str, name: str, most_bytes: int) -> bytes:
+        """Return a small file of a capture; empty if there is none, or if it has more than ``most_bytes``."""
+        path = self._captures.directory.path / capture_id / name
+        with contextlib.suppress(OSError):
+            if path.stat().st_size <= most_bytes:
+                return path.read_bytes()
+        return self.fetcher.read(capture_id, name, most_bytes, _ANSWER_S)
 
     def when_page_is_known(self, on_page: Callable[[str], None]) -> None:
         """Have a function called once with :attr:`metrics_url`, when a daemon with a live page is there.
@@ -97,9 +114,11 @@ class DaemonSession:
 
     def on_welcome(self, welcome: "session_pb2.Welcome") -> None:
         """Take over the settings of a daemon that has accepted the session."""
-        refused = self._captures.directory.offer(welcome.captures_dir, self._peer_uid())
-        if refused:
-            log.warning("%s; captures of this process go to %s", refused, self.captures_dir)
+        uid, path = self._peer()
+        handover = Handover(path, uid, welcome.handover_token) if welcome.handover_token else None
+        warning = self._captures.directory.on_welcome(welcome.captures_dir, handover, uid)
+        if warning:
+            log.warning("%s; captures of this process go to %s", warning, self.captures_dir)
         self.metrics_url = welcome.metrics_url
         self._has_page = contract.PAGE in welcome.features
         self._announce_page()

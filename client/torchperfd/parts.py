@@ -88,7 +88,8 @@ class Parts:
             self.captures,
             self.outbox,
             lambda: self.stream.session,
-            lambda: self.stream.peer_uid,
+            lambda: (self.stream.peer_uid, self.stream.socket),
+            lambda *asked: self.stream.download(*asked),
             faults,
         )
         self._guard = DescriptorGuard(self._give_up_descriptors)

@@ -65,6 +65,7 @@ from torchperfd_daemon.observer import LineSampler, Observer
 from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.service.handover import CaptureHandovers
 from torchperfd_daemon.service.permissions import Permissions, group_id
 from torchperfd_daemon.service.user_watch import UserWatch
 from torchperfd_daemon.simulated import SimulatedRanks
@@ -180,7 +181,12 @@ class Daemon:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(own_socket(settings.socket))
             listener = stack.enter_context(listen(settings))
-            node = Node(socket.gethostname(), _metrics_url(listener, web_config), settings.captures_dir)
+            node = Node(
+                socket.gethostname(),
+                _metrics_url(listener, web_config),
+                settings.captures_dir,
+                settings.is_service,
+            )
             samplers = self._collect(stack)
             self._keep_captures(stack)
             clients = self._admit_clients(stack, node)
@@ -218,6 +224,8 @@ class Daemon:
 
     def _keep_captures(self, stack: contextlib.AsyncExitStack) -> None:
         """Start the workers that enforce the quota, and analyse and upload captures if configured."""
+        if self._settings.is_service:
+            self._catalog.make_private()
         mark_uploads(self._settings, self._uploader)
         self._retention.start()
         stack.callback(self._retention.stop)
@@ -362,7 +370,16 @@ class Daemon:
         """Serve training processes and commands; daemons of other nodes, too, if configured."""
         grace = min(1.0, self._settings.drain_seconds)
         checks = health.HealthServicer()
-        rpc = RpcServer(self._settings, clients.callers, clients.sessions, control, checks)
+        handovers = CaptureHandovers(self._catalog, clients.sessions.find_sender)
+        stack.callback(handovers.close)
+        rpc = RpcServer(
+            self._settings,
+            clients.callers,
+            clients.sessions,
+            control,
+            checks,
+            handovers.accept if self._settings.is_service else None,
+        )
         stack.push_async_callback(rpc.stop, grace)
         await rpc.start()
         if self._fleet_address is not None:

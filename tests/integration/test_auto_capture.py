@@ -119,7 +119,7 @@ def test_run_is_captured_analysed_and_named_at_its_end(node: Node, tmp_path: Pat
     assert f"  line  train.py:{sleeps} in __getitem__" in errors
     # A capture that came before the loader was sampled has no advice on it.
     words = "trace five steps that the run captured by itself: "
-    assert (words in " ".join(errors.split())) == bool(first_advice(analysis))
+    assert (words in " ".join(errors.split())) == bool(first_advice(analysis.read_bytes()))
     [newest] = [each for each in manifests(node) if each["trigger"] == "command"]
     assert f"  next  torchperfd analyze {newest['capture_id']}" in errors
     # The user's is not analysed by a daemon that shares the run's cores.

@@ -5,7 +5,6 @@ means is decided by a ``CaptureState``. Everything else (checks, export, hashing
 threads of its own.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 from torchperfd.captures import launches, tracer
 from torchperfd.captures.driver import CaptureDriver, unusable
+from torchperfd.captures.handover import Handover
 from torchperfd.captures.options import KINDS, MEMORY, TRACE, CaptureOptions
 from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
@@ -50,7 +50,9 @@ class RankCapture:
         max_bytes: Largest trace that is kept; 0 for any.
         trigger: What asked for it, for the manifest.
         own_facts: Returns what else the client knows of steps that nothing records, for the trace.
-        owners: Users whose folder ``directory`` may be; this process's own by default.
+        handover: Returns the session with the service that takes the files over, None while there is none;
+            None itself if no service does.
+        keeps: Keep the files here as well when a service has taken them.
         pauses: What is known of pauses in this process; the capture adds to it.
     """
 
@@ -68,7 +70,8 @@ class RankCapture:
         max_bytes: int = 0,
         trigger: str = "command",
         own_facts: Callable[[], Mapping[str, Any]] = dict,
-        owners: frozenset[int] | None = None,
+        handover: Callable[[], Handover | None] | None = None,
+        keeps: bool = True,
         pauses: PauseEstimate | None = None,
     ) -> None:
         self.capture_id = capture_id
@@ -83,13 +86,9 @@ class RankCapture:
         self._pauses = pauses or PauseEstimate()
         self._state = CaptureState(options)
         self._driver = CaptureDriver(replay, phase_name)
-        self._files = RankFiles(
-            directory,
-            frozenset({os.geteuid()}) if owners is None else owners,
-            identity.rank,
-            options.kind,
-            max_bytes,
-        )
+        self._files = RankFiles(directory, identity.rank, options.kind, max_bytes)
+        self._handover = handover
+        self._keeps = keeps or handover is None
         self._ending = threading.RLock()
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="torchperfd-export", daemon=True)
@@ -356,15 +355,27 @@ class RankCapture:
         self._pauses.learn_pause(self.pause_seconds, self.options)
         self._state.launches, self._state.kernels = written.launches, written.kernels
         launches.warn_of_missing(self.capture_id, written.launches, written.kernels)
-        self._end(
-            CaptureOutcome(
-                ok=True,
-                start_step=self.start_step,
-                file=self.file,
-                bytes=written.bytes,
-                sha256=written.sha256,
-            )
+        outcome = CaptureOutcome(
+            ok=True,
+            start_step=self.start_step,
+            file=self.file,
+            bytes=written.bytes,
+            sha256=written.sha256,
         )
+        if self._handover is not None:
+            try:
+                self._write_manifest(outcome)
+                self._files.hand_over(self._handover)
+            except (NotWrittenError, OSError) as error:
+                if not self._keeps:
+                    self.fail(str(error))
+                    return
+                log.warning("capture %s: %s", self.capture_id, error)
+        self._end(outcome)
+
+    def _write_manifest(self, outcome: CaptureOutcome) -> None:
+        manifest = rank_manifest(self.capture_id, self._trigger, self._identity, self._state, outcome)
+        self._files.write_manifest(manifest)
 
     def _refusal(self) -> str:
         outcome = self.outcome
@@ -401,9 +412,11 @@ class RankCapture:
         self._leave_profilers()
         self._orders.put(None)
         try:
-            self._files.write_manifest(
-                rank_manifest(self.capture_id, self._trigger, self._identity, self._state)
-            )
+            if self._keeps:
+                self._write_manifest(outcome)
+            elif outcome.ok or not self._files.has_trace:
+                # A trace that the service has not taken stays, with the manifest beside it.
+                self._files.remove()
         except OSError as error:
             log.warning("cannot write the manifest of capture %s: %s", self.capture_id, error)
         try:

@@ -1,18 +1,20 @@
-"""The files of a capture: where they may lie, and how they are opened beside those of other users.
+"""The files of a capture in this process: the directory, and how files in it are opened.
 
-A service's captures directory is open to all users, like ``/tmp``. So the folder of a capture is examined
-before it is used, files are opened below its descriptor and never through a link, and each is made under a
-name that cannot be guessed before it gets its own.
+The directory belongs to this user. The folder of a capture is examined before it is used, files are opened
+below its descriptor and never through a link, and each is made under a name that cannot be guessed before it
+gets its own.
 """
 
 import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from torchperfd.captures.handover import Handover
 from torchperfd.safety.descriptors import are_descriptors_scarce
 from torchperfd.v1 import access, contract
 from torchperfd.v1.capture_id import CAPTURE_ID
@@ -22,42 +24,41 @@ _NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLO
 
 
 class CapturesDirectory:
-    """Where captures of this process go: this user's own directory, or that of the daemon that it trusts.
+    """Where captures of this process go: a directory of this user, from which a service takes them over.
 
     Attributes:
         path: The directory in use.
-        owners: Users whose folders in it are used.
+        handover: The service that takes captures over; None without one.
+        refusal: Why the connected daemon cannot have captures of this process made; empty if it can.
     """
 
     def __init__(self) -> None:
         self._own = Path(contract.user_captures_dir()).absolute()
         self.path = self._own
-        self.owners = access.trusted_uids()
+        self.handover: Handover | None = None
+        self.refusal = ""
 
-    def offer(self, directory: str, daemon_uid: int) -> str:
-        """Take a connected daemon's directory, if it may name one; return why not, or ''.
+    def on_welcome(self, directory: str, handover: Handover | None, daemon_uid: int) -> str:
+        """Take over what a connected daemon says of captures; return a warning, or ''.
 
-        Root and this user themselves can write anywhere that we can. The user of a service can not, and is
-        believed only where it keeps captures: in our own choice, the usual place, or a directory of its own.
+        Args:
+            directory: Where the daemon keeps captures; empty if that is its own affair.
+            handover: How it takes captures over; None if it does not.
+            daemon_uid: Its user.
         """
-        path = Path(directory)
-        if not directory or path == self.path:
-            self.owners = access.trusted_uids() | {daemon_uid}
+        self.handover, self.refusal, self.path = handover, "", self._own
+        if handover is not None or not directory:
             return ""
-        if not path.is_absolute() or ".." in path.parts:
+        path = Path(directory)
+        if daemon_uid != os.geteuid():
+            self.refusal = (
+                f"the daemon of user {daemon_uid} is too old to take captures of other users over;"
+                " install this version on it"
+            )
+        elif not path.is_absolute() or ".." in path.parts:
             return f"the daemon names the captures directory {directory[:200]!r}, which is no absolute path"
-        if daemon_uid not in (0, os.geteuid()) and path not in (self._own, Path(contract.SYSTEM_CAPTURES)):
-            try:
-                owner = path.stat().st_uid
-            except OSError:
-                owner = -1
-            if owner != daemon_uid:
-                return (
-                    f"user {daemon_uid}'s daemon names the captures directory {directory[:200]!r}, which is"
-                    " not that user's; set TORCHPERFD_CAPTURES_DIR to it if captures may go there"
-                )
-        self.path = path
-        self.owners = access.trusted_uids() | {daemon_uid}
+        else:
+            self.path = path
         return ""
 
     def folder(self, capture_id: str, directory: str = "") -> Path:
@@ -72,10 +73,22 @@ class CapturesDirectory:
         """
         if not CAPTURE_ID.fullmatch(capture_id):
             raise ValueError(f"{capture_id[:80]!r} is no capture id")
-        path = self.path / capture_id
+        path = (self.path if self.handover is None else self._staging()) / capture_id
         if directory and Path(directory) != path:
             raise ValueError(f"{directory[:200]!r} is not the folder of capture {capture_id} in {self.path}")
         return path
+
+    def _staging(self) -> Path:
+        """Return where files lie until the service has taken them: the own directory, if it is writable."""
+        try:
+            self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.access(self._own, os.W_OK | os.X_OK):
+                self.path = self._own
+        except OSError:
+            # In a container, the home may be read-only or absent.
+            if self.path == self._own:
+                self.path = Path(tempfile.mkdtemp(prefix="torchperfd-captures-"))
+        return self.path
 
 
 class CaptureFolder:
@@ -87,11 +100,11 @@ class CaptureFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, path: Path, owners: Iterable[int]) -> Iterator["CaptureFolder"]:
+    def opened(cls, path: Path) -> Iterator["CaptureFolder"]:
         """Open a capture's folder, made if need be.
 
         Raises:
-            UntrustedError: It belongs to none of ``owners``.
+            UntrustedError: It belongs neither to this user nor to root.
             OSError: It cannot be opened or made, or is a link, or the script is short of descriptors.
         """
         if are_descriptors_scarce():
@@ -100,13 +113,13 @@ class CaptureFolder:
         parent = os.open(path.parent, _DIRECTORY)
         try:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(path.name, dir_fd=parent)
+                os.mkdir(path.name, 0o700, dir_fd=parent)
             descriptor = os.open(path.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
         finally:
             os.close(parent)
         try:
             owner = os.fstat(descriptor).st_uid
-            if owner not in owners:
+            if owner not in (0, os.geteuid()):
                 raise access.UntrustedError(f"{path} belongs to user {owner}")
             yield cls(path, descriptor)
         finally:
@@ -124,7 +137,7 @@ class CaptureFolder:
             OSError: It could not.
         """
         part = self.new_name(name)
-        os.close(os.open(part, _NEW_FILE, 0o644, dir_fd=self._descriptor))
+        os.close(os.open(part, _NEW_FILE, 0o600, dir_fd=self._descriptor))
         self.remove(part)
 
     def path_of(self, name: str) -> Path:
@@ -147,12 +160,22 @@ class CaptureFolder:
         Raises:
             OSError: It cannot be written.
         """
+        with self.writing(name) as file:
+            file.write(content)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file for writing; it gets its name at the end of the block, or is deleted if that fails.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         part = self.new_name(name)
         try:
-            with open(os.open(part, _NEW_FILE, 0o644, dir_fd=self._descriptor), "wb") as file:  # noqa: PTH123
-                file.write(content)
+            with open(os.open(part, _NEW_FILE, 0o600, dir_fd=self._descriptor), "wb") as file:  # noqa: PTH123
+                yield file
             self.rename(part, name)
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError):
                 self.remove(part)
             raise

@@ -1,7 +1,7 @@
 """The handle of a capture of several ranks: what rank 0's script holds of one it has ordered."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -24,12 +24,19 @@ class JobCapture:
     Args:
         connection: Returns a number that changes when the daemon goes away, 0 while there is none.
         cancel: Has the order given up.
+        fetch: Returns a folder that this process can read with files of a capture; see ``CaptureFetcher``.
     """
 
-    def __init__(self, connection: Callable[[], int], cancel: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connection: Callable[[], int],
+        cancel: Callable[[], None],
+        fetch: Callable[[str, str, Iterable[str]], Path],
+    ) -> None:
         self._connection = connection
         self._session = connection()
         self._cancel = cancel
+        self._fetch = fetch
         self._newest: session_pb2.CaptureOrderResult | None = None
         self._ended = Flag()
 
@@ -57,13 +64,28 @@ class JobCapture:
     def paths(self) -> dict[int, Path]:
         """The traces there are on this node, by rank; also of a capture that is partial.
 
-        Empty before the end. ``nodes`` has the locations of the others.
+        Empty before the end. ``nodes`` has the locations of the others. Of a service, traces are fetched into
+        this user's own captures directory when this is read for the first time.
+
+        Raises:
+            CaptureError: They cannot be fetched.
         """
         newest = self._newest
         if newest is None or not newest.ended:
             return {}
-        here = (each for each in newest.ranks if _is_plain(each.file) and not each.node)
-        return {each.rank: Path(newest.directory, each.file) for each in here}
+        here = {each.rank: each.file for each in newest.ranks if _is_plain(each.file) and not each.node}
+        if not here:
+            return {}
+        folder = self._fetch(newest.capture_id, newest.directory, here.values())
+        return {rank: folder / name for rank, name in here.items()}
+
+    @property
+    def has_trace(self) -> bool:
+        """Whether it has ended, and some rank of this node has a trace."""
+        newest = self._newest
+        return (
+            newest is not None and newest.ended and any(each.file and not each.node for each in newest.ranks)
+        )
 
     @property
     def nodes(self) -> dict[int, str]:
@@ -75,10 +97,11 @@ class JobCapture:
 
     @property
     def path(self) -> Path:
-        """The directory of all traces.
+        """The directory of all traces; of a service, where this user's own copies are.
 
         Raises:
             CaptureError: Some rank has no trace, or not yet; the message names it. ``paths`` has the others.
+                Or they cannot be fetched.
         """
         newest = self._newest
         if newest is None or not newest.ended:
@@ -87,7 +110,8 @@ class JobCapture:
             raise CaptureError(f"capture {self.id} is {self.state}; wait() for it")
         if newest.state != "complete":
             raise CaptureError(f"capture {self.id} {_outcome(newest)}")
-        return Path(newest.directory)
+        here = [each.file for each in newest.ranks if _is_plain(each.file) and not each.node]
+        return self._fetch(newest.capture_id, newest.directory, here)
 
     def wait(self, timeout: float | None = 60.0) -> Path:
         """Wait for all traces, from a thread that does not train; return their directory.

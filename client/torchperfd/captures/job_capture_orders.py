@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.captures.capture import CaptureOptions
@@ -23,11 +24,18 @@ class JobCaptureOrders:
     Args:
         outbox: Where orders go.
         connection: Returns a number that changes when the daemon goes away, 0 while there is none.
+        fetch: Returns a folder that this process can read with files of a capture; see ``CaptureFetcher``.
     """
 
-    def __init__(self, outbox: "Outbox[session_pb2.ClientMessage]", connection: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        connection: Callable[[], int],
+        fetch: Callable[[str, str, Iterable[str]], Path],
+    ) -> None:
         self._outbox = outbox
         self._connection = connection
+        self._fetch = fetch
         self._orders: dict[int, JobCapture] = {}
         self._ids = itertools.count(1)
         self.served = False
@@ -66,7 +74,7 @@ class JobCaptureOrders:
             unwanted = session_pb2.CaptureOrder(order_id=order_id, cancel=True)
             self._outbox.put(session_pb2.ClientMessage(capture_order=unwanted))
 
-        capture = JobCapture(self._connection, cancel)
+        capture = JobCapture(self._connection, cancel, self._fetch)
         self._orders[order_id] = capture
         self._outbox.put(session_pb2.ClientMessage(capture_order=wanted))
         return capture

@@ -158,6 +158,8 @@ class CaptureManager:
             # The daemon has done with it sooner than this process, or another node's daemon conducts.
             previous.ended.wait(_PREVIOUS_BUDGET_S)
         try:
+            if self.directory.refusal:
+                raise ValueError(self.directory.refusal)
             wanted = options_from(order.options)
             folder = self.directory.folder(order.capture_id, order.directory)
             capture = self._admit(order.capture_id, folder, wanted, order.max_bytes)
@@ -214,7 +216,8 @@ class CaptureManager:
                     phase_name=self._phase_name,
                     max_bytes=max_bytes,
                     trigger=trigger,
-                    owners=self.directory.owners,
+                    handover=(lambda: self.directory.handover) if self.directory.handover else None,
+                    keeps=trigger == _SCRIPT,
                     pauses=self._pauses,
                 )
             finally:

@@ -30,6 +30,8 @@ TRIGGER: Final = "out of memory"
 
 _ASK_S: Final = 1.0
 """Longest that the daemon is waited for."""
+_HANDOVER_S: Final = 5.0
+"""Longest wait for the service to begin to take the files."""
 _SUMMARY_S: Final = 20.0
 """Longest that the summary may take: the script waits for its exception."""
 
@@ -106,7 +108,7 @@ class OutOfMemory:
     def _leave_snapshot(self, failed: dict[str, int]) -> None:
         capture_id = new_capture_id(time.time())
         folder, rank = self._directory.folder(capture_id), self._identity.rank
-        files = RankFiles(folder, self._directory.owners, rank, MEMORY, 0)
+        files = RankFiles(folder, rank, MEMORY, 0)
         snapshot = MemoryTracer(with_stack=False)
         snapshot.take()
         try:
@@ -116,18 +118,25 @@ class OutOfMemory:
             raise
         state = CaptureState(CaptureOptions(steps=1, kind=MEMORY))
         state.start_step = self._step()
-        state.outcome = CaptureOutcome(
+        outcome = CaptureOutcome(
             ok=True, file=files.trace, bytes=written.bytes, sha256=written.sha256, start_step=state.start_step
         )
         ranks = self._ranks()
-        manifest = rank_manifest(capture_id, TRIGGER, self._identity, state)
+        manifest = rank_manifest(capture_id, TRIGGER, self._identity, state, outcome)
         files.write_manifest(manifest | {"failed_allocation": failed, "ranks": ranks})
+        summary = self._summary(files, folder / files.trace, ranks)
         log.warning(
             "CUDA is out of memory: %.3f GB were wanted on device %d; see %s",
             failed["wanted"] / 1e9,
             failed["device"],
-            folder / self._summary(files, folder / files.trace, ranks),
+            folder / summary,
         )
+        if self._directory.handover is not None:
+            try:
+                further = [summary] if summary != files.trace else []
+                files.hand_over(lambda: self._directory.handover, further, turn_seconds=_HANDOVER_S)
+            except NotWrittenError as error:
+                log.warning("capture %s: %s", capture_id, error)
 
     def _summary(self, files: RankFiles, path: Path, ranks: list[dict[str, int]]) -> str:
         """Write the summary; return its name, or the snapshot's where there is none."""

@@ -7,20 +7,24 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from torchperfd._version import __version__
 from torchperfd.captures.files import CaptureFolder
+from torchperfd.captures.handover import TURN_S, Handover, HandoverError
 from torchperfd.captures.launches import LaunchCounter
 from torchperfd.captures.options import MEMORY, TRACE
-from torchperfd.captures.state import CaptureState
+from torchperfd.captures.state import CaptureOutcome, CaptureState
 from torchperfd.captures.tracer import LostTraceError, Tracer
 from torchperfd.identity import Identity
 
 _TAIL_BYTES: Final = 8192
+_ATTEMPTS: Final = 6
+_RETRY_S: Final = 2.0
+"""Between attempts to reach a daemon that may be restarting."""
 _BELOW_DESCRIPTOR: Final = re.compile(r"/proc/self/fd/\d+/")
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
@@ -53,15 +57,13 @@ class RankFiles:
 
     Args:
         directory: The capture's folder; made when missing.
-        owners: Users whose folder it may be.
         rank: The rank.
         kind: ``trace`` or ``memory``.
         max_bytes: Largest trace that is kept; 0 for any.
     """
 
-    def __init__(self, directory: Path, owners: frozenset[int], rank: int, kind: str, max_bytes: int) -> None:
+    def __init__(self, directory: Path, rank: int, kind: str, max_bytes: int) -> None:
         self._directory = directory
-        self._owners = owners
         self._stem = f"rank{rank}"
         self._kind = kind
         self._max_bytes = max_bytes
@@ -72,13 +74,18 @@ class RankFiles:
         return f"{self._stem}.{'memory.pickle' if self._kind == MEMORY else 'json'}"
 
     @property
+    def has_trace(self) -> bool:
+        """Whether the trace is there."""
+        return (self._directory / self.trace).is_file()
+
+    @property
     def _manifest(self) -> str:
         return f"{self._stem}.manifest.json"
 
     def prepare(self) -> str:
         """Make the folder, and remove what an attempt before this one left; return why not, or ''."""
         try:
-            with CaptureFolder.opened(self._directory, self._owners) as folder:
+            with CaptureFolder.opened(self._directory) as folder:
                 folder.remove(self._manifest)
                 folder.check_writable(self.trace)
         except OSError as error:
@@ -96,7 +103,7 @@ class RankFiles:
             NotWrittenError: It cannot be written, or must not be kept.
         """
         try:
-            with CaptureFolder.opened(self._directory, self._owners) as folder:
+            with CaptureFolder.opened(self._directory) as folder:
                 # torch picks the format by the name's end, so the part needs the final one too.
                 part = folder.new_name(self.trace)
                 began = time.perf_counter()
@@ -128,7 +135,7 @@ class RankFiles:
         Raises:
             OSError: It cannot be written.
         """
-        with CaptureFolder.opened(self._directory, self._owners) as folder:
+        with CaptureFolder.opened(self._directory) as folder:
             folder.write(self._manifest, (json.dumps(manifest, indent=2) + "\n").encode())
 
     def write_summary(self, text: str) -> str:
@@ -138,15 +145,63 @@ class RankFiles:
             OSError: It cannot be written.
         """
         name = f"{self._stem}.{self._kind}.txt"
-        with CaptureFolder.opened(self._directory, self._owners) as folder:
+        with CaptureFolder.opened(self._directory) as folder:
             folder.write(name, text.encode())
         return name
+
+    def hand_over(
+        self, to: Callable[[], Handover | None], names: Sequence[str] = (), *, turn_seconds: float = TURN_S
+    ) -> None:
+        """Have a service take the trace, the manifest and further files over.
+
+        Args:
+            to: Returns the service's newest session; None while there is none.
+            names: The further files.
+            turn_seconds: Longest wait for the service to begin.
+
+        Raises:
+            NotWrittenError: It has not taken them; they stay where they are.
+        """
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_RETRY_S)
+            try:
+                with contextlib.ExitStack() as opened:
+                    folder = opened.enter_context(CaptureFolder.opened(self._directory))
+                    files = {
+                        name: opened.enter_context(folder.open(name)).fileno()
+                        for name in (self.trace, self._manifest, *names)
+                    }
+                    service = to()
+                    if service is None:
+                        raise HandoverError("no daemon is connected", may_pass=True)
+                    service.send(self._directory.name, files, turn_seconds)
+                    return
+            except HandoverError as error:
+                reason, may_pass = str(error), error.may_pass
+            except OSError as error:
+                reason, may_pass = str(error.strerror or error), False
+            if not may_pass:
+                break
+        raise NotWrittenError(
+            f"the daemon has not taken the {self._kind}: {reason}; it is in {self._directory}"
+        )
+
+    def remove(self) -> None:
+        """Delete the files; the folder, too, if nothing else is in it."""
+        if self._directory.is_dir():
+            with contextlib.suppress(OSError):
+                with CaptureFolder.opened(self._directory) as folder:
+                    folder.remove_hidden(self._stem)
+                    for name in (self.trace, self._manifest):
+                        folder.remove(name)
+                self._directory.rmdir()
 
     def remove_leftovers(self) -> None:
         """Delete unfinished files."""
         # Else the folder would be made for that.
         if self._directory.is_dir():
-            with contextlib.suppress(OSError), CaptureFolder.opened(self._directory, self._owners) as folder:
+            with contextlib.suppress(OSError), CaptureFolder.opened(self._directory) as folder:
                 folder.remove_hidden(self._stem)
 
     def _unkept(self, file: BinaryIO) -> str:
@@ -163,10 +218,10 @@ class RankFiles:
         return ""
 
 
-def rank_manifest(capture_id: str, trigger: str, identity: Identity, state: CaptureState) -> dict[str, Any]:
-    """Return the manifest of a rank whose part of a capture has ended."""
-    outcome = state.outcome
-    assert outcome is not None
+def rank_manifest(
+    capture_id: str, trigger: str, identity: Identity, state: CaptureState, outcome: CaptureOutcome
+) -> dict[str, Any]:
+    """Return the manifest of a rank whose part of a capture ends with an outcome."""
     torch = sys.modules.get("torch")
     return {
         "schema": "torchperfd.capture.rank/1",

@@ -100,14 +100,14 @@ class AutoCapture:
     def capture_id(self) -> str:
         """The id of the capture; empty while there is no trace."""
         capture = self._capture
-        return capture.id if capture is not None and capture.paths else ""
+        return capture.id if capture is not None and capture.has_trace else ""
 
-    def trace_words(self, captures_dir: str) -> str:
+    def trace_words(self) -> str:
         """Return the first advice on the capture, for the end of the run; empty without advice."""
         capture = self._capture
         if capture is None:
             return ""
-        advice = first_advice(Path(captures_dir) / capture.id / _ANALYSIS)
+        advice = first_advice(self._client.read_capture(capture.id, _ANALYSIS, _MOST_ANALYSIS_BYTES))
         start, end = capture.step_range or (0, STEPS)
         return f"{_STEPS_WORDS[end - start]} that the run captured by itself: {advice}" if advice else ""
 
@@ -138,18 +138,16 @@ class AutoCapture:
         return True
 
 
-def first_advice(path: Path) -> str:
+def first_advice(analysis: bytes) -> str:
     """Return the first advice of an analysis in one line; empty if there is none, or it cannot be read."""
     try:
-        if path.stat().st_size > _MOST_ANALYSIS_BYTES:
-            return ""
-        document: Any = json.loads(path.read_bytes())
+        document: Any = json.loads(analysis)
         first = document["advice"][0]
         setting = f": {first['setting']}" if first["setting"] else ""
         line = f"{first['change']}{setting}"
         saves = float(first["saves_us_per_step"]) / 1e6
         saved = f", saves about {duration(saves)} a step" if saves > 0 else ""
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         return ""
     words = f"{line}{saved}"
     return words if words.isprintable() else ""

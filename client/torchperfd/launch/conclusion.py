@@ -144,7 +144,7 @@ class Conclusion:
                 ending=ending,
                 advice=advice,
                 capture_id=capture_id,
-                trace=auto.trace_words(client.captures_dir) if auto is not None else "",
+                trace=auto.trace_words() if auto is not None else "",
             )
             closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
             colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)

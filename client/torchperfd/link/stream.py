@@ -7,6 +7,7 @@ it forked DataLoader workers hang; children inherit a channel they never touch.
 """
 
 import ctypes
+import hashlib
 import os
 import random
 import threading
@@ -122,6 +123,8 @@ class Stream:
         """Sessions that were opened so far."""
         self.peer_uid = -1
         """The user of the daemon that was found last, as the kernel knows it; -1 before the first."""
+        self.socket = ""
+        """The socket of the daemon that was found last; empty before the first."""
 
     def start(self) -> None:
         """Begin to look for a daemon; loads grpc on the calling thread when one is there already."""
@@ -175,6 +178,34 @@ class Stream:
             log.debug("no totals of the run from the daemon: %s", error)
             return None
 
+    def download(self, capture_id: str, file: str, timeout: float) -> "Iterator[bytes]":
+        """Yield a file of a capture, in pieces, from the daemon.
+
+        Raises:
+            OSError: The daemon does not send it whole within ``timeout`` seconds.
+        """
+        channel = self._channel
+        if channel is None or not self.connected:
+            raise ConnectionError("no daemon is connected")
+        import grpc
+
+        from torchperfd.v1 import control_pb2, control_pb2_grpc
+
+        request = control_pb2.DownloadRequest(capture_id=capture_id, file=file)
+        digest, claimed = hashlib.sha256(), ""
+        try:
+            for piece in control_pb2_grpc.ControlStub(channel).Download(request, timeout=timeout):
+                digest.update(piece.data)
+                claimed = piece.sha256
+                if piece.data:
+                    yield piece.data
+        except grpc.RpcError as error:
+            # The error is the call itself, which holds a connection.
+            error.__traceback__ = None
+            raise ConnectionError(error.details()) from None
+        if claimed != digest.hexdigest():
+            raise ConnectionError("it was damaged in transfer")
+
     def stop(self, timeout: float) -> None:
         """End the session after what was already taken from the outbox, within ``timeout`` seconds."""
         self._stopping.set()
@@ -219,7 +250,7 @@ class Stream:
         while not self._stopping.is_set():
             path, listener = self._find_daemon()
             if listener is not None:
-                self.peer_uid = listener.uid
+                self.peer_uid, self.socket = listener.uid, path
                 if not load_grpc():
                     return
                 before = self.connections

@@ -40,9 +40,12 @@ NATIVE_HOOKS: Final = "native_hooks"
 REFERENCE_HOOKS: Final = "reference_hooks"
 """The feature of a client whose hooks run in Python: no compiler was there when the package was built."""
 
+HANDOVER: Final = "handover"
+"""The feature of a client that can hand the files of captures over to the daemon."""
+
 FEATURES: Final = (
     *("steps", "account", "capture", BUNDLE, STACKS, CAPTURE_ORDER, CAPTURE_KINDS, COLLECTIVES),
-    *(FREQUENT_REPORTS, PAGE),
+    *(FREQUENT_REPORTS, PAGE, HANDOVER),
 )
 """Optional abilities announced in Hello and Welcome; unknown ones are ignored."""
 
@@ -79,6 +82,12 @@ Its first line is a JSON object: ``signal`` to send to ``thread`` (the kernel's 
 a few times per second), ``training`` (the training thread's ident) and ``package`` (directory of the
 client's own code). To be sent only while that thread waits for the interpreter.
 """
+
+HANDOVER_GREETING: Final = b"torchperfd captures 1\n"
+"""What a connection that hands files of a capture over begins with, instead of HTTP/2."""
+
+HANDOVER_READY: Final = b"ready\n"
+"""The daemon's answer to the greeting."""
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Longest path a Linux unix socket address can hold (108 bytes with the NUL)."""

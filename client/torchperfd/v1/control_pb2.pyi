@@ -1036,7 +1036,7 @@ class DownloadRequest(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     file: builtins.str
-    """a name from the manifest, or "manifest.json" """
+    """a name from the manifest, "manifest.json" or "analysis.json" """
     offset: builtins.int
     """bytes that the caller has already"""
     def __init__(
@@ -1072,6 +1072,136 @@ class DownloadPiece(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["data", b"data", "sha256", b"sha256", "size", b"size"]) -> None: ...
 
 global___DownloadPiece = DownloadPiece
+
+@typing.final
+class ListCapturesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    BEFORE_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    CAPTURE_ID_FIELD_NUMBER: builtins.int
+    run: builtins.str
+    """empty: any"""
+    state: builtins.str
+    """as manifests have it; empty: any"""
+    since: builtins.float
+    """requested at this Unix time or later"""
+    before: builtins.float
+    """requested earlier; 0: any time"""
+    limit: builtins.int
+    """0: all"""
+    capture_id: builtins.str
+    """only this one; empty: any"""
+    def __init__(
+        self,
+        *,
+        run: builtins.str = ...,
+        state: builtins.str = ...,
+        since: builtins.float = ...,
+        before: builtins.float = ...,
+        limit: builtins.int = ...,
+        capture_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["before", b"before", "capture_id", b"capture_id", "limit", b"limit", "run", b"run", "since", b"since", "state", b"state"]) -> None: ...
+
+global___ListCapturesRequest = ListCapturesRequest
+
+@typing.final
+class ListedCapture(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MANIFEST_FIELD_NUMBER: builtins.int
+    DISK_BYTES_FIELD_NUMBER: builtins.int
+    PINNED_FIELD_NUMBER: builtins.int
+    UPLOAD_FIELD_NUMBER: builtins.int
+    UPLOADS_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    ANALYSED_FIELD_NUMBER: builtins.int
+    manifest: builtins.bytes
+    """JSON"""
+    disk_bytes: builtins.int
+    pinned: builtins.bool
+    upload: builtins.str
+    """none, pending, done or refused"""
+    uploads: builtins.bool
+    """the daemon uploads captures"""
+    total: builtins.int
+    """that match, whatever the limit is"""
+    analysed: builtins.bool
+    def __init__(
+        self,
+        *,
+        manifest: builtins.bytes = ...,
+        disk_bytes: builtins.int = ...,
+        pinned: builtins.bool = ...,
+        upload: builtins.str = ...,
+        uploads: builtins.bool = ...,
+        total: builtins.int = ...,
+        analysed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["analysed", b"analysed", "disk_bytes", b"disk_bytes", "manifest", b"manifest", "pinned", b"pinned", "total", b"total", "upload", b"upload", "uploads", b"uploads"]) -> None: ...
+
+global___ListedCapture = ListedCapture
+
+@typing.final
+class PinCaptureRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CAPTURE_ID_FIELD_NUMBER: builtins.int
+    PINNED_FIELD_NUMBER: builtins.int
+    capture_id: builtins.str
+    pinned: builtins.bool
+    def __init__(
+        self,
+        *,
+        capture_id: builtins.str = ...,
+        pinned: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "pinned", b"pinned"]) -> None: ...
+
+global___PinCaptureRequest = PinCaptureRequest
+
+@typing.final
+class PinCaptureResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___PinCaptureResponse = PinCaptureResponse
+
+@typing.final
+class RemoveCaptureRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CAPTURE_ID_FIELD_NUMBER: builtins.int
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    capture_id: builtins.str
+    dry_run: builtins.bool
+    """only find out whether it may be removed"""
+    def __init__(
+        self,
+        *,
+        capture_id: builtins.str = ...,
+        dry_run: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "dry_run", b"dry_run"]) -> None: ...
+
+global___RemoveCaptureRequest = RemoveCaptureRequest
+
+@typing.final
+class RemoveCaptureResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RemoveCaptureResponse = RemoveCaptureResponse
 
 @typing.final
 class StacksRequest(google.protobuf.message.Message):

@@ -86,6 +86,21 @@ class ControlStub(object):
                 request_serializer=torchperfd_dot_v1_dot_control__pb2.DownloadRequest.SerializeToString,
                 response_deserializer=torchperfd_dot_v1_dot_control__pb2.DownloadPiece.FromString,
                 _registered_method=True)
+        self.ListCaptures = channel.unary_stream(
+                '/torchperfd.v1.Control/ListCaptures',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.ListCapturesRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.ListedCapture.FromString,
+                _registered_method=True)
+        self.PinCapture = channel.unary_unary(
+                '/torchperfd.v1.Control/PinCapture',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.PinCaptureRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.PinCaptureResponse.FromString,
+                _registered_method=True)
+        self.RemoveCapture = channel.unary_unary(
+                '/torchperfd.v1.Control/RemoveCapture',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.RemoveCaptureRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.RemoveCaptureResponse.FromString,
+                _registered_method=True)
         self.Stacks = channel.unary_stream(
                 '/torchperfd.v1.Control/Stacks',
                 request_serializer=torchperfd_dot_v1_dot_control__pb2.StacksRequest.SerializeToString,
@@ -163,6 +178,26 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCaptures(self, request, context):
+        """Streams the captures that the caller may read, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinCapture(self, request, context):
+        """Protects a capture from removal, or no longer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveCapture(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stacks(self, request, context):
         """Streams each rank's stacks as soon as they are known, or why they are not.
         """
@@ -224,6 +259,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Download,
                     request_deserializer=torchperfd_dot_v1_dot_control__pb2.DownloadRequest.FromString,
                     response_serializer=torchperfd_dot_v1_dot_control__pb2.DownloadPiece.SerializeToString,
+            ),
+            'ListCaptures': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListCaptures,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.ListCapturesRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.ListedCapture.SerializeToString,
+            ),
+            'PinCapture': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinCapture,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.PinCaptureRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.PinCaptureResponse.SerializeToString,
+            ),
+            'RemoveCapture': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveCapture,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.RemoveCaptureRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.RemoveCaptureResponse.SerializeToString,
             ),
             'Stacks': grpc.unary_stream_rpc_method_handler(
                     servicer.Stacks,
@@ -480,6 +530,87 @@ class Control(object):
             '/torchperfd.v1.Control/Download',
             torchperfd_dot_v1_dot_control__pb2.DownloadRequest.SerializeToString,
             torchperfd_dot_v1_dot_control__pb2.DownloadPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCaptures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/torchperfd.v1.Control/ListCaptures',
+            torchperfd_dot_v1_dot_control__pb2.ListCapturesRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.ListedCapture.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinCapture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/torchperfd.v1.Control/PinCapture',
+            torchperfd_dot_v1_dot_control__pb2.PinCaptureRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.PinCaptureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveCapture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/torchperfd.v1.Control/RemoveCapture',
+            torchperfd_dot_v1_dot_control__pb2.RemoveCaptureRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.RemoveCaptureResponse.FromString,
             options,
             channel_credentials,
             insecure,

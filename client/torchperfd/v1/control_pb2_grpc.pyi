@@ -74,6 +74,23 @@ class ControlStub:
     ]
     """Streams a capture's file from an offset on; the last piece carries the sum of what was sent."""
 
+    ListCaptures: grpc.UnaryStreamMultiCallable[
+        torchperfd.v1.control_pb2.ListCapturesRequest,
+        torchperfd.v1.control_pb2.ListedCapture,
+    ]
+    """Streams the captures that the caller may read, newest first."""
+
+    PinCapture: grpc.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.PinCaptureRequest,
+        torchperfd.v1.control_pb2.PinCaptureResponse,
+    ]
+    """Protects a capture from removal, or no longer."""
+
+    RemoveCapture: grpc.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.RemoveCaptureRequest,
+        torchperfd.v1.control_pb2.RemoveCaptureResponse,
+    ]
+
     Stacks: grpc.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.StacksRequest,
         torchperfd.v1.control_pb2.RankStacks,
@@ -141,6 +158,23 @@ class ControlAsyncStub:
         torchperfd.v1.control_pb2.DownloadPiece,
     ]
     """Streams a capture's file from an offset on; the last piece carries the sum of what was sent."""
+
+    ListCaptures: grpc.aio.UnaryStreamMultiCallable[
+        torchperfd.v1.control_pb2.ListCapturesRequest,
+        torchperfd.v1.control_pb2.ListedCapture,
+    ]
+    """Streams the captures that the caller may read, newest first."""
+
+    PinCapture: grpc.aio.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.PinCaptureRequest,
+        torchperfd.v1.control_pb2.PinCaptureResponse,
+    ]
+    """Protects a capture from removal, or no longer."""
+
+    RemoveCapture: grpc.aio.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.RemoveCaptureRequest,
+        torchperfd.v1.control_pb2.RemoveCaptureResponse,
+    ]
 
     Stacks: grpc.aio.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.StacksRequest,
@@ -227,6 +261,29 @@ class ControlServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[torchperfd.v1.control_pb2.DownloadPiece], collections.abc.AsyncIterator[torchperfd.v1.control_pb2.DownloadPiece]]:
         """Streams a capture's file from an offset on; the last piece carries the sum of what was sent."""
+
+    @abc.abstractmethod
+    def ListCaptures(
+        self,
+        request: torchperfd.v1.control_pb2.ListCapturesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[torchperfd.v1.control_pb2.ListedCapture], collections.abc.AsyncIterator[torchperfd.v1.control_pb2.ListedCapture]]:
+        """Streams the captures that the caller may read, newest first."""
+
+    @abc.abstractmethod
+    def PinCapture(
+        self,
+        request: torchperfd.v1.control_pb2.PinCaptureRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[torchperfd.v1.control_pb2.PinCaptureResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.PinCaptureResponse]]:
+        """Protects a capture from removal, or no longer."""
+
+    @abc.abstractmethod
+    def RemoveCapture(
+        self,
+        request: torchperfd.v1.control_pb2.RemoveCaptureRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[torchperfd.v1.control_pb2.RemoveCaptureResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.RemoveCaptureResponse]]: ...
 
     @abc.abstractmethod
     def Stacks(

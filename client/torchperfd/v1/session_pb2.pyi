@@ -294,9 +294,12 @@ class Welcome(google.protobuf.message.Message):
     FLEET_ADDRESS_FIELD_NUMBER: builtins.int
     RUN_FIELD_NUMBER: builtins.int
     DAEMON_REVISION_FIELD_NUMBER: builtins.int
+    HANDOVER_TOKEN_FIELD_NUMBER: builtins.int
     daemon_version: builtins.str
     captures_dir: builtins.str
-    """Where traces of this process belong; the client only ever writes below it."""
+    """Where traces of this process belong; empty where the daemon keeps them in a directory of its own. Then
+    the process writes them where it likes, and hands them over with handover_token.
+    """
     metrics_url: builtins.str
     fleet_address: builtins.str
     """where other nodes' daemons reach this one, which seeks them; empty: it does not"""
@@ -304,6 +307,8 @@ class Welcome(google.protobuf.message.Message):
     """name of the process's run on this node: another one where its own name is taken"""
     daemon_revision: builtins.str
     """commit that the daemon was built from; empty if unknown"""
+    handover_token: builtins.str
+    """of this session alone; empty where captures_dir is not"""
     @property
     def api(self) -> global___ApiRange: ...
     @property
@@ -319,11 +324,65 @@ class Welcome(google.protobuf.message.Message):
         fleet_address: builtins.str = ...,
         run: builtins.str = ...,
         daemon_revision: builtins.str = ...,
+        handover_token: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "daemon_revision", b"daemon_revision", "daemon_version", b"daemon_version", "features", b"features", "fleet_address", b"fleet_address", "metrics_url", b"metrics_url", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "daemon_revision", b"daemon_revision", "daemon_version", b"daemon_version", "features", b"features", "fleet_address", b"fleet_address", "handover_token", b"handover_token", "metrics_url", b"metrics_url", "run", b"run"]) -> None: ...
 
 global___Welcome = Welcome
+
+@typing.final
+class CaptureHandover(google.protobuf.message.Message):
+    """The files of a rank's capture, for a daemon that keeps captures in a directory of its own. They come on a
+    connection of their own to the daemon's socket, which begins with contract.HANDOVER instead of HTTP/2. Once
+    the daemon has answered with contract.HANDOVER_READY, the process sends this, after its length in four
+    bytes (big-endian), together with one open descriptor for each file. The daemon reads these files.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    CAPTURE_ID_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    token: builtins.str
+    """of the session's Welcome"""
+    capture_id: builtins.str
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """names below the capture's directory, in the order of the descriptors"""
+
+    def __init__(
+        self,
+        *,
+        token: builtins.str = ...,
+        capture_id: builtins.str = ...,
+        files: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "files", b"files", "token", b"token"]) -> None: ...
+
+global___CaptureHandover = CaptureHandover
+
+@typing.final
+class CaptureHandoverResult(google.protobuf.message.Message):
+    """The daemon's answer, after its length as above; then the connection ends."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    UNKNOWN_SESSION_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """why the daemon has not taken the files; empty: it has"""
+    unknown_session: builtins.bool
+    """that is why: the process may not have connected again to a daemon that restarted"""
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        unknown_session: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "unknown_session", b"unknown_session"]) -> None: ...
+
+global___CaptureHandoverResult = CaptureHandoverResult
 
 @typing.final
 class ReportFrequently(google.protobuf.message.Message):
@@ -1110,6 +1169,7 @@ class PrepareCapture(google.protobuf.message.Message):
     MAX_BYTES_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     directory: builtins.str
+    """empty: to be handed over"""
     max_bytes: builtins.int
     """a larger trace is not kept; 0: any"""
     @property

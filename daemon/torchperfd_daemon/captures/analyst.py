@@ -153,7 +153,7 @@ class Analyst:
         for name in _traces(record):
             # Any user may have put something else in its place, such as a pipe that never ends. And a
             # file that only one user may read must not be shown to all.
-            self._catalog.open_public(capture_id, name).close()
+            self._catalog.open_own(capture_id, name).close()
         with explained(f"cannot write to {path}"):
             if self._catalog.lacking():
                 raise TorchperfdError("the disk is full except for the space that must stay free")

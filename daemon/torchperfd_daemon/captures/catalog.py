@@ -5,8 +5,10 @@ The folders are authoritative. The index beside them makes listings fast.
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +22,10 @@ from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.captures.receipt import FILE_NAME as RECEIPT
 from torchperfd_daemon.captures.receipt import Receipt
 from torchperfd_daemon.captures.retention import Quota
+from torchperfd_daemon.captures.upload_marker import read_upload_marker
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError, explained
+
+log = logging.getLogger("torchperfd.captures")
 
 _REMOVED: Final = ".removed-"
 _MOST_ANALYSIS_BYTES: Final = 256 * 2**20
@@ -56,6 +61,36 @@ class Catalog:
             raise NoSuchTargetError(f"{capture_id[:80]!r} is no capture id", _LISTED)
         return self.directory / capture_id
 
+    def make_private(self) -> None:
+        """Make the directory this process's alone, for a daemon that keeps captures of several users.
+
+        Raises:
+            TorchperfdError: It belongs to another user.
+        """
+        with explained(f"cannot use {self.directory}", "choose another with --captures-dir"):
+            self.directory.mkdir(mode=folder.MODE, parents=True, exist_ok=True)
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                if status.st_uid != os.geteuid():
+                    raise TorchperfdError(
+                        f"{self.directory} belongs to user {status.st_uid}, not to this daemon's user"
+                        f" {os.geteuid()}",
+                        f"`chown {os.geteuid()} {self.directory}`, or choose another with --captures-dir",
+                    )
+                mode = stat.S_IMODE(status.st_mode)
+                if mode & 0o077:
+                    os.fchmod(descriptor, folder.MODE)
+                    log.warning(
+                        "the captures directory %s was open to other users (mode %o): now it is this daemon's"
+                        " alone (mode %o), and users read their captures with `torchperfd captures`",
+                        self.directory,
+                        mode,
+                        folder.MODE,
+                    )
+            finally:
+                os.close(descriptor)
+
     def create(self, capture_id: str) -> Path:
         """Make the folder of a new capture.
 
@@ -68,12 +103,9 @@ class Catalog:
             try:
                 self._refuse_a_full_disk()
             except FileNotFoundError:
-                # A service's directory exists already, open to all; a directory made here is private.
-                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.directory.mkdir(mode=folder.MODE, parents=True, exist_ok=True)
                 self._refuse_a_full_disk()
-            path.mkdir()
-            with folder.opened(path) as held:
-                os.fchmod(held, folder.MODE)  # mkdir's own mode is subject to the umask
+            path.mkdir(mode=folder.MODE)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise DiskFullError(
@@ -129,6 +161,11 @@ class Catalog:
                     " capture fewer steps or raise --captures-max-bytes-each"
                 )
                 trace.state, trace.file, trace.bytes, trace.sha256 = CaptureState.FAILED, "", 0, ""
+
+    @property
+    def uploads(self) -> bool:
+        """Whether a daemon uploads these captures."""
+        return bool(read_upload_marker(self.directory))
 
     def ids(self) -> tuple[str, ...]:
         """Return the ids of all captures without reading them; none if the directory is unreadable."""
@@ -186,16 +223,17 @@ class Catalog:
             with contextlib.suppress(NoSuchTargetError), self.open(capture_id, name) as file:
                 yield name, file
 
-    def open_public(self, capture_id: str, name: str) -> BinaryIO:
-        """Open one of a capture's files to be sent elsewhere.
+    def open_own(self, capture_id: str, name: str) -> BinaryIO:
+        """Open one of a capture's files to be sent elsewhere or analysed.
 
         Raises:
             NoSuchTargetError: There is no such capture, or it has no such file.
-            TorchperfdError: The file is not readable by all users.
+            TorchperfdError: The file is another user's.
         """
+        users = self.get(capture_id).users | folder.trusted_users(self.directory)
         file = self.open(capture_id, name)
         try:
-            folder.check_public(os.fstat(file.fileno()), name)
+            folder.check_own(os.fstat(file.fileno()), name, users)
         except TorchperfdError:
             file.close()
             raise
@@ -220,7 +258,8 @@ class Catalog:
         Raises:
             NoSuchTargetError: The id could not be one.
         """
-        return (self.folder(capture_id) / folder.ANALYSIS).is_file()
+        found = self.found(capture_id)
+        return found is not None and found.analysed
 
     def analysis(self, capture_id: str) -> bytes:
         """Return the daemon's analysis of a capture, a JSON document.
@@ -229,8 +268,12 @@ class Catalog:
             NoSuchTargetError: There is no such capture, or it has not been analysed.
             TorchperfdError: It is too large to be one.
         """
-        self.get(capture_id)
+        found = self.found(capture_id)
+        if found is None or found.record is None:
+            raise self._missing(capture_id)
         try:
+            if not found.analysed:
+                raise NoSuchTargetError("")
             with self.open(capture_id, folder.ANALYSIS) as file:
                 content = file.read(_MOST_ANALYSIS_BYTES + 1)
         except NoSuchTargetError:
@@ -253,18 +296,12 @@ class Catalog:
             TorchperfdError: Nothing can be written there.
         """
         self.get(capture_id)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with (
             explained(f"cannot pin {capture_id}", "pin it as its owner"),
             folder.opened(self.folder(capture_id)) as held,
-            contextlib.suppress(FileExistsError),
         ):
-            os.close(os.open(folder.PIN, flags, 0o644, dir_fd=held))
-        found = self.found(capture_id)
-        if found is not None and not found.pinned:
-            raise TorchperfdError(
-                f"a file of another user keeps {capture_id} from being pinned", "delete it as root"
-            )
+            # What another user has put there, when all could write there, is replaced.
+            folder.write(held, folder.PIN, b"")
 
     def unpin(self, capture_id: str) -> None:
         """Remove a capture's protection.

@@ -235,6 +235,13 @@ class Coordinator:
         elif capture_id not in self._live:
             self._close(capture_id)
 
+    def has_file(self, capture_id: str, name: str) -> bool:
+        """Return whether a capture's folder has a file."""
+        with contextlib.suppress(TorchperfdError):
+            self._catalog.open(capture_id, name).close()
+            return True
+        return False
+
     def on_departure(self, participant: Participant, reason: str) -> None:
         """Fail the attempts of a rank that has left."""
         self._pending.depart(participant, reason)
@@ -272,14 +279,10 @@ class Coordinator:
         )
         apply(record.ranks[0], result)
         self._end(record)
-        folder = self._catalog.folder(capture_id)
-        try:
-            made_by = folder.lstat().st_uid
-        except OSError:
-            made_by = None
-        if made_by is not None and owner not in (None, made_by):
-            log.warning("capture %s belongs to user %s, not to user %s", capture_id, made_by, owner)
-        elif folder.is_dir() and not (folder / FILE_NAME).exists():
+        found = self._catalog.found(capture_id)
+        if found is not None and owner not in (None, found.owner):
+            log.warning("capture %s belongs to user %s, not to user %s", capture_id, found.owner, owner)
+        elif found is not None and not (self._catalog.folder(capture_id) / FILE_NAME).exists():
             self._save(record)
         self.counts.count(record, self._wall())
 

@@ -1,10 +1,9 @@
-"""One capture's folder: its names, and how it is read safely although all users may write there.
+"""One capture's folder: its names, and how it is read.
 
-The training processes of all users write into a capture's folder, so it is open to them
-like /tmp, sticky bit included. Whatever lies in there is therefore hostile until read: a link
-planted under the manifest's name must lead neither the daemon's writes nor anyone's reads
-to another file. Hence no name is opened through a link, all are opened below the descriptor of
-the folder, and what is made has a random name first.
+The folder and its files belong to the daemon's user, or to the user who captured without a daemon. Folders
+of an older version were open to all users, so that files in them may be anybody's. Hence no name is opened
+through a link, all are opened below the descriptor of the folder, and only files of trusted users count as
+the daemon's own.
 """
 
 import calendar
@@ -33,7 +32,8 @@ from torchperfd_daemon.captures.receipt import Upload
 from torchperfd_daemon.documents import DamagedError, decode_clean
 from torchperfd_daemon.errors import TorchperfdError
 
-MODE: Final = 0o1777
+MODE: Final = 0o700
+FILE_MODE: Final = 0o600
 PIN: Final = ".pinned"
 """A file of this name keeps a capture from being removed."""
 ANALYSIS: Final = "analysis.json"
@@ -69,6 +69,7 @@ class Found:
         upload: How far the upload of just this manifest is.
         owner: The user whose bytes these are.
         managed: The daemon of this directory made it, so that its quota counts it and may remove it.
+        analysed: The daemon's analysis is in it.
     """
 
     record: CaptureRecord | None
@@ -80,6 +81,7 @@ class Found:
     upload: Upload = Upload.NONE
     owner: int = 0
     managed: bool = True
+    analysed: bool = False
 
     def in_progress(self, now: float) -> bool:
         """Return whether a process may still be writing, at Unix time ``now``."""
@@ -146,7 +148,7 @@ def write(folder: int, name: str, content: bytes) -> None:
     """
     part = f".{name}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(part, flags, 0o644, dir_fd=folder)
+    descriptor = os.open(part, flags, FILE_MODE, dir_fd=folder)
     try:
         with open(descriptor, "wb") as file:  # noqa: PTH123
             file.write(content)
@@ -157,16 +159,21 @@ def write(folder: int, name: str, content: bytes) -> None:
         raise
 
 
-def check_public(status: os.stat_result, name: str) -> None:
-    """Refuse a file that the daemon may read and other users may not, before it is sent.
+def check_own(status: os.stat_result, name: str, users: Collection[int]) -> None:
+    """Refuse a file that is not the capture's own, before it is sent.
+
+    Args:
+        users: Those whose files the capture may have.
 
     Raises:
-        TorchperfdError: Only its owner may read the file, or it has a second name elsewhere.
+        TorchperfdError: Another user's private file is in its place, or it has a second name elsewhere.
     """
     if status.st_nlink > 1:
         raise TorchperfdError(f"{name} has another hard link", "copy it as its owner")
-    if status.st_uid != os.geteuid() and not status.st_mode & stat.S_IROTH:
-        raise TorchperfdError(f"only its owner may read {name}", "copy it as its owner, or `chmod o+r` it")
+    if status.st_uid not in users and not status.st_mode & stat.S_IROTH:
+        raise TorchperfdError(
+            f"{name} belongs to user {status.st_uid}, whose capture this is not", "remove it as that user"
+        )
 
 
 def read(path: Path, now: float) -> Found | None:
@@ -183,6 +190,7 @@ def read(path: Path, now: float) -> Found | None:
             by_trusted = files.get(manifest.FILE_NAME, _File(-1)).uid in trusted
             owner = _owner(record, files, status.st_uid, trusted)
             pinned = PIN in files and files[PIN].uid in writers | {owner}
+            has_analysis = ANALYSIS in files and files[ANALYSIS].uid in writers
             found = Found(
                 record,
                 _size(record, files, writers | {owner}),
@@ -192,6 +200,7 @@ def read(path: Path, now: float) -> Found | None:
                 document,
                 owner=owner,
                 managed=by_trusted or status.st_uid in trusted,
+                analysed=has_analysis,
             )
             if record is None or record.state not in _WORTH_UPLOADING or found.in_progress(now):
                 return found
@@ -225,15 +234,17 @@ def _measure(folder: int) -> "dict[str, _File]":
 def _owner(
     record: CaptureRecord | None, files: "dict[str, _File]", folder_uid: int, trusted: frozenset[int]
 ) -> int:
-    """Return the user that a capture's bytes count for: the owner of most of its traces."""
+    """Return the user that a capture's bytes count for: the user of most of its traces."""
     if folder_uid not in trusted or record is None:
         return folder_uid
-    # Only files that the manifest names: any user can add others.
+    # Only files that the manifest names: an older version's folder may have others.
     taken: dict[int, int] = {}
     for trace in record.ranks:
         file = files.get(trace.file)
         if file is not None:
-            taken[file.uid] = taken.get(file.uid, 0) + file.bytes
+            # The daemon's own file is a trace that it has taken over: then the manifest has the user.
+            uid = trace.uid if file.uid in trusted and trace.uid is not None else file.uid
+            taken[uid] = taken.get(uid, 0) + file.bytes
     return max(taken, key=lambda uid: taken[uid], default=folder_uid)
 
 
@@ -332,7 +343,9 @@ def _rank_manifests(folder: int, names: Collection[str]) -> Iterator[tuple[RankM
     for name in sorted(filter(_RANK_MANIFEST.fullmatch, names)):
         with contextlib.suppress(OSError, DamagedError):
             content, status = _content(folder, name)
-            yield decode_clean(content, RankManifest), status.st_mtime
+            found = decode_clean(content, RankManifest)
+            uid = status.st_uid if found.uid is None else found.uid
+            yield replace(found, uid=uid), status.st_mtime
 
 
 def _unfinished(capture_id: str, *, given_up: bool) -> CaptureRecord | None:

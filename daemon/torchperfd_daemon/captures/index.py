@@ -227,7 +227,7 @@ def _save(directory: Path, entries: Iterable[_Entry]) -> None:
         if directory.stat().st_uid != os.geteuid():
             return
         with contextlib.suppress(FileExistsError):
-            (directory / FOLDER).mkdir(mode=0o755)
+            (directory / FOLDER).mkdir(mode=folder.MODE)
         with _opened(directory) as held:
             body = msgspec.msgpack.encode(list(entries))
             folder.write(held, FILE, _head(body) + body)

@@ -117,7 +117,10 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class RankManifest:
-    """What a rank writes beside its trace, as far as it is read here."""
+    """What a rank writes beside its trace, as far as it is read here.
+
+    ``uid`` is its user, added by a service that has taken the file over; None in the rank's own file.
+    """
 
     rank: _Count
     state: CaptureState
@@ -140,6 +143,7 @@ class RankManifest:
     pause_seconds: float = 0.0
     launches: _Count = 0
     kernels: _Count = 0
+    uid: _Count | None = None
 
     def trace(self) -> RankTrace:
         """Return the rank's part of the capture."""

@@ -99,7 +99,7 @@ async def _send_traces(
 
 def _opened(catalog: Catalog, capture_id: str, name: str) -> BinaryIO:
     try:
-        return catalog.open_public(capture_id, name)
+        return catalog.open_own(capture_id, name)
     except TorchperfdError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in _PASSING:
             raise UploadError(f"{error.problem}: {error.__cause__.strerror}") from error

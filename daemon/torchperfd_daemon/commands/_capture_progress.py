@@ -1,5 +1,6 @@
 """The progress display of ``torchperfd capture``: a live table on a terminal, else lines."""
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -48,10 +49,15 @@ class Lines:
 
 
 def conclude(message: control_pb2.CaptureProgress) -> None:
-    """Print a capture's files on stdout; on stderr what to do with them."""
+    """Print a capture's files on stdout, and on stderr what to do with them.
+
+    Files that a service keeps in its own directory are named by the capture's id and their name.
+    """
+    is_readable = os.access(message.directory, os.R_OK | os.X_OK)
     for rank in message.ranks:
         if rank.file and not rank.node:
-            click.echo(f"{message.directory}/{rank.file}")
+            place = message.directory if is_readable else message.capture_id
+            click.echo(f"{place}/{rank.file}")
     elsewhere = Counter(rank.node for rank in message.ranks if rank.file and rank.node)
     for node, traces in elsewhere.items():
         command = f"torchperfd captures get {message.capture_id}"
@@ -102,6 +108,9 @@ def _kernel_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:
 def _next_step(message: control_pb2.CaptureProgress) -> str:
     if all(rank.file.endswith(".pickle") for rank in message.ranks):
         return "open a file at pytorch.org/memory_viz, which reads it in the browser"
+    if not os.access(message.directory, os.R_OK | os.X_OK):
+        # A service keeps it, and gives it to its user.
+        return f"torchperfd analyze {message.capture_id}"
     return f"torchperfd analyze {message.directory}"
 
 

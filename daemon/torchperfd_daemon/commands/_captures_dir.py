@@ -1,6 +1,7 @@
-"""Chooses the captures directory of a command: the one named, the daemon's, or this user's own."""
+"""Chooses the captures of a command: in the directory named, the daemon's, or this user's own."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +10,7 @@ import click
 from torchperfd.v1 import contract, control_pb2
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._daemon_catalog import DaemonCatalog
 from torchperfd_daemon.errors import TorchperfdError
 
 _ANSWER_S: Final = 1.0
@@ -21,17 +23,22 @@ captures_dir_option = click.option(
 )
 
 
-def open_catalog(named: Path | None) -> Catalog:
+def open_catalog(named: Path | None) -> Catalog | DaemonCatalog:
     """Return the captures to read.
 
-    Captures that a service coordinated lie in the service's directory, so its answer comes before this
-    user's own directory. A daemon whose directory is not on this file system, such as one in a container,
-    does not count.
+    Captures that a service coordinated are the service's, so its answer comes before this user's own
+    directory. A directory of the daemon's that this user cannot read is read through the daemon.
 
     Args:
         named: The directory that the user named; None for none.
     """
-    return Catalog(named or _directory_of_daemon() or own_directory())
+    if named is not None:
+        return Catalog(named)
+    directory = _directory_of_daemon()
+    if directory is None:
+        return Catalog(own_directory())
+    is_readable = os.access(directory, os.R_OK | os.X_OK)
+    return Catalog(directory) if is_readable else DaemonCatalog(directory)
 
 
 def own_directory() -> Path:
@@ -43,6 +50,6 @@ def _directory_of_daemon() -> Path | None:
     with contextlib.suppress(TorchperfdError), connect(None, answer_seconds=_ANSWER_S) as daemon:
         info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_ANSWER_S)
         directory = Path(info.captures_dir)
-        if directory.is_absolute() and directory.is_dir():
+        if directory.is_absolute():
             return directory
     return None

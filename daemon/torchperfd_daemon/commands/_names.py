@@ -8,6 +8,7 @@ import click
 from torchperfd.near_names import did_you_mean
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.commands._daemon_catalog import DaemonCatalog
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.views.names import whole_name as whole_name
 
@@ -45,7 +46,7 @@ def whole_run(daemon: Any, given: str, *, fleet: bool = False, job: str = "") ->
     return whole_name(given, names, "run") if job else known_name(given, names, "run")
 
 
-def whole_capture(catalog: Catalog, given: str) -> str:
+def whole_capture(catalog: Catalog | DaemonCatalog, given: str) -> str:
     """Return the id of the only capture with a prefix.
 
     Raises:

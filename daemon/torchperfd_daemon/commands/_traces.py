@@ -6,6 +6,7 @@ import click
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import open_catalog
+from torchperfd_daemon.commands._daemon_catalog import DaemonCatalog
 from torchperfd_daemon.commands._names import known_name
 from torchperfd_daemon.errors import NoSuchTargetError
 
@@ -22,6 +23,8 @@ def find_trace(trace: str, captures_dir: Path | None) -> Path:
         folder = catalog.folder(trace)
     except NoSuchTargetError:
         return path
+    if isinstance(catalog, DaemonCatalog):
+        return catalog.fetched(trace) if trace in catalog.ids() else path
     return folder if folder.is_dir() else path
 
 

@@ -28,7 +28,7 @@ from torchperfd_daemon.captures.upload_marker import read_upload_marker
 from torchperfd_daemon.commands._captures_dir import captures_dir_option, open_catalog, own_directory
 from torchperfd_daemon.commands._completion import complete_captures
 from torchperfd_daemon.commands._daemon import connect
-from torchperfd_daemon.commands._download import fetch
+from torchperfd_daemon.commands._daemon_catalog import DaemonCatalog
 from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._names import capture_argument, whole_name
 from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
@@ -36,6 +36,8 @@ from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
 from torchperfd_daemon.text import printable
 from torchperfd_daemon.views.captures import listing_dict, uploaded
+
+AnyCatalog = Catalog | DaemonCatalog
 
 _ROWS: Final = 100
 _CANCEL_S: Final = 10.0
@@ -45,7 +47,7 @@ _CANCEL_S: Final = 10.0
 @captures_dir_option
 @click.pass_context
 def command(context: click.Context, captures_dir: Path | None) -> None:
-    """List, fetch, pin and delete captures. Reads the directory itself; needs no daemon.
+    """List, fetch, pin and delete captures: those of the daemon, else those in this user's own directory.
 
     Without a command, list the captures, newest first; `torchperfd captures list` has options for it.
     """
@@ -86,7 +88,7 @@ def list_captures(
 def _list(
     context: click.Context, run: str, state: str | None, since: float, limit: int | None, *, as_json: bool
 ) -> None:
-    catalog: Catalog = context.obj
+    catalog: AnyCatalog = context.obj
     named = context.parent is not None and context.parent.params["captures_dir"] is not None
     if limit is None:
         limit = 0 if as_json else _ROWS
@@ -109,7 +111,7 @@ def _list(
             f"no {such}captures in {catalog.directory}" + (f"; --run: {hint}" if hint else ""), err=True
         )
         return
-    print_table(listing.captures, uploads=bool(read_upload_marker(catalog.directory)))
+    print_table(listing.captures, uploads=catalog.uploads)
     if listing.total > len(listing.captures):
         click.echo(
             f"these are the newest {len(listing.captures)} of {listing.total:,}; --limit 0 shows all",
@@ -135,11 +137,13 @@ def get_capture(
     context: click.Context, capture_id: str, output: Path, remote: bool, socket: str | None
 ) -> None:
     """Copy a capture's traces and manifest, and print where they are."""
-    catalog: Catalog = context.obj
+    catalog: AnyCatalog = context.obj
     target = output / catalog.folder(capture_id).name
     # A socket from the environment names a daemon, but does not request a download through it.
     if remote or context.get_parameter_source("socket") is ParameterSource.COMMANDLINE:
-        _download(capture_id, target, socket)
+        _download(DaemonCatalog(catalog.directory, socket), capture_id, target)
+    elif isinstance(catalog, DaemonCatalog):
+        _download(catalog, capture_id, target)
     else:
         _copy(catalog, capture_id, target)
     click.echo(target)
@@ -149,7 +153,7 @@ def get_capture(
 @click.argument("capture_id", callback=capture_argument, shell_complete=complete_captures)
 @json_option
 @click.pass_obj
-def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
+def show_capture(catalog: AnyCatalog, capture_id: str, as_json: bool) -> None:
     """Print the daemon's analysis of a capture."""
     content = catalog.analysis(capture_id)
     try:
@@ -162,7 +166,7 @@ def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(analysis))
         return
-    # Other users may write there, so control characters must not reach the terminal.
+    # Names in traces are anybody's, so control characters must not reach the terminal.
     click.echo(printable(text), nl=False)
 
 
@@ -172,7 +176,7 @@ def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only print which would be deleted.")
 @click.pass_obj
 def remove_captures(
-    catalog: Catalog, capture_ids: tuple[str, ...], older_than: float | None, dry_run: bool
+    catalog: AnyCatalog, capture_ids: tuple[str, ...], older_than: float | None, dry_run: bool
 ) -> None:
     """Delete captures and their traces; all that are named, or none. Pinned ones stay."""
     if bool(capture_ids) == (older_than is not None):
@@ -200,8 +204,13 @@ def remove_captures(
 )
 @click.option("--to", "url", help="URL to upload to; where the daemon does by default.")
 @click.pass_obj
-def upload_captures(catalog: Catalog, capture_ids: tuple[str, ...], url: str | None) -> None:
+def upload_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...], url: str | None) -> None:
     """Upload captures now, with the credentials of this shell, and print where they are."""
+    if isinstance(catalog, DaemonCatalog):
+        raise TorchperfdError(
+            f"the captures in {catalog.directory} are the service's; it uploads them if configured",
+            "copy one with `torchperfd captures get ID`",
+        )
     url = url or read_upload_marker(catalog.directory)
     if not url:
         raise TorchperfdError(
@@ -227,7 +236,7 @@ def cancel_capture(capture_id: str, socket: str | None) -> None:
     "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
 )
 @click.pass_obj
-def pin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
+def pin_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...]) -> None:
     """Protect captures from removal, by the daemon's quota and by `rm`."""
     for capture_id in capture_ids:
         catalog.pin(capture_id)
@@ -238,7 +247,7 @@ def pin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
     "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
 )
 @click.pass_obj
-def unpin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
+def unpin_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...]) -> None:
     """Remove captures' protection."""
     for capture_id in capture_ids:
         catalog.unpin(capture_id)
@@ -266,10 +275,9 @@ async def _upload(catalog: Catalog, destination: Destination, capture_ids: tuple
         click.echo(receipt.url)
 
 
-def _download(capture_id: str, target: Path, socket: str | None) -> None:
+def _download(catalog: DaemonCatalog, capture_id: str, target: Path) -> None:
     try:
-        with connect(socket) as daemon:
-            fetch(daemon, capture_id, target)
+        catalog.fetch(capture_id, target)
     except (DaemonUnreachableError, DeadlineError) as error:
         if not target.is_dir():
             raise

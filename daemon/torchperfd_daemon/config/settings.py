@@ -45,3 +45,8 @@ class ServeSettings:
     grace_seconds: float = 60.0
     demo: bool = False
     log_level: str = "info"
+
+    @property
+    def is_service(self) -> bool:
+        """Whether other users may connect; then captures lie in a directory of the daemon's alone."""
+        return not self.embedded and bool(self.socket_mode & 0o066)

@@ -3,6 +3,7 @@
 gRPC for Python does not expose the process at the other end of a unix socket. So gRPC
 listens on a private socket, and each connection to the public one is passed on to it, by a socket
 bound to a unique name. gRPC reports that name as the peer of each call, which identifies the caller.
+A connection that begins with the greeting of a handover of captures goes to another handler instead.
 """
 
 import asyncio
@@ -10,11 +11,16 @@ import contextlib
 import logging
 import secrets
 import socket
+from collections.abc import Callable
 from typing import Final
 
+from torchperfd.v1 import contract
 from torchperfd_daemon.log_limiter import LogLimiter
-from torchperfd_daemon.rpc.callers import UNKNOWN, CallerDirectory, read_caller
+from torchperfd_daemon.rpc.callers import UNKNOWN, Caller, CallerDirectory, read_caller
 from torchperfd_daemon.rpc.user_rates import BYTES, UserRate
+
+OnHandover = Callable[[socket.socket, Caller], None]
+"""Takes over a connection that hands files of captures over, and its socket."""
 
 log = logging.getLogger("torchperfd.access")
 
@@ -29,12 +35,20 @@ class PeerProxy:
     Args:
         listener: The public socket, bound.
         private: Path of the socket that gRPC listens on.
+        on_handover: Serves connections that hand files of captures over; None if there are none.
     """
 
-    def __init__(self, listener: socket.socket, private: str, callers: CallerDirectory) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        private: str,
+        callers: CallerDirectory,
+        on_handover: OnHandover | None = None,
+    ) -> None:
         self._listener = listener
         self.private = private
         self.callers = callers
+        self.on_handover = on_handover
         self._server: asyncio.Server | None = None
         self.open: set[_Connection] = set()
         self.chunk = bytearray(_CHUNK)
@@ -154,6 +168,9 @@ class _Connection(_End):
             self.pause_reading()
             if self._silence is not None:
                 self._silence.cancel()
+            if self._proxy.on_handover is not None and first == contract.HANDOVER_GREETING:
+                self._divert(self._proxy.on_handover)
+                return
             self._connecting = asyncio.get_running_loop().create_task(self._connect(first))
             return
         super().buffer_updated(nbytes)
@@ -175,6 +192,14 @@ class _Connection(_End):
         """Close it at once."""
         if self.transport is not None:
             self.transport.abort()
+
+    def _divert(self, on_handover: OnHandover) -> None:
+        """Give the connection to the handler of handovers: asyncio would drop the descriptors that come."""
+        assert self.transport is not None
+        # A second descriptor of the connection, since asyncio closes its own.
+        connection: socket.socket = self.transport.get_extra_info("socket").dup()
+        self.abort()
+        on_handover(connection, self._caller)
 
     async def _connect(self, first: bytes) -> None:
         """Connect to gRPC from a unique name, and forward the data."""

@@ -20,7 +20,7 @@ from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.rpc.callers import CallerDirectory
 from torchperfd_daemon.rpc.command_rates import CommandRates
-from torchperfd_daemon.rpc.peer_proxy import PeerProxy
+from torchperfd_daemon.rpc.peer_proxy import OnHandover, PeerProxy
 from torchperfd_daemon.rpc.request_guard import MOST_MESSAGE_BYTES, RequestGuard
 
 _RPC_OPTIONS: Final = (
@@ -48,6 +48,7 @@ class RpcServer:
         sessions: session_pb2_grpc.SessionServicer,
         control: control_pb2_grpc.ControlServicer,
         checks: health.HealthServicer,
+        on_handover: OnHandover | None = None,
     ) -> None:
         self._settings = settings
         interceptors = (CommandRates(callers), RequestGuard())
@@ -56,6 +57,7 @@ class RpcServer:
         control_pb2_grpc.add_ControlServicer_to_server(control, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(checks, self._server)
         self._callers = callers
+        self._on_handover = on_handover
         self._proxy: PeerProxy | None = None
         self._directory = -1
         self._private = ""
@@ -81,7 +83,7 @@ class RpcServer:
             raise TorchperfdError(
                 f"cannot listen on {path}: {error}", "choose another path with --socket"
             ) from error
-        self._proxy = PeerProxy(listener, self._private, self._callers)
+        self._proxy = PeerProxy(listener, self._private, self._callers, self._on_handover)
         await self._proxy.start()
 
     async def stop(self, grace: float | None) -> None:

@@ -1,5 +1,6 @@
 """The control service: requests of the command line and of Python."""
 
+import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -14,7 +15,14 @@ from torchperfd_daemon.captures.missing import whole_job
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
-from torchperfd_daemon.service import download, live, translate, translate_goodput, translate_stacks
+from torchperfd_daemon.service import (
+    download,
+    kept_captures,
+    live,
+    translate,
+    translate_goodput,
+    translate_stacks,
+)
 from torchperfd_daemon.service.audit import AuditLine, subject_of
 from torchperfd_daemon.service.end_verdicts import EndVerdicts
 from torchperfd_daemon.service.peer_directory import PeerDirectory
@@ -256,6 +264,49 @@ class ControlService(control_pb2_grpc.ControlServicer):
             await context.abort(_status_of(error), str(error))
         finally:
             line.end()
+
+    async def ListCaptures(  # noqa: N802
+        self, request: control_pb2.ListCapturesRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[control_pb2.ListedCapture]:
+        """Send the captures that the caller may read, newest first."""
+        rights = self._permissions.of(context)
+        try:
+            # On a thread: it reads the disk.
+            found = await asyncio.to_thread(
+                lambda: [*kept_captures.list_captures(self._catalog, request, rights)]
+            )
+            for message in found:
+                yield message
+        except TorchperfdError as error:
+            await context.abort(_status_of(error), str(error))
+
+    async def PinCapture(  # noqa: N802
+        self, request: control_pb2.PinCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> control_pb2.PinCaptureResponse:
+        """Protect a capture from removal, or no longer."""
+        rights = self._permissions.of(context)
+        action = "pin" if request.pinned else "unpin"
+        line = rights.request(action, f"capture {request.capture_id}")
+        try:
+            line.allowed(await asyncio.to_thread(kept_captures.pin, self._catalog, request, rights))
+        except TorchperfdError as error:
+            line.failed(error)
+            await context.abort(_status_of(error), str(error))
+        return control_pb2.PinCaptureResponse()
+
+    async def RemoveCapture(  # noqa: N802
+        self, request: control_pb2.RemoveCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> control_pb2.RemoveCaptureResponse:
+        """Remove a capture, or find out whether it may be removed."""
+        rights = self._permissions.of(context)
+        action = "check for removal" if request.dry_run else "removal"
+        line = rights.request(action, f"capture {request.capture_id}")
+        try:
+            line.allowed(await asyncio.to_thread(kept_captures.remove, self._catalog, request, rights))
+        except TorchperfdError as error:
+            line.failed(error)
+            await context.abort(_status_of(error), str(error))
+        return control_pb2.RemoveCaptureResponse()
 
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"

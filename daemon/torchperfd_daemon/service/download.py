@@ -9,6 +9,7 @@ from typing import BinaryIO, Final
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.folder import ANALYSIS
 from torchperfd_daemon.captures.manifest import FILE_NAME
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.service.audit import AuditLine
@@ -29,7 +30,7 @@ async def pieces(
         NotAllowedError: The capture is of another user's run.
         NoSuchTargetError: There is no such capture, or it has no such file.
         UsageError: The offset is beyond the file's end.
-        TorchperfdError: The file is not readable by all users.
+        TorchperfdError: The file is another user's.
     """
     # On a thread: reading may wait for a disk, and hashing takes a millisecond per piece.
     file, users = await asyncio.to_thread(_open, catalog, request.capture_id, request.file, rights)
@@ -56,12 +57,13 @@ def _open(catalog: Catalog, capture_id: str, name: str, rights: Rights) -> tuple
     rights.check(f"capture {capture_id}", record.users)
     if name == FILE_NAME:
         return io.BytesIO(record.encode()), record.users
+    if name == ANALYSIS:
+        return io.BytesIO(catalog.analysis(capture_id)), record.users
     if not name or name not in {trace.file for trace in record.ranks}:
         raise NoSuchTargetError(
             f"capture {capture_id} has no file {name[:80]!r}", "its manifest names those it has"
         )
-    # The caller may be any user with access to the socket.
-    return catalog.open_public(capture_id, name), record.users
+    return catalog.open_own(capture_id, name), record.users
 
 
 def _next(file: BinaryIO, digest: "hashlib._Hash") -> bytes:

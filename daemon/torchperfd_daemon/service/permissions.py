@@ -70,13 +70,14 @@ class Rights:
         Raises:
             NotAllowedError: It may not.
         """
-        if self._may_command_all(uids):
+        if self.may_command_all(uids):
             return
         raise NotAllowedError(
             f"{subject} belongs to another user", "ask that user, root or a member of the admin_group"
         )
 
-    def _may_command_all(self, uids: Iterable[int | None]) -> bool:
+    def may_command_all(self, uids: Iterable[int | None]) -> bool:
+        """Return whether it may command the processes of all these users; of none, only an administrator."""
         owners = set(uids)
         return self.is_admin or (bool(owners) and all(map(self.may_command, owners)))
 
@@ -114,7 +115,7 @@ class Rights:
 
     def redact_verdict(self, verdict: control_pb2.Verdict, uids: Iterable[int | None]) -> None:
         """Remove source lines and the script from the verdict on a run of users, and from further causes."""
-        if self._may_command_all(uids):
+        if self.may_command_all(uids):
             return
         verdict.ClearField("script")
         for each in (verdict, *verdict.others):

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
+from torchperfd_daemon.captures.rank_attempts import Ack
 from torchperfd_daemon.rpc.callers import UNKNOWN, Caller
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Rank
@@ -20,7 +22,14 @@ _FEW: Final = 4
 
 
 class Session:
-    """A connected rank: a ``Participant`` of captures, and ``Asked`` for its stacks."""
+    """A connected rank: a ``Participant`` of captures, and ``Asked`` for its stacks.
+
+    Args:
+        takes_over: Answers for a client that cannot hand its captures over; None if the daemon takes none.
+
+    Attributes:
+        token: Known to this rank's process only; empty if the daemon takes no captures.
+    """
 
     def __init__(
         self,
@@ -28,10 +37,13 @@ class Session:
         features: Iterable[str] = (),
         client_version: str = "",
         caller: Caller = UNKNOWN,
+        takes_over: Callable[[str, Ack], None] | None = None,
     ) -> None:
         self.record = rank
         self.caller = caller
         self._client_version = client_version
+        self._takes_over = takes_over
+        self.token = secrets.token_hex(16) if takes_over is not None else ""
         self.features = frozenset(features)
         self.outgoing: asyncio.Queue[session_pb2.DaemonMessage] = asyncio.Queue(_OUTGOING)
         self.handler: asyncio.Task[None] | None = None
@@ -67,12 +79,19 @@ class Session:
 
     def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
         """Ask it to get ready for a capture."""
+        if self._takes_over is not None and contract.HANDOVER not in self.features:
+            reason = (
+                f"its torchperfd ({self._client_version or 'unknown'}) is too old to hand its trace over to"
+                " this daemon; install the same version on both sides"
+            )
+            self._takes_over(capture_id, Ack(False, reason, 0, 0.0))
+            return
         self._send(
             session_pb2.DaemonMessage(
                 prepare_capture=session_pb2.PrepareCapture(
                     capture_id=capture_id,
                     options=translate.capture_options_message(options),
-                    directory=str(directory),
+                    directory="" if self._takes_over is not None else str(directory),
                     max_bytes=max_bytes,
                 )
             )

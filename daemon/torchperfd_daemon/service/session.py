@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import grpc
 from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Coordinator
+from torchperfd_daemon.captures.intake import Sender
+from torchperfd_daemon.captures.rank_attempts import failure
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, UserLimit, has_ended, is_process
@@ -42,6 +45,8 @@ class Node:
     name: str
     metrics_url: str
     captures_dir: Path
+    takes_over: bool = False
+    """Ranks hand their captures over: the captures directory is the daemon's alone."""
 
 
 class PeerExchange(Protocol):
@@ -172,7 +177,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         session.handler = asyncio.current_task()
         sender: asyncio.Task[None] | None = None
         try:
-            await context.write(self._welcome(record.identity.run))
+            await context.write(self._welcome(record.identity.run, session.token))
             sender = asyncio.create_task(_send_all(session, context))
             async for message in request_iterator:
                 async with self._rates.turn(caller.uid, *_size(message)):
@@ -210,7 +215,15 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 caller,
             )
         run = record.identity.run
-        session = Session(record, hello.features[:_MOST_FEATURES], hello.client_version, caller)
+        rank = identity.rank
+        takes_over = lambda capture_id, ack: self._coordinator.on_ack(capture_id, rank, ack)  # noqa: E731
+        session = Session(
+            record,
+            hello.features[:_MOST_FEATURES],
+            hello.client_version,
+            caller,
+            takes_over if self._node.takes_over else None,
+        )
         record.hooks = next((name for name, feature in _HOOKS.items() if feature in session.features), "")
         for other in self.of_run(run):
             # Children of a process may keep its connection open after its end.
@@ -259,14 +272,24 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 self._peer_exchange.forget(session.record)
         self.on_change()
 
-    def _welcome(self, run: str) -> session_pb2.DaemonMessage:
+    def find_sender(self, token: str, caller: Caller) -> Sender | None:
+        """Return the rank whose session has a token and the user of a caller; None where there is none."""
+        for session in tuple(self._sessions.values()):
+            if token and secrets.compare_digest(session.token, token):
+                uid = session.caller.uid
+                if uid is not None and uid == caller.uid:
+                    return Sender(session.record.identity.run, session.rank, uid)
+        return None
+
+    def _welcome(self, run: str, token: str) -> session_pb2.DaemonMessage:
         return session_pb2.DaemonMessage(
             welcome=session_pb2.Welcome(
                 api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
                 features=contract.FEATURES,
                 daemon_version=__version__,
                 daemon_revision=__revision__,
-                captures_dir=str(self._node.captures_dir),
+                captures_dir="" if self._node.takes_over else str(self._node.captures_dir),
+                handover_token=token,
                 metrics_url=self._node.metrics_url,
                 fleet_address=str(self._peer_exchange.address) if self._peer_exchange else "",
                 run=run,
@@ -322,6 +345,9 @@ class SessionService(session_pb2_grpc.SessionServicer):
 
     def _on_result(self, session: Session, message: session_pb2.CaptureResult) -> None:
         result = translate.result(message)
+        is_ordered = self._node.takes_over and not message.self_started
+        if is_ordered and result.ok and not self._coordinator.has_file(message.capture_id, result.file):
+            result = failure("it has not handed its trace over to the daemon")
         if not message.self_started:
             self._coordinator.on_result(message.capture_id, session.rank, result)
             return

@@ -1,16 +1,31 @@
 """Captures, as ``torchperfd captures list --json`` has them."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
-from torchperfd_daemon.captures import Catalog, Listed, Listing, Upload
-from torchperfd_daemon.captures.upload_marker import read_upload_marker
+from torchperfd_daemon.captures import Listed, Listing, Upload
 
 
-def listing_dict(catalog: Catalog, listing: Listing) -> dict[str, Any]:
+class Captures(Protocol):
+    """Captures in a directory, read by this process or through a daemon."""
+
+    @property
+    def directory(self) -> Path:
+        """The directory."""
+
+    @property
+    def uploads(self) -> bool:
+        """Whether a daemon uploads them."""
+
+    def has_analysis(self, capture_id: str, /) -> bool:
+        """Return whether the daemon has analysed one."""
+
+
+def listing_dict(catalog: Captures, listing: Listing) -> dict[str, Any]:
     """Return the document of a listing."""
-    uploads = bool(read_upload_marker(catalog.directory))
+    uploads = catalog.uploads
     return {
         "schema": "torchperfd.captures/1",
         "directory": str(catalog.directory),
@@ -19,7 +34,7 @@ def listing_dict(catalog: Catalog, listing: Listing) -> dict[str, Any]:
     }
 
 
-def listed_dict(catalog: Catalog, listed: Listed, *, uploads: bool) -> dict[str, Any]:
+def listed_dict(catalog: Captures, listed: Listed, *, uploads: bool) -> dict[str, Any]:
     """Return a capture: its manifest, and what the directory has of it.
 
     Args:

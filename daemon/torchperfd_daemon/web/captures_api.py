@@ -13,7 +13,6 @@ from starlette.responses import Response, StreamingResponse
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import CaptureRecord, Listed, Query
-from torchperfd_daemon.captures.upload_marker import read_upload_marker
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.views.captures import listed_dict
 from torchperfd_daemon.views.names import whole_name
@@ -164,7 +163,7 @@ class CapturesApi:
 
     def _list(self, query: Query, access: Access) -> tuple[int, list[dict[str, Any]]]:
         catalog = self._parts.catalog
-        uploads = bool(read_upload_marker(catalog.directory))
+        uploads = catalog.uploads
         listing = catalog.list(query)
         return listing.total, [self._row(listed, access, uploads=uploads) for listed in listing.captures]
 

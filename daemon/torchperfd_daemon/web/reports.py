@@ -114,7 +114,7 @@ class Reports:
             raise TorchperfdError(f"capture {capture_id} has no trace", "see the reasons of its ranks")
         for name in files:
             # Any user may have put something else in its place, such as a pipe that never ends.
-            self._catalog.open_public(capture_id, name).close()
+            self._catalog.open_own(capture_id, name).close()
 
     async def _make(self, captures: PageCaptures, page: Path) -> None:
         try:

@@ -26,6 +26,10 @@ class FakeClient:
         self.found, self.rank = found, rank
         self.ordered: list[tuple[int, int]] = []
         self.refusal = ""
+        self.kept: dict[tuple[str, str], bytes] = {}
+
+    def read_capture(self, capture_id: str, name: str, most_bytes: int) -> bytes:
+        return self.kept.get((capture_id, name), b"")
 
     def whole_run(self, timeout: float) -> control_pb2.GetRunResponse | None:
         if self.found is None:
@@ -37,9 +41,7 @@ class FakeClient:
         if self.refusal:
             raise CaptureError(self.refusal)
         self.ordered.append((steps, rank))
-        return SimpleNamespace(
-            id="20261128-000000-abcdef", paths={rank: Path("rank0.json")}, step_range=(40, 43)
-        )
+        return SimpleNamespace(id="20261128-000000-abcdef", has_trace=True, step_range=(40, 43))
 
 
 def looked(client: FakeClient, times: int) -> tuple[AutoCapture, list[bool]]:
@@ -87,19 +89,19 @@ def test_capture_that_is_refused_is_not_tried_again() -> None:
     client.refusal = "another capture is in progress"
     auto, ended = looked(client, STABLE_LOOKS)
     assert ended[-1]
-    assert (auto.capture_id, auto.trace_words("anywhere")) == ("", "")
+    assert (auto.capture_id, auto.trace_words()) == ("", "")
 
 
-def test_trace_words_have_advice_or_are_empty(tmp_path: Path) -> None:
-    auto, _ = looked(FakeClient(verdict()), STABLE_LOOKS)
-    assert auto.trace_words(str(tmp_path)) == ""
-    (tmp_path / auto.capture_id).mkdir()
-    analysis = tmp_path / auto.capture_id / "analysis.json"
-    analysis.write_text(json.dumps({"advice": []}))
-    assert auto.trace_words(str(tmp_path)) == ""
+def test_trace_words_have_advice_or_are_empty() -> None:
+    client = FakeClient(verdict())
+    auto, _ = looked(client, STABLE_LOOKS)
+    assert auto.trace_words() == ""
+    analysis = (auto.capture_id, "analysis.json")
+    client.kept[analysis] = json.dumps({"advice": []}).encode()
+    assert auto.trace_words() == ""
     advice = {"change": "use workers", "setting": "num_workers=2", "saves_us_per_step": 5000}
-    analysis.write_text(json.dumps({"advice": [advice]}))
-    assert auto.trace_words(str(tmp_path)) == (
+    client.kept[analysis] = json.dumps({"advice": [advice]}).encode()
+    assert auto.trace_words() == (
         "three steps that the run captured by itself: use workers: num_workers=2, saves about 5 ms a step"
     )
 
@@ -157,16 +159,14 @@ def test_begin_is_none_beside_a_cuda_driver(monkeypatch: pytest.MonkeyPatch, tmp
     assert auto_capture.begin(client, quiet=False, switched_off=False) is None
 
 
-def test_first_advice_is_one_line_with_its_saving(tmp_path: Path) -> None:
-    path = tmp_path / "analysis.json"
+def test_first_advice_is_one_line_with_its_saving() -> None:
     advice = {
         "change": "let workers make batches",
         "setting": "DataLoader(num_workers=2)",
         "saves_us_per_step": 8827,
     }
-    path.write_text(json.dumps({"advice": [advice, {"change": "no"}]}))
     assert (
-        first_advice(path)
+        first_advice(json.dumps({"advice": [advice, {"change": "no"}]}).encode())
         == "let workers make batches: DataLoader(num_workers=2), saves about 8.83 ms a step"
     )
 
@@ -174,17 +174,13 @@ def test_first_advice_is_one_line_with_its_saving(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"advice": []}', '{"advice": [{}]}', '{"advice": 3}', "[" * 9000]
 )
-def test_first_advice_of_a_damaged_analysis_is_empty(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "analysis.json"
-    assert first_advice(path) == ""
-    path.write_text(text)
-    assert first_advice(path) == ""
+def test_first_advice_of_a_damaged_analysis_is_empty(text: str) -> None:
+    assert first_advice(text.encode()) == ""
 
 
-def test_first_advice_never_drives_a_terminal(tmp_path: Path) -> None:
-    path = tmp_path / "analysis.json"
-    path.write_text(json.dumps({"advice": [{"change": "\x1b[2J", "setting": "", "saves_us_per_step": 0}]}))
-    assert first_advice(path) == ""
+def test_first_advice_never_drives_a_terminal() -> None:
+    advice = {"change": "\x1b[2J", "setting": "", "saves_us_per_step": 0}
+    assert first_advice(json.dumps({"advice": [advice]}).encode()) == ""
 
 
 @pytest.mark.parametrize("rank", [0, 1])

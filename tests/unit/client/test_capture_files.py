@@ -2,6 +2,8 @@
 
 import os
 import resource
+import stat
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd.captures.files import CaptureFolder, CapturesDirectory
+from torchperfd.captures.handover import Handover
 from torchperfd.safety.descriptors import are_descriptors_scarce
 from torchperfd.v1 import access, contract
 
 ID = "20260726-101502-3fa1c2"
 SERVICE = 61_184
-OWN = frozenset({os.geteuid()})
 HOSTILE_IDS = [
     "",
     ".",
@@ -60,28 +62,52 @@ def test_folder_elsewhere_is_refused(captures: CapturesDirectory, tmp_path: Path
             captures.folder(ID, str(directory))
 
 
-def test_offer_of_root_or_this_user_is_taken(captures: CapturesDirectory, tmp_path: Path) -> None:
-    for uid in (0, os.geteuid()):
-        assert captures.offer(str(tmp_path / str(uid)), uid) == ""
-        assert captures.path == tmp_path / str(uid)
-    assert captures.offer("", os.geteuid()) == ""
-    before = captures.path
-    for directory in ("relative", f"{tmp_path}/../up"):
-        assert "no absolute path" in captures.offer(directory, 0)
-    assert captures.path == before
-
-
-def test_service_offer_is_taken_only_where_it_keeps_captures(
-    captures: CapturesDirectory, tmp_path: Path
-) -> None:
+def test_directory_of_this_users_daemon_is_taken(captures: CapturesDirectory, tmp_path: Path) -> None:
     own = captures.path
-    (tmp_path / "mine").mkdir()
-    for directory in (tmp_path / "mine", tmp_path / "none", Path("/etc"), Path("/root")):
-        assert "TORCHPERFD_CAPTURES_DIR" in captures.offer(str(directory), SERVICE)
+    assert captures.on_welcome(str(tmp_path / "daemon"), None, os.geteuid()) == ""
+    assert (captures.path, captures.refusal) == (tmp_path / "daemon", "")
+    for directory in ("relative", f"{tmp_path}/../up"):
+        assert "no absolute path" in captures.on_welcome(directory, None, os.geteuid())
         assert captures.path == own
-    assert captures.offer(contract.SYSTEM_CAPTURES, SERVICE) == ""
-    assert captures.offer(str(own), SERVICE) == ""
-    assert captures.owners >= {SERVICE, 0, os.geteuid()}
+    assert captures.on_welcome("", None, os.geteuid()) == ""
+    assert captures.path == own
+
+
+def test_directory_of_another_users_daemon_is_not_used(captures: CapturesDirectory, tmp_path: Path) -> None:
+    own = captures.path
+    for directory in (str(tmp_path), contract.SYSTEM_CAPTURES, str(own), "/etc"):
+        assert captures.on_welcome(directory, None, SERVICE) == ""
+        assert captures.path == own
+        assert f"the daemon of user {SERVICE} is too old to take captures" in captures.refusal
+    handover = Handover("/run/daemon.sock", SERVICE, "token")
+    assert captures.on_welcome("", handover, SERVICE) == ""
+    assert (captures.path, captures.refusal, captures.handover) == (own, "", handover)
+
+
+def test_handover_without_a_writable_home_uses_another_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHPERFD_CAPTURES_DIR", str(tmp_path / "file" / "captures"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    captures = CapturesDirectory()
+    captures.on_welcome("", Handover("/run/daemon.sock", SERVICE, "token"), SERVICE)
+    folder = captures.folder(ID)
+    assert folder.parent.parent == tmp_path
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    assert captures.folder(ID) == folder, "one place for all"
+
+
+def test_files_are_their_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "captures" / ID
+    before = os.umask(0)
+    try:
+        with CaptureFolder.opened(path) as folder:
+            folder.write("rank0.manifest.json", b"{}")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path, path / "rank0.manifest.json")]
+    assert modes == [0o700, 0o700, 0o600]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -90,17 +116,15 @@ def test_capture_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / ID, SERVICE, SERVICE)
     with (
         pytest.raises(access.UntrustedError, match=f"belongs to user {SERVICE}"),
-        CaptureFolder.opened(tmp_path / ID, OWN),
+        CaptureFolder.opened(tmp_path / ID),
     ):
-        pass
-    with CaptureFolder.opened(tmp_path / ID, OWN | {SERVICE}):
         pass
 
 
 def test_capture_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ID).symlink_to("elsewhere")
-    with pytest.raises(OSError), CaptureFolder.opened(tmp_path / ID, OWN):
+    with pytest.raises(OSError), CaptureFolder.opened(tmp_path / ID):
         pass
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -112,7 +136,7 @@ def test_capture_folder_follows_no_planted_link(tmp_path: Path) -> None:
     path.mkdir()
     for name in ("rank0.json", "rank0.manifest.json", ".rank0.json.part"):
         (path / name).symlink_to(victim)
-    with CaptureFolder.opened(path, OWN) as folder:
+    with CaptureFolder.opened(path) as folder:
         folder.check_writable("rank0.json")
         with pytest.raises(OSError):
             folder.open("rank0.json")
@@ -131,7 +155,7 @@ def test_capture_folder_follows_no_planted_link(tmp_path: Path) -> None:
 
 
 def test_capture_folder_renamed_meanwhile_stays_the_same(tmp_path: Path) -> None:
-    with CaptureFolder.opened(tmp_path / ID, OWN) as folder:
+    with CaptureFolder.opened(tmp_path / ID) as folder:
         (tmp_path / ID).rename(tmp_path / "moved")
         (tmp_path / "trap").mkdir()
         (tmp_path / ID).symlink_to("trap")
@@ -156,12 +180,12 @@ def test_script_short_of_descriptors_keeps_its_last_ones(
     folder = tmp_path / ID
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
-        with pytest.raises(OSError, match="few more files may be open"), CaptureFolder.opened(folder, OWN):
+        with pytest.raises(OSError, match="few more files may be open"), CaptureFolder.opened(folder):
             pass
         resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
         assert are_descriptors_scarce()
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 32, hard))
-        with CaptureFolder.opened(folder, OWN):
+        with CaptureFolder.opened(folder):
             assert folder.is_dir()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

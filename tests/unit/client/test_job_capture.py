@@ -20,7 +20,9 @@ class Line:
     def __init__(self, session: int = 1) -> None:
         self.session = session
         self.outbox: Outbox[session_pb2.ClientMessage] = Outbox(10)
-        self.orders = JobCaptureOrders(self.outbox, lambda: self.session)
+        self.orders = JobCaptureOrders(
+            self.outbox, lambda: self.session, lambda _, folder, names: Path(folder)
+        )
         self.orders.on_welcome(contract.FEATURES)
 
     def sent(self) -> list[session_pb2.CaptureOrder]:

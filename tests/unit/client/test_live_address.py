@@ -20,12 +20,22 @@ class Session:
         from torchperfd.daemon_session import DaemonSession
 
         unused: Any = SimpleNamespace(
-            directory=SimpleNamespace(offer=lambda *_: "", path=""),
+            directory=SimpleNamespace(on_welcome=lambda *_: "", path=""),
             greet=lambda: None,
             report_frequently=lambda _: None,
         )
         identity: Any = SimpleNamespace(run="bert", rank=0, local_rank=0)
-        self.session = DaemonSession(identity, unused, unused, unused, unused, lambda: 1, lambda: 0, Faults())
+        self.session = DaemonSession(
+            identity,
+            unused,
+            unused,
+            unused,
+            unused,
+            lambda: 1,
+            lambda: (0, ""),
+            lambda *_: iter(()),
+            Faults(),
+        )
 
     def welcome(self, *features: str) -> None:
         self.session.on_welcome(session_pb2.Welcome(metrics_url=URL, features=features))

@@ -9,6 +9,7 @@ from tests.support.served import Served, serving_from_a_thread
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.commands._captures_dir import open_catalog
+from torchperfd_daemon.commands._daemon_catalog import DaemonCatalog
 
 SERVICES = "20260101-120000-aaaaaa"
 OWN = "20260202-120000-bbbbbb"
@@ -62,7 +63,9 @@ def test_without_a_daemon_the_users_own_captures_are_listed(
     assert listed() == ([OWN], "")
 
 
-def test_daemon_with_a_directory_elsewhere_does_not_count(served: Served, tmp_path: Path) -> None:
+def test_directory_elsewhere_is_read_through_the_daemon(served: Served) -> None:
     # As of a daemon in a container; this one has not made its directory yet.
     assert not served.catalog.directory.exists()
-    assert open_catalog(None).directory == tmp_path / "torchperfd" / "captures"
+    catalog = open_catalog(None)
+    assert isinstance(catalog, DaemonCatalog)
+    assert (catalog.directory, catalog.ids()) == (served.catalog.directory, ())

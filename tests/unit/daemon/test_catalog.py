@@ -205,11 +205,32 @@ def test_a_hostile_id_names_nothing(catalog: Catalog, tmp_path: Path, capture_id
     assert list(catalog.directory.iterdir()) == []
 
 
-def test_capture_folder_is_writable_to_all_and_sticky(catalog: Catalog, odd_umask: None) -> None:
-    """Every user may write into a capture's folder, and delete only files of their own."""
+def test_capture_folder_is_private_whatever_the_umask_is(catalog: Catalog, odd_umask: None) -> None:
     folder = catalog.create("one")
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-    assert stat.S_IMODE(catalog.directory.stat().st_mode) == 0o700, "the directory is as the umask has it"
+    catalog.save(record("one"))
+    for path, mode in ((catalog.directory, 0o700), (folder, 0o700), (folder / "manifest.json", 0o600)):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_make_private_tightens_an_older_versions_directory(
+    catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog.make_private()
+    assert (stat.S_IMODE(catalog.directory.stat().st_mode), caplog.text) == (0o700, "")
+    saved(catalog)
+    catalog.directory.chmod(0o1777)
+    catalog.make_private()
+    assert stat.S_IMODE(catalog.directory.stat().st_mode) == 0o700
+    assert "was open to other users (mode 1777): now it is this daemon's alone (mode 700)" in caplog.text
+    assert listed(catalog) == [record("one")], "its captures stay"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_make_private_of_another_users_directory_is_refused(catalog: Catalog) -> None:
+    catalog.directory.mkdir(mode=0o755)
+    os.chown(catalog.directory, 61_001, 61_001)
+    with pytest.raises(TorchperfdError, match=r"belongs to user 61001, not .* user 0; `chown 0 "):
+        catalog.make_private()
 
 
 def test_a_folder_that_is_there_already_is_not_taken_over(catalog: Catalog) -> None:
@@ -426,6 +447,7 @@ def test_a_record_is_put_together_from_the_ranks_manifests(catalog: Catalog) -> 
                 python_version="3.11.7",
                 client_version="0.1.0",
                 pause_seconds=0.5,
+                uid=os.geteuid(),
             )
             for rank in (0, 2, 10)
         ],

@@ -474,7 +474,6 @@ def test_a_manifest_that_cannot_be_written_costs_only_itself(
             reported = [progress.record.state async for progress in capture]
             assert reported[-1] is CaptureState.COMPLETE
         assert node.idle(), "else the run could never be captured again"
-        assert "cannot write the manifest" in caplog.text
 
     play(scenario())
 
@@ -519,7 +518,6 @@ def test_adopted_capture_cannot_leave_the_captures_dir(
     (node.catalog.directory / "link").symlink_to(tmp_path / "x")
     node.coordinator.adopt("link", "bert", FIVE, 0, done(0, 0))
     assert list((tmp_path / "x").iterdir()) == []
-    assert "cannot write the manifest" in caplog.text
 
 
 def test_a_trace_beyond_its_share_fails_its_rank_only(tmp_path: Path) -> None:

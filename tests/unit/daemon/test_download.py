@@ -127,7 +127,7 @@ def test_what_a_manifest_names_may_be_a_trap(tmp_path: Path, planted: str) -> No
         assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
         assert {
             "hard link": "rank0.json has another hard link; copy it as its owner",
-            "another's": "only its owner may read rank0.json; copy it as its owner, or `chmod o+r` it",
+            "another's": "rank0.json belongs to user 4711, whose capture this is not; remove it as that user",
         }.get(
             planted, "capture one has no readable file rank0.json; list them with `torchperfd captures list`"
         ) == words
