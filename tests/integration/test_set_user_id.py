@@ -68,7 +68,12 @@ def node() -> Iterator[Shared]:
 
 @pytest.fixture
 def program(node: Shared) -> Path:
-    source, built = node.directory / "suid.c", node.directory / "suid"
+    return build_program(node.directory)
+
+
+def build_program(directory: Path) -> Path:
+    """Build a program that runs Python code as root for each user who starts it."""
+    source, built = directory / "suid.c", directory / "suid"
     source.write_text(PROGRAM)
     subprocess.run(["gcc", "-o", str(built), str(source)], check=True)
     built.chmod(0o755 | stat.S_ISUID | stat.S_ISGID)

@@ -42,7 +42,10 @@ COMMANDS = """
 import json
 for line in sys.stdin:
     found = {**globals()}
-    exec(json.loads(line), found)
+    try:
+        exec(json.loads(line), found)
+    except Exception as error:
+        found["result"] = f"{type(error).__name__}: {error}"
     print(json.dumps(found["result"]), flush=True)
 """
 """The code of a process that runs code of its input, one document a line, and prints its ``result``."""

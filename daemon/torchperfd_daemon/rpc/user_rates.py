@@ -19,8 +19,6 @@ log = logging.getLogger("torchperfd.access")
 
 _MOST_KEPT: Final = 1024
 """Users whose buckets are kept before the full ones are dropped."""
-_SLOW_S: Final = 1.0
-"""A debt of so many seconds is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class UserRate:
         full_at = max(self._full_at.get(uid, now), now) + amount / self._rate.per_second
         self._full_at[uid] = full_at
         debt = max(0.0, full_at - now - self._rate.burst / self._rate.per_second)
-        if debt > _SLOW_S:
+        if debt > 0:
             self._limiter.warning(
                 "user %s is slowed: more than %s %s per second",
                 "unknown" if uid is None else uid,

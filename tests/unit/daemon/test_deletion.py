@@ -144,7 +144,7 @@ def test_purge_trash_leaves_another_users_directory_alone(catalog: Catalog) -> N
 
 
 @as_root
-def test_retention_beside_1000_hostile_entries_enforces_its_quota(catalog: Catalog) -> None:
+def test_retention_beside_1000_hostile_entries_enforces_quota(catalog: Catalog) -> None:
     fill(catalog, 5)
     directory = catalog.directory
     for number in range(200):
