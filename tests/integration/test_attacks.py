@@ -5,6 +5,7 @@ Bob tries, what must come of it, and that Ada or root can do the same. Ada's ran
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -73,6 +74,7 @@ class Place:
 PRELUDE = r'''
 import contextlib, http.client, json, struct, threading
 from torchperfd.v1 import session_pb2_grpc
+os.environ.pop("TORCHPERFD_CAPTURES_DIR", None)
 
 def tried(work):
     """Return the outcome of work, or the name of what it raises."""
@@ -518,12 +520,68 @@ result = [rpc("Download", control_pb2.DownloadRequest(capture_id=name, file=file
         lambda codes: set(codes) <= {"PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT"},
     ),
     Attack(
-        "removal and pin of another user's capture",
-        """
-result = [command("captures", "rm", CAPTURE, "--yes")[0], command("captures", "pin", CAPTURE)[0]]
+        "list of captures",
+        'result = command("captures", "list")',
+        lambda result: CAPTURE not in result[1],
+        own='result = command("captures", "list")',
+        allowed=lambda result: result[0] == 0 and CAPTURE in result[1],
+    ),
+    Attack(
+        "copy of another user's capture",
+        'result = command("captures", "get", CAPTURE, "--output", PUBLIC + "/stolen")',
+        lambda result: result[0] != 0 and "secret" not in result[1],
+        root=lambda place: _check(not [*Path(place.names["PUBLIC"]).glob("stolen/**/*.json")]),
+        own=f"""
+code, text = command("captures", "get", CAPTURE, "--output", PUBLIC + "/own")
+files = [path.read_bytes() == {TRACE!r} for path in Path(PUBLIC, "own").glob("**/rank0.json")]
+result = files or text
 """,
-        lambda codes: 0 not in codes,
+        allowed=lambda same: same == [True],
+    ),
+    Attack(
+        "pin of another user's capture",
+        'result = rpc("PinCapture", control_pb2.PinCaptureRequest(capture_id=CAPTURE, pinned=True))',
+        lambda result: result[0] == "PERMISSION_DENIED",
+        f"pin of capture {CAPTURE} by uid {{BOB}} (pid {{pid}}): refused: capture {CAPTURE} belongs to",
+        'result = [command("captures", name, CAPTURE)[0] for name in ("pin", "unpin")] == [0, 0]',
+    ),
+    Attack(
+        "removal of another user's capture",
+        """
+result = [command("captures", "rm", CAPTURE)[0],
+    rpc("RemoveCapture", control_pb2.RemoveCaptureRequest(capture_id=CAPTURE))[0]]
+""",
+        lambda codes: codes[0] != 0 and codes[1] == "PERMISSION_DENIED",
+        f"removal of capture {CAPTURE} by uid {{BOB}} (pid {{pid}}): refused: capture {CAPTURE} belongs to",
+        'result = command("captures", "rm", "--dry-run", CAPTURE)[0] == 0',
         root=lambda place: _check((place.node.captures / CAPTURE / "rank0.json").exists()),
+    ),
+    Attack(
+        "files handed over as those of another user's capture",
+        """
+from torchperfd.v1 import contract
+def hand_over(token):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(20)
+        connection.connect(SOCKET)
+        connection.sendall(contract.HANDOVER_GREETING)
+        connection.recv(len(contract.HANDOVER_READY), socket.MSG_WAITALL)
+        with open("/etc/hostname") as file:
+            message = session_pb2.CaptureHandover(token=token, capture_id=CAPTURE, files=["rank0.json"])
+            content = message.SerializeToString()
+            socket.send_fds(connection, [len(content).to_bytes(4, "big")], [file.fileno()])
+            connection.sendall(content)
+            size = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
+            answer = connection.recv(size, socket.MSG_WAITALL)
+            return session_pb2.CaptureHandoverResult.FromString(answer).reason
+rank = Rank(SOCKET, "baseline")
+token = rank.receive().welcome.handover_token
+result = [hand_over(token), hand_over("a" * len(token)), hand_over("")]
+rank.leave()
+""",
+        lambda reasons: all(reasons) and len(reasons) == 3,
+        "files of a capture of uid {BOB} (pid {pid}) are not taken over",
+        root=lambda place: _check((place.node.captures / CAPTURE / "rank0.json").read_bytes() == TRACE),
     ),
     Attack(
         "cancellation of a capture that another user waits for",
@@ -599,9 +657,9 @@ def _stacks_of_set_user_id_program(place: Place) -> str:
         shown = [
             place.ask(BOB, 'result = command("stacks", "--run", "suid", "--signal")[1]') for _ in range(3)
         ]
+        ended = f"rank 0 of run suid, uid {BOB} (pid {client.pid}): the process has changed users"
+        eventually(lambda: ended in place.node.log(), 20, place.node.log)
         client.kill()
-    ended = f"rank 0 of run suid, uid {BOB} (pid {client.pid}): the process has changed users"
-    eventually(lambda: ended in place.node.log(), 20, place.node.log)
     return "".join(shown)
 
 
@@ -647,6 +705,9 @@ def place(links_unprotected: None) -> Iterator[Place]:
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(contextlib.closing(Shared()))
         service = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        # As versions before this one left it.
+        node.captures.mkdir()
+        node.captures.chmod(0o1777)
         node.start_shared(
             *("--max-sessions-per-user", str(MOST_SESSIONS)),
             *("--fleet-address", f"127.0.0.1:{free_port()}", "--fleet-peers", "job"),
@@ -675,7 +736,8 @@ def _keep_capture(node: Shared) -> None:
     catalog = Catalog(node.captures)
     folder = catalog.create(CAPTURE)
     (folder / "rank0.json").write_bytes(TRACE)
-    trace = RankTrace(0, CaptureState.COMPLETE, "", "rank0.json", len(TRACE), uid=ADA)
+    digest = hashlib.sha256(TRACE).hexdigest()
+    trace = RankTrace(0, CaptureState.COMPLETE, "", "rank0.json", len(TRACE), digest, uid=ADA)
     catalog.save(
         CaptureRecord(
             capture_id=CAPTURE,

@@ -39,7 +39,7 @@ class CapturesDirectory:
         self.refusal = ""
 
     def on_welcome(self, directory: str, handover: Handover | None, daemon_uid: int) -> str:
-        """Take over what a connected daemon says of captures; return a warning, or ''.
+        """Take over what a connected daemon reports of captures; return a warning, or ''.
 
         Args:
             directory: Where the daemon keeps captures; empty if that is its own affair.
