@@ -11,11 +11,11 @@ Importing this package imports neither torch nor grpc; both are loaded when they
 are needed, and only if they are.
 """
 
-from torchperfd._version import __version__
-
+# Nothing is imported here: `python -m torchperfd` runs this before the current directory is off the path.
 # Type checkers take this name for true; importing typing for it would double our cost.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from torchperfd._version import __version__
     from torchperfd.attachment import attach
     from torchperfd.captures.handle import Capture
     from torchperfd.captures.job_capture import JobCapture
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "__version__": "_version",
     "Capture": "captures.handle",
     "Client": "client",
     "JobCapture": "captures.job_capture",
