@@ -4,10 +4,12 @@ from typing import IO, Any, Final
 
 from torchperfd_daemon.analysis.across import Across, RankWait
 from torchperfd_daemon.analysis.layout import Table, console_for, ms, print_folded, printable
+from torchperfd_daemon.text import ranks_phrase
 
 # A smaller difference is within the precision of setting clocks by ends of collectives.
 _CLOCKS_DIFFER_NS: Final = 1_000_000
 _KINDS: Final = 5
+_MOST_RANKS: Final = 16
 
 
 def across_to_dict(across: Across) -> dict[str, Any]:
@@ -68,6 +70,8 @@ def render_across(across: Across, out: IO[str]) -> None:
         return
     console.print()
     _ranks(across).print_on(console)
+    if (hidden := len(across.ranks) - _MOST_RANKS) > 0:
+        console.print(f"{hidden:,} more ranks, which cost the others less; --json has all")
     console.print()
     _kinds(across).print_on(console)
     hidden = len(across.kinds) - _KINDS
@@ -85,11 +89,13 @@ def _found(across: Across) -> str:
     if unmatched:
         parts.append(f"{unmatched:,} on one only")
     if across.missing:
-        parts.append(f"no trace of {_listed(across.missing)}")
+        parts.append(f"no trace of {ranks_phrase(sorted(across.missing))}")
     return ", ".join(parts)
 
 
 def _ranks(across: Across) -> Table:
+    """Return the ranks that cost others most, or wait longest, in order of rank."""
+    most = sorted(across.ranks, key=lambda each: (-each.cost_ns, -each.wait_ns))[:_MOST_RANKS]
     rows = [
         (
             f"rank {each.rank}",
@@ -98,7 +104,7 @@ def _ranks(across: Across) -> Table:
             f"{each.last:,}",
             ms(each.cost_ns),
         )
-        for each in across.ranks
+        for each in sorted(most, key=lambda each: each.rank)
     ]
     return Table(("", "collectives", "wait ms", "last to arrive", "costs others ms"), tuple(rows))
 
@@ -148,9 +154,3 @@ def _verdict(across: Across) -> str:
         f"rank {blamed.rank} keeps the others waiting: last at {blamed.last:,} of {blamed.matched:,} "
         f"collectives; each of them loses {per} ({each / across.duration_ns:.1%})"
     )
-
-
-def _listed(ranks: tuple[int, ...]) -> str:
-    """Return ranks in words; at most eight are listed."""
-    shown = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"{len(ranks):,} ranks ({shown})"

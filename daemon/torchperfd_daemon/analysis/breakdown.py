@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchperfd_daemon.analysis.categories import COPY
+from torchperfd_daemon.analysis.categories import COPY, WAIT
 from torchperfd_daemon.analysis.categories import DEVICE as DEVICE
 from torchperfd_daemon.analysis.categories import KERNEL as KERNEL
 from torchperfd_daemon.analysis.categories import LAUNCHES as LAUNCHES
@@ -27,7 +27,8 @@ class Breakdown:
 
     Attributes:
         n_gpu_events: Kernels, copies and fills.
-        window_ns: Time from the first start to the last end; for a step, its host time.
+        window_ns: Time from the first start to the last end, waits of the device included; for a step, its
+            host time.
         busy_ns: Time in which anything ran.
         compute_ns: Time in which a kernel other than communication, or a fill, ran.
         comm_ns: Time in which a communication kernel ran.
@@ -94,6 +95,7 @@ class DeviceTime:
     Attributes:
         rows: The device events' rows in the trace.
         comm: Which of them are communication kernels.
+        window: The first start and the last end, waits of the device included; zeros without device events.
 
     Raises:
         UsageError: ``comm_pattern`` is no regular expression.
@@ -109,17 +111,19 @@ class DeviceTime:
         )
         self._memcpy = self._is(COPY)
         self._compute = ~self.comm & ~self._memcpy
+        self._waits = np.flatnonzero(trace.of_categories({WAIT}))
+        self.window = self._window(np.ones(len(self.rows), dtype=np.bool_), self._waits)
 
     def all(self) -> Breakdown:
         """Return the breakdown of every device event in the file."""
-        return self._of(np.ones(len(self.rows), dtype=np.bool_))
+        return self._of(np.ones(len(self.rows), dtype=np.bool_), self._waits)
 
     def linked(self) -> Breakdown:
         """Return the breakdown of those events whose launch is in the file."""
         trace = self._trace
         launched = trace.correlation[trace.of_categories(LAUNCHES)]
         own = trace.correlation[self.rows]
-        return self._of(np.isin(own, launched[launched >= 0]))
+        return self._of(np.isin(own, launched[launched >= 0]), self._waits)
 
     def within(self, windows: Sequence[tuple[int, int]]) -> list[Breakdown]:
         """Return a breakdown of each window, of all events as far as they lie in it.
@@ -159,18 +163,28 @@ class DeviceTime:
         found = []
         for name in sorted(set(names.values()), key=lambda each: (len(each), each)):
             scope = np.isin(self._trace.thread[self.rows], [at for at, each in names.items() if each == name])
-            found.append(Device(name, self._of(scope), int(durations[scope & kernels].sum())))
+            waits = [row for row in self._waits.tolist() if str(threads[self._trace.thread[row]][0]) == name]
+            breakdown = self._of(scope, np.array(waits, dtype=np.int64))
+            found.append(Device(name, breakdown, int(durations[scope & kernels].sum())))
         return found
 
     def _is(self, category: str) -> Flags:
         return self._trace.of_categories({category})[self.rows]
 
-    def _of(self, scope: Flags) -> Breakdown:
+    def _of(self, scope: Flags, waits: Int64) -> Breakdown:
         count = int(scope.sum())
         if not count:
             return _breakdown(0, 0, 0, 0, 0, 0, 0)
-        window = int(self._end[scope].max() - self._start[scope].min())
-        return _breakdown(count, window, *(cover.length for cover in self._covers(scope)))
+        start, end = self._window(scope, waits)
+        return _breakdown(count, end - start, *(cover.length for cover in self._covers(scope)))
+
+    def _window(self, scope: Flags, waits: Int64) -> tuple[int, int]:
+        """Return the first start and the last end of events and of waits."""
+        if not scope.any():
+            return 0, 0
+        starts = np.concatenate((self._start[scope], self._trace.start[waits]))
+        ends = np.concatenate((self._end[scope], self._trace.end[waits]))
+        return int(starts.min()), int(ends.max())
 
     def _covers(self, scope: Flags) -> tuple[Cover, ...]:
         """Return what compute, communication, copies, the first two, and all three cover."""

@@ -80,7 +80,19 @@ _DERIVED_PROCESS: Final = re.compile(
 )
 _COMMUNICATION_PROCESS: Final = re.compile(r"^(?:communication|hccl)\b", re.IGNORECASE)
 _GROUP_THREAD: Final = re.compile(r"^group\b", re.IGNORECASE)
-_WAITING: Final = re.compile(r"(?:event|notify)_?wait", re.IGNORECASE)
+# Rows on a device's timeline that wait for another stream, device or the host: MTIA's event_wait, Ascend's
+# EVENT_WAIT and Notify_Wait, ROCm's barrier packets, Level Zero's WaitOnEvents. The kernel of a library that
+# waits has another name.
+_WAITED_FOR: Final = (
+    r"(?:events?|notify|capture|streams?|queue|barrier|semaphore|signal|fence|mem(?:ory)?|marker|host)"
+)
+_WAITING: Final = re.compile(
+    rf"(?:hip|cuda|cu|ze|ur|xpu|aclrt|hsa|mtia|hpu|rt)?(?:CommandListAppend|Enqueue)?[ _-]?(?:"
+    rf"{_WAITED_FOR}[ _-]?waits?(?:ing)?(?:[ _-]?(?:value|event|for|on|until)\w*)?"
+    rf"|waits?(?:ing)?(?:[ _-]?(?:on|for))?[ _-]?{_WAITED_FOR}?(?:[ _-]?wait)?"
+    rf"|barrier(?:[ _-]?(?:packet|and|or|value|with[ _-]?wait[ _-]?list))?)(?:[_ #-]?\d+|\s?[#:\[(].*)?",
+    re.IGNORECASE,
+)
 _COPIES: Final = re.compile(r"mem_?cpy|\bsdma|\bcopy(?:h2d|d2h|d2d)", re.IGNORECASE)
 _FILLS: Final = re.compile(r"mem_?set", re.IGNORECASE)
 _RUNTIME_NAME: Final = re.compile(
@@ -117,13 +129,18 @@ def inferred(hint: Hint) -> str:
     return OPERATOR
 
 
+def waits(name: str) -> bool:
+    """Return whether an event on a device's timeline only waits: then nothing runs."""
+    return _WAITING.fullmatch(name.strip("<> ")) is not None
+
+
 def launches_for(process: str) -> bool:
     """Return whether a process of the file is a library's view of another process's threads."""
     return _LAUNCH_PROCESS.search(process) is not None
 
 
 def _on_device(name: str) -> str:
-    if _WAITING.search(name):
+    if waits(name):
         return WAIT
     if _COPIES.search(name):
         return COPY

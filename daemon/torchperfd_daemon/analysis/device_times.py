@@ -1,4 +1,4 @@
-"""Corrects impossible device times: starts far outside the recording, and ends after everything else.
+"""Corrects impossible times: lost ones, device starts far outside the recording, and ends after all else.
 
 Exporters convert a device's clock to the host's, and now and then get a start or an end wrong by seconds
 or years. One such event would make a recording of milliseconds idle or busy for years.
@@ -31,6 +31,21 @@ class Outliers:
 
     rows: Int64
     clock_apart: bool
+
+
+def timeless(start: Int64, end: Int64) -> Flags:
+    """Return which events of any kind have time 0 and no duration, while all others are far from 0.
+
+    Exporters write these for records that they have lost.
+
+    Args:
+        start: Starts in ns, as in the file.
+        end: Ends in ns.
+    """
+    at_zero: Flags = (start == 0) & (end == 0)
+    if not at_zero.any() or at_zero.all() or int(start[~at_zero].min()) <= _APART_NS:
+        return np.zeros(len(start), dtype=np.bool_)
+    return at_zero
 
 
 def far_away(start: Int64, end: Int64, on_device: Flags) -> Outliers:

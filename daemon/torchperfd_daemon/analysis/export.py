@@ -17,6 +17,7 @@ from torchperfd_daemon.analysis.layout import escaped, ms, printable
 from torchperfd_daemon.analysis.report import doubts, facts, hidden_operators, operator_table, to_dict
 from torchperfd_daemon.analysis.summary import Summary, SummaryTable
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.text import ranks_phrase
 
 
 def to_markdown(
@@ -24,6 +25,7 @@ def to_markdown(
     *,
     advice: Sequence[Advice] = (),
     across: Across | None = None,
+    of: int = 0,
     limit: int = 15,
     sort_by: str = "self",
 ) -> str:
@@ -33,10 +35,15 @@ def to_markdown(
         ranks: Each rank, None where it is not known, and its answers.
         advice: What to change, most time saved first.
         across: How the ranks waited for one another.
+        of: The number of all ranks, of which ``ranks`` may be some; 0 if it is unknown.
         limit: Rows in each operator table.
         sort_by: What they are ordered by.
     """
-    parts = _advice(advice)
+    parts = _advice(advice, of)
+    if across is not None:
+        text = io.StringIO()
+        render_across(across, text)
+        parts.append(_fenced(text.getvalue()))
     for rank, summary in ranks:
         head, *lines = facts(summary, rank)
         parts += [
@@ -46,27 +53,23 @@ def to_markdown(
         parts.append(operator_table(summary, limit, sort_by).as_markdown())
         hidden = hidden_operators(summary, limit)
         parts += [f"{hidden}\n"] * bool(hidden)
-    if across is not None:
-        text = io.StringIO()
-        render_across(across, text)
-        parts.append(_fenced(text.getvalue()))
     return "\n".join(parts)
 
 
-def _advice(advice: Sequence[Advice]) -> list[str]:
+def _advice(advice: Sequence[Advice], of: int) -> list[str]:
     """Return the advice as a numbered list, the setting as code."""
     if not advice:
         return []
     items = [
-        f"{number}. **{escaped(each.change)}**{_saves(each)}\n\n"
+        f"{number}. **{escaped(each.change)}**{_saves(each, of)}\n\n"
         + indent(f"{escaped(each.evidence)}\n\n{_fenced(each.setting)}", "   ")
         for number, each in enumerate(advice, 1)
     ]
     return ["**Advice**\n", *items]
 
 
-def _saves(advice: Advice) -> str:
-    on = f", on rank {', '.join(map(str, advice.ranks))}" if advice.ranks else ""
+def _saves(advice: Advice, of: int) -> str:
+    on = f", on {ranks_phrase(sorted(advice.ranks), of)}" if advice.ranks else ""
     if not advice.saves_ns_per_step:
         return on
     return f": saves {ms(advice.saves_ns_per_step)} ms {advice.per_what} ({advice.share_of_step:.0%}){on}"

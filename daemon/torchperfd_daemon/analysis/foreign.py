@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from torchperfd_daemon.analysis.categories import Hint, inferred, launches_for
+from torchperfd_daemon.analysis.trace import Flags, Int32, Int64
 
 Thread = tuple[int | str, int | str]
+# torch's exporter until 1.7 has these in place of process numbers.
+_LEGACY_PROCESSES: Final = frozenset({"CPU functions", "CUDA functions"})
 _METADATA: Final = ("process_name", "process_labels", "thread_name")
 
 
@@ -44,13 +49,22 @@ class Foreign:
             self._kinds[key] = inferred(
                 Hint(
                     name,
-                    self._processes.get(thread[0], ""),
+                    self._name_of(thread[0]),
                     self._labels.get(thread[0], ""),
                     self._threads.get(thread, ""),
                     on_stream,
                 )
             )
         return self._kinds[key]
+
+    @staticmethod
+    def is_legacy(threads: Sequence[Thread]) -> bool:
+        """Return whether torch's exporter until 1.7 wrote the file: it names a kernel by its operator."""
+        return bool(threads) and {process for process, _ in threads} <= _LEGACY_PROCESSES
+
+    def _name_of(self, process: int | str) -> str:
+        # Exporters without metadata write the name in place of the number.
+        return self._processes.get(process, process if isinstance(process, str) else "")
 
     def merged(self, threads: Sequence[Thread]) -> tuple[list[int], list[Thread]]:
         """Return the number of each thread, and their table: a library's view of a thread is that thread.
@@ -70,3 +84,25 @@ class Foreign:
             numbers.append(owners.get(thread[1], number) if is_view else number)
             table.append((process, thread[1]) if is_view and process is not None else thread)
         return numbers, table
+
+
+def pair_by_name(name: Int32, start: Int64, on_host: Flags, on_device: Flags) -> Int64:
+    """Return external ids, equal on a device event and the operator of its name that launched it; 0 for none.
+
+    If an operator has as many device events as calls, they are in one order; else the last call before the
+    event launched it.
+    """
+    external = np.zeros(len(name), dtype=np.int64)
+    for each in np.unique(name[on_device]).tolist():
+        calls, events = (
+            rows[np.argsort(start[rows], kind="stable")]
+            for rows in (np.flatnonzero(side & (name == each)) for side in (on_host, on_device))
+        )
+        if not len(calls):
+            continue
+        external[calls] = calls + 1
+        order = np.arange(len(events))
+        if len(calls) != len(events):
+            order = np.maximum(np.searchsorted(start[calls], start[events], side="right") - 1, 0)
+        external[events] = external[calls[order]]
+    return external

@@ -146,18 +146,22 @@ def idle(trace: Trace, device: DeviceTime, steps: Sequence[Step], links: Links |
 
 
 def _gaps(trace: Trace, device: DeviceTime) -> _Gaps:
-    """Return the gaps, with the time before the first and after the last device event."""
+    """Return the gaps, with the time before and after the device's window, which waits can make longer."""
     order = np.argsort(trace.start[device.rows], kind="stable")
     rows = device.rows[order]
-    dry = np.concatenate(([0], np.maximum.accumulate(trace.end[rows])))
-    begins = np.append(trace.start[rows], trace.duration_ns)
+    first, last = device.window
+    ended = np.maximum.accumulate(trace.end[rows])
+    dry = np.concatenate(([0, first], ended, [last]))
+    begins = np.concatenate(([first], trace.start[rows], [last, trace.duration_ns]))
+    events = np.concatenate((rows[:1], rows, [NOWHERE, NOWHERE]))
+    communication = device.comm[order]
     found = np.flatnonzero(begins > dry)
     return _Gaps(
         start=dry[found],
         end=begins[found],
-        event=np.append(rows, NOWHERE)[found],
-        communication=np.append(device.comm[order], False)[found],
-        inside=(found > 0) & (found < len(rows)),
+        event=events[found],
+        communication=np.concatenate((communication[:1], communication, [False, False]))[found],
+        inside=(found > 0) & (found < len(dry) - 1),
     )
 
 

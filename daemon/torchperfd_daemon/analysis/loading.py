@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd_daemon.analysis import device_times, event_types, kineto
-from torchperfd_daemon.analysis.categories import DEVICE, category
+from torchperfd_daemon.analysis.categories import DEVICE, KERNEL, OPERATOR, WAIT, category, waits
 from torchperfd_daemon.analysis.columns import CollectiveColumns, Table, append, doubles, identifiers, numbers
-from torchperfd_daemon.analysis.foreign import Foreign
-from torchperfd_daemon.analysis.processes import host_processes
+from torchperfd_daemon.analysis.foreign import Foreign, pair_by_name
+from torchperfd_daemon.analysis.processes import chosen_rows, host_processes
 from torchperfd_daemon.analysis.trace import Int32, Int64, Memory, Reading, Trace
 from torchperfd_daemon.analysis.tracefile import MAX_BYTES, TraceFile
 from torchperfd_daemon.analysis.unfinished import end_unfinished
@@ -219,6 +219,17 @@ class _Columns:
             thread = np.array(merged, np.int32)[thread]
         start, end = np.frombuffer(self.start, np.int64), np.frombuffer(self._end, np.int64)
         on_device = np.isin(kinds, [number for name, number in categories.items() if name in DEVICE])
+        external = np.frombuffer(self._external, np.int64)
+        if self._foreign is not None and self._foreign.is_legacy(threads):
+            names = np.frombuffer(self._name, np.int32)
+            external = pair_by_name(names, start, kinds == categories[OPERATOR], on_device)
+        timeless = device_times.timeless(start, end)
+        if timeless.any():
+            self._skip("time 0, long before all others", int(timeless.sum()))
+            self.events -= int(timeless.sum())
+            # They are removed at the end; until then they are where they move nothing.
+            start[timeless] = end[timeless] = start[~timeless].min()
+            on_device[timeless] = False
         outliers = device_times.far_away(start, end, on_device)
         kinds[outliers.rows] = categories[_IMPOSSIBLE]
         on_device[outliers.rows] = False
@@ -261,7 +272,7 @@ class _Columns:
             thread=thread,
             start=start,
             end=end,
-            external=np.frombuffer(self._external, np.int64),
+            external=external,
             correlation=np.frombuffer(self._correlation, np.int64),
             shape=np.frombuffer(self._shape, np.int32),
             type=np.frombuffer(self._type, np.int32),
@@ -286,6 +297,8 @@ class _Columns:
             device_names=tuple(dict.fromkeys(each.name for each in events.header.devices if each.name)),
             device_generation=min((max(each.generation, 0) for each in events.header.devices), default=0),
         )
+        if timeless.any():
+            trace = chosen_rows(trace, ~timeless)
         trace.processes = host_processes(trace)
         end_unfinished(trace, self._recorded_until - origin if self._recorded_until else None)
         return trace
@@ -307,6 +320,9 @@ class _Columns:
                     names[self._name[row]], thread, threads[thread], on_stream=on_stream
                 )
                 kinds[row] = categories[kind]
+        if categories[KERNEL] in kinds:
+            waiting = np.fromiter(map(waits, self._names), np.bool_)[np.frombuffer(self._name, np.int32)]
+            kinds[waiting & (kinds == categories[KERNEL])] = categories[WAIT]
         return kinds, categories
 
 

@@ -89,7 +89,8 @@ def draw(trace: Trace, rectangles: int, steps: Sequence[Step] = ()) -> Picture:
 
 
 def _median(steps: Sequence[Step]) -> Step:
-    return sorted(steps, key=lambda step: step.duration_ns)[(len(steps) - 1) // 2]
+    whole = [step for step in steps if not step.is_stub]
+    return sorted(whole, key=lambda step: step.duration_ns)[(len(whole) - 1) // 2]
 
 
 def _in_full(trace: Trace, step: Step, spans: Flags, rectangles: int) -> StepPicture:

@@ -38,17 +38,17 @@ def by_process(trace: Trace) -> Iterator[Trace]:
     A process counts if it has a fair part of the host's events, and launched something or marked steps.
     Events of no such process go to the first.
     """
-    processes = _working(trace)
+    processes = working(trace)
     if not 1 < len(processes) <= _MOST:
         yield trace
         return
     owner = _owners(trace, processes)
     for number, process in enumerate(processes):
         chosen = owner == number
-        yield _limited(trace, chosen, process)
+        yield _limited(trace, chosen, process, processes)
 
 
-def _working(trace: Trace) -> list[int | str]:
+def working(trace: Trace) -> list[int | str]:
     """Return the processes that are worth a trace of their own."""
     if len(trace.processes) < 2:
         return trace.processes
@@ -106,18 +106,23 @@ def _of_device(trace: Trace, owner: Int64, on_device: Int64, processes: int) -> 
     return found
 
 
-def _limited(trace: Trace, chosen: Flags, process: int | str) -> Trace:
-    """Return a trace of the chosen rows only."""
+def _limited(trace: Trace, chosen: Flags, process: int | str, processes: list[int | str]) -> Trace:
+    """Return the trace of one of the processes."""
+    owner = trace.memory.processes.index(process) if process in trace.memory.processes else -1
+    return replace(
+        chosen_rows(trace, chosen),
+        process=process,
+        processes=processes,
+        memory=_rows(trace.memory, trace.memory.process == owner),
+    )
+
+
+def chosen_rows(trace: Trace, chosen: Flags) -> Trace:
+    """Return a trace of the chosen events only, with all its memory events."""
     args = trace.collective_args
     kept = _rows(args, chosen[args.row])
     number = np.cumsum(chosen) - 1
-    owner = trace.memory.processes.index(process) if process in trace.memory.processes else -1
-    return replace(
-        _rows(trace, chosen),
-        process=process,
-        collective_args=replace(kept, row=number[kept.row]),
-        memory=_rows(trace.memory, trace.memory.process == owner),
-    )
+    return replace(_rows(trace, chosen), collective_args=replace(kept, row=number[kept.row]))
 
 
 def _rows(table: T, chosen: Flags) -> T:

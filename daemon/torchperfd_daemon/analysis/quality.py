@@ -11,6 +11,7 @@ from torchperfd_daemon.analysis.categories import DEVICE, LAUNCHES
 from torchperfd_daemon.analysis.device_times import overlaps
 from torchperfd_daemon.analysis.layout import printable
 from torchperfd_daemon.analysis.links import Links
+from torchperfd_daemon.analysis.processes import working
 from torchperfd_daemon.analysis.trace import Reading, Trace
 
 # Runtime and driver calls that make a device do something: one for each kernel, copy and fill.
@@ -32,6 +33,7 @@ class Quality:
         overlaps: Device events that began before an earlier one of their stream had ended.
         overlap_ns: The sum of these overlaps.
         processes: The processes that operators, annotations and launches are of, in order of first sight.
+        analysed: Those of them that are analysed by themselves if there are several.
     """
 
     reading: Reading = field(default_factory=Reading)
@@ -44,6 +46,7 @@ class Quality:
     overlap_ns: int = 0
     devices: int = 0
     processes: tuple[str, ...] = ()
+    analysed: tuple[str, ...] = ()
 
 
 def assess(trace: Trace, links: Links) -> Quality:
@@ -68,7 +71,8 @@ def assess(trace: Trace, links: Links) -> Quality:
         overlaps=at_once.events,
         overlap_ns=at_once.ns,
         devices=len({trace.threads[number][0] for number in np.unique(trace.thread[rows]).tolist()}),
-        processes=tuple(str(each) for each in trace.processes),
+        processes=tuple(map(str, trace.processes)),
+        analysed=tuple(map(str, working(trace) if trace.process is None else trace.processes)),
     )
 
 
@@ -157,13 +161,12 @@ def _impossible(quality: Quality) -> list[str]:
 
 def _several(quality: Quality) -> list[str]:
     lines = []
-    if len(quality.processes) > 1:
-        shown = ", ".join(
-            [*quality.processes[:_MOST_LISTED], *["…"] * (len(quality.processes) > _MOST_LISTED)]
-        )
+    if len(quality.analysed) > 1:
+        more = ["…"] * (len(quality.analysed) > _MOST_LISTED)
+        shown = ", ".join([*quality.analysed[:_MOST_LISTED], *more])
         lines.append(
-            f"the file holds {len(quality.processes)} processes ({printable(shown)}): "
-            "each that launched something or marked steps is analysed by itself"
+            f"the file holds {len(quality.analysed)} processes that launched something or marked steps "
+            f"({printable(shown)}): each is analysed by itself"
         )
     if quality.devices > 1:
         lines.append(f"{quality.devices} devices together: busy means that any of them is")

@@ -83,6 +83,7 @@ def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[s
                 "duration_us": step.duration_ns / 1000,
                 "host_start_us": step.host_start_ns / 1000,
                 "host_duration_us": step.host_duration_ns / 1000,
+                "is_stub": step.is_stub,
                 "breakdown": _breakdown(device),
                 "phases": {f"{phase}_us": ns / 1000 for phase, ns in phases.items()},
                 "idle": {f"{cause}_us": ns / 1000 for cause, ns in idle.items()},
@@ -211,16 +212,19 @@ def _device_lines(summary: Summary, width: int) -> list[str]:
     def part(label: str, nanoseconds: int) -> str:
         return f"{label} {ms(nanoseconds)} ms ({nanoseconds / max(device.window_ns, 1):.1%})"
 
+    # First each device: of several together, one that works hides another that does not.
     lines = [
+        f"device {printable(each.name)}: {each.breakdown.n_gpu_events:,} events, "
+        f"kernels {ms(each.kernel_ns)} ms, {part('busy', each.breakdown.busy_ns)}, "
+        f"{part('idle', device.window_ns - each.breakdown.busy_ns)}"
+        for each in summary.devices[:_MOST_DEVICES]
+    ]
+    busy, idle = ("any busy", "all idle") if summary.devices else ("busy", "idle")
+    lines += [
         f"{device.n_gpu_events:,} GPU events in {ms(device.window_ns)} ms: "
-        f"{part('busy', device.busy_ns)}, {part('idle', device.idle_ns)}",
+        f"{part(busy, device.busy_ns)}, {part(idle, device.idle_ns)}",
         f"{part('compute', device.compute_ns)}, {part('exposed communication', device.exposed_comm_ns)}, "
         f"{part('exposed copies', device.exposed_memcpy_ns)}",
-    ]
-    lines += [
-        f"device {printable(each.name)}: {each.breakdown.n_gpu_events:,} events, "
-        f"kernels {ms(each.kernel_ns)} ms, {part('busy', each.breakdown.busy_ns)}"
-        for each in summary.devices[:_MOST_DEVICES]
     ]
     if summary.kernels:
         top = summary.kernels[0]
@@ -247,7 +251,7 @@ def _idle_lines(summary: Summary, width: int) -> list[str]:
 
 def _phases_line(summary: Summary) -> list[str]:
     """Return the host time of the mean step by phase, in words; empty if no phase is known."""
-    phases = summary.step_phases
+    phases = [each for step, each in zip(summary.steps, summary.step_phases, strict=True) if not step.is_stub]
     sums = Counter[str]()
     for step in phases:
         sums.update(step)
@@ -305,14 +309,18 @@ def _steps_lines(summary: Summary) -> list[str]:
             "no steps: the loop did not call profiler.step(), and nothing else marks them; "
             "advice is on the whole recording"
         ]
-    longest = max(found, key=lambda step: step.duration_ns)
-    median = statistics.median_low(step.duration_ns for step in found)
+    whole = [step for step in found if not step.is_stub]
+    longest = max(whole, key=lambda step: step.duration_ns)
+    median = statistics.median(step.duration_ns for step in whole)
+    stub = "".join(
+        f"; step {step.index} is only the rest after the last step()" for step in found if step.is_stub
+    )
     lines = [
         f"{len(found):,} steps, {found[0].index} to {found[-1].index}: "
-        f"median {ms(median)} ms, longest {ms(longest.duration_ns)} ms (step {longest.index})"
+        f"median {ms(median)} ms, longest {ms(longest.duration_ns)} ms (step {longest.index}){stub}"
     ]
     if summary.steps_timed_by == "device":
-        host = statistics.median_low(step.host_duration_ns for step in found)
+        host = statistics.median(step.host_duration_ns for step in whole)
         lines.append(f"timed on the device, since the host runs ahead of it with {ms(host)} ms a step")
     if summary.step_source != "profiler":
         mark = printable(summary.step_mark)

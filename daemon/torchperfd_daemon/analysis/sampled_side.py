@@ -92,4 +92,8 @@ class SampledSide:
 
 def shared_steps(summaries: Sequence[Summary]) -> list[int]:
     """Return the indices of the steps that every rank recorded."""
-    return sorted(set.intersection(*({step.index for step in summary.steps} for summary in summaries)))
+    return sorted(
+        set.intersection(
+            *({step.index for step in summary.steps if not step.is_stub} for summary in summaries)
+        )
+    )

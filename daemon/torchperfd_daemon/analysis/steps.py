@@ -1,6 +1,7 @@
 """The training steps of a trace: their marks, and their times on the host and on the device."""
 
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -18,6 +19,10 @@ TimedBy = Literal["host", "device"]
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 # Kineto repeats each step on the GPU's timeline; host time is the step's own.
 _GPU_COPY: Final = "gpu_user_annotation"
+_OPERATOR: Final = "cpu_op"
+# The last step is a stub if it has at most this share of the median step's operators and launches.
+_STUB: Final = 0.1
+_FEWEST_WITH_STUB: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +34,14 @@ class Step:
         start_ns: When it begins: on the device where the host runs ahead of it, else on the host.
         duration_ns: How long it takes there.
         host_ns: Start and duration on the host, where these are times of the device; else None.
+        is_stub: The profiler began it with the last ``step()`` of the loop, and nothing of a step is in it.
     """
 
     index: int
     start_ns: int
     duration_ns: int
     host_ns: tuple[int, int] | None = None
+    is_stub: bool = False
 
     @property
     def host_start_ns(self) -> int:
@@ -90,21 +97,39 @@ def find_steps(trace: Trace, links: Links) -> Steps:
         if inferred is None:
             return Steps((), "none", "", "host", -1)
         source, mark, thread, marked = inferred.source, inferred.name, inferred.thread, _numbered(inferred)
+    stub = [replace(each, is_stub=True) for each in marked[-1:] if _is_stub(trace, links, marked)]
+    marked = marked[: len(marked) - len(stub)]
     windows = on_the_device(trace, links, _column(marked, 0), _column(marked, 1))
     if windows is None:
-        return Steps(tuple(marked), source, mark, "host", thread)
+        return Steps((*marked, *stub), source, mark, "host", thread)
     timed = [
         replace(step, start_ns=start, duration_ns=end - start, host_ns=(step.start_ns, step.duration_ns))
         for step, start, end in zip(marked, *(each.tolist() for each in windows), strict=True)
     ]
-    return Steps(tuple(timed), source, mark, "device", thread)
+    return Steps((*timed, *stub), source, mark, "device", thread)
 
 
-def whole_recording(trace: Trace, events: Int64) -> Step:
-    """Return the whole recording as one step: of a device's work if there is any, else of the host's."""
-    if not len(events):
+def _is_stub(trace: Trace, links: Links, marked: Sequence[Step]) -> bool:
+    """Return whether the last step launched nothing and called almost nothing, unlike those before it."""
+    if len(marked) < _FEWEST_WITH_STUB:
+        return False
+    edges = np.array([*(step.start_ns for step in marked), marked[-1].window[1]], dtype=np.int64)
+    operators = trace.start[trace.of_categories({_OPERATOR})]
+    called = np.diff(np.searchsorted(np.sort(operators), edges))
+    launched = np.diff(np.searchsorted(np.sort(links.launched_at(trace)), edges))
+    *others, last = (called + launched).tolist()
+    return last <= _STUB * statistics.median(others) and not launched[-1] and bool(max(others))
+
+
+def whole_recording(trace: Trace, window: tuple[int, int]) -> Step:
+    """Return the whole recording as one step: of a device's work if there is any, else of the host's.
+
+    Args:
+        window: Start and end of the device's work in ns; equal without any.
+    """
+    start, end = window
+    if start == end:
         return Step(0, 0, trace.duration_ns)
-    start, end = int(trace.start[events].min()), int(trace.end[events].max())
     return Step(0, start, end - start, (0, trace.duration_ns))
 
 

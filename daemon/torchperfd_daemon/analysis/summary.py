@@ -115,9 +115,11 @@ def summarise(
     found = marks.steps
     table = tuple(operators(trace, group_by=group_by, links=links))
     # Of a trace without steps, the advice is on the whole recording.
-    units = found or (whole_recording(trace, device.rows),)
+    units = found or (whole_recording(trace, device.window),)
     within = device.within([unit.window for unit in units])
     gaps = idle(trace, device, units, links)
+    # A stub after the last step would count as one of which nothing can be saved.
+    whole = tuple(unit for unit in units if not unit.is_stub)
     return Summary(
         path=trace.path,
         size=trace.size,
@@ -135,14 +137,21 @@ def summarise(
         steps_timed_by=marks.timed_by,
         step_breakdowns=tuple(within[: len(found)]),
         step_phases=tuple(phases(trace, found, marks.thread)),
-        idle=gaps and replace(gaps, steps=gaps.steps[: len(found)], avoidable=gaps.avoidable[: len(found)]),
+        idle=_first(gaps, len(found)),
         group_by=group_by,
         operators=table,
         self_cpu_ns=sum(row.self_cpu_ns for row in table),
         advice=advise(
-            trace, units, within, gaps, links, worker_cost, timed_by=marks.timed_by, is_whole=not found
+            trace,
+            whole,
+            within[: len(whole)],
+            _first(gaps, len(whole)),
+            links,
+            worker_cost,
+            timed_by=marks.timed_by,
+            is_whole=not found,
         ),
-        collectives=collectives(trace, found),
+        collectives=collectives(trace, [step for step in found if not step.is_stub]),
         samples=sample(trace, found, links) if samples else None,
         picture=draw(trace, rectangles, found) if rectangles else None,
         quality=assess(trace, links),
@@ -150,3 +159,8 @@ def summarise(
         process=None if trace.process is None else str(trace.process),
         device_names=trace.device_names,
     )
+
+
+def _first(gaps: Idle | None, count: int) -> Idle | None:
+    """Return the idle time with its first ``count`` steps only."""
+    return gaps and replace(gaps, steps=gaps.steps[:count], avoidable=gaps.avoidable[:count])

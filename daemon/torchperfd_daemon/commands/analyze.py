@@ -5,8 +5,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from statistics import fmean
+from typing import IO, Final, TypeAlias
 
 import click
 
@@ -21,8 +23,12 @@ from torchperfd_daemon.commands._foreign_files import refuse_foreign_files
 from torchperfd_daemon.commands._memory import analyze_snapshots
 from torchperfd_daemon.commands._page import write_page
 from torchperfd_daemon.commands._traces import find_trace, note, warn
-from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
-from torchperfd_daemon.text import printable
+from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError, UsageError
+from torchperfd_daemon.text import printable, ranks_phrase, ranks_text
+
+_Ranked: TypeAlias = tuple[int | None, analysis.Summary]
+_MOST_PAGES: Final = 2
+"""Of more ranks the text has the page of one."""
 
 
 @click.command("analyze")
@@ -60,6 +66,13 @@ from torchperfd_daemon.text import printable
 @click.option(
     "--csv", "as_csv", is_flag=True, help="The operator table as comma-separated values, every row."
 )
+@click.option(
+    "--rank",
+    "chosen",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Of several ranks, show this one's page in the text; by default the slowest's. May be repeated.",
+)
 def command(
     traces: tuple[str, ...],
     limit: int,
@@ -73,12 +86,13 @@ def command(
     workers: int | None,
     markdown: bool,
     as_csv: bool,
+    chosen: tuple[int, ...],
 ) -> None:
     """Show where a trace's time went: its steps, its GPU, and the operators that took longest.
 
     TRACE is a trace file (.json or .json.gz), a directory of such files, one for each rank, or a capture's
-    id. Several files are several ranks. If TRACE is a snapshot of CUDA memory (.pickle), or a directory of
-    them, the answer is who holds the memory.
+    id. Several files are several ranks: the text compares them, and then shows the slowest. If TRACE is a
+    snapshot of CUDA memory (.pickle), or a directory of them, the answer is who holds the memory.
     """
     if as_json + markdown + as_csv > 1:
         raise UsageError("--json, --markdown and --csv are three answers", "ask for one of them")
@@ -90,7 +104,7 @@ def command(
         analyze_snapshots(snapshots, as_json, with_text)
         return
     files = analysis.rank_files(paths, note)
-    summaries: list[tuple[int | None, analysis.Summary]] = []
+    summaries: list[_Ranked] = []
     failed: list[tuple[int | None, TorchperfdError]] = []
     request = analysis.Request(
         group_by=group_by,
@@ -109,6 +123,7 @@ def command(
         raise failed[0][1]
     across = analysis.across({rank: summary.collectives for rank, summary in summaries if rank is not None})
     advice = analysis.gather([(rank, summary.advice) for rank, summary in summaries])
+    report = _Report(summaries, _shown(summaries, across, chosen), advice, across, limit, sort_by)
     document = {
         "schema": analysis.SCHEMA,
         "capture": capture_facts(paths),
@@ -123,39 +138,92 @@ def command(
     if as_json:
         if with_text:
             text = io.StringIO()
-            _render(text, summaries, advice, across, limit, sort_by)
+            report.render(text)
             document["text"] = text.getvalue()
         click.echo(json.dumps(document))
     elif as_csv:
         click.echo(printable(analysis.to_csv(summaries, sort_by)), nl=False)
     elif markdown:
-        page = analysis.to_markdown(summaries, advice=advice, across=across, limit=limit, sort_by=sort_by)
-        click.echo(printable(page), nl=False)
+        click.echo(printable(report.markdown()), nl=False)
     elif not html:
-        _render(sys.stdout, summaries, advice, across, limit, sort_by)
+        report.render(sys.stdout)
     if failed:
-        missing = ", ".join(str(rank) for rank, _ in failed)
+        known = sorted(rank for rank, _ in failed if rank is not None)
+        missing = ", ".join([*[ranks_text(known)] * bool(known), *["None"] * (len(failed) - len(known))])
         raise PartialResultError(
             f"{len(failed)} of {len(files)} ranks are missing ({missing}): {failed[0][1]}"
         )
 
 
-def _render(
-    out: IO[str],
-    summaries: Sequence[tuple[int | None, analysis.Summary]],
-    advice: Sequence[analysis.Advice],
-    across: analysis.Across | None,
-    limit: int,
-    sort_by: str,
-) -> None:
-    """Write the whole answer as text."""
-    if advice:
-        analysis.render_advice(advice, out)
-        click.echo(file=out)
-    for number, (rank, summary) in enumerate(summaries):
-        if number:
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """The whole answer for people.
+
+    Attributes:
+        shown: The ranks whose pages it has.
+    """
+
+    summaries: Sequence[_Ranked]
+    shown: Sequence[_Ranked]
+    advice: Sequence[analysis.Advice]
+    across: analysis.Across | None
+    limit: int
+    sort_by: str
+
+    def render(self, out: IO[str]) -> None:
+        """Write it as text: the advice, the ranks together, and the pages of those shown."""
+        if self.advice:
+            analysis.render_advice(self.advice, out, len(self.summaries))
             click.echo(file=out)
-        analysis.render_text(summary, rank, out, limit=limit, sort_by=sort_by)
-    if across is not None:
-        click.echo(file=out)
-        analysis.render_across(across, out)
+        if self.across is not None:
+            analysis.render_across(self.across, out)
+            click.echo(file=out)
+        for number, (rank, summary) in enumerate(self.shown):
+            if number:
+                click.echo(file=out)
+            analysis.render_text(summary, rank, out, limit=self.limit, sort_by=self.sort_by)
+        if hidden := self._hidden():
+            click.echo(f"\n{hidden}", file=out)
+
+    def markdown(self) -> str:
+        """Return the same as Markdown."""
+        page = analysis.to_markdown(
+            self.shown,
+            advice=self.advice,
+            across=self.across,
+            of=len(self.summaries),
+            limit=self.limit,
+            sort_by=self.sort_by,
+        )
+        return page + (f"\n{hidden}\n" if (hidden := self._hidden()) else "")
+
+    def _hidden(self) -> str:
+        others = len(self.summaries) - len(self.shown)
+        return (
+            f"{others:,} more {'rank' if others == 1 else 'ranks'}; --rank N shows rank N" if others else ""
+        )
+
+
+def _shown(
+    summaries: Sequence[_Ranked], across: analysis.Across | None, chosen: Sequence[int]
+) -> list[_Ranked]:
+    """Return the ranks whose pages the text has: those chosen, else all if they are few, else the slowest.
+
+    Raises:
+        NoSuchTargetError: There is no such rank.
+    """
+    if chosen:
+        known = {rank for rank, _ in summaries}
+        if absent := sorted(set(chosen) - known):
+            raise NoSuchTargetError(f"there is no trace of {ranks_phrase(absent)}")
+        return [each for each in summaries if each[0] in chosen]
+    if len(summaries) <= _MOST_PAGES:
+        return list(summaries)
+    blamed = None if across is None or across.blamed is None else across.blamed.rank
+    return [max(summaries, key=lambda each: (each[0] is not None and each[0] == blamed, _step_ns(each[1])))]
+
+
+def _step_ns(summary: analysis.Summary) -> float:
+    """Return the mean step of a rank, in ns; its recording without steps."""
+    steps = [step.duration_ns for step in summary.steps if not step.is_stub]
+    return fmean(steps) if steps else summary.duration_ns

@@ -63,15 +63,21 @@
       ranks && element("h3", {}, "ranks"), ranks, collectives && element("h3", {}, "collectives"), collectives);
   }
 
+  /** Return the median of sorted numbers: of an even count the mean of the two in the middle. */
+  function middle(sorted) {
+    return (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
+  }
+
   function headline(entry) {
-    const durations = entry.steps.map((step) => step.duration_us).sort((a, b) => a - b);
+    const whole = entry.steps.filter((step) => !step.is_stub);
+    const durations = whole.map((step) => step.duration_us).sort((a, b) => a - b);
     const device = entry.breakdown.all;
     const part = (us) => [time(us), device.window_us ? percent(us / device.window_us) : ""];
     const tiles = [["events", integer(entry.trace.events), bytes(entry.trace.bytes)], ["recorded", time(entry.trace.duration_us), ""]];
     if (durations.length) {
-      const longest = entry.steps.reduce((a, b) => (b.duration_us > a.duration_us ? b : a));
-      tiles.push(["steps", integer(durations.length), `${entry.steps[0].index} to ${entry.steps.at(-1).index}`],
-        ["median step", time(durations[(durations.length - 1) >> 1]), ""],
+      const longest = whole.reduce((a, b) => (b.duration_us > a.duration_us ? b : a));
+      tiles.push(["steps", integer(entry.steps.length), `${entry.steps[0].index} to ${entry.steps.at(-1).index}`],
+        ["median step", time(middle(durations)), ""],
         ["longest step", time(longest.duration_us), `step ${longest.index}`]);
     }
     if (device.n_gpu_events) {

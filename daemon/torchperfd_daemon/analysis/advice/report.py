@@ -9,6 +9,7 @@ from rich.text import Text
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.item import Advice
 from torchperfd_daemon.analysis.layout import PLAIN_WIDTH, console_for, printable
+from torchperfd_daemon.text import ranks_phrase
 
 _INDENT: Final = 3
 
@@ -30,15 +31,19 @@ def advice_to_dict(advice: Sequence[Advice]) -> list[dict[str, Any]]:
     ]
 
 
-def render_advice(advice: Sequence[Advice], out: IO[str]) -> None:
-    """Write the changes to ``out``, most time saved first; nothing without advice."""
+def render_advice(advice: Sequence[Advice], out: IO[str], of: int = 0) -> None:
+    """Write the changes to ``out``, most time saved first; nothing without advice.
+
+    Args:
+        of: The number of all ranks; 0 if it is unknown.
+    """
     if not advice:
         return
     console = console_for(out)
     width = console.width if out.isatty() else PLAIN_WIDTH
     console.print(Text("Advice", style="bold"))
     for number, each in enumerate(advice, 1):
-        first = f"{number}. {printable(each.change)}: {_saves(each)}"
+        first = f"{number}. {printable(each.change)}: {_saves(each, of)}"
         console.print(_indented(first, width, outdent=_INDENT))
         console.print(_indented(printable(each.evidence), width))
         console.print(Text(_indented(printable(each.setting), width), style="bold"))
@@ -50,8 +55,8 @@ def _indented(text: str, width: int, outdent: int = 0) -> str:
     return textwrap.fill(text, width, initial_indent=first, subsequent_indent=inner, break_on_hyphens=False)
 
 
-def _saves(advice: Advice) -> str:
-    on = f", on rank {', '.join(map(str, advice.ranks))}" if advice.ranks else ""
+def _saves(advice: Advice, of: int) -> str:
+    on = f", on {ranks_phrase(sorted(advice.ranks), of)}" if advice.ranks else ""
     if not advice.saves_ns_per_step:
         return f"a risk, no time{on}"
     return f"saves {ns_text(advice.saves_ns_per_step)} {advice.per_what} ({advice.share_of_step:.0%}){on}"
