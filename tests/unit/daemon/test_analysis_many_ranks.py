@@ -52,7 +52,7 @@ def job(folder: Path, ranks: int, late: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("ranks", "late"), [(64, 37), (9, 0)])
+@pytest.mark.parametrize(("ranks", "late"), [pytest.param(64, 37, marks=pytest.mark.slow), (4, 0)])
 def test_text_of_many_ranks_is_short_and_leads_with_all(
     analyze: Any, tmp_path: Path, ranks: int, late: int
 ) -> None:
@@ -68,16 +68,15 @@ def test_text_of_many_ranks_is_short_and_leads_with_all(
 
 
 def test_rank_option_chooses_pages(analyze: Any, tmp_path: Path) -> None:
-    folder = job(tmp_path, 5, 1)
-    for options in (("--rank", 3, "--rank", 4), ("--rank", 3, "--rank", 4, "--markdown")):
+    folder = job(tmp_path, 3, 1)
+    for options in (("--rank", 0, "--rank", 2), ("--rank", 0, "--rank", 2, "--markdown")):
         _, out, _ = analyze(folder, "--workers", 1, *options)
-        assert [
-            n for n in range(5) if f"rank {n}: {folder}" in out.replace("\\_", "_").replace("\\", "")
-        ] == [3, 4]
+        pages = [n for n in range(3) if f"rank {n}: {folder}" in out.replace("\\", "")]
+        assert pages == [0, 2]
     code, _, err = analyze(folder, "--workers", 1, "--rank", 7)
     assert (code, err.splitlines()[-1]) == (3, "torchperfd: there is no trace of rank 7")
     _, out, _ = analyze(folder, "--workers", 1, "--json")
-    assert len(json.loads(out)["ranks"]) == 5
+    assert len(json.loads(out)["ranks"]) == 3
 
 
 def test_two_ranks_have_both_pages(analyze: Any, tmp_path: Path) -> None:
