@@ -70,7 +70,7 @@ def test_a_block_of_code_cannot_be_closed_from_within() -> None:
     assert page.splitlines() == [
         "**Advice**",
         "",
-        r"1. **change a\_b**: saves 2.000 ms a step (25%), on rank 0, 2",
+        r"1. **change a\_b**: saves 2.000 ms a step (25%), on ranks 0,2",
         "",
         r"   seen \*here\*",
         "",
