@@ -830,7 +830,7 @@ def test_text_and_dictionary_say_the_same() -> None:
     analysis.render_advice(advice, out)
     assert out.getvalue().splitlines() == [
         "Advice",
-        "1. do this: saves 1.5 ms a step (25%), on rank 0, 3",
+        "1. do this: saves 1.5 ms a step (25%), on ranks 0,3",
         "   what ? shows",
         "   f(x)",
         "2. make room: a risk, no time",
