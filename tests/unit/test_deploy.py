@@ -137,7 +137,7 @@ def test_the_unit_creates_what_the_daemon_writes_to() -> None:
     assert settings["Type"] == "notify"
     assert f"/run/{settings['RuntimeDirectory']}" == str(Path(SOCKET).parent)
     assert f"/var/lib/{settings['StateDirectory']}" == CAPTURES
-    assert settings["StateDirectoryMode"] == "1777"
+    assert settings["StateDirectoryMode"] == "0700"
 
 
 def test_the_unit_hides_neither_gpus_nor_training_processes() -> None:
@@ -252,13 +252,19 @@ def test_the_network_policy_selects_the_daemons_pods_and_port() -> None:
     assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == [PORT]
 
 
-def test_sidecar_shares_socket_and_captures_and_lets_job_end() -> None:
+def test_sidecar_shares_its_socket_alone_and_lets_job_end() -> None:
     spec = sidecar_pod()["spec"]
     (daemon,), (train,) = spec["initContainers"], spec["containers"]
     assert daemon["restartPolicy"] == "Always"
     assert environment(train)["TORCHPERFD_SOCKET"] == options(daemon["args"])["--socket"]
-    for path in (str(Path(SOCKET).parent), CAPTURES):
-        assert mounts(daemon)[path] == mounts(train)[path]
+    assert mounts(daemon)[str(Path(SOCKET).parent)] == mounts(train)[str(Path(SOCKET).parent)]
+    # The daemon makes the captures directory below the volume, for itself alone.
+    assert mounts(daemon)[str(Path(CAPTURES).parent)] not in mounts(train).values()
+
+
+def test_training_pods_of_the_daemonset_mount_the_socket_only() -> None:
+    readme = (DEPLOY / "kubernetes" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"hostPath: \{path: (\S+),", readme) == [str(Path(SOCKET).parent)]
 
 
 # Compose

@@ -8,6 +8,7 @@ import contextlib
 import os
 import pickle
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -51,10 +52,13 @@ def analyse(
 
     Args:
         workers: Processes at once; None for one a core. A lone rank that needs neither niceness nor a
-            limit is analysed in this process.
+            limit is analysed in this process. So are all, one after another, if this user cannot run Python,
+            as in a process that has become another user.
     """
-    if len(files) == 1 and not request.nice and request.max_memory is None:
-        yield answer(files[0].path, request)
+    is_plain = not request.nice and request.max_memory is None
+    if is_plain and (len(files) == 1 or not os.access(sys.executable, os.X_OK)):
+        for file in files:
+            yield answer(file.path, request)
         return
     with ThreadPoolExecutor(workers or os.cpu_count() or 1, "analysis") as pool:
         yield from pool.map(lambda file: _in_a_process(file.path, request), files)

@@ -12,14 +12,12 @@ import os
 import queue
 import re
 import secrets
-import signal
 import subprocess
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Final
 
 import msgspec
@@ -28,6 +26,14 @@ from torchperfd.own_commands import own_file_command
 from torchperfd_daemon import documents
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import folder, low_priority
+from torchperfd_daemon.captures.analysis_child import (
+    MAX_IDLE_S,
+    ChildFiles,
+    StuckError,
+    child_files,
+    kill,
+    wait,
+)
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.errors import TorchperfdError, explained
@@ -69,12 +75,15 @@ class AnalysisCounts:
     """Results of analyses since the daemon started; read by the metrics page.
 
     Attributes:
-        results: Number of analyses by result; ``dropped`` are those that the full queue did not accept.
+        results: Number of analyses by result; ``stuck`` are those that waited
+            without doing anything, ``dropped`` those that the full queue did not accept.
         newest: By run, the newest capture's ranks that used a device; of the runs analysed last.
         last_success_unix_seconds: When one was last stored; 0 for never.
     """
 
-    results: dict[str, int] = field(default_factory=lambda: {"analysed": 0, "failed": 0, "dropped": 0})
+    results: dict[str, int] = field(
+        default_factory=lambda: {"analysed": 0, "failed": 0, "stuck": 0, "dropped": 0}
+    )
     newest: dict[str, tuple[RankShares, ...]] = field(default_factory=dict)
     last_success_unix_seconds: float = 0.0
 
@@ -85,30 +94,33 @@ class AnalysisCounts:
         self.newest = {**dict(others), run: shares}
 
 
-def command_for(path: Path) -> list[str]:
-    """Return the command that analyses a capture's folder and writes the document to its output."""
-    arguments = ("analyze", "--json", "--with-text", "--workers", "1", str(path))
+def command_for(files: ChildFiles) -> list[str]:
+    """Return the command that analyses a capture and writes the document to its output."""
+    arguments = ("analyze", "--json", "--with-text", "--workers", "1", *files.folders)
     # By its path: as a module it would import this package first, 0.2 s of CPU at normal priority.
-    return own_file_command(low_priority.__file__, *arguments)
+    return own_file_command(low_priority.__file__, *files.arguments(), *arguments)
 
 
 class Analyst:
     """Analyses captures one by one, on a thread that does nothing but wait for a process.
 
     Args:
-        command: Returns the command that analyses a folder.
+        command: Returns the command that analyses a capture.
         timeout: Seconds that it may take.
+        max_idle: Seconds that it may wait without doing anything.
     """
 
     def __init__(
         self,
         catalog: Catalog,
-        command: Callable[[Path], list[str]] = command_for,
+        command: Callable[[ChildFiles], list[str]] = command_for,
         timeout: float = TIMEOUT_S,
+        max_idle: float = MAX_IDLE_S,
     ) -> None:
         self._catalog = catalog
         self._command = command
         self._timeout = timeout
+        self._max_idle = max_idle
         self._waiting: queue.Queue[CaptureRecord | None] = queue.Queue(_MOST_WAITING)
         self._stopped = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -126,7 +138,7 @@ class Analyst:
         with self._lock:
             self._stopped.set()
             if self._process is not None:
-                _kill(self._process)
+                kill(self._process.pid)
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
         if self._thread.is_alive():
@@ -150,15 +162,11 @@ class Analyst:
         """
         capture_id = record.capture_id
         path = self._catalog.folder(capture_id)
-        for name in _traces(record):
-            # Any user may have put something else in its place, such as a pipe that never ends. And a
-            # file that only one user may read must not be shown to all.
-            self._catalog.open_own(capture_id, name).close()
         with explained(f"cannot write to {path}"):
             if self._catalog.lacking():
                 raise TorchperfdError("the disk is full except for the space that must stay free")
-            with folder.opened(path) as held:
-                self._store(held, path, record.run)
+            with child_files(self._catalog, [capture_id]) as files, folder.opened(path) as held:
+                self._store(held, files, record.run)
 
     def run(self) -> None:
         """Analyse the submitted captures one by one, until :meth:`stop`."""
@@ -170,7 +178,7 @@ class Analyst:
             except Exception as error:
                 if self._stopped.is_set():
                     return
-                self.counts.results["failed"] += 1
+                self.counts.results["stuck" if isinstance(error, StuckError) else "failed"] += 1
                 self.health.failed()
                 expected = isinstance(error, (TorchperfdError, OSError))
                 log.warning(
@@ -185,19 +193,19 @@ class Analyst:
                 self.counts.last_success_unix_seconds = now
                 self.health.succeeded(now)
 
-    def _store(self, held: int, path: Path, run: str) -> None:
+    def _store(self, held: int, files: ChildFiles, run: str) -> None:
         part = f".{folder.ANALYSIS}.{secrets.token_hex(8)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with open(os.open(part, flags, 0o644, dir_fd=held), "r+b") as output:  # noqa: PTH123
-                self._execute(path, output)
+            with open(os.open(part, flags, folder.FILE_MODE, dir_fd=held), "r+b") as output:  # noqa: PTH123
+                self._execute(files, output)
                 self.counts.remember(run, _shares(output))
             os.replace(part, folder.ANALYSIS, src_dir_fd=held, dst_dir_fd=held)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(part, dir_fd=held)
 
-    def _execute(self, path: Path, output: IO[bytes]) -> None:
+    def _execute(self, files: ChildFiles, output: IO[bytes]) -> None:
         """Run the command to its end, with its output in a file.
 
         Raises:
@@ -208,19 +216,18 @@ class Analyst:
                 if self._stopped.is_set():
                     raise TorchperfdError("the daemon is stopping")
                 process = self._process = subprocess.Popen(
-                    self._command(path),
+                    self._command(files),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=errors,
-                    start_new_session=True,
+                    **files.process_arguments(),
                 )
             try:
-                code = process.wait(self._timeout)
-            except subprocess.TimeoutExpired:
-                raise TorchperfdError(f"the analysis took more than {self._timeout:,.0f} s") from None
+                code = wait(process, self._timeout, self._max_idle)
             finally:
                 with self._lock:
-                    _kill(process)
+                    if process.poll() is None:
+                        kill(process.pid)
                     self._process = None
                 process.wait()
             if code not in (_OK, _PARTIAL):
@@ -277,13 +284,6 @@ def _shares(document: IO[bytes]) -> tuple[RankShares, ...]:
 def _traces(record: CaptureRecord) -> list[str]:
     """Return the names of a capture's traces, which not all of its files have to be."""
     return [trace.file for trace in record.ranks if _TRACE.fullmatch(trace.file)]
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and the workers that it has started; those may outlive it."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _last_line(errors: IO[bytes]) -> str:

@@ -8,6 +8,7 @@ the daemon's own.
 
 import calendar
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -51,6 +52,9 @@ _NEVER_FINISHED: Final = "it was never finished"
 _WORTH_UPLOADING: Final = (CaptureState.COMPLETE, CaptureState.PARTIAL)
 _BLOCK_BYTES: Final = 512  # the unit of st_blocks, whatever the file system's own is
 
+
+_CAPABILITIES: Final = 1 << 0 | 1 << 1 | 1 << 5 | 1 << 6 | 1 << 7
+"""CHOWN, DAC_OVERRIDE, KILL, SETGID and SETUID."""
 
 _Json: TypeAlias = bytes
 
@@ -212,6 +216,20 @@ def read(path: Path, now: float) -> Found | None:
             return replace(found, upload=upload)
     except OSError:
         return None
+
+
+@functools.cache
+def may_act_for_users() -> bool:
+    """Return whether this process can give files to other users, still read them, and become these users.
+
+    Root in a container may have none of the capabilities; then it can do no more than its own files allow.
+    """
+    if os.geteuid() != 0:
+        return False
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        effective = Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0]
+        return int(effective, 16) & _CAPABILITIES == _CAPABILITIES
+    return False
 
 
 def trusted_users(directory: Path) -> frozenset[int]:

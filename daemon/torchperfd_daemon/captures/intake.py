@@ -147,10 +147,9 @@ def _copy(held: int, name: str, descriptor: int, sender: Sender) -> None:
             if not sent:
                 raise TorchperfdError(f"{name} became shorter while it was copied")
             offset += sent
-        if os.geteuid() == 0:
-            # The analyser reads it as this user. Without the capability it stays the daemon's.
-            with contextlib.suppress(PermissionError):
-                os.fchown(copy, sender.uid, -1)
+        if folder.may_act_for_users():
+            # The analyser reads it as this user.
+            os.fchown(copy, sender.uid, -1)
         os.rename(part, name, src_dir_fd=held, dst_dir_fd=held)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,20 +1,21 @@
 """Pages of captures, and of two compared, made by a command with ``--html`` in a process at idle priority."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
-import signal
+import stat
 import tempfile
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from torchperfd.own_commands import own_file_command
 from torchperfd_daemon.captures import Catalog, low_priority
+from torchperfd_daemon.captures.analysis_child import MAX_IDLE_S, ChildFiles, IdleWatch, child_files, kill
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 
 log = logging.getLogger("torchperfd.http")
@@ -22,6 +23,9 @@ log = logging.getLogger("torchperfd.http")
 TIMEOUT_S: Final = 600.0
 MOST_KEPT: Final = 8
 
+_PAGE: Final = "page.html"
+_MAX_PAGE_BYTES: Final = 256 * 2**20
+_LOOK_S: Final = 5.0
 _MOST_WAITING: Final = 4
 _ERROR_CHARACTERS: Final = 300
 # What the command returns when it could read all ranks' traces, or some.
@@ -32,11 +36,11 @@ PageCaptures = tuple[str, ...]
 """The id of a capture, or those of two that are compared: before, after."""
 
 
-def command_for(folders: Sequence[Path], page: Path) -> list[str]:
-    """Return the command that analyses a capture's folder, or compares two, and writes the page."""
-    name = "analyze" if len(folders) == 1 else "compare"
-    arguments = (name, "--html", str(page), "--workers", "1", *map(str, folders))
-    return own_file_command(low_priority.__file__, *arguments)
+def command_for(files: ChildFiles, page: str) -> list[str]:
+    """Return the command that analyses a capture, or compares two, and writes the page."""
+    name = "analyze" if len(files.folders) == 1 else "compare"
+    arguments = (name, "--html", page, "--workers", "1", *files.folders)
+    return own_file_command(low_priority.__file__, *files.arguments(), *arguments)
 
 
 @dataclass(slots=True)
@@ -59,7 +63,7 @@ class Reports:
     """Makes pages one at a time, and keeps the newest in a private directory until the daemon stops."""
 
     def __init__(
-        self, catalog: Catalog, command: Callable[[Sequence[Path], Path], list[str]] = command_for
+        self, catalog: Catalog, command: Callable[[ChildFiles, str], list[str]] = command_for
     ) -> None:
         self._catalog = catalog
         self._command = command
@@ -119,10 +123,10 @@ class Reports:
     async def _make(self, captures: PageCaptures, page: Path) -> None:
         try:
             async with self._one_at_a_time:
-                folders = [self._catalog.folder(each) for each in captures]
-                reason = await self._execute(self._command(folders, page))
-            if not reason and not page.is_file():
-                reason = "the analyser wrote no page"
+                with child_files(self._catalog, captures) as files:
+                    reason = await self._execute(files)
+                    if not reason:
+                        reason = await asyncio.to_thread(_take, files.directory / _PAGE, page)
         except (OSError, TorchperfdError) as error:
             reason = str(error)
         if reason:
@@ -131,25 +135,31 @@ class Reports:
         if report is not None:
             report.reason = reason
 
-    async def _execute(self, command: list[str]) -> str:
-        """Run a command to its end; return why it failed, empty when it did not."""
+    async def _execute(self, files: ChildFiles) -> str:
+        """Run the command to its end; return why it failed, empty when it did not."""
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *self._command(files, _PAGE),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            **files.process_arguments(),
         )
+        watch = IdleWatch(process.pid, time.monotonic())
+        deadline = time.monotonic() + TIMEOUT_S
+        output = asyncio.ensure_future(process.communicate())
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                _, errors = await process.communicate()
-        except TimeoutError:
-            return f"the analysis took more than {TIMEOUT_S:,.0f} s"
+            while not (await asyncio.wait([output], timeout=min(_LOOK_S, TIMEOUT_S)))[0]:
+                now = time.monotonic()
+                if now >= deadline:
+                    return f"the analysis took more than {TIMEOUT_S:,.0f} s"
+                if watch.idle_seconds(now) >= MAX_IDLE_S:
+                    return f"the analyser waited for {MAX_IDLE_S:,.0f} s without doing anything"
+            _, errors = output.result()
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill(process.pid)
                 await process.wait()
+            output.cancel()
         if process.returncode in _MADE:
             return ""
         last = (errors.decode(errors="replace").strip().splitlines() or [""])[-1]
@@ -160,3 +170,20 @@ class Reports:
         done = [captures for captures, report in self._reports.items() if report.state != "making"]
         for captures in done[: max(0, len(self._reports) - MOST_KEPT)]:
             self._reports.pop(captures).page.unlink(missing_ok=True)
+
+
+def _take(made: Path, page: Path) -> str:
+    """Copy the page that a child has made into the daemon's directory; return why not, or ''."""
+    try:
+        # The child may have put anything there, such as a pipe that never ends.
+        with (
+            open(os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source,  # noqa: PTH123
+            page.open("wb") as copy,
+        ):
+            status = os.fstat(source.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_PAGE_BYTES:
+                return "the analyser wrote no page"
+            copy.write(source.read(_MAX_PAGE_BYTES))
+    except OSError:
+        return "the analyser wrote no page"
+    return ""

@@ -1,15 +1,15 @@
 """The HTTP interface over real services in this process, for tests."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import httpx
 from starlette.types import ASGIApp
 from tests.support.served import GIVE_UP_S, Served, serving, short_directory
 
+from torchperfd_daemon.captures.analysis_child import ChildFiles
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.web.access import PageToken
 from torchperfd_daemon.web.answer_cache import AnswerCache
@@ -53,7 +53,7 @@ class Page:
 
 def play(
     scenario: Callable[[Page], Awaitable[None]],
-    report_command: Callable[[Sequence[Path], Path], list[str]] = command_for,
+    report_command: Callable[[ChildFiles, str], list[str]] = command_for,
 ) -> None:
     """Let a test's scenario run to its end."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.as_user import USERS
 from tests.support.node import eventually
 from tests.support.served import GIVE_UP_S
 from tests.unit.daemon import kept
@@ -24,8 +25,11 @@ from torchperfd_daemon.captures import (
     RankTrace,
     low_priority,
 )
+from torchperfd_daemon.captures.analysis_child import ChildFiles
+from torchperfd_daemon.captures.analyst import command_for
 from torchperfd_daemon.errors import TorchperfdError
 
+ADA = USERS[0]
 TRACE = document(
     [
         event("ProfilerStep#1", 0, 100_000, cat="user_annotation"),
@@ -38,8 +42,8 @@ TRACE = document(
 
 
 def saying(script: str) -> Any:
-    """Return what makes a command of some lines of Python; the folder is its first argument."""
-    return lambda path: [sys.executable, "-c", script, str(path)]
+    """Return what makes a command of some lines of Python; the capture's id is its first argument."""
+    return lambda files: [sys.executable, "-c", script, *files.folders]
 
 
 @pytest.fixture
@@ -106,6 +110,87 @@ def test_analysis_over_its_time_limit_is_killed_with_children(catalog: Catalog, 
     os.close(reader)
 
 
+def test_analysis_that_waits_is_ended_and_counted(catalog: Catalog, caplog: pytest.LogCaptureFixture) -> None:
+    analyst = Analyst(catalog, saying("import time\ntime.sleep(600)"), max_idle=0.5)
+    analyst.submit(kept.add(catalog, "one"))
+    run_until(analyst, 1)
+    assert analyst.counts.results == {"analysed": 0, "failed": 0, "stuck": 1, "dropped": 0}
+    assert "capture one is not analysed: the analyser waited for 0 s without doing anything" in caplog.text
+
+
+def test_analysis_that_computes_is_not_ended(catalog: Catalog) -> None:
+    script = "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass\n"
+    script += "print('{\"ranks\": []}')"
+    Analyst(catalog, saying(script), max_idle=0.5).analyse(kept.add(catalog, "one"))
+    assert catalog.has_analysis("one")
+
+
+def test_analysis_reads_descriptors_whatever_becomes_of_names(catalog: Catalog, tmp_path: Path) -> None:
+    record = kept.add(catalog, "one", {0: TRACE, 1: TRACE})
+    (tmp_path / "secret").write_bytes(TRACE.replace(b"gemm", b"secret_kernel"))
+
+    def swap(files: ChildFiles) -> list[str]:
+        trace = catalog.folder("one") / "rank0.json"
+        trace.unlink()
+        trace.symlink_to(tmp_path / "secret")
+        (catalog.folder("one") / "rank1.json").unlink()
+        os.mkfifo(catalog.folder("one") / "rank1.json")
+        return command_for(files)
+
+    Analyst(catalog, swap).analyse(record)
+    stored = catalog.analysis("one")
+    assert b"gemm" in stored
+    assert b"secret_kernel" not in stored
+    assert len(json.loads(stored)["ranks"]) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a child as another user")
+def test_analyser_is_the_captures_user_without_the_environment(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET", "secret")
+    record = kept.add(catalog, "one")
+    os.chown(catalog.folder("one") / "rank0.json", ADA, ADA)
+    record.ranks[0].uid = ADA
+    catalog.save(record)
+    script = (
+        "import json, os, sys\n"
+        "from torchperfd_daemon import cli\n"
+        "from torchperfd_daemon.captures import low_priority\n"
+        "def facts():\n"
+        "    found = [os.getresuid(), os.getresgid(), os.getgroups(), 'AWS_SECRET' in os.environ]\n"
+        "    print(json.dumps({'ranks': [], 'facts': found, 'trace': open('one/rank0.json').read()}))\n"
+        "cli.main = facts\n"
+        "user, _, group = sys.argv[1].removeprefix(low_priority.USER).partition(':')\n"
+        "low_priority.run_as(int(user), int(group), sys.argv[2:])\n"
+    )
+
+    def command(files: ChildFiles) -> list[str]:
+        return [sys.executable, "-c", script, *files.arguments(), *files.folders]
+
+    Analyst(catalog, command).analyse(record)
+    stored = json.loads(catalog.analysis("one"))
+    assert stored["facts"] == [[ADA] * 3, [65_534] * 3, [], False]
+    assert stored["trace"] == "{}", "what it may read it finds by the link"
+    assert (catalog.folder("one") / "analysis.json").stat().st_uid == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a child as another user")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_capture_of_another_user_is_analysed_by_the_command(catalog: Catalog, ranks: int) -> None:
+    record = kept.add(catalog, "one", dict.fromkeys(range(ranks), TRACE))
+    for trace in record.ranks:
+        os.chmod(catalog.folder("one") / trace.file, 0o600)
+        os.chown(catalog.folder("one") / trace.file, ADA, ADA)
+        trace.uid = ADA
+    catalog.save(record)
+    Analyst(catalog).analyse(record)
+    stored = json.loads(catalog.analysis("one"))
+    assert len(stored["ranks"]) == ranks
+    assert "exposed communication 0.020 ms (20.0%)" in stored["text"]
+    assert "rank 0: one/rank0.json" in stored["text"]
+
+
 def test_captures_are_analysed_one_by_one_on_a_thread(catalog: Catalog) -> None:
     analyst = Analyst(catalog, saying("print('{\"ranks\": []}')"))
     catalog.on_ended = analyst.submit
@@ -113,19 +198,19 @@ def test_captures_are_analysed_one_by_one_on_a_thread(catalog: Catalog) -> None:
         kept.add(catalog, capture_id)
     kept.add(catalog, "open", state=CaptureState.ARMED)
     run_until(analyst, 2)
-    assert analyst.counts.results == {"analysed": 2, "failed": 0, "dropped": 0}
+    assert analyst.counts.results == {"analysed": 2, "failed": 0, "stuck": 0, "dropped": 0}
     assert [catalog.has_analysis(each) for each in ("one", "two", "open")] == [True, True, False]
 
 
 def test_a_failure_of_one_is_a_count_and_the_next_is_analysed(
     catalog: Catalog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    script = "import sys; sys.exit('bad luck') if sys.argv[1].endswith('/one') else print('{\"ranks\": []}')"
+    script = "import sys; sys.exit('bad luck') if sys.argv[1] == 'one' else print('{\"ranks\": []}')"
     analyst = Analyst(catalog, saying(script))
     for capture_id in ("one", "two"):
         analyst.submit(kept.add(catalog, capture_id))
     run_until(analyst, 2)
-    assert analyst.counts.results == {"analysed": 1, "failed": 1, "dropped": 0}
+    assert analyst.counts.results == {"analysed": 1, "failed": 1, "stuck": 0, "dropped": 0}
     assert [record.message for record in caplog.records] == ["capture one is not analysed: bad luck"]
 
 

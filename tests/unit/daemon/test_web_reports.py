@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from tests.unit.daemon.http_api import OWNER, Page, play
 from tests.unit.daemon.kept import add
 
 from torchperfd_daemon.captures import CaptureState, Catalog
+from torchperfd_daemon.captures.analysis_child import ChildFiles
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.web import reports
 from torchperfd_daemon.web.reports import MOST_KEPT, Reports, command_for
@@ -20,21 +21,21 @@ LATER = "20260101-000100-abcdef"
 WRITE = "import sys; open(sys.argv[1], 'w').write('<!doctype html>' + sys.argv[2])"
 
 
-def writing(folders: Sequence[Path], page: Path) -> list[str]:
-    return [sys.executable, "-S", "-c", WRITE, str(page), " ".join(each.name for each in folders)]
+def writing(files: ChildFiles, page: str) -> list[str]:
+    return [sys.executable, "-S", "-c", WRITE, page, " ".join(files.folders)]
 
 
-def failing(folders: Sequence[Path], page: Path) -> list[str]:
+def failing(files: ChildFiles, page: str) -> list[str]:
     return [sys.executable, "-S", "-c", "import sys; sys.exit('torchperfd: no trace at all')"]
 
 
-def hanging(folders: Sequence[Path], page: Path) -> list[str]:
+def hanging(files: ChildFiles, page: str) -> list[str]:
     return [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
 
 
 def run(
     catalog: Catalog,
-    command: Callable[[Sequence[Path], Path], list[str]],
+    command: Callable[[ChildFiles, str], list[str]],
     scenario: Callable[[Reports], Awaitable[None]],
 ) -> None:
     async def whole() -> None:
@@ -53,11 +54,27 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def test_command_analyses_at_idle_priority() -> None:
-    command = command_for([Path("/c/x")], Path("/p/x.html"))
+    command = command_for(ChildFiles(Path("/w"), ("x",), {"x/rank0.json": 7}, None), "page.html")
     assert command[2].endswith("low_priority.py")
-    assert command[3:] == ["analyze", "--html", "/p/x.html", "--workers", "1", "/c/x"]
-    two = command_for([Path("/c/x"), Path("/c/y")], Path("/p/x-y.html"))
-    assert two == [*command[:3], "compare", "--html", "/p/x-y.html", "--workers", "1", "/c/x", "/c/y"]
+    assert command[3:] == ["--link=7:x/rank0.json", "analyze", "--html", "page.html", "--workers", "1", "x"]
+    two = command_for(ChildFiles(Path("/w"), ("x", "y"), {}, None), "page.html")
+    assert two == [*command[:3], "compare", "--html", "page.html", "--workers", "1", "x", "y"]
+
+
+def test_page_that_is_no_file_is_not_taken(catalog: Catalog) -> None:
+    add(catalog, CAPTURE)
+    made = ("os.symlink('/etc/hostname', sys.argv[1])", "os.mkfifo(sys.argv[1])", "os.mkdir(sys.argv[1])")
+    for script in made:
+
+        def planting(files: ChildFiles, page: str, script: str = script) -> list[str]:
+            return [sys.executable, "-S", "-c", f"import os, sys; {script}", page]
+
+        async def scenario(pages: Reports) -> None:
+            report = pages.request(CAPTURE)
+            await report.task
+            assert (report.state, report.reason) == ("failed", "the analyser wrote no page")
+
+        run(catalog, planting, scenario)
 
 
 def test_page_is_made_once_in_a_private_directory(catalog: Catalog) -> None:

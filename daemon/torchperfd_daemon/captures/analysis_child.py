@@ -1,0 +1,190 @@
+"""The child that analyses captures: it gets open files instead of names, and runs as the captures' user.
+
+A trace is whatever its user made it. So the daemon opens the files, checks them, and passes their descriptors
+on; the child works in a directory of its own, in which links lead to these descriptors. Where the daemon is
+root, the child is the user whose captures these are, and has nothing of the daemon's environment.
+"""
+
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.deletion import delete_tree
+from torchperfd_daemon.captures.folder import may_act_for_users
+from torchperfd_daemon.captures.low_priority import LINK, USER
+from torchperfd_daemon.captures.manifest import FILE_NAME
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+
+MAX_IDLE_S: Final = 50.0
+"""A child that has waited for so long without using a CPU or a disk is ended."""
+_LOOK_S: Final = 5.0
+_NOBODY: Final = 65_534
+_ENVIRONMENT: Final = frozenset(
+    {"PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME"}
+)
+_BUSY: Final = frozenset("RD")
+"""States in procfs: it runs or waits for a CPU, or waits for a disk."""
+
+
+class StuckError(TorchperfdError):
+    """The child has waited without doing anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFiles:
+    """What a child is given.
+
+    Attributes:
+        directory: Its working directory, with one folder for each capture.
+        folders: Their names.
+        links: Descriptors of the traces, by the path that is to lead to them.
+        uid: The user that it runs as; None for this process's own.
+    """
+
+    directory: Path
+    folders: tuple[str, ...]
+    links: Mapping[str, int]
+    uid: int | None
+
+    def arguments(self) -> list[str]:
+        """Return the arguments that have ``low_priority`` become the user and make the links."""
+        user = [] if self.uid is None else [f"{USER}{self.uid}:{_group_of(self.uid)}"]
+        return [*user, *(f"{LINK}{descriptor}:{path}" for path, descriptor in self.links.items())]
+
+    def process_arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``Popen`` that make it such a child."""
+        return {
+            "cwd": self.directory,
+            "env": {name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
+            "pass_fds": (*self.links.values(),),
+            "start_new_session": True,
+        }
+
+
+@contextlib.contextmanager
+def child_files(catalog: Catalog, captures: Sequence[str]) -> Iterator[ChildFiles]:
+    """Open the traces of captures for a child, and prepare its directory; both are gone at the end.
+
+    A child of a daemon that is root is the captures' user; of captures of two users it is root.
+
+    Raises:
+        NoSuchTargetError: There is no such capture, or it has no such trace.
+        TorchperfdError: A trace is another user's.
+        OSError: The directory cannot be made.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="torchperfd-analysis-"))
+    with contextlib.ExitStack() as opened:
+        opened.callback(_delete, directory)
+        links: dict[str, int] = {}
+        owners = set()
+        for capture_id in captures:
+            found = catalog.found(capture_id)
+            if found is None or found.record is None:
+                raise NoSuchTargetError(f"no capture {capture_id} in {catalog.directory}")
+            owners.add(found.owner)
+            own = directory / capture_id
+            own.mkdir(mode=0o700)
+            (own / FILE_NAME).write_bytes(found.document)
+            for trace in found.record.ranks:
+                if trace.file:
+                    file = opened.enter_context(catalog.open_own(capture_id, trace.file))
+                    links[f"{capture_id}/{trace.file}"] = file.fileno()
+        uid = owners.pop() if may_act_for_users() and len(owners) == 1 else 0
+        if uid:
+            # The directory last: until then its user can put nothing into it.
+            for path in (*directory.glob(f"*/{FILE_NAME}"), *directory.glob("*"), directory):
+                os.chown(path, uid, -1, follow_symlinks=False)
+        yield ChildFiles(directory, tuple(captures), links, uid or None)
+
+
+def wait(process: "subprocess.Popen[bytes]", timeout: float, max_idle: float = MAX_IDLE_S) -> int:
+    """Return a child's exit code.
+
+    Raises:
+        TorchperfdError: It took more than ``timeout`` seconds.
+        StuckError: It and its children have waited for ``max_idle`` seconds.
+    """
+    watch = IdleWatch(process.pid, time.monotonic())
+    deadline = time.monotonic() + timeout
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(max(0.01, min(_LOOK_S, max_idle / 4, deadline - time.monotonic())))
+        now = time.monotonic()
+        if now >= deadline:
+            raise TorchperfdError(f"the analysis took more than {timeout:,.0f} s")
+        if watch.idle_seconds(now) >= max_idle:
+            raise StuckError(f"the analyser waited for {max_idle:,.0f} s without doing anything")
+
+
+class IdleWatch:
+    """Tells for how long a process and its children have used neither a CPU nor a disk.
+
+    Args:
+        now: Seconds on a clock that never steps back, as below.
+    """
+
+    def __init__(self, pid: int, now: float, proc: Path = Path("/proc")) -> None:
+        self._pid = pid
+        self._proc = proc
+        self._used = -1
+        self._since = now
+
+    def idle_seconds(self, now: float) -> float:
+        """Return for how many seconds it has been idle, as far as was seen."""
+        used, is_busy = self._usage()
+        if is_busy or used != self._used:
+            self._used, self._since = used, now
+        return now - self._since
+
+    def _usage(self) -> tuple[int, bool]:
+        """Return the CPU time of all its processes, in clock ticks, and whether one runs or reads a disk."""
+        used, is_busy = 0, False
+        pids = [self._pid]
+        while pids:
+            pid = pids.pop()
+            for task in self._read(f"{pid}/task", is_directory=True).split():
+                fields = self._read(f"{pid}/task/{task}/stat").rpartition(")")[2].split()
+                if len(fields) > 12:
+                    is_busy = is_busy or fields[0] in _BUSY
+                    used += int(fields[11]) + int(fields[12])
+                pids += map(int, self._read(f"{pid}/task/{task}/children").split())
+        return used, is_busy
+
+    def _read(self, name: str, *, is_directory: bool = False) -> str:
+        """Return a file's text, or a directory's names; empty if the process has ended."""
+        path = self._proc / name
+        with contextlib.suppress(OSError):
+            return " ".join(each.name for each in path.iterdir()) if is_directory else path.read_text()
+        return ""
+
+
+def kill(pid: int) -> None:
+    """Kill a child and the workers that it has started; those may outlive it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _delete(directory: Path) -> None:
+    """Delete a directory that the child, and so its user, may have filled."""
+    with contextlib.suppress(OSError):
+        parent = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            delete_tree(directory.name, parent)
+        finally:
+            os.close(parent)
+
+
+def _group_of(uid: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return _NOBODY
