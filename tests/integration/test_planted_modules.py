@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.node import Node, eventually
 
+from torchperfd_daemon.captures.analysis_child import ChildFiles
 from torchperfd_daemon.captures.analyst import command_for
 from torchperfd_daemon.web import reports
 
@@ -169,9 +170,10 @@ TRACE = {
 
 def commands_of_analysis(folder: Path, page: Path) -> dict[str, Callable[[], list[str]]]:
     torchperfd = str(BIN / "torchperfd")
+    files = ChildFiles(folder.parent, (str(folder),), {}, None)
     return {
-        "the daemon's": lambda: command_for(folder),
-        "the page's": lambda: reports.command_for([folder], page),
+        "the daemon's": lambda: command_for(files),
+        "the page's": lambda: reports.command_for(files, str(page)),
         "of a person": lambda: [torchperfd, "analyze", str(folder)],
         "compared": lambda: [torchperfd, "compare", str(folder), str(folder)],
     }
