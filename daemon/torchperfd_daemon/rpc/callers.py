@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -88,6 +89,12 @@ class CallerDirectory:
     def __init__(self, most_per_user: int, most: int) -> None:
         self._limit = UserLimit("connections", most_per_user, most)
         self._callers: dict[str, Caller] = {}
+        self.on_received: Callable[[str, int], None] = lambda _name, _size: None
+        """Takes the name of a connection, and the bytes of a message that it has received whole."""
+
+    def received(self, call: Any, size: int) -> None:
+        """Note that a message of a call has arrived whole."""
+        self.on_received(str(call.peer()), size)
 
     def find(self, call: Any) -> Caller:
         """Return the caller of a method."""

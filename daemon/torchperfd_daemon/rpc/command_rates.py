@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import Message
 
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.rpc.callers import CallerDirectory
@@ -54,21 +55,23 @@ class CommandRates(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gene
         self, method: Callable[[Any, Any], Awaitable[Any]]
     ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def answer(request: Any, context: Any) -> Any:
-            async with self._admitted(context):
+            async with self._admitted(context, request):
                 return await method(request, context)
 
         return answer
 
     def _streaming(self, method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with self._admitted(context):
+            async with self._admitted(context, request):
                 async for answer in method(request, context):
                     yield answer
 
         return stream
 
     @contextlib.asynccontextmanager
-    async def _admitted(self, context: Any) -> AsyncIterator[None]:
+    async def _admitted(self, context: Any, request: Any) -> AsyncIterator[None]:
+        if isinstance(request, Message):
+            self._callers.received(context, request.ByteSize())
         uid = self._callers.find(context).uid
         if self._open[uid] >= _MOST_OPEN:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _TOO_MANY)

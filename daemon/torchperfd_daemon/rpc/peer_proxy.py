@@ -11,6 +11,7 @@ import contextlib
 import logging
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -25,6 +26,11 @@ OnHandover = Callable[[socket.socket, Caller], None]
 log = logging.getLogger("torchperfd.access")
 
 _CHUNK: Final = 1 << 16
+MAX_UNFINISHED_BYTES: Final = 256 * 2**20
+"""Bytes of messages of one user that have not arrived whole: gRPC holds them in memory."""
+_OVERHEAD: Final = 1.01
+_OVERHEAD_BYTES: Final = 1024
+"""What gRPC adds to a message, with its answers and pings."""
 _SILENCE_S: Final = 10.0
 """A new connection that sends nothing for so long is closed."""
 
@@ -51,9 +57,12 @@ class PeerProxy:
         self.on_handover = on_handover
         self._server: asyncio.Server | None = None
         self.open: set[_Connection] = set()
+        self.by_name: dict[str, _Connection] = {}
         self.chunk = bytearray(_CHUNK)
         self.limiter = LogLimiter(log)
         self.rate = UserRate("bytes", BYTES)
+        self._unfinished: Counter[int | None] = Counter()
+        callers.on_received = self._on_received
 
     async def start(self) -> None:
         """Begin to accept."""
@@ -70,6 +79,32 @@ class PeerProxy:
         self.stop_accepting()
         for connection in list(self.open):
             connection.abort()
+
+    def add_unfinished(self, connection: "_Connection", size: int) -> None:
+        """Count bytes that a connection has passed on; close its user's largest if they are too many."""
+        uid = connection.caller.uid
+        connection.unfinished += size
+        self._unfinished[uid] += size
+        if self._unfinished[uid] > MAX_UNFINISHED_BYTES:
+            largest = max(
+                (each for each in self.open if each.caller.uid == uid), key=lambda each: each.unfinished
+            )
+            self.limiter.warning("a connection of %s is closed: its messages never end", connection.caller)
+            self.remove_unfinished(largest, largest.unfinished)
+            largest.abort()
+
+    def remove_unfinished(self, connection: "_Connection", size: int) -> None:
+        """Count bytes of a connection that are in a whole message, or that the end of it has freed."""
+        size = min(size, connection.unfinished)
+        connection.unfinished -= size
+        self._unfinished[connection.caller.uid] -= size
+        if not self._unfinished[connection.caller.uid]:
+            del self._unfinished[connection.caller.uid]
+
+    def _on_received(self, name: str, size: int) -> None:
+        connection = self.by_name.get(name)
+        if connection is not None:
+            self.remove_unfinished(connection, int(size * _OVERHEAD) + _OVERHEAD_BYTES)
 
     def _make(self) -> asyncio.BaseProtocol:
         return _Connection(self)
@@ -141,7 +176,8 @@ class _Connection(_End):
     def __init__(self, proxy: PeerProxy) -> None:
         super().__init__(proxy.chunk)
         self._proxy = proxy
-        self._caller = UNKNOWN
+        self.caller = UNKNOWN
+        self.unfinished = 0
         self._name = secrets.token_hex(16)
         self._silence: asyncio.TimerHandle | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -150,8 +186,9 @@ class _Connection(_End):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._proxy.open.add(self)
+        self._proxy.by_name[peer_name(self._name)] = self
         try:
-            self._caller = caller = read_caller(transport.get_extra_info("socket"))
+            self.caller = caller = read_caller(transport.get_extra_info("socket"))
         except OSError as error:
             self._refuse(f"the kernel does not identify the connecting process: {error.strerror}")
             return
@@ -174,7 +211,8 @@ class _Connection(_End):
             self._connecting = asyncio.get_running_loop().create_task(self._connect(first))
             return
         super().buffer_updated(nbytes)
-        debt = self._proxy.rate.take(self._caller.uid, nbytes)
+        self._proxy.add_unfinished(self, nbytes)
+        debt = self._proxy.rate.take(self.caller.uid, nbytes)
         if debt > 0:
             self.pause_reading()
             asyncio.get_running_loop().call_later(debt, self.resume_reading)
@@ -182,6 +220,8 @@ class _Connection(_End):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._proxy.open.discard(self)
+        self._proxy.by_name.pop(peer_name(self._name), None)
+        self._proxy.remove_unfinished(self, self.unfinished)
         self._proxy.callers.dismiss(peer_name(self._name))
         if self._silence is not None:
             self._silence.cancel()
@@ -199,7 +239,7 @@ class _Connection(_End):
         # A second descriptor of the connection, since asyncio closes its own.
         connection: socket.socket = self.transport.get_extra_info("socket").dup()
         self.abort()
-        on_handover(connection, self._caller)
+        on_handover(connection, self.caller)
 
     async def _connect(self, first: bytes) -> None:
         """Connect to gRPC from a unique name, and forward the data."""

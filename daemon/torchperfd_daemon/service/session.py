@@ -180,6 +180,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
             await context.write(self._welcome(record.identity.run, session.token))
             sender = asyncio.create_task(_send_all(session, context))
             async for message in request_iterator:
+                if not isinstance(message, Unreadable):
+                    self._callers.received(context, message.ByteSize())
                 async with self._rates.turn(caller.uid, *_size(message)):
                     goes_on = self._sessions.get(record) is session and self._receive(session, message)
                 if not goes_on:

@@ -7,6 +7,8 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -16,6 +18,7 @@ from tests.unit.daemon.host_tree import HostTree
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.collectors.ranks import own_namespace
+from torchperfd_daemon.rpc import peer_proxy
 from torchperfd_daemon.rpc.callers import (
     Caller,
     CallerDirectory,
@@ -175,3 +178,40 @@ def test_caller_directory_forgets_disconnected_callers() -> None:
     directory.dismiss("unix-abstract:a")
     assert directory.find(Call()).uid is None
     assert directory.admit("unix-abstract:b", Caller(5)) == ""
+
+
+class FakeConnection:
+    """A connection of a user, as the proxy counts it."""
+
+    def __init__(self, uid: int) -> None:
+        self.caller = Caller(uid, 7)
+        self.unfinished = 0
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_messages_that_never_end_close_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_proxy, "MAX_UNFINISHED_BYTES", 100_000)
+    callers = CallerDirectory(9, 9)
+    with socket.socket(socket.AF_UNIX) as listener:
+        proxy = peer_proxy.PeerProxy(listener, "", callers)
+    bobs: list[Any] = [FakeConnection(1002) for _ in range(3)]
+    ada: Any = FakeConnection(1001)
+    for connection in (*bobs, ada):
+        proxy.open.add(connection)
+    proxy.by_name["unix-abstract:ada"] = ada
+    for number, connection in enumerate(bobs):
+        proxy.add_unfinished(connection, 30_000 + number)
+    for _ in range(100):
+        # Messages that arrive whole leave nothing.
+        proxy.add_unfinished(ada, 9_000)
+        callers.received(SimpleNamespace(peer=lambda: "unix-abstract:ada"), 8_900)
+    assert not any(connection.aborted for connection in (*bobs, ada))
+    proxy.add_unfinished(bobs[0], 20_000)
+    assert [connection.aborted for connection in bobs] == [True, False, False]
+    assert ada.unfinished == 0
+    proxy.remove_unfinished(bobs[1], bobs[1].unfinished)
+    proxy.remove_unfinished(bobs[2], bobs[2].unfinished)
+    assert not proxy._unfinished
