@@ -93,6 +93,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_process_io_bytes_total": _RANK | {"direction"},
     "torchperfd_process_run_delay_seconds_total": _RANK,
     "torchperfd_process_collective_run_delay_seconds_total": _RANK,
+    "torchperfd_process_thread_cpu_seconds_total": _RANK | {"thread"},
     "torchperfd_process_involuntary_switches_total": _RANK,
     "torchperfd_process_allowed_cpus": _RANK | {"numa_node"},
     "torchperfd_process_throttled_seconds_total": _RANK,

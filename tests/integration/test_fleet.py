@@ -104,7 +104,11 @@ class Host(Node):
 
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
-    """Two hosts, joined by one cable."""
+    yield from joined_hosts()
+
+
+def joined_hosts() -> Iterator[list[Host]]:
+    """Yield two hosts, joined by one cable."""
     mark = secrets.token_hex(3)
     hosts = [Host(f"node-{end}", f"10.213.7.{end}", f"tp{mark}{end}") for end in (1, 2)]
     made: list[str] = []

@@ -754,7 +754,7 @@ class Verdict(google.protobuf.message.Message):
     saves_seconds: builtins.float
     """that the fix saves of each step, as predicted; 0 without a prediction"""
     unseen_ranks: builtins.int
-    """the cause is unknown because so many ranks of the job were not seen"""
+    """of the job, those that were not seen, where the verdict depends on them"""
     @property
     def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Verdict]:
         """further causes of the same run, the costliest first; they have none"""

@@ -30,6 +30,10 @@ _FAMILIES: Final[dict[str, tuple[str, Kind, tuple[str, ...]]]] = {
         "Time that the rank's threads which carry out collectives were ready to run and had no CPU, summed.",
         "counter", (),
     ),
+    "process_thread_cpu_seconds": (
+        "CPU time of the rank's main thread, which trains, and of all its other threads.", "counter",
+        ("thread",),
+    ),
     "process_involuntary_switches": (
         "Times that the rank's main thread had its CPU taken away.", "counter", (),
     ),
@@ -113,8 +117,10 @@ class ProcessCollector:
             ("process_involuntary_switches",): int(switches),
         }
         with contextlib.suppress(FileNotFoundError):  # a kernel without scheduler statistics
-            delay_ns = read(f"{directory}/schedstat").split()[1]
-            now["process_run_delay_seconds",] = int(delay_ns) / 1e9
+            ran_ns, delay_ns = map(int, read(f"{directory}/schedstat").split()[:2])
+            now["process_run_delay_seconds",] = delay_ns / 1e9
+            now["process_thread_cpu_seconds", "main"] = ran_ns / 1e9
+            now["process_thread_cpu_seconds", "other"] = max(0.0, own.own_cpu_seconds - ran_ns / 1e9)
             now["process_collective_run_delay_seconds",] = self._exchange_delay(rank.pid)
         # Some kernels do not count I/O, and that of another user's process is for root only.
         with contextlib.suppress(FileNotFoundError, PermissionError):

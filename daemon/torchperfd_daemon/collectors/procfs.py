@@ -136,12 +136,14 @@ class ProcessStat:
     Attributes:
         parent: Process id of the parent.
         cpu_seconds: User and system time of the process and of its children that were waited for.
+        own_cpu_seconds: The same of its own threads only.
         start_ticks: When it started, in clock ticks since boot.
         resident_pages: Pages in memory.
     """
 
     parent: int
     cpu_seconds: float
+    own_cpu_seconds: float
     start_ticks: int
     resident_pages: int
 
@@ -159,6 +161,7 @@ def parse_stat(text: str) -> ProcessStat:
     return ProcessStat(
         parent=int(fields[1]),
         cpu_seconds=sum(map(int, fields[11:15])) / _TICKS_PER_SECOND,
+        own_cpu_seconds=sum(map(int, fields[11:13])) / _TICKS_PER_SECOND,
         start_ticks=int(fields[19]),
         resident_pages=int(fields[21]),
     )

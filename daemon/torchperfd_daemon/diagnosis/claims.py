@@ -23,6 +23,10 @@ LONG_STEPS: Final = 1.5
 _LATE_ELSEWHERE: Final = 0.05
 """A wait in collectives below this share of the step is no sign of a slow rank elsewhere."""
 
+# These are about waits of the ranks, or about no step.
+_OF_WAITS: Final = frozenset(
+    {Cause.COLLECTIVE, Cause.PIPELINE_IMBALANCE, Cause.SLOW_RANK, Cause.HANG, Cause.UNKNOWN}
+)
 _COMPUTES: Final = frozenset({"forward", "backward", "optimizer"})
 # On a device, the loss is a computation: the host's own code is not in the device's times.
 _COMPUTES_ON_DEVICE: Final = _COMPUTES | {"loss"}
@@ -60,7 +64,7 @@ class StepMeans(Protocol):
 
     @property
     def blocked_seconds(self) -> float:
-        """The training thread neither runs nor is ready to, in no phase in which it should wait."""
+        """Another thread of the process may have kept the training thread from running."""
 
     @property
     def forward_unseen(self) -> bool:
@@ -87,7 +91,8 @@ def limit_claim(
 
     A run is healthy only if all ranks of its job were seen and none of them spends a large part of its step
     waiting or in a part that diagnosis cannot judge. Otherwise the cause is unknown, and the evidence names
-    the largest such part. Other verdicts than ``none`` are returned as they are.
+    the largest such part. Other verdicts than ``none`` stay; to the evidence of a cause of all ranks alike, a
+    long wait of the ranks for each other is added.
 
     Args:
         verdict: The verdict on the ranks that were seen.
@@ -97,7 +102,8 @@ def limit_claim(
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0 and rank.phase_seconds]
     if verdict.cause is not Cause.NONE or not seen:
-        return verdict
+        waits = _ranks(seen) if len(seen) > 1 and unseen <= 0 and _is_of_all(verdict) else None
+        return replace(verdict, evidence=f"{verdict.evidence}; {waits.words}") if waits else verdict
     # What ranks wait for may be a rank that is not seen.
     finds = [find for find in _DOUBTS if unseen <= 0 or find is not _ranks]
     found = [doubt for find in finds if (doubt := find(seen)) is not None]
@@ -110,9 +116,23 @@ def limit_claim(
     return _of_part(verdict, seen, unseen, unseen_where) if unseen > 0 else verdict
 
 
+def _is_of_all(verdict: Verdict) -> bool:
+    return verdict.rank is None and verdict.phase != "collective_wait" and verdict.cause not in _OF_WAITS
+
+
+def unseen_words(unseen: int, world: int, where: str = "not seen by this daemon") -> str:
+    """Return that some of a job's ranks were not seen.
+
+    Args:
+        world: How many ranks the job has.
+        where: Where they are, in words that follow "are".
+    """
+    return f"{unseen} of the job's {world} ranks {'is' if unseen == 1 else 'are'} {where}"
+
+
 def _of_part(verdict: Verdict, seen: Sequence[StepMeans], unseen: int, where: str) -> Verdict:
     """Return the verdict on the seen part of a job: a slow rank may be among the others."""
-    missing = f"{unseen} of the job's {len(seen) + unseen} ranks {'is' if unseen == 1 else 'are'} {where}"
+    missing = unseen_words(unseen, len(seen) + unseen, where)
     if verdict.cause is Cause.UNKNOWN:
         return replace(verdict, evidence=f"{verdict.evidence}; {missing}")
     shortest = min(seen, key=attrgetter("wait_seconds"))
@@ -186,8 +206,9 @@ def _blocked(seen: Sequence[StepMeans]) -> _Doubt | None:
     if share < WAIT_SHARE:
         return None
     words = (
-        f"for {_part(rank.blocked_seconds, rank)} the training thread neither runs nor lacks a CPU, in phases"
-        " in which it should compute: another thread of the process may hold Python's interpreter lock"
+        f"for {_part(rank.blocked_seconds, rank)} the training thread stands still in phases in which it"
+        " should compute, while other threads of the process run: one of them may hold Python's interpreter"
+        " lock"
     )
     return _Doubt(share, "", words)
 

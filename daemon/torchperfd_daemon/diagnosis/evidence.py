@@ -24,7 +24,7 @@ class RankEvidence:
             ``collected_seconds`` are those of all ranks.
         queued_seconds: Runnable without a processor (run-queue delay).
         exchange_queued_seconds: The same for its threads that carry out collectives, summed.
-        blocked_seconds: Neither running nor ready to run, in no phase in which a rank should wait.
+        blocked_seconds: Kept from running by other threads of the process (:mod:`~.blocked`).
         throttled_seconds: Throttled by the quota of its control group.
         disk_seconds: Keeping storage busy or waiting for it, at most the wait for data.
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.

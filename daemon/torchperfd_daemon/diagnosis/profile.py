@@ -38,6 +38,7 @@ class RankProfile:
         world_size: How many ranks its job has, on all nodes.
         device_phase_seconds: Parts of the step on its device, by phase; empty without device times.
         forward_unseen: Whether the model is trained, and its forward is in no phase but ``other``.
+        blocked_seconds: Kept from running by other threads of the process (:mod:`~.blocked`).
     """
 
     rank: int
@@ -51,16 +52,12 @@ class RankProfile:
     world_size: int = 1
     device_phase_seconds: dict[str, float] = field(default_factory=dict)
     forward_unseen: bool = False
+    blocked_seconds: float = 0.0
 
     @property
     def wait_seconds(self) -> float:
         """The wait for other ranks, of the host or of the device."""
         return longest_wait(self.phase_seconds, self.device_phase_seconds)
-
-    @property
-    def blocked_seconds(self) -> float:
-        """Not known of a mean step."""
-        return 0.0
 
     @property
     def device_busy(self) -> float | None:
@@ -95,10 +92,11 @@ def diagnose(
     if not seen:
         return Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")
     capture = capture_command(run)
+    unseen = max(rank.world_size for rank in ranks) - len({rank.rank for rank in seen})
     found = [each for each in (_input_bound(run, seen, cost), _script_code(run, seen)) if each]
     if found:
         first, *others = sorted(found, key=lambda each: -each.share)
-        return replace(first, others=tuple(others))
+        return limit_claim(replace(first, others=tuple(others)), seen, unseen)
     slowest = max(seen, key=lambda rank: rank.step_seconds)
     if not slowest.phase_seconds:
         words = f"a step takes {duration(slowest.step_seconds)}, and its phases were not recorded"
@@ -113,7 +111,6 @@ def diagnose(
         f" step, data {slowest.share('data'):.0%}"
     )
     healthy = Verdict(Cause.NONE, run, slowest.node, None, phase, words, 0.0, capture)
-    unseen = max(rank.world_size for rank in ranks) - len({rank.rank for rank in seen})
     return limit_claim(healthy, seen, unseen, p95_seconds=p95_of(slowest.rank))
 
 

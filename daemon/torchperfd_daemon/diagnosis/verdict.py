@@ -75,7 +75,8 @@ class Verdict:
         others: Further causes of the same run, the one with the largest share of its step first.
         fix: What to change, for a remedy that depends on measurements; the usual ones are in ``fixes.py``.
         saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
-        unseen_ranks: The cause is unknown only because this many ranks of the job were not seen.
+        unseen_ranks: Ranks of the job that were not seen, where the verdict depends on them; without a cause,
+            it is unknown only because of these.
     """
 
     cause: Cause

@@ -17,13 +17,14 @@ import numpy as np
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis import Cause, RankProfile, Verdict
 from torchperfd_daemon.diagnosis.attribution import LEAST_SHARE
-from torchperfd_daemon.diagnosis.claims import limit_claim
+from torchperfd_daemon.diagnosis.claims import limit_claim, unseen_words
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_peers
 from torchperfd_daemon.diagnosis.imbalance import find_imbalance
 from torchperfd_daemon.diagnosis.waits import are_material, mean_own, mean_wait
 
 _MOST_NAMED: Final = 8
+_ELSEWHERE: Final = "on no node that answers"
 _QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
 # No rank waits for the rank with such a cause: the others save as well, and memory has cost nothing yet.
 _BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT, Cause.MEMORY_PRESSURE, Cause.PIPELINE_IMBALANCE})
@@ -68,14 +69,18 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool
     if verdict.cause is not Cause.HANG and job.all:
         verdict = replace(verdict, step_seconds=job.step_seconds)
     # The nodes have judged all but what their ranks wait for.
-    return _next(limit_claim(verdict, job.means(), missing, unseen_where="on no node that answers"))
+    limited = limit_claim(verdict, job.means(), missing, unseen_where=_ELSEWHERE)
+    if missing and not limited.unseen_ranks:
+        words = unseen_words(missing, len(job.all) + missing, _ELSEWHERE)
+        limited = replace(limited, evidence=f"{limited.evidence}; {words}", unseen_ranks=missing)
+    return _next(limited)
 
 
 def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) -> Verdict:
     hangs = [part for part in parts if part.verdict.cause is Cause.HANG]
     if hangs:
         return _hang(run, hangs)
-    if len(parts) == 1 and not parts[0].verdict.unseen_ranks:
+    if len(parts) == 1 and not (parts[0].verdict.cause is Cause.UNKNOWN and parts[0].verdict.unseen_ranks):
         return parts[0].verdict
     found = [verdict for part in parts if (verdict := job.bounded(part)) is not None]
     late = job.lateness(run, found)

@@ -36,4 +36,5 @@ def _profile(rank: Rank) -> RankProfile:
         world_size=identity.world_size,
         device_phase_seconds=totals.device_means(step_seconds),
         forward_unseen=totals.forward_unseen,
+        blocked_seconds=rank.blocked_seconds,
     )

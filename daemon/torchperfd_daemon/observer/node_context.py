@@ -16,6 +16,8 @@ _OF_RANKS: Final = {
     "process_resident_memory_bytes": "resident",
     "process_memory_limit_bytes": "limit",
 }
+_THREADS: Final = "process_thread_cpu_seconds"
+_OF_THREADS: Final = {"main": "ran", "other": "others_ran"}
 _AVAILABLE: Final = "node_memory_available_bytes"
 _MOVED: Final = "node_disk_bytes"
 _BUSY: Final = "node_disk_busy_seconds"
@@ -93,6 +95,8 @@ class NodeContext:
         queued: Time for which each rank's main thread was runnable without a processor.
         exchange_queued: The same for its threads that carry out collectives, summed.
         throttled: Time for which the quota of each rank's control group throttled it.
+        ran: CPU time of each rank's main thread.
+        others_ran: CPU time of each rank's other threads.
         memory_seconds: Time for which some task of the node waited for memory (PSI).
         resident: Bytes that each rank and its workers hold.
         limit: Bytes that each rank may hold; absent without a limit.
@@ -108,6 +112,8 @@ class NodeContext:
     resident: dict[RankKey, float] = field(default_factory=dict)
     limit: dict[RankKey, float] = field(default_factory=dict)
     available_bytes: float | None = None
+    ran: dict[RankKey, float] = field(default_factory=dict)
+    others_ran: dict[RankKey, float] = field(default_factory=dict)
 
     def room(self, rank: RankKey) -> float | None:
         """Return the number of bytes by which a rank can grow; None when unknown."""
@@ -124,7 +130,9 @@ def survey(
     Args:
         last: Storage at the previous sample; None at the first.
     """
-    ranks: dict[str, dict[RankKey, float]] = {name: {} for name in _OF_RANKS.values()}
+    ranks: dict[str, dict[RankKey, float]] = {
+        name: {} for name in (*_OF_RANKS.values(), *_OF_THREADS.values())
+    }
     read: dict[RankKey, float] = {}
     pressure: dict[str, float] = {}
     moved = busy = 0.0
@@ -134,6 +142,9 @@ def survey(
             known = ranks[_OF_RANKS[family.name]]
             for (run, rank), value in family.samples:
                 known[run, int(rank)] = value
+        elif family.name == _THREADS:
+            for (run, rank, thread), value in family.samples:
+                ranks[_OF_THREADS[thread]][run, int(rank)] = value
         elif family.name == _READ:
             read = {(run, int(rank)): value for (run, rank, way), value in family.samples if way == "read"}
         elif family.name == _MOVED:
@@ -156,6 +167,8 @@ def survey(
         ranks["resident"],
         ranks["limit"],
         available,
+        ranks["ran"],
+        ranks["others_ran"],
     )
 
 

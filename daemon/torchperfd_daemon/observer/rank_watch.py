@@ -9,6 +9,7 @@ import numpy as np
 
 from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.diagnosis import RankEvidence
+from torchperfd_daemon.diagnosis.blocked import blocked_seconds
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.diagnosis.whatif import Pauses
@@ -30,7 +31,8 @@ _LEAST_PAST: Final = 0.5
 _ALIKE: Final = 1.02
 _PHASES: Final = 32
 _AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S = range(10)
-_COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _ENDED, _BESIDE_NS, _SYNC_NS, _BUSY_S, _FIXED = range(10, 19)
+_COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _ENDED, _BESIDE_NS, _SYNC_NS, _BUSY_S = range(10, 18)
+_RAN_S, _OTHERS_RAN_S, _FIXED = range(18, 21)
 
 _DOING: Final = {
     State.STARTING: Doing.IDLE,
@@ -202,6 +204,10 @@ class RankWatch:
         )
 
     @property
+    def _is_on_device(self) -> bool:
+        return any(phase.device_calls for phase in self.rank.totals.train.phases.values())
+
+    @property
     def _stage(self) -> int | None:
         return rank_in("pipeline", self.rank.totals.coordinates)
 
@@ -244,6 +250,8 @@ class RankWatch:
             totals.background_saves.ns if totals.background_saves else 0,
             totals.sync_wait_ns,
             self._gpu.busy_seconds,
+            context.ran.get(key, 0.0),
+            context.others_ran.get(key, 0.0),
         )
         self._sync_waits.append(totals.sync_waits)
         self._collections.append(totals.gc)
@@ -254,6 +262,8 @@ class RankWatch:
         if self._first is None:
             self._first = row.copy()
         else:
+            whole = self._between(self._first, row)
+            self.rank.blocked_seconds = whole.blocked_seconds if whole else 0.0
             change = np.maximum(row - self._rows[1], 0.0)
             self._beside_saves.add(_saving(change), int(change[_STEPS]), float(change[_NS] / 1e9))
 
@@ -304,13 +314,21 @@ class RankWatch:
             collected_seconds=change[_GC_NS] / steps / 1e9,
             queued_seconds=per_step(_QUEUED_S),
             exchange_queued_seconds=per_step(_EXCHANGE_S),
+            blocked_seconds=blocked_seconds(
+                phases,
+                ran=per_step(_RAN_S),
+                queued=per_step(_QUEUED_S),
+                others_ran=per_step(_OTHERS_RAN_S),
+                threads=self.rank.totals.threads,
+                on_device=self._is_on_device,
+            ),
             throttled_seconds=per_step(_THROTTLED_S),
             disk_seconds=min(per_step(_DISK_S), phases.get("data", 0.0)),
             reclaim_seconds=per_step(_MEMORY_S),
             compiled_seconds=change[_COMPILED_NS] / steps / 1e9,
             checkpoint_seconds=self._saved_per_step(first, last),
             background_save_seconds=_saving(changes) * self._beside_saves.extra_seconds,
-            on_device=any(phase.device_calls for phase in self.rank.totals.train.phases.values()),
+            on_device=self._is_on_device,
             hides_script_code=self.rank.totals.hides_script_code,
             forward_unseen=self.rank.totals.forward_unseen,
             sync_seconds=change[_SYNC_NS] / steps / 1e9,

@@ -24,7 +24,7 @@ from torchperfd_daemon.service import (
     translate_stacks,
 )
 from torchperfd_daemon.service.audit import AuditLine, subject_of
-from torchperfd_daemon.service.end_verdicts import EndVerdicts
+from torchperfd_daemon.service.end_verdicts import EndVerdicts, note_unseen
 from torchperfd_daemon.service.peer_directory import PeerDirectory
 from torchperfd_daemon.service.permissions import Permissions, Rights
 from torchperfd_daemon.service.session import Node, SessionService
@@ -145,6 +145,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             ranks=[translate.rank_account(rank) for rank in ranks],
             verdict=of_job or verdicts(ranks, self._verdict)[0],
         )
+        if request.end_seconds > 0 and is_part and of_job is None:
+            note_unseen(response.verdict, ranks)
         rights.redact_verdict(response.verdict, users)
         for account, uid in zip(response.ranks, users, strict=True):
             rights.redact_account(account, uid)

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from torchperfd.v1 import control_pb2, fleet_pb2
+from torchperfd_daemon.diagnosis.claims import unseen_words
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.service.peer_directory import PeerDirectory
 from torchperfd_daemon.service.permissions import Rights
+from torchperfd_daemon.store import Rank
 
 log = logging.getLogger("torchperfd.control")
 
@@ -66,6 +68,20 @@ class EndVerdicts:
             found.evidence += words
             found.summary += words
         return found
+
+
+def note_unseen(verdict: control_pb2.Verdict, ranks: Sequence[Rank]) -> None:
+    """Add to a verdict on this node's part of a job that the job has other ranks, unless it says so.
+
+    Args:
+        ranks: Those of this node.
+    """
+    world = max(rank.identity.world_size for rank in ranks)
+    verdict.unseen_ranks = world - len(ranks)
+    words = unseen_words(verdict.unseen_ranks, world)
+    if words not in verdict.evidence:
+        verdict.evidence += f"; {words}"
+        verdict.summary += f"; {words}"
 
 
 def _is_worth_asking_again(answer: "asyncio.Task[control_pb2.Verdict | None]") -> bool:

@@ -48,6 +48,8 @@ class Rank:
         self.last_step_unix_seconds = 0.0
         self.stalled_seconds = 0.0
         """The time without a step during a hang of its run; 0 without a hang."""
+        self.blocked_seconds = 0.0
+        """The part of a step in which other threads may have kept its training thread from running."""
         self.stopped = False
         """Whether its process was found stopped, for example by SIGSTOP, during the present hang."""
 

@@ -13,7 +13,7 @@ from tests.support.run_documents import document_of, run_file
 from tests.unit.client.training import loader, tiny_model, train
 
 import torchperfd
-from torchperfd.launch.baseline import SLOWER, compare_with_baseline, read_baseline
+from torchperfd.launch.baseline import SLOWER, UNSEEN, compare_with_baseline, read_baseline
 from torchperfd.launch.keeping_options import KeepingOptions
 from torchperfd.launch.kept_run import ReportWriter, add_facts
 from torchperfd.launch.termination import Terminated
@@ -117,6 +117,17 @@ def test_baseline_exit_code_follows_the_limit(fail_above: float | None, code: in
     assert compare_with_baseline(before, after, fail_above, printed.append) == code
     assert "data changed by +" in printed[0]
     assert ("slower than the baseline's by more than 5 %" in printed[-1]) == (code == SLOWER)
+
+
+@pytest.mark.parametrize(("fail_above", "code"), [(None, 0), (0.5, UNSEEN), (0.05, SLOWER)])
+def test_baseline_gate_of_half_a_job_does_not_pass(fail_above: float | None, code: int) -> None:
+    source = random.Random(9)
+    before = simulate(source, steps=600)
+    after = document_of(simulate(source, steps=600, planted={"data": 0.15}))
+    after |= {"world_size": 4, "verdict": {"cause": "unknown", "summary": "unknown", "unseen_ranks": 2}}
+    printed: list[str] = []
+    assert compare_with_baseline(before, after, fail_above, printed.append) == code
+    assert ("2 of the 4 ranks of run B were not seen" in printed[-1]) == (code == UNSEEN)
 
 
 def test_baseline_that_cannot_be_judged_passes_no_gate() -> None:

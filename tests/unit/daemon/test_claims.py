@@ -6,6 +6,7 @@ import pytest
 from tests.unit.daemon.test_observer import Watched
 
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RankProfile, Verdict, diagnose
+from torchperfd_daemon.diagnosis.blocked import blocked_seconds
 from torchperfd_daemon.diagnosis.claims import limit_claim
 
 HEALTHY = Verdict(Cause.NONE, "bert", "", None, "", "nothing stands out", 0.0, "torchperfd capture")
@@ -90,6 +91,16 @@ def test_uneven_work_says_how_long_ranks_wait() -> None:
     )
 
 
+def test_cause_of_all_ranks_names_their_wait() -> None:
+    """Three ranks whose uneven work is code of the script."""
+    own = Verdict(Cause.SCRIPT_CODE, "bert", "", None, "loss", "words", 0.04, "", step_seconds=STEP)
+    ranks = [rank(number, loss=0.4, collective_wait=0.5) for number in range(3)]
+    verdict = limit_claim(own, ranks)
+    assert (verdict.cause, verdict.cost_seconds_per_step) == (Cause.SCRIPT_CODE, 0.04)
+    assert verdict.evidence.startswith("words; 50 ms of each 100 ms step (50%) is waiting in collectives")
+    assert "no rank is slow by itself" in verdict.evidence
+
+
 def test_rank_that_works_longer_is_no_equal_of_its_peers() -> None:
     verdict = claim(rank(0, collective_wait=0.5), rank(1, collective_wait=0.1), rank(2, collective_wait=0.5))
     assert "rank 1 works 40 ms longer than its peers, which may be chance" in verdict.evidence
@@ -109,8 +120,30 @@ def test_unseen_forward_names_what_to_do(share: float) -> None:
 def test_thread_that_stands_still_is_not_healthy() -> None:
     verdict = claim(rank(facts={"blocked_seconds": 0.07}))
     assert verdict.cause is Cause.UNKNOWN
-    assert "another thread of the process may hold Python's interpreter lock" in verdict.evidence
+    assert "one of them may hold Python's interpreter lock" in verdict.evidence
     assert claim(rank(facts={"blocked_seconds": 0.019})) is HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("facts", "blocked"),
+    [
+        ({}, 0.0145),
+        # Its model sleeps, and no other thread runs.
+        ({"others_ran": 0.001}, 0.001),
+        ({"queued": 0.014}, 0.0005),
+        ({"ran": 0.018}, 0.0),
+        ({"ran": 0.0}, 0.0),
+        ({"on_device": True}, 0.0),
+        # Threads that compute with it.
+        ({"threads": 4, "others_ran": 0.0075}, 0.0),
+        ({"threads": None}, 0.0),
+    ],
+)
+def test_thread_is_blocked_while_others_run(facts: dict[str, Any], blocked: float) -> None:
+    """A thread of the script holds the interpreter lock for most of a step of 20.6 ms."""
+    phases = {"data": 0.002, "forward": 0.007, "loss": 0.0006, "backward": 0.004, "optimizer": 0.006}
+    known = {"ran": 0.0025, "queued": 0.0, "others_ran": 0.018, "threads": 1, "on_device": False, **facts}
+    assert blocked_seconds(phases, **known) == pytest.approx(blocked)
 
 
 def test_few_long_steps_are_named_beside_the_wait() -> None:

@@ -192,7 +192,9 @@ def test_unreported_ranks_are_not_called_healthy() -> None:
         verdict.evidence,
     )
     blamed = says(Cause.GARBAGE_COLLECTION, 0.02, "node-1", 1)
-    assert judge(RUN, parts(here, blamed), missing=2).cause is Cause.GARBAGE_COLLECTION
+    part = judge(RUN, parts(here, blamed), missing=2)
+    assert (part.cause, part.unseen_ranks) == (Cause.GARBAGE_COLLECTION, 2)
+    assert part.evidence.endswith("; 2 of the job's 4 ranks are on no node that answers")
 
 
 def test_ranks_that_all_nodes_see_together_are_healthy() -> None:

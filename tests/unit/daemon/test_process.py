@@ -61,6 +61,8 @@ def test_a_rank_and_its_workers_in_base_units(tree: HostTree) -> None:
         ("process_io_bytes", "write"): 12,
         ("process_run_delay_seconds",): 1.5,
         ("process_collective_run_delay_seconds",): 0,
+        ("process_thread_cpu_seconds", "main"): pytest.approx(123e-9),
+        ("process_thread_cpu_seconds", "other"): pytest.approx(250 * TICK),
         ("process_involuntary_switches",): 9,
         ("process_allowed_cpus", "0"): 2,
         ("process_allowed_cpus", "1"): 1,
