@@ -41,10 +41,13 @@ NAMES: dict[str, tuple[set[str], set[str]]] = {
     "_replicate_for_data_parallel": ({"replicas"}, set()),
     "torch.nn:Module._replicate_for_data_parallel": ({"replicas"}, set()),
     # Loaders.
-    "_BaseDataLoaderIter": ({"loader", "loader_use"}, DRAWS),
-    "torch.utils.data.dataloader._BaseDataLoaderIter": ({"loader", "loader_use"}, DRAWS),
+    "_BaseDataLoaderIter": ({"loader", "index_lists", "loader_use"}, DRAWS),
+    "torch.utils.data.dataloader._BaseDataLoaderIter": ({"loader", "index_lists", "loader_use"}, DRAWS),
     "_SingleProcessDataLoaderIter": (set(), set()),
-    "_num_workers": ({"worker_queue", "loader_use"}, {"ready"}),
+    "_num_workers": ({"index_lists", "worker_queue", "loader_use"}, {"ready"}),
+    # Samples are guessed then.
+    **dict.fromkeys(("_next_index", "_DatasetKind", "_dataset_kind"), ({"index_lists"}, set())),
+    **dict.fromkeys(("_auto_collation", "_task_info", "_send_idx"), ({"index_lists"}, set())),
     "_worker_result_queue": ({"worker_queue", "loader_use"}, {"ready"}),
     "_num_yielded": ({"loader_use"}, set()),
     "_next_data": ({"loader_use"}, set()),
