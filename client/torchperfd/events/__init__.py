@@ -15,12 +15,19 @@ try:
     if getattr(_native, "ABI", "") != NATIVE_ABI:
         OUTDATED = f"{_native.__file__} was compiled from another version of torchperfd"
         raise ImportError(OUTDATED)
-    from torchperfd.events._native import Draws, EventBuffer, Forward, Steps, Timed
+    from torchperfd.events._native import Draws, EventBuffer, Forward, IndexLists, Steps, Timed
 
     NATIVE = True
 except ImportError:
-    from torchperfd.events.reference import Draws, EventBuffer, Forward, Steps, Timed  # type: ignore[assignment]
+    from torchperfd.events.reference import (  # type: ignore[assignment]
+        Draws,
+        EventBuffer,
+        Forward,
+        IndexLists,
+        Steps,
+        Timed,
+    )
 
     NATIVE = False
 
-__all__ = ["NATIVE", "OUTDATED", "Draws", "EventBuffer", "Forward", "Steps", "Timed"]
+__all__ = ["NATIVE", "OUTDATED", "Draws", "EventBuffer", "Forward", "IndexLists", "Steps", "Timed"]

@@ -58,6 +58,23 @@ class Draws:
     def __call__(self, iterator: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
 
+class IndexLists:
+    """The next indices of an iterator over batches, which are noted."""
+
+    def __init__(
+        self,
+        buffer: EventBuffer,
+        original: Callable[[Any], Any],
+        draws: Draws,
+        plain: type,
+        kind: str,
+        map_style: object,
+        note: Callable[[Any, Any], None],
+        otherwise: Callable[[Any], Any],
+    ) -> None: ...
+    def __call__(self, iterator: Any) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
+
 class Forward:
     """The call of one module, between two events."""
 

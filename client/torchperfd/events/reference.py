@@ -283,6 +283,53 @@ class Draws(_Function):
             raise
 
 
+class IndexLists(_Function):
+    """The next indices of an iterator over batches: their number is that of the samples.
+
+    Args:
+        buffer: Whose thread is followed.
+        original: The iterator's own method.
+        draws: Times the draw that asked for them.
+        plain: The class of iterators without workers.
+        kind: Name of the attribute of an iterator that says of which kind its data set is.
+        map_style: The kind of those that have indices.
+        note: Called with an iterator and what is no list of several indices.
+        otherwise: Called in place of the original for other iterators, and on other threads.
+    """
+
+    def __init__(
+        self,
+        buffer: EventBuffer,
+        original: Callable[[Any], Any],
+        draws: Draws,
+        plain: type,
+        kind: str,
+        map_style: object,
+        note: Callable[[Any, Any], None],
+        otherwise: Callable[[Any], Any],
+    ) -> None:
+        self._buffer = buffer
+        self.original = original
+        self._draws = draws
+        self._plain = plain
+        self._kind = kind
+        self._map_style = map_style
+        self._note = note
+        self._otherwise = otherwise
+
+    def __call__(self, iterator: Any) -> Any:
+        """Return the next indices."""
+        if type(iterator) is not self._plain or get_ident() != self._buffer.thread:
+            return self._otherwise(iterator)
+        indices = self.original(iterator)
+        kind = getattr(iterator, self._kind, None) if type(indices) is list and len(indices) > 1 else None
+        if kind is None:
+            _call_back(self._note, iterator, indices)
+        elif kind is self._map_style:
+            self._draws.known = len(indices)
+        return indices
+
+
 class Forward:
     """The call of one module, between two events.
 

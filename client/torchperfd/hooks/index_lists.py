@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
+from torchperfd.events import IndexLists
 from torchperfd.events.reference import ONE_OR_BATCH
 from torchperfd.hooks.context import HookContext, HookUnavailableError, describe, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
@@ -37,18 +38,10 @@ def install(context: HookContext) -> None:
             context.turn_off(describe(error))
         return True
 
-    @functools.wraps(original)
-    def next_index(iterator: Any) -> Any:
-        try:
-            if iterator._num_workers and here():
-                draws.known = received(iterator)
-        except BaseException as error:
-            if not failed(error):
-                raise
-        indices = original(iterator)
+    def note(iterator: Any, indices: Any) -> None:
         try:
             if iterator._dataset_kind == map_style:
-                samples = samples_chosen(indices, collates=iterator._auto_collation)
+                samples = number_of(indices, iterator._auto_collation)
                 if samples == 1:
                     samples = ONE_OR_BATCH
                 if iterator._num_workers:
@@ -58,11 +51,23 @@ def install(context: HookContext) -> None:
         except BaseException as error:
             if not failed(error):
                 raise
+
+    def next_index(iterator: Any) -> Any:
+        try:
+            if iterator._num_workers and here():
+                draws.known = received(iterator)
+        except BaseException as error:
+            if not failed(error):
+                raise
+        indices = original(iterator)
+        note(iterator, indices)
         return indices
 
-    for function in (failed, received, samples_chosen):
+    for function in (failed, note, next_index, received, number_of):
         keep_out_of_graphs(function)
-    context.patches.replace(iterators, "_next_index", keep_out_of_graphs(next_index))
+    plain = getattr(dataloader, "_SingleProcessDataLoaderIter", None) or type(None)
+    lists = IndexLists(context.buffer, original, draws, plain, "_dataset_kind", map_style, note, next_index)
+    context.patches.replace(iterators, "_next_index", functools.update_wrapper(lists, original))
 
 
 def received(iterator: Any) -> int:
@@ -81,8 +86,8 @@ def received(iterator: Any) -> int:
     return 0
 
 
-def samples_chosen(indices: Any, *, collates: bool) -> int:
-    """Return the length of an index list, 0 where it is none: a data set that makes whole batches has a key.
+def number_of(indices: Any, collates: bool) -> int:
+    """Return the number of indices; 0 where it is a key, of which a data set makes a batch.
 
     Args:
         indices: What the sampler gave.

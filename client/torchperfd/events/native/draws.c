@@ -199,4 +199,73 @@ static PyType_Slot draws_slots[] = {{Py_tp_doc, "The __next__ of an iterator ove
                                     FUNCTION_SLOTS,
                                     {0, NULL}};
 
+/* The iterator's own way to its next indices: notes how many they are, for the draw that asked for them. */
+
+enum { NEXT_INDEX, DRAWS, ITERATOR, KIND, MAP_STYLE, NOTE, OTHERWISE, LISTS_COUNT };
+
+PyTypeObject *draws_type;
+
+/* Whether a data set has indices; -1 with an error set where the iterator has no such attribute. */
+HOT static int
+is_map_style(const Hook *hook, PyObject *iterator)
+{
+    PyObject *kind = PyObject_GetAttr(iterator, hook->held[KIND]);
+    int equal = kind == NULL ? -1 : kind == hook->held[MAP_STYLE];
+    Py_XDECREF(kind);
+    return equal;
+}
+
+/* Here: a list of several indices, without workers. Python does all else. */
+HOT static PyObject *
+index_lists_call(Hook *hook, PyObject *args, PyObject *kwargs)
+{
+    PyObject *iterator = PyTuple_Size(args) == 1 ? PyTuple_GetItem(args, 0) : NULL;
+    if (!here(hook->buffer) || iterator == NULL || (PyObject *)Py_TYPE(iterator) != hook->held[ITERATOR])
+        return PyObject_Call(hook->held[OTHERWISE], args, kwargs);
+    PyObject *indices = PyObject_Call(hook->held[NEXT_INDEX], args, kwargs);
+    if (indices == NULL)
+        return NULL;
+    Py_ssize_t length = PyList_CheckExact(indices) ? PyList_Size(indices) : 0;
+    int fits = length > 1 ? is_map_style(hook, iterator) : -1;
+    if (fits > 0)
+        ((Draws *)hook->held[DRAWS])->known = length;
+    if (fits >= 0)
+        return indices;
+    PyErr_Clear();
+    PyObject *noted = PyObject_CallFunctionObjArgs(hook->held[NOTE], iterator, indices, NULL);
+    if (noted == NULL && clear_own_error() < 0)
+        Py_CLEAR(indices);
+    Py_XDECREF(noted);
+    return indices;
+}
+
+static PyObject *
+index_lists_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"buffer", "original", "draws", "plain", "kind", "map_style", "note", "otherwise", NULL};
+    PyObject *buffer, *held[LISTS_COUNT];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOO!UOOO", names, buffer_type, &buffer, &held[NEXT_INDEX],
+                                     &held[DRAWS], &PyType_Type, &held[ITERATOR], &held[KIND], &held[MAP_STYLE],
+                                     &held[NOTE], &held[OTHERWISE]))
+        return NULL;
+    if (Py_TYPE(held[DRAWS]) != draws_type) {
+        PyErr_SetString(PyExc_TypeError, "draws must be of the type Draws");
+        return NULL;
+    }
+    return (PyObject *)new_hook(type, buffer, held, LISTS_COUNT);
+}
+
+static PyMemberDef index_lists_members[] = {
+    {"__dictoffset__", T_PYSSIZET, offsetof(Hook, dict), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot index_lists_slots[] = {{Py_tp_doc, "The next indices of an iterator over batches, which are noted."},
+                                          {Py_tp_new, index_lists_new},
+                                          {Py_tp_call, index_lists_call},
+                                          {Py_tp_members, index_lists_members},
+                                          FUNCTION_SLOTS,
+                                          {0, NULL}};
+
+PyType_Spec index_lists_spec = {"torchperfd.events._native.IndexLists", sizeof(Hook), 0, FUNCTION_FLAGS,
+                                index_lists_slots};
+
 PyType_Spec draws_spec = {"torchperfd.events._native.Draws", sizeof(Draws), 0, FUNCTION_FLAGS, draws_slots};

@@ -27,7 +27,8 @@ PyInit__native(void)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || add_type(module, &buffer_spec, &buffer_type) < 0 || add_type(module, &timed_spec, NULL) < 0
-        || add_type(module, &draws_spec, NULL) < 0 || add_type(module, &forward_spec, NULL) < 0
+        || add_type(module, &draws_spec, &draws_type) < 0 || add_type(module, &index_lists_spec, NULL) < 0
+        || add_type(module, &forward_spec, NULL) < 0
         || add_type(module, &steps_spec, NULL) < 0 || PyModule_AddStringConstant(module, "ABI", NATIVE_ABI) < 0) {
         Py_XDECREF(module);
         return NULL;

@@ -50,8 +50,8 @@ typedef struct {
     PyObject *dict;
 } Hook;
 
-extern PyTypeObject *buffer_type; /* as long as the process lives */
-extern PyType_Spec buffer_spec, timed_spec, draws_spec, forward_spec, steps_spec;
+extern PyTypeObject *buffer_type, *draws_type; /* as long as the process lives */
+extern PyType_Spec buffer_spec, timed_spec, draws_spec, index_lists_spec, forward_spec, steps_spec;
 
 /* errors.c */
 
