@@ -1,13 +1,13 @@
 """Shared by commands that read traces: one sentence for each kind of file that is easily taken for one."""
 
-import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from torchperfd_daemon import compression, flight_recorder
+from torchperfd_daemon import compression
 from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.flight_recorder.dump import is_dump
 
 _HEAD_BYTES: Final = 1 << 13
 _MOST_LOOKED_INTO: Final = 4
@@ -23,22 +23,17 @@ class _Kind(NamedTuple):
 
 
 _CHECKPOINT: Final = _Kind("a checkpoint of torch.save", f"{_RECORD}; a checkpoint has no times")
+# By the end of the name.
 _BY_NAME: Final = (
-    (re.compile(r".*\.(?:nsys-rep|qdrep|qdstrm)"), _Kind("a report of Nsight Systems", _NSIGHT)),
+    ((".nsys-rep", ".qdrep", ".qdstrm"), _Kind("a report of Nsight Systems", _NSIGHT)),
+    ((".ncu-rep",), _Kind("a report of Nsight Compute", f"open it with `ncu --import`, or {_RECORD}")),
     (
-        re.compile(r".*\.ncu-rep"),
-        _Kind("a report of Nsight Compute", f"open it with `ncu --import`, or {_RECORD}"),
-    ),
-    (
-        re.compile(r".*\.tfevents\..*"),
-        _Kind("a log of TensorBoard", f"open it with `tensorboard`, or {_RECORD}"),
-    ),
-    (
-        re.compile(r".*\.(?:pftrace|perfetto-trace)"),
+        (".pftrace", ".perfetto-trace"),
         _Kind("a binary trace of Perfetto", f"open it at ui.perfetto.dev, or {_RECORD}"),
     ),
-    (re.compile(r".*\.safetensors"), _Kind("a file of weights (safetensors)", _RECORD)),
+    ((".safetensors",), _Kind("a file of weights (safetensors)", _RECORD)),
 )
+_TENSORBOARD: Final = _Kind("a log of TensorBoard", f"open it with `tensorboard`, or {_RECORD}")
 _BY_BEGIN: Final = (
     # The magic number of torch.save before torch 1.6, as a pickle.
     (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19", _CHECKPOINT),
@@ -85,14 +80,16 @@ def refuse_foreign_files(paths: Sequence[Path]) -> None:
 def _kind(path: Path) -> _Kind | None:
     if path.is_dir():
         return _kind_of_directory(path)
-    if flight_recorder.is_dump(path):
+    if is_dump(path):
         # One dump shows little: the others are beside it.
         return _dump(path.parent, "a Flight Recorder dump (a rank's record of its collectives)")
     # Reading takes from a pipe what the next reader needs.
     if not path.is_file():
         return None
-    if named := next((kind for name, kind in _BY_NAME if name.fullmatch(path.name)), None):
+    if named := next((kind for ends, kind in _BY_NAME if path.name.endswith(ends)), None):
         return named
+    if ".tfevents." in path.name:
+        return _TENSORBOARD
     try:
         with path.open("rb") as file:
             head = compression.head(file, _HEAD_BYTES)
@@ -106,7 +103,7 @@ def _kind_of_directory(path: Path) -> _Kind | None:
         files = sorted(each for each in path.iterdir() if each.is_file())
     except OSError:
         return None
-    is_of_dumps = any(map(flight_recorder.is_dump, files[:_MOST_LOOKED_INTO]))
+    is_of_dumps = any(map(is_dump, files[:_MOST_LOOKED_INTO]))
     return (
         _dump(path, "Flight Recorder dumps: each rank's record of its collectives") if is_of_dumps else None
     )

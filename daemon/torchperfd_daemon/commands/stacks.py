@@ -9,7 +9,6 @@ import click
 from click.core import ParameterSource
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon import flight_recorder
 from torchperfd_daemon.commands._completion import complete_runs
 from torchperfd_daemon.commands._daemon import connect, unreachable_text
 from torchperfd_daemon.commands._fit import folded_text
@@ -18,6 +17,9 @@ from torchperfd_daemon.commands._options import Seconds, fleet_option, json_opti
 from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
+from torchperfd_daemon.flight_recorder import report as dumps_report
+from torchperfd_daemon.flight_recorder.files import read_dumps
+from torchperfd_daemon.flight_recorder.verdict import judge
 from torchperfd_daemon.service import translate_stacks
 from torchperfd_daemon.stacks import RankStacks, merge
 from torchperfd_daemon.stacks.report import render_text, to_dict
@@ -129,13 +131,13 @@ def _refuse_options_of_live_runs(context: click.Context) -> None:
 
 
 def _print_dumps(paths: Sequence[Path], *, as_json: bool) -> None:
-    found = flight_recorder.read_dumps(paths)
-    verdict = flight_recorder.judge(found.dumps)
+    found = read_dumps(paths)
+    verdict = judge(found.dumps)
     if as_json:
-        click.echo(json.dumps(flight_recorder.to_dict(found, verdict)))
+        click.echo(json.dumps(dumps_report.to_dict(found, verdict)))
     else:
         text = io.StringIO()
-        flight_recorder.render_text(found, verdict, text)
+        dumps_report.render_text(found, verdict, text)
         click.echo(folded_text(text.getvalue()), nl=False)
     problems = [error for _, error in found.failed]
     if verdict.undumped:

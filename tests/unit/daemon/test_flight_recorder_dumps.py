@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from torchperfd_daemon import cli, flight_recorder
+from torchperfd_daemon import cli
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.flight_recorder.dump import is_dump, load
+from torchperfd_daemon.flight_recorder.files import read_dumps
 
 
 def entry(number: int, done: bool = True, **more: Any) -> dict[str, Any]:
@@ -123,8 +125,8 @@ def test_dump_as_torch_writes_it_is_read(tmp_path: Path) -> None:
         + second
         + b"eu."
     )
-    assert flight_recorder.is_dump(path)
-    (group,) = flight_recorder.load(path).groups
+    assert is_dump(path)
+    (group,) = load(path).groups
     assert (group.name, group.description) == ("0", "default_pg")
     assert [(call.number, call.name, call.sizes) for call in group.calls] == [
         (9, "barrier", "4x4"),
@@ -242,7 +244,7 @@ def test_file_that_is_no_dump_is_our_error(tmp_path: Path, harm: bytes) -> None:
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(harm)
     with pytest.raises(TorchperfdError, match="nccl_trace_rank_0"):
-        flight_recorder.read_dumps([path])
+        read_dumps([path])
 
 
 def test_strange_entries_are_counted_and_left_out(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_strange_entries_are_counted_and_left_out(tmp_path: Path) -> None:
         {**entry(2), "frames": 1},
     ]
     path.write_bytes(pickle.dumps(dump() | {"entries": strange, "pg_config": [], "pg_status": {"0": 1}}))
-    read = flight_recorder.load(path)
+    read = load(path)
     assert read.skipped == 5
     assert [(call.number, call.place) for group in read.groups for call in group.calls] == [(2, None)]
 
@@ -265,6 +267,6 @@ def test_directory_without_dumps_and_live_options_are_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(NoSuchTargetError, match="holds no Flight Recorder dump"):
-        flight_recorder.read_dumps([tmp_path])
+        read_dumps([tmp_path])
     assert cli.run_command(["stacks", "--from", str(tmp_path), "--fleet"]) == 2
     assert "--fleet is for live runs, not for dumps" in capfd.readouterr().err
