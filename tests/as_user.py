@@ -7,9 +7,11 @@ Python's own library. The code finds ``grpc``, the protocol's modules, ``Rank`` 
 import contextlib
 import ctypes
 import encodings.idna
+import hashlib
 import importlib
 import io
 import itertools
+import json
 import os
 import queue
 import signal
@@ -22,6 +24,7 @@ from typing import Any
 
 import grpc
 
+from torchperfd.captures.handover import Handover, HandoverError
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2, session_pb2_grpc
 from torchperfd_daemon import cli
 from torchperfd_daemon.collectors.procfs import parse_stat, read
@@ -39,10 +42,18 @@ class Rank:
         path: The daemon's socket.
         run: Name of its run.
         rank: Its rank.
+        features: What its client can do.
         more: Further fields of the identity.
     """
 
-    def __init__(self, path: str, run: str, rank: int = 0, **more: Any) -> None:
+    def __init__(
+        self,
+        path: str,
+        run: str,
+        rank: int = 0,
+        features: tuple[str, ...] = contract.FEATURES,
+        **more: Any,
+    ) -> None:
         self.channel = grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
         self._outgoing: queue.Queue[Any] = queue.Queue()
         self.call: Any = session_pb2_grpc.SessionStub(self.channel).Attach(iter(self._outgoing.get, None))
@@ -60,7 +71,7 @@ class Rank:
         self.say(
             hello=session_pb2.Hello(
                 api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
-                features=contract.FEATURES,
+                features=features,
                 identity=session_pb2.RankIdentity(**identity),
             )
         )
@@ -109,6 +120,8 @@ def main() -> None:
     uid, file = int(sys.argv[1]), Path(sys.argv[2])
     code = compile(file.read_text(), file.name, "exec")
     known = {
+        "Handover": Handover,
+        "HandoverError": HandoverError,
         "Path": Path,
         "Rank": Rank,
         "command": command,
@@ -118,7 +131,9 @@ def main() -> None:
         "ctypes": ctypes,
         "encodings": encodings,
         "grpc": grpc,
+        "hashlib": hashlib,
         "itertools": itertools,
+        "json": json,
         "os": os,
         "session_pb2": session_pb2,
         "signal": signal,
