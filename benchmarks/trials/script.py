@@ -256,6 +256,44 @@ def closed_one_by_one() -> None:
     train(each=close)
 
 
+def duplicated_over() -> None:
+    """Whatever the script has not opened becomes /dev/null, as in a sandbox."""
+
+    def replace(number: int) -> None:
+        if number == 30:
+            null = os.open(os.devnull, os.O_RDWR)
+            for descriptor in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    if descriptor > 2 and os.fstat(descriptor):
+                        os.dup2(null, descriptor)
+
+    train(each=replace)
+
+
+def fork_storm() -> None:
+    """Children that train a little, all at once."""
+
+    def fork(number: int) -> None:
+        if number != 30:
+            return
+        children = []
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                forward_and_backward(torch.zeros(1, 8), torch.zeros(1, 1))
+                os._exit(0)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+
+    train(each=fork)
+
+
+def without_environment() -> None:
+    os.environ.clear()
+    train()
+
+
 def daemonised() -> None:
     """The double fork of a daemon, whose grandchild trains."""
     train(20)
@@ -405,6 +443,7 @@ BEHAVIOURS: dict[str, Callable[[], None]] = {
     **{each.__name__: each for each in (train, raising_timeouts, killed_worker, reports_in_handler)},
     **{each.__name__: each for each in (calls_in_handler, terminated, detached_by_sigterm, interrupted)},
     **{each.__name__: each for each in (forked_child_trains, forked_child_reports, closed_range)},
+    **{each.__name__: each for each in (duplicated_over, fork_storm, without_environment)},
     **{each.__name__: each for each in (closed_one_by_one, daemonised, recursion, memory_error)},
     **{each.__name__: each for each in (few_descriptors, jumping_clock, broken_log, traced, collected)},
     **{each.__name__: each for each in (reattached, trained_on_a_thread, dumped_later, fails, exits)},

@@ -1,17 +1,16 @@
 """Modules in a current directory that other users may write: no command of ours imports one."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
 
 import pytest
 from tests.support.node import Node, eventually
 
-from torchperfd_daemon.captures.analysis_child import ChildFiles
-from torchperfd_daemon.captures.analyst import command_for
-from torchperfd_daemon.web import reports
+from torchperfd_daemon.captures import low_priority
 
 BIN = Path(sys.executable).parent
 OURS = ("torchperfd", "torchperfd_daemon")
@@ -168,28 +167,36 @@ TRACE = {
 }
 
 
-def commands_of_analysis(folder: Path, page: Path) -> dict[str, Callable[[], list[str]]]:
-    torchperfd = str(BIN / "torchperfd")
-    files = ChildFiles(folder.parent, (str(folder),), {}, None)
-    return {
-        "the daemon's": lambda: command_for(files),
-        "the page's": lambda: reports.command_for(files, str(page)),
-        "of a person": lambda: [torchperfd, "analyze", str(folder)],
-        "compared": lambda: [torchperfd, "compare", str(folder), str(folder)],
-    }
+USER = 61_001
+"""An id that no account of a test machine has."""
+BY_DAEMON = (sys.executable, "-P", low_priority.__file__)
 
 
-@pytest.mark.parametrize("which", ["the daemon's", "the page's", "of a person", "compared"])
-def test_analysis_imports_no_plant(place: Place, which: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*BY_DAEMON, "analyze", "--json"),
+        (*BY_DAEMON, "compare", "--json", "FOLDER"),
+        pytest.param(
+            (*BY_DAEMON, f"--user={USER}:{USER}", "analyze", "--json"),
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+        ),
+        (BIN / "torchperfd", "analyze"),
+        (BIN / "torchperfd", "compare", "FOLDER"),
+    ],
+    ids=["daemon", "daemon compares", "daemon as a user", "person", "person compares"],
+)
+def test_analysis_imports_no_plant(place: Place, command: tuple[str, ...]) -> None:
     """Of two ranks, so that each has a process of its own."""
     place.plant(*OURS, *THEIRS)
-    folder = place.own / "20261128-101502-3fa1c2"
-    folder.mkdir()
-    for rank in range(2):
-        (folder / f"rank{rank}.json").write_text(json.dumps({**TRACE, "distributedInfo": {"rank": rank}}))
-    done = place.run(*commands_of_analysis(folder, place.own / "page.html")[which]())
-    assert place.ran() == ""
-    assert done.returncode == 0, done.stderr
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        for rank in range(2):
+            (folder / f"rank{rank}.json").write_text(json.dumps({**TRACE, "distributedInfo": {"rank": rank}}))
+        done = place.run(*(str(folder) if word == "FOLDER" else word for word in command), str(folder))
+        assert place.ran() == ""
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
