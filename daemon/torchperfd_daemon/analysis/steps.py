@@ -97,7 +97,8 @@ def find_steps(trace: Trace, links: Links) -> Steps:
         if inferred is None:
             return Steps((), "none", "", "host", -1)
         source, mark, thread, marked = inferred.source, inferred.name, inferred.thread, _numbered(inferred)
-    stub = [replace(each, is_stub=True) for each in marked[-1:] if _is_stub(trace, links, marked)]
+    has_stub = source == "profiler" and _is_stub(trace, links, marked)
+    stub = [replace(each, is_stub=True) for each in marked[-1:] if has_stub]
     marked = marked[: len(marked) - len(stub)]
     windows = on_the_device(trace, links, _column(marked, 0), _column(marked, 1))
     if windows is None:
@@ -110,15 +111,21 @@ def find_steps(trace: Trace, links: Links) -> Steps:
 
 
 def _is_stub(trace: Trace, links: Links, marked: Sequence[Step]) -> bool:
-    """Return whether the last step launched nothing and called almost nothing, unlike those before it."""
+    """Return whether the last step launched nothing and called almost nothing, unlike those before it.
+
+    Without a device, a step that calls little may be a step of another kind; one that calls nothing is none.
+    """
     if len(marked) < _FEWEST_WITH_STUB:
         return False
-    edges = np.array([*(step.start_ns for step in marked), marked[-1].window[1]], dtype=np.int64)
-    operators = trace.start[trace.of_categories({_OPERATOR})]
-    called = np.diff(np.searchsorted(np.sort(operators), edges))
-    launched = np.diff(np.searchsorted(np.sort(links.launched_at(trace)), edges))
-    *others, last = (called + launched).tolist()
-    return last <= _STUB * statistics.median(others) and not launched[-1] and bool(max(others))
+    moments = links.launched_at(trace)
+    begin, until = marked[-1].window
+    if ((moments >= begin) & (moments < until)).any():
+        return False
+    edges = np.array([*(step.start_ns for step in marked), until], dtype=np.int64)
+    begun = np.concatenate((moments, trace.start[trace.of_categories({_OPERATOR})]))
+    *others, last = np.diff(np.searchsorted(np.sort(begun), edges)).tolist()
+    most = _STUB * statistics.median(others) if len(moments) else 0
+    return bool(last <= most) and max(others) > 0
 
 
 def whole_recording(trace: Trace, window: tuple[int, int]) -> Step:
