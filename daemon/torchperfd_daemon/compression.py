@@ -82,7 +82,7 @@ def _zstd(raw: io.BufferedReader) -> tuple[Any, tuple[type[Exception], ...]]:
             zstandard = importlib.import_module("zstandard")
         except ImportError:
             raise TorchperfdError(
-                "it is compressed with zstd, which Python reads from 3.14 on",
+                f"{raw.name} is compressed with zstd, which Python reads from 3.14 on",
                 "decompress it with `zstd -d`, or install the package zstandard",
             ) from None
         reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)

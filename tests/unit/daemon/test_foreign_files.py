@@ -1,8 +1,11 @@
 """One sentence for each kind of file that is easily taken for a trace."""
 
 import bz2
+import json
+import lzma
 import pickle
 import sqlite3
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,25 @@ def test_archives_and_databases_are_named_by_content(analyze: Any, tmp_path: Pat
     with sqlite3.connect(tmp_path / "c.sqlite") as database:
         database.execute("create table a(b)")
     assert "open it with `nsys stats`" in analyze(tmp_path / "c.sqlite")[2]
+
+
+@pytest.mark.parametrize("name", ["trace.json.zst", "rank0.pickle.zst"])
+def test_zstd_without_a_reader_is_named(
+    analyze: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd" + bytes(40))
+    code, _, err = analyze(tmp_path / name)
+    assert code == 1
+    assert f"{tmp_path / name} is compressed with zstd, which Python reads from 3.14 on; decompress it" in err
+
+
+def test_xz_trace_is_read_like_the_plain_one(analyze: Any, tmp_path: Path) -> None:
+    packed = tmp_path / "trace.json.xz"
+    packed.write_bytes(lzma.compress((GOLDEN / "trace_small.json").read_bytes()))
+    plain = json.loads(analyze(GOLDEN / "trace_small.json", "--json")[1])
+    assert json.loads(analyze(packed, "--json")[1])["ranks"][0]["operators"] == plain["ranks"][0]["operators"]
 
 
 def test_directory_of_dumps_is_sent_to_stacks(analyze: Any, tmp_path: Path) -> None:
