@@ -309,7 +309,7 @@ class _Model:
             saves,
             "use more worker processes"
             if now
-            else "let worker processes make the batches while the model trains",
+            else "let worker processes make the batches while the model runs",
             f"DataLoader(..., num_workers={workers}, persistent_workers=True{pinned})",
             assumes,
         )

@@ -16,7 +16,8 @@ from torchperfd.tune import candidates
 from torchperfd.tune.changes import LOADER, THREADS
 from torchperfd.tune.trial import ScriptFacts, ScriptLoader, Trial
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.advice import item, updating
+from torchperfd_daemon.analysis.advice import item
+from torchperfd_daemon.analysis.advice.optimizer_classes import TORCH_OPTIMIZERS
 from torchperfd_daemon.diagnosis import RankProfile, diagnose
 from torchperfd_daemon.doctor import checks
 from torchperfd_daemon.doctor.cpu import CpuFacts
@@ -146,7 +147,7 @@ def test_fused_rule_knows_the_optimizers_that_tune_fuses() -> None:
         and issubclass(kind, torch.optim.Optimizer)
         and "fused" in inspect.signature(kind.__init__).parameters
     }
-    assert fusing == updating.FUSED_ON_CPU
+    assert fusing == {name for name, kind in TORCH_OPTIMIZERS.items() if "cpu" in kind.fused_on}
 
 
 def test_least_share_of_tune_is_that_of_the_analyser() -> None:

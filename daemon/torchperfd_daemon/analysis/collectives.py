@@ -15,12 +15,23 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
+from torchperfd_daemon.analysis.comm_kernels import communicates
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int32, Int64, Trace
 
 Source = Literal["kernel", "span", "call"]
 
 _KERNEL: Final = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
+# Kernels of engines for inference that exchange by themselves, without arguments.
+_CUSTOM: Final = (
+    (
+        re.compile(r"cross_device_reduce|quick_?reduce|(?:one|two)_?shot_all_?reduce", re.IGNORECASE),
+        "all_reduce",
+    ),
+    (re.compile(r"(?:::|_)all_?reduce", re.IGNORECASE), "all_reduce"),
+    (re.compile(r"(?:::|_)reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
+    (re.compile(r"(?:::|_)all_?gather(?!_copy)", re.IGNORECASE), "all_gather"),
+)
 _SPAN: Final = "gloo:"
 _CALL: Final = "record_param_comms"
 # Recorded by c10d and the backends too, but not every rank of the group takes part, or no rank waits.
@@ -157,11 +168,25 @@ def _by_arguments(trace: Trace, wanted: Flags, source: Source) -> _Found:
 
 
 def _by_kernel(trace: Trace, kernels: Flags) -> _Found:
-    """Take the kernels of NCCL and RCCL without such arguments: older exports, CUDA graphs."""
-    names = [match[1] if (match := _KERNEL.search(name)) else "" for name in trace.names]
+    """Take the kernels without such arguments: NCCL's and RCCL's in older exports and graphs, and custom ones."""
     silent = kernels.copy()
     silent[trace.collective_args.row] = False
+    is_communication = communicates()
+    names = [""] * len(trace.names)
+    for number in np.unique(trace.name[silent]).tolist():
+        name = trace.names[number]
+        if match := _KERNEL.search(name):
+            names[number] = match[1]
+        elif is_communication(name):
+            names[number] = _custom(name)
     return _by_name(trace, silent, names, "kernel")
+
+
+def _custom(kernel: str) -> str:
+    """Return the collective that a communication kernel with this name makes; empty if the name has none."""
+    if "nccl" in kernel.lower():
+        return ""
+    return next((name for pattern, name in _CUSTOM if pattern.search(kernel)), "")
 
 
 def _by_span(trace: Trace) -> _Found:

@@ -4,7 +4,6 @@
 """
 
 import re
-import sys
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -14,18 +13,28 @@ from torchperfd_daemon.analysis.callers import PYTHON
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.operator_sums import ASYNC_PREFIXES
+from torchperfd_daemon.analysis.own_frames import is_library, is_tools
 from torchperfd_daemon.analysis.phases import drawing
+from torchperfd_daemon.analysis.profiler_overhead import find_overheads
 from torchperfd_daemon.analysis.spans import ByThread, Spans, outermost
 from torchperfd_daemon.analysis.trace import Int32, Int64, Trace
 
 Cause = Literal[
-    "data", "pageable_copy", "collective_wait", "synchronisation", "host_compute", "launch", "other"
+    "profiler",
+    "data",
+    "pageable_copy",
+    "collective_wait",
+    "synchronisation",
+    "host_compute",
+    "launch",
+    "other",
 ]
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 # The waits that can fill a gap, in order of precedence, and the causes that remain.
-_FILLING: Final = 4
-COLLECTIVE_WAIT, _SYNCHRONISATION, _HOST_COMPUTE, _LAUNCH, OTHER = (
-    CAUSES.index(name) for name in ("collective_wait", "synchronisation", "host_compute", "launch", "other")
+_FILLING: Final = 5
+_PROFILER, COLLECTIVE_WAIT, _SYNCHRONISATION, _HOST_COMPUTE, _LAUNCH, OTHER = (
+    CAUSES.index(name)
+    for name in ("profiler", "collective_wait", "synchronisation", "host_compute", "launch", "other")
 )
 # A wait under way when a gap begins must last one part in so many of the gap to be its cause.
 _UNDER_WAY_SHARE: Final = 20
@@ -37,7 +46,7 @@ _COMPUTING_TOGETHER_NS: Final = 1_000_000
 _OPERATOR: Final = "cpu_op"
 _ANNOTATION: Final = "user_annotation"
 # Runtime calls that return when the device is done: by the vendors' names, and frees, which wait for it too.
-_WAITING_CALL: Final = re.compile(
+WAITING_CALL: Final = re.compile(
     r"(?:(?:cuda|hip)(?:(?:Stream|Device|Event|Thread)Synchronize|Free|FreeHost|HostFree"
     r"|Memcpy(?:2D|3D|ToSymbol|FromSymbol|DtoH|HtoD|WithStream)?)"
     r"|cu(?:(?:Stream|Ctx|Event)Synchronize|Memcpy(?:DtoH|HtoD)?)"
@@ -89,9 +98,10 @@ class Kinds:
 
     def __init__(self, trace: Trace, launches: Launches) -> None:
         operators = np.flatnonzero(trace.of_categories({_OPERATOR}))
+        operators = trace.named(operators, lambda name: not is_tools(name))
         annotated = np.flatnonzero(trace.of_categories({_OPERATOR, _ANNOTATION}))
         python = np.flatnonzero(trace.of_categories({PYTHON}))
-        waiting = trace.named(launches.calls, lambda name: _WAITING_CALL.fullmatch(name) is not None)
+        waiting = trace.named(launches.calls, lambda name: WAITING_CALL.fullmatch(name) is not None)
         collective = trace.named(operators, lambda name: name.startswith(_COLLECTIVE_CALLS))
         self.drawing = ByThread(trace, drawing(trace))
         self.staging = ByThread(trace, launches.of_copies(_FROM_PAGEABLE))
@@ -102,6 +112,7 @@ class Kinds:
         self.launches = ByThread(trace, np.union1d(launches.launching, waiting))
         self.asking = ByThread(trace, trace.named(operators, _asks))
         self.users = ByThread(trace, trace.named(python, _is_users))
+        self.profiler = find_overheads(trace).profilers
         self.collective_spans = trace.named(annotated, lambda name: name.startswith(ASYNC_PREFIXES))
 
 
@@ -119,7 +130,8 @@ class Host:
         collective = kinds.collective.on(thread)
         waiting = self._with_askers(kinds.waiting.on(thread))
         waits = kinds.waiting.on(thread)
-        self._filling = (drawing, staging, np.concatenate((collective, kinds.collective_spans)), waiting)
+        collecting = np.concatenate((collective, kinds.collective_spans))
+        self._filling = (kinds.profiler, drawing, staging, collecting, waiting)
         # Of the time of an operator that waits only its waits would be saved without them.
         self._waits = tuple(
             self._cover(waits if number == _SYNCHRONISATION else rows)
@@ -132,7 +144,7 @@ class Host:
         self._computes_long = self._cover(self._computing[spans >= _COMPUTING_EACH_NS])
         self._layers = [
             (number, self._cover(rows))
-            for number, rows in enumerate((drawing, staging, collective, waiting))
+            for number, rows in enumerate((kinds.profiler, drawing, staging, collective, waiting))
             if len(rows)
         ]
         if len(kinds.collective_spans):
@@ -153,6 +165,8 @@ class Host:
         before = self._begins(start)
         took = self._waited(before, end)
         under_way = (begun > 0) & (_UNDER_WAY_SHARE * self._waited(before, self._ends(start)) >= end - start)
+        # What the profiler does only costs the time that it takes.
+        under_way[_PROFILER] = False
         computed = self._computed(start, end)
         computes = (2 * computed >= end - start) & (computed >= _COMPUTING_NS) & (launch >= 0)
         charged = np.concatenate((2 * filled >= end - start, [computes], under_way), dtype=np.bool_)
@@ -258,13 +272,13 @@ class Host:
 
 
 def _asks(name: str) -> bool:
-    """Whether this is an operator that code calls, and no node or call of autograd's engine."""
-    return "::" in name and not name.startswith(_AUTOGRAD)
+    """Whether this is an operator that code calls: no node or call of autograd's engine, and no tool's."""
+    return "::" in name and not name.startswith(_AUTOGRAD) and not is_tools(name)
 
 
 def _is_users(name: str) -> bool:
-    """Whether this is a Python function with a source line that is neither torch's nor Python's own."""
+    """Whether this is a Python function with a source line that is no library's, Python's own or a tool's."""
     match = _FUNCTION.fullmatch(name)
     if match is None or _LIBRARY.search(match["file"]):
         return False
-    return match["file"].removesuffix(".py").partition("/")[0] not in sys.stdlib_module_names
+    return not is_library(name) and not is_tools(name)

@@ -4,12 +4,15 @@ A gap lasts from the moment at which nothing runs on the device any more to the 
 event. The host thread that launched that event, found by correlation id, is the one that counts; where the
 launch is not in the file it is the thread that launches most. The first of these rules that applies decides:
 
-1. The launch was over when the gap began, so the host was not late. A communication kernel waits for others:
-   ``collective_wait``. Anything else waits for the device itself (an event, another stream): ``other``.
+1. The launch was over when the gap began, or at least 0.1 ms and half of the gap before its end, so the host
+   was not late: its queue was blocked. A communication kernel waits for others: ``collective_wait``. Anything
+   else waits for the device itself (an event, another stream): ``other``. The same holds if the host waited
+   for a full launch queue in half of the gap.
 2. One of the following filled at least half of the gap, or, if none did, was under way on that thread when
    the gap began and lasts a twentieth of the gap or more. Of several the first in this order decides, and
    what several share in time is the first's:
 
+   - ``profiler``: the profiler's own work, such as asking for another buffer; only if it filled half.
    - ``data``: a batch was drawn (the phase ``data``).
    - ``pageable_copy``: a copy from pageable memory was made, which the host has to stage.
    - ``collective_wait``: an operator of c10d ran; or a backend's span (``gloo:all_reduce``) was open, on any
@@ -41,10 +44,13 @@ from torchperfd_daemon.analysis.host_activity import COLLECTIVE_WAIT, NOWHERE, O
 from torchperfd_daemon.analysis.host_activity import Cause as Cause
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.links import Links, find_links
+from torchperfd_daemon.analysis.profiler_overhead import find_overheads
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 _MOST_PLACES: Final = 10
+# A device event that begins so long after its launch was held up by the device; usual are a few µs.
+_BLOCKED_NS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +176,13 @@ def _charge(trace: Trace, gaps: _Gaps, links: Links) -> _Charges:
     launches = Launches(trace, links)
     launch = launches.of(gaps.event)
     known = launch >= 0
-    late = ~known | (trace.end[launch] > gaps.start)
+    launched = np.where(known, trace.end[launch], gaps.end)
+    held = gaps.end - np.maximum(launched, gaps.start)
+    blocked = (held >= _BLOCKED_NS) & (2 * held >= gaps.end - gaps.start)
+    full = find_overheads(trace).queue_full
+    queue = Cover(trace.start[full], trace.end[full])
+    blocked |= 2 * (queue.up_to(gaps.end) - queue.up_to(gaps.start)) >= np.maximum(gaps.end - gaps.start, 1)
+    late = ~known | ((launched > gaps.start) & ~blocked)
     cause = np.where(gaps.communication & ~(known & late), COLLECTIVE_WAIT, OTHER)
     what = np.where(gaps.event >= 0, trace.name[gaps.event], NOWHERE).astype(np.int64)
     where = np.full(len(cause), NOWHERE, dtype=np.int64)
@@ -183,6 +195,10 @@ def _charge(trace: Trace, gaps: _Gaps, links: Links) -> _Charges:
         cause[chosen], what[chosen], where[chosen], avoidable[chosen] = host.charge(
             gaps.start[chosen], gaps.end[chosen], launch[chosen], cause[chosen], what[chosen]
         )
+    # An event that was held up after its launch did not wait for the host then.
+    avoidable = np.where(
+        held >= _BLOCKED_NS, np.minimum(avoidable, np.maximum(launched - gaps.start, 0)), avoidable
+    )
     return _Charges(cause, what, where, avoidable)
 
 

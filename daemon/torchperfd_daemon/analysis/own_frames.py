@@ -16,6 +16,12 @@ _RUNNER: Final = re.compile(
 )
 _OF_EVERY_THREAD: Final = re.compile(r"(.*/)?threading\.py\(\d+\)")
 _OWN: Final = re.compile(r"(.*/)?(torchperfd|grpc)/[\w/]+\.py\(\d+\)")
+# Names of events, and parts of Python frames, that belong to a profiler, a tracer or the start of a thread.
+_TOOL: Final = re.compile(
+    r"^profiler::|^PyTorch Profiler|^\[pytorch\|profiler\||torch::unwind|CapturedTraceback|_record_function_"
+    r"|(?:^|/)(?:torch/(?:autograd/)?profiler|torchperfd|torchperfd_daemon|grpc)(?:/|_|\.py|::)"
+    r"|(?:^|/)threading\.py\(\d+\)|_bootstrap(?:_inner)?$|^torchperfd[.:]",
+)
 _PACKAGES: Final = frozenset(
     (
         *("accelerate", "apex", "datasets", "deepspeed", "einops", "fastai", "ignite", "lightning", "numpy"),
@@ -39,6 +45,11 @@ def is_library(name: str) -> bool:
         return False
     path = frame["path"]
     return _INSTALLED.match(path) is not None or path.split("/")[0] in _PACKAGES
+
+
+def is_tools(name: str) -> bool:
+    """Return whether an event is a tool's own: a profiler's, torchperfd's, or the start of a thread."""
+    return _TOOL.search(name) is not None
 
 
 def runner_rows(trace: Trace, calls: Nesting) -> Int64:

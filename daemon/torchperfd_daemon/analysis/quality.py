@@ -1,21 +1,19 @@
 """The quality of a trace: data that its file lost, and data that is impossible."""
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from torchperfd.durations import ns_text
-from torchperfd_daemon.analysis.categories import DEVICE, LAUNCHES
+from torchperfd_daemon.analysis.categories import DEVICE
 from torchperfd_daemon.analysis.device_times import overlaps
 from torchperfd_daemon.analysis.layout import printable
 from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.processes import working
+from torchperfd_daemon.analysis.start_up import LaunchRecord
 from torchperfd_daemon.analysis.trace import Reading, Trace
-
-# Runtime and driver calls that make a device do something: one for each kernel, copy and fill.
-_LAUNCHING: Final = re.compile(r"Launch(?!HostFunc)|EnqueueKernel|Mem(?:cpy|set)|AppendMem|aclopExecute")
 
 _MOST_LISTED: Final = 4
 
@@ -28,12 +26,14 @@ class Quality:
         reading: How well the file could be read.
         skipped: Events left out because they could not be read.
         launches: Calls that make a device do something.
-        launches_without_kernels: Those of them without a device event.
+        launches_without_kernels: Those of them without a device event that should have one.
+        launches_captured: Those of them that were written into a CUDA graph and run nothing themselves.
         kernels_without_launches: Device events whose launch is not in the file.
         overlaps: Device events that began before an earlier one of their stream had ended.
         overlap_ns: The sum of these overlaps.
         processes: The processes that operators, annotations and launches are of, in order of first sight.
         analysed: Those of them that are analysed by themselves if there are several.
+        recording: A sentence for each thing in the recording that other steps of the run do not have.
     """
 
     reading: Reading = field(default_factory=Reading)
@@ -41,38 +41,40 @@ class Quality:
     damaged: bool = False
     launches: int = 0
     launches_without_kernels: int = 0
+    launches_captured: int = 0
     kernels_without_launches: int = 0
     overlaps: int = 0
     overlap_ns: int = 0
     devices: int = 0
     processes: tuple[str, ...] = ()
     analysed: tuple[str, ...] = ()
+    recording: tuple[str, ...] = ()
 
 
-def assess(trace: Trace, links: Links) -> Quality:
+def assess(trace: Trace, links: Links, launches: LaunchRecord, recording: Sequence[str] = ()) -> Quality:
     """Return the defects of a trace.
 
     Args:
         links: The launches of its device events.
+        launches: The calls that make the device do something.
+        recording: A sentence for each thing in the recording that other steps of the run do not have.
     """
-    calls = np.flatnonzero(trace.of_categories(LAUNCHES))
-    launching = trace.named(calls, lambda name: _LAUNCHING.search(name) is not None)
-    followed = np.zeros(len(trace), dtype=np.bool_)
-    followed[links.launch[links.launch >= 0]] = True
     rows = np.flatnonzero(trace.of_categories(DEVICE))
     at_once = overlaps(trace.start[rows], trace.end[rows], trace.thread[rows])
     return Quality(
         reading=trace.reading,
         skipped=trace.skipped,
         damaged=trace.damaged,
-        launches=len(launching),
-        launches_without_kernels=int((~followed[launching]).sum()),
+        launches=len(launches.rows),
+        launches_without_kernels=launches.lost,
+        launches_captured=int(launches.captured.sum()),
         kernels_without_launches=int((links.launch < 0).sum()),
         overlaps=at_once.events,
         overlap_ns=at_once.ns,
         devices=len({trace.threads[number][0] for number in np.unique(trace.thread[rows]).tolist()}),
         processes=tuple(map(str, trace.processes)),
         analysed=tuple(map(str, working(trace) if trace.process is None else trace.processes)),
+        recording=tuple(recording),
     )
 
 
@@ -100,6 +102,12 @@ def quality_lines(quality: Quality) -> list[str]:
             else "there is no device event at all, so that GPU times are missing and not zero"
         )
         lines.append(f"launches without kernels: {share}; {why}")
+    if quality.launches_captured:
+        lines.append(
+            f"launches written into a CUDA graph: {quality.launches_captured:,}; these run nothing, and "
+            "no advice rests on idle time while graphs are captured"
+        )
+    lines += quality.recording
     if quality.kernels_without_launches:
         lines.append(
             f"device events whose launch is not in the file: {quality.kernels_without_launches:,}; "
@@ -120,6 +128,7 @@ def quality_to_dict(quality: Quality) -> dict[str, Any]:
         "warnings": list(reading.warnings),
         "launches": quality.launches,
         "launches_without_kernels": quality.launches_without_kernels,
+        "launches_captured": quality.launches_captured,
         "kernels_without_launches": quality.kernels_without_launches,
         "impossible_times": {
             "far_away": reading.far_away,

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from torchperfd_daemon.analysis.advice import Advice, advise
+from torchperfd_daemon.analysis.advice import Advice, AdviceContext, advise
+from torchperfd_daemon.analysis.advice.rules import recording_notes
 from torchperfd_daemon.analysis.breakdown import Breakdown, Device, DeviceTime, Kernel
 from torchperfd_daemon.analysis.collectives import Collectives, collectives
 from torchperfd_daemon.analysis.idle import Idle, idle
@@ -120,6 +121,17 @@ def summarise(
     gaps = idle(trace, device, units, links)
     # A stub after the last step would count as one of which nothing can be saved.
     whole = tuple(unit for unit in units if not unit.is_stub)
+    context = AdviceContext(
+        trace,
+        list(whole),
+        within[: len(whole)],
+        _first(gaps, len(whole)),
+        links,
+        worker_cost,
+        timed_by=marks.timed_by,
+        is_whole=not found,
+        device=device,
+    )
     return Summary(
         path=trace.path,
         size=trace.size,
@@ -141,20 +153,11 @@ def summarise(
         group_by=group_by,
         operators=table,
         self_cpu_ns=sum(row.self_cpu_ns for row in table),
-        advice=advise(
-            trace,
-            whole,
-            within[: len(whole)],
-            _first(gaps, len(whole)),
-            links,
-            worker_cost,
-            timed_by=marks.timed_by,
-            is_whole=not found,
-        ),
+        advice=advise(context),
         collectives=collectives(trace, [step for step in found if not step.is_stub]),
         samples=sample(trace, found, links) if samples else None,
         picture=draw(trace, rectangles, found) if rectangles else None,
-        quality=assess(trace, links),
+        quality=assess(trace, links, context.launches, recording_notes(context)),
         devices=tuple(device.devices()),
         process=None if trace.process is None else str(trace.process),
         device_names=trace.device_names,

@@ -14,6 +14,7 @@ from tests.unit.daemon import traces
 
 from torchperfd.durations import ns_text
 from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis.advice import rules
 from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, AdviceContext
 from torchperfd_daemon.analysis.advice.item import LEAST_NS, LEAST_SHARE, Advice, Finding, gather, weigh
 from torchperfd_daemon.analysis.advice.recording import (
@@ -27,6 +28,12 @@ from torchperfd_daemon.analysis.advice.recording import (
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 
 US, MS = 1_000, 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the traces of these tests be as short as what they show; `test_advice_conditions` has the floor."""
+    monkeypatch.setattr(rules, "LEAST_RECORDED_NS", 0)
 
 
 def annotation(name: str, start: int, end: int, **more: Any) -> str:
@@ -470,7 +477,7 @@ def test_compiling_saves_the_idle_time_of_the_model_alone() -> None:
 def test_fused_update_for_an_idle_device_saves_its_hosts_time() -> None:
     events = [*adam("AdamW", 70, 5 * US), *launched(0, "gemm", 0, US, number=1)]
     found = advice_on(events)["fused-optimizer"]
-    assert "70 operators, parameter by parameter: 649 µs a step, 434 µs of it" in found.evidence
+    assert "70 operators, parameter by parameter: 649 µs a step, 634 µs of it" in found.evidence
     assert found.saves_ns_per_step == pytest.approx(640 * US, rel=0.01)
 
 
@@ -491,18 +498,20 @@ def with_memory(events: list[str], reserved: int, total: int) -> analysis.Trace:
 
 @pytest.mark.parametrize(("free", "rule"), [(0.7, "batch-size"), (0.3, "host-bound")])
 def test_where_memory_is_free_the_batch_may_grow(free: float, rule: str) -> None:
-    trace = with_memory(device_step(25 * US, 50 * US), round((1 - free) * 2**30), 2**30)
+    trains = traces.event("MulBackward0", 0, US)
+    trace = with_memory([*device_step(25 * US, 50 * US), trains], round((1 - free) * 2**30), 2**30)
     found = {each.rule: each for each in analysis.summarise(trace).advice}
     assert rule in found
     if rule == "batch-size":
-        both = advice_on(device_step(25 * US, 50 * US))
+        both = advice_on([*device_step(25 * US, 50 * US), trains])
         assert found[rule].saves_ns_per_step == pytest.approx(
             both["host-bound"].saves_ns_per_step / 2, rel=1e-3
         )
 
 
 def test_memory_that_is_nearly_full_is_a_risk_without_a_saving() -> None:
-    trace = with_memory([step(1, 0, MS), kernel("gemm", 0, MS)], 95 * 2**30, 100 * 2**30)
+    events = [step(1, 0, MS), kernel("gemm", 0, MS), traces.event("MulBackward0", 0, US)]
+    trace = with_memory(events, 95 * 2**30, 100 * 2**30)
     (advice,) = analysis.summarise(trace).advice
     assert advice.rule == "memory-near-full"
     assert advice.saves_ns_per_step == 0
@@ -550,7 +559,15 @@ def test_where_little_is_eligible_autocast_is_not_advised() -> None:
 
 
 def test_exposed_communication_is_sent_in_half_precision() -> None:
-    events = [step(1, 0, MS), kernel("gemm", 0, 600 * US), kernel("ncclDevKernel_AllReduce", 500 * US, MS)]
+    events = [
+        step(1, 0, MS),
+        kernel("gemm", 0, 600 * US),
+        annotation("DistributedDataParallel.forward", 0, US),
+    ]
+    events += [
+        traces.event("MulBackward0", US, 2 * US),
+        kernel("ncclDevKernel_AllReduce_Sum_f32", 500 * US, MS),
+    ]
     advice = alone(events)
     assert advice.rule == "exposed-communication"
     assert advice.saves_ns_per_step == pytest.approx(200 * US)
@@ -559,6 +576,7 @@ def test_exposed_communication_is_sent_in_half_precision() -> None:
 def test_gloo_beside_a_device_wants_nccl() -> None:
     events = [step(1, 0, MS), kernel("gemm", 0, 400 * US), kernel("gemm", 900 * US, MS)]
     events.append(annotation("gloo:all_reduce", 300 * US, 800 * US, thread=9))
+    events.append(traces.event("cudaGetDevice", 0, US, cat="cuda_runtime"))
     advice = advice_on(events)["backend"]
     assert advice.saves_ns_per_step == pytest.approx(200 * US)
 
@@ -867,7 +885,7 @@ def test_data_made_on_the_host_is_made_on_the_device() -> None:
         ]
     advice = advice_on(events)["host-compute"]
     assert advice.change == "make the data on the device: aten::normal_"
-    assert advice.saves_ns_per_step == pytest.approx(8.98 * MS)
+    assert advice.saves_ns_per_step == pytest.approx(8.98 * MS, rel=1e-3)
     assert not {"host-bound", "batch-size", "tiny-kernels"} & set(advice_on(events))
 
 

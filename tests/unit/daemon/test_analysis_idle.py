@@ -201,7 +201,7 @@ def test_a_gap_is_charged_to_its_cause_and_place(
         1,
         (analysis.IdlePlace(what, where, 8_000, 1),),
     )
-    assert [other.ns for other in found.causes[1:]] == [0] * 6
+    assert [other.ns for other in found.causes[1:]] == [0] * 7
 
 
 def test_short_draw_is_not_blamed_for_a_synchronisation() -> None:

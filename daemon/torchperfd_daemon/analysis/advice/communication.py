@@ -1,13 +1,21 @@
 """Rules for several devices: their exposed communication, and the means of communication."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 import numpy as np
 
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
+from torchperfd_daemon.analysis.advice.exchanges import Exposed, exposed_exchanges
 from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.rules import (
+    IDLE_KNOWN,
+    ON_DEVICE,
+    TRAINS,
+    Condition,
+    Rule,
+)
 from torchperfd_daemon.analysis.advice.updating import STEP
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Int64
@@ -32,47 +40,166 @@ _REPLICATE: Final = ("Broadcast", "Scatter", "Gather", "ReduceAddCoalesced", "at
 _NCCL_SPEED: Final = 2
 # A hook that sends half precision sends half of the bytes.
 _COMPRESSED: Final = 2
+# So many exchanges of gradients for one step of the optimizer are accumulation.
+_SEVERAL: Final = 2
+_SHARDING: Final = ("all-gather", "reduce-scatter")
+_ZERO_KINDS: Final = (*_SHARDING, "all-reduce", "broadcast")
+_SINGLE: Final = "float32"
+# Kinds that the evidence names.
+_MOST_KINDS: Final = 3
+# The functions that exchange, up to their last argument.
+_CALLS: Final[dict[str, str]] = {
+    "all-reduce": "torch.distributed.all_reduce(tensor",
+    "all-gather": "torch.distributed.all_gather_into_tensor(output, tensor",
+    "reduce-scatter": "torch.distributed.reduce_scatter_tensor(output, tensor",
+    "all-to-all": "torch.distributed.all_to_all_single(output, tensor",
+    "broadcast": "torch.distributed.broadcast(tensor, src=0",
+}
 
 
-def gradient_exchange(context: AdviceContext) -> Iterator[Finding]:
-    """Gradients are exchanged while nothing is computed.
+def gradient_accumulation(context: AdviceContext) -> Iterator[Finding]:
+    """Gradients are exchanged after each of k > 1 forwards per optimizer step.
 
-    If gradients are exchanged after each of k > 1 forwards per optimizer step, all exchanges but the last are
-    needless: (k - 1) / k of the exposed time is saved. On the CPU, the same share is saved of two more costs:
-    DDP fills and empties its buckets and sends the module's buffers; and operators beside an exchange take
-    longer, because it uses cores and memory bandwidth. If k is 1, a device can exchange half the bytes.
+    All exchanges but the last are needless: (k - 1) / k of the exposed time is saved. On the CPU, the same
+    share is saved of two more costs: DDP fills and empties its buckets and sends the module's buffers; and
+    operators beside an exchange take longer, because it uses cores and memory bandwidth.
     """
-    exposed = _exposed(context)
-    if not exposed:
+    exposed, rounds = _exposed(context), _rounds(context)
+    if not exposed or rounds < _SEVERAL:
         return
-    exchanges, updates = _exchanges(context), len(context.annotated(STEP))
-    evidence = f"{ns_text(exposed)} of {context.each_step} are communication with nothing beside it"
-    if updates and exchanges >= 2 * updates:
-        rounds = exchanges / updates
-        yield Finding(
-            "gradient-accumulation",
-            f"{evidence}, for {rounds:.0f} exchanges of gradients before one step of the optimizer",
-            (exposed + _on_the_host(context)) * (1 - 1 / rounds),
-            "exchange gradients only after the last of the accumulated backward passes",
-            "with model.no_sync(): loss.backward()  # for all micro-batches but the last",
-            waits=True,
-        )
-        return
-    if not context.on_device:
+    yield Finding(
+        "gradient-accumulation",
+        f"{ns_text(exposed)} of {context.each_step} are communication with nothing beside it,"
+        f" for {rounds:.0f} exchanges of gradients before one step of the optimizer",
+        (exposed + _on_the_host(context)) * (1 - 1 / rounds),
+        "exchange gradients only after the last of the accumulated backward passes",
+        "with model.no_sync(): loss.backward()  # for all micro-batches but the last",
+        waits=True,
+    )
+
+
+def compressed_gradients(context: AdviceContext) -> Iterator[Finding]:
+    """DDP sends gradients in single precision while nothing is computed. Half of the bytes do as well."""
+    exposed = [each for each in _of_kinds(context, ("all-reduce",)) if each.dtype == _SINGLE]
+    if not exposed or _rounds(context) >= _SEVERAL:
         return
     yield Finding(
         "exposed-communication",
-        evidence,
-        exposed * (1 - 1 / _COMPRESSED),
-        "send gradients in half precision, and in buckets that overlap with backward",
-        "model.register_comm_hook(None, default_hooks.bf16_compress_hook); DDP(..., bucket_cap_mb=25)",
+        _evidence(context, exposed),
+        _sum(exposed) * (1 - 1 / _COMPRESSED),
+        "send gradients in half precision",
+        "model.register_comm_hook(None, "
+        "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
     )
+
+
+def smaller_buckets(context: AdviceContext) -> Iterator[Finding]:
+    """DDP's gradients are small already. Smaller buckets are complete earlier in backward."""
+    exposed = [each for each in _of_kinds(context, ("all-reduce",)) if each.dtype != _SINGLE]
+    if not exposed or _rounds(context) >= _SEVERAL:
+        return
+    yield Finding(
+        "exposed-communication",
+        _evidence(context, exposed),
+        _hideable(context, exposed),
+        "let the exchange begin earlier in backward, so that computing covers more of it",
+        "DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)",
+    )
+
+
+def sharded_prefetch(context: AdviceContext) -> Iterator[Finding]:
+    """FSDP gathers parameters, and scatters gradients, while nothing is computed."""
+    if not (exposed := _of_kinds(context, _SHARDING)):
+        return
+    change = "gather the next layer's parameters while this one computes"
+    if "FSDP2" in context.run.wrappers:
+        setting = "layer.set_modules_to_forward_prefetch([next_layer])"
+        kept = "torch.distributed.fsdp.fully_shard(layer, reshard_after_forward=False)"
+    else:
+        setting = "torch.distributed.fsdp.FullyShardedDataParallel(model, forward_prefetch=True)"
+        kept = "sharding_strategy=torch.distributed.fsdp.ShardingStrategy.SHARD_GRAD_OP"
+    if context.run.trains:
+        change += ", and keep them until backward if memory allows"
+        setting += f"; {kept}"
+    yield Finding(
+        "exposed-communication", _evidence(context, exposed), _hideable(context, exposed), change, setting
+    )
+
+
+def sharded_optimizer(context: AdviceContext) -> Iterator[Finding]:
+    """A sharded optimizer of torch or DeepSpeed exchanges while nothing is computed."""
+    if not (exposed := _of_kinds(context, _ZERO_KINDS)):
+        return
+    yield Finding(
+        "exposed-communication",
+        _evidence(context, exposed),
+        _hideable(context, exposed),
+        "exchange shards while backward computes",
+        '{"zero_optimization": {"overlap_comm": true}}'
+        if "DeepSpeed" in context.run.wrappers
+        else "torch.distributed.optim.ZeroRedundancyOptimizer(..., parameters_as_bucket_view=True)",
+    )
+
+
+def asynchronous_exchange(context: AdviceContext) -> Iterator[Finding]:
+    """Exchanges of another origin are exposed: of a model's or optimizer's own code, or a server's."""
+    own = _of_wrappers(context)
+    exposed = [each for each in _of_kinds(context, tuple(_CALLS)) if each.kind not in own]
+    if not exposed:
+        return
+    yield Finding(
+        "exposed-communication",
+        _evidence(context, exposed),
+        _hideable(context, exposed),
+        "start the exchange as soon as its input is ready, and wait for it where its result is needed"
+        if context.run.trains
+        else "exchange one half of the batch while the other half is computed",
+        f"work = {_CALLS[exposed[0].kind]}, async_op=True); work.wait()",
+    )
+
+
+def _of_wrappers(context: AdviceContext) -> Set[str]:
+    """Return the kinds of collectives that a wrapper of the run makes, which has its own advice."""
+    wrappers = context.run.wrappers
+    kinds: set[str] = set()
+    if "DDP" in wrappers and context.run.trains:
+        kinds.add("all-reduce")
+    if wrappers & {"FSDP1", "FSDP2"}:
+        kinds.update(_SHARDING)
+    if wrappers & {"ZeRO", "DeepSpeed"} and context.run.trains:
+        kinds.update(_ZERO_KINDS)
+    return kinds
+
+
+def _of_kinds(context: AdviceContext, kinds: Sequence[str]) -> list[Exposed]:
+    return [each for each in exposed_exchanges(context) if each.kind in kinds]
+
+
+def _evidence(context: AdviceContext, exposed: Sequence[Exposed]) -> str:
+    kinds = " and ".join(each.text for each in exposed[:_MOST_KINDS])
+    return f"{ns_text(_sum(exposed))} of {context.each_step} are {kinds} with nothing beside them"
+
+
+def _sum(exposed: Sequence[Exposed]) -> float:
+    return sum(each.ns for each in exposed)
+
+
+def _hideable(context: AdviceContext, exposed: Sequence[Exposed]) -> float:
+    """Return half of the exposed time that computing without communication beside it could cover."""
+    free = sum(each.compute_ns - each.overlap_ns for each in context.breakdowns)
+    return min(_sum(exposed), context.per_step(free)) / 2
+
+
+def _rounds(context: AdviceContext) -> float:
+    """Return how many exchanges of gradients there are for each step of the optimizer."""
+    updates = len(context.annotated(STEP))
+    return _exchanges(context) / updates if updates else 0.0
 
 
 def backend(context: AdviceContext) -> Iterator[Finding]:
     """Tensors of a device are exchanged by gloo, which takes them through the host's memory."""
     spans = context.annotated(_GLOO)
-    if not context.on_device or not len(spans):
+    if not len(spans):
         return
     trace = context.trace
     busy = Cover(trace.start[context.device_rows], trace.end[context.device_rows])
@@ -83,8 +210,8 @@ def backend(context: AdviceContext) -> Iterator[Finding]:
         f"gloo exchanges tensors beside a device: {ns_text(alone)} of {context.each_step} in which "
         "the device does nothing",
         alone * (1 - 1 / _NCCL_SPEED),
-        "exchange device tensors with NCCL",
-        'torch.distributed.init_process_group("nccl")',
+        f"exchange device tensors with {context.run.device_type.backend}",
+        f'torch.distributed.init_process_group("{context.run.device_type.backend}")',
         of_idle=True,
     )
 
@@ -202,3 +329,33 @@ def _exchanging(context: AdviceContext) -> tuple[Cover, Cover]:
     since = np.minimum(np.maximum.accumulate(ends)[emptying - 1], starts[emptying])
     spans = context.annotated(_GLOO)
     return Cover(spans.start, spans.end) | Cover(since, starts[emptying]), Cover(starts, ends)
+
+
+_DDP: Final = Condition("DDP seen", lambda context: "DDP" in context.run.wrappers)
+_FSDP: Final = Condition("FSDP seen", lambda context: bool(context.run.wrappers & {"FSDP1", "FSDP2"}))
+_ZERO: Final = Condition(
+    "ZeRO or DeepSpeed seen", lambda context: bool(context.run.wrappers & {"ZeRO", "DeepSpeed"})
+)
+_SENDS_SINGLE: Final = Condition(
+    "exposed all-reduces of float32",
+    lambda context: any(each.dtype == _SINGLE for each in _of_kinds(context, ("all-reduce",))),
+)
+_SHARDED: Final = Condition(
+    "exposed all-gathers or reduce-scatters", lambda context: bool(_of_kinds(context, _SHARDING))
+)
+_OWN_BACKEND: Final = Condition(
+    "the device's own backend is known", lambda context: bool(context.run.device_type.backend)
+)
+
+_EXPOSED: Final = (ON_DEVICE, IDLE_KNOWN)
+
+RULES: Final = (
+    Rule("gradient-accumulation", gradient_accumulation, (TRAINS, _DDP, IDLE_KNOWN)),
+    Rule("exposed-communication", compressed_gradients, (*_EXPOSED, TRAINS, _DDP, _SENDS_SINGLE)),
+    Rule("exposed-communication", smaller_buckets, (*_EXPOSED, TRAINS, _DDP)),
+    Rule("exposed-communication", sharded_prefetch, (*_EXPOSED, _FSDP, _SHARDED)),
+    Rule("exposed-communication", sharded_optimizer, (*_EXPOSED, TRAINS, _ZERO)),
+    Rule("exposed-communication", asynchronous_exchange, _EXPOSED),
+    Rule("backend", backend, (*_EXPOSED, _OWN_BACKEND)),
+    Rule("data-parallel", data_parallel, (IDLE_KNOWN,)),
+)

@@ -11,10 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd.durations import ns_text
+from torchperfd_daemon.analysis.advice.idle_share import IdleShare
 from torchperfd_daemon.analysis.advice.recording import RecordingCost
-from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown
+from torchperfd_daemon.analysis.advice.run_facts import RunFacts
+from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown, DeviceTime
 from torchperfd_daemon.analysis.idle import Cause, Idle
+from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.links import Links, find_links
+from torchperfd_daemon.analysis.profiler_overhead import find_overheads
+from torchperfd_daemon.analysis.spans import outermost
+from torchperfd_daemon.analysis.start_up import ColdStart, find_cold_start, find_launches, is_capturing
 from torchperfd_daemon.analysis.steps import Step, TimedBy
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
@@ -109,10 +115,14 @@ class AdviceContext:
         worker_cost: Returns the cost of a loader's worker on the machine.
         timed_by: Whose times the steps are: the device's where the host runs ahead of it.
         is_whole: The one step is the whole recording, since nothing marks steps in it.
+        device: The device events, if they have been sorted before.
 
     Attributes:
         step_ns: The length of one step, without the cost of recording.
         count: The steps that the rules use: all but the unusually long ones.
+        run: What the trace shows of the run itself.
+        overheads: The exporter's rows of overhead.
+        launches: The calls that make the device do something.
     """
 
     def __init__(
@@ -126,13 +136,18 @@ class AdviceContext:
         *,
         timed_by: TimedBy = "host",
         is_whole: bool = False,
+        device: DeviceTime | None = None,
     ) -> None:
         self.worker_cost = worker_cost
         self._links = links or find_links(trace)
+        self._device = device or DeviceTime(trace)
+        self.overheads = find_overheads(trace)
+        self.launches = find_launches(trace, self._links)
         self.trace = trace
         self.idle = idle
         self.is_whole = is_whole
         self.breakdowns = breakdowns
+        self.run = RunFacts(trace, on_device=self.on_device)
         self._starts = np.array([step.host_start_ns for step in steps], dtype=np.int64)
         self._ends = self._starts + np.array([step.host_duration_ns for step in steps], dtype=np.int64)
         self._windows = np.array([step.window for step in steps], dtype=np.int64).reshape(-1, 2)
@@ -143,6 +158,7 @@ class AdviceContext:
             self._windows[:, 1],
             self._operators | trace.of_categories({ANNOTATION}),
             self._waited(),
+            self.overheads.profilers,
             on_device=self.on_device,
         )
         kept = self._recording.undisturbed
@@ -154,17 +170,29 @@ class AdviceContext:
         self.breakdowns = [each for each, keep in zip(breakdowns, kept.tolist(), strict=True) if keep]
         busy = np.array([each.busy_ns for each in self.breakdowns], dtype=np.int64)
         lengths = self._windows[:, 1] - self._windows[:, 0]
-        self.step_ns: float = float(lengths.mean())
+        recorded = float(lengths.mean())
         if timed_by == "host":
             # A host that runs ahead has time for being recorded.
             lengths = np.maximum(lengths - self.recording(self._windows[:, 0], self._windows[:, 1]), busy)
-            self.step_ns = float(lengths.mean())
-            if self.on_device and trace.unrecorded_step_ns:
-                # Recording costs the host of a device more than its events explain, because of CUPTI: steps
-                # that an H200's host bounds took 2.1 times as long.
-                self.step_ns = min(self.step_ns, max(float(trace.unrecorded_step_ns), float(busy.mean())))
+        else:
+            lengths = lengths - self._alone(self.overheads.profilers)
+        self.step_ns: float = float(lengths.mean())
+        if timed_by == "host" and self.on_device and trace.unrecorded_step_ns:
+            # Recording costs the host of a device more than its events explain, because of CUPTI: steps
+            # that an H200's host bounds took 2.1 times as long.
+            self.step_ns = min(self.step_ns, max(float(trace.unrecorded_step_ns), float(busy.mean())))
         self.inflation: float = self._recording.inflation(self.step_ns)
-        self._recording_ns = float((self._windows[:, 1] - self._windows[:, 0]).mean()) - self.step_ns
+        self._idle_share = IdleShare(
+            idle, self._kept, self.step_ns - float(busy.mean()), recorded - self.step_ns
+        )
+
+    def _alone(self, rows: Int64) -> Int64:
+        """Return how much of each step some events cover while nothing runs on the device, in ns."""
+        trace, events = self.trace, self._device.rows
+        busy = Cover(trace.start[events], trace.end[events])
+        either = busy | Cover(trace.start[rows], trace.end[rows])
+        starts, ends = self._windows[:, 0], self._windows[:, 1]
+        return either.up_to(ends) - either.up_to(starts) - busy.up_to(ends) + busy.up_to(starts)
 
     def _waited(self) -> Int64:
         """Return the recorded wait for workers of a loader in each step, in ns."""
@@ -196,8 +224,30 @@ class AdviceContext:
 
     @property
     def idle_ns(self) -> float:
-        """The device's idle time in a step, in ns."""
-        return max(self.per_step(sum(each.idle_ns for each in self.breakdowns)) - self._recording_ns, 0.0)
+        """The device's idle time in a step, in ns, without the part that recording causes."""
+        return self._idle_share.ns
+
+    @cached_property
+    def followed_share(self) -> float:
+        """The share of launches in the steps that have their kernels, 0 to 1; 1 without launches.
+
+        A launch that is written into a graph has none.
+        """
+        inside = self.within(self.trace.start[self.launches.rows])
+        return float(self.launches.followed[inside].mean()) if inside.any() else 1.0
+
+    @cached_property
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is captured in the steps."""
+        return is_capturing(self.trace, int(self._starts[0]), int(self._ends[-1]))
+
+    @cached_property
+    def cold_start(self) -> ColdStart:
+        """The first calls in the steps; none without a device."""
+        if not self.on_device:
+            return ColdStart()
+        windows = list(zip(self._starts.tolist(), self._ends.tolist(), strict=True))
+        return find_cold_start(self.trace, self.overheads, windows)
 
     @property
     def model_share(self) -> float:
@@ -207,20 +257,12 @@ class AdviceContext:
         return sum(phases.get(name, 0.0) for name in _OF_MODEL) / whole if whole else 1.0
 
     def idle_for(self, cause: Cause) -> float:
-        """Return the device's idle time of this cause in a step, in ns.
-
-        Recording slows launching down; an unrecorded run does not have that part of the idle time.
-        """
-        if not self.idle:
-            return 0.0
-        idle = self.per_step(sum(self.idle.steps[step].get(cause, 0) for step in self._kept))
-        return max(idle - self._recording_ns, 0.0) if cause == "launch" else idle
+        """Return the device's idle time of this cause in a step, in ns, without the part of recording."""
+        return self._idle_share.of(cause)
 
     def avoidable_for(self, cause: Cause) -> float:
         """Return the idle time that goes away with its cause: no more than the host waited for it."""
-        if not self.idle:
-            return 0.0
-        return self.per_step(sum(self.idle.avoidable[step].get(cause, 0) for step in self._kept))
+        return self._idle_share.avoidable(cause)
 
     @property
     def device_bound(self) -> float:
@@ -244,9 +286,10 @@ class AdviceContext:
         return self._recording.within(starts, ends)
 
     def lasted(self, spans: Spans) -> float:
-        """Return how long the spans lasted, per step and without the recording's cost."""
-        lengths = spans.end - spans.start - self.recording(spans.start, spans.end)
-        return self.per_step(int(np.maximum(lengths, 0).sum()))
+        """Return how long the spans lasted, per step and without the recording's cost; nested ones once."""
+        outer = outermost(spans.start, spans.end)
+        starts, ends = spans.start[outer], spans.end[outer]
+        return self.per_step(int(np.maximum(ends - starts - self.recording(starts, ends), 0).sum()))
 
     def annotated(self, *prefixes: str) -> Spans:
         """Return the host spans whose names begin with one of ``prefixes``."""
@@ -298,6 +341,8 @@ class AdviceContext:
         depth = np.maximum(depth, 0)
         lengths = ends - starts
         own = lengths.copy()
+        within = self._recording.overhead(trace.start[rows], trace.end[rows])
+        overhead = within.copy()
         levels = np.argsort(depth, kind="stable")
         edges = np.searchsorted(depth[levels], np.arange(int(depth.max(initial=-1)) + 2))
         for level in range(1, len(edges) - 1):
@@ -305,6 +350,8 @@ class AdviceContext:
             at = np.searchsorted(above, here) - 1
             parents, children = above[at[at >= 0]], here[at >= 0]
             np.subtract.at(own, parents, lengths[children] + round(self._recording.event_ns))
+            np.subtract.at(overhead, parents, within[children])
+        own -= np.minimum(overhead, np.maximum(own, 0))
         outer = np.flatnonzero(depth == 0)
         gaps = np.append(starts[outer][1:], 0) - ends[outer]
         same = np.append(trace.thread[rows[outer]][1:] == trace.thread[rows[outer]][:-1], [False])[
@@ -331,6 +378,20 @@ class AdviceContext:
         """The rows of device events that began within the steps, on the clock of the steps' times."""
         rows = np.flatnonzero(self.trace.of_categories(DEVICE))
         return rows[_inside(self.trace.start[rows], self._windows[:, 0], self._windows[:, 1])]
+
+    @cached_property
+    def communication(self) -> Int64:
+        """Those of `device_rows` that are communication kernels."""
+        chosen: Int64 = np.intersect1d(
+            self._device.rows[self._device.comm], self.device_rows, assume_unique=True
+        )
+        return chosen
+
+    def exposed(self, rows: Int64, beside: Int64) -> float:
+        """Return the time of a step that some device events cover and none of the others do, in ns."""
+        trace = self.trace
+        others = Cover(trace.start[beside], trace.end[beside])
+        return self.per_step((others | Cover(trace.start[rows], trace.end[rows])).length - others.length)
 
     def launched_by(self, operators: Int64) -> Int64:
         """Return which of `device_rows` an operator in ``operators`` launched itself."""

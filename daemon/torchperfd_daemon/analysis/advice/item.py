@@ -72,14 +72,18 @@ def weigh(
     """Return the findings that save enough as advice, most time saved first.
 
     No two findings save the same time: each is cut to what the larger ones leave of the step, and of the idle
-    time where it saves that. So all savings together are never more than the step.
+    time where it saves that. So all savings together are never more than the step. Of several findings of one
+    rule, which are variants of one change, only the largest counts.
 
     Args:
         per: The unit of the savings, if it is not a step of the loop.
     """
     advice = []
+    seen: set[str] = set()
     left = step_ns
     for finding in sorted(findings, key=lambda each: (-each.saves_ns, each.rule)):
+        if finding.rule in seen:
+            continue
         saves = min(finding.saves_ns, left, idle_ns if finding.of_idle else left)
         share = saves / step_ns if step_ns else 0.0
         if saves < LEAST_NS or share < LEAST_SHARE:
@@ -89,6 +93,7 @@ def weigh(
         else:
             left -= saves
             idle_ns -= saves if finding.of_idle else 0.0
+        seen.add(finding.rule)
         advice.append(
             Advice(finding.rule, finding.evidence, saves, share, finding.change, finding.setting, per=per)
         )
@@ -104,7 +109,8 @@ def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice
     rank and not for the exchange.
 
     The advice names the ranks whose saving is at least :data:`LOSES_AS_WELL` of the largest one; for an
-    exchange, all.
+    exchange, all. Savings of different ranks may be of the same time. So each is cut to the share of the step
+    that larger ones leave, as `weigh` does for one rank.
 
     Args:
         ranks: Each rank and the advice for it alone.
@@ -123,4 +129,22 @@ def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice
         least = 0.0 if rule in EXCHANGES else LOSES_AS_WELL * chosen.saves_ns_per_step
         numbers = {rank for rank, each in pairs if rank is not None and each.saves_ns_per_step >= least}
         found.append(replace(chosen, ranks=tuple(sorted(numbers))))
-    return tuple(sorted(found, key=lambda each: -each.saves_ns_per_step))
+    return _within_one_step(sorted(found, key=lambda each: -each.saves_ns_per_step))
+
+
+def _within_one_step(advice: Sequence[Advice]) -> tuple[Advice, ...]:
+    """Return the advice, its savings cut so that all together are no more than the shortest step."""
+    steps = [each.saves_ns_per_step / each.share_of_step for each in advice if each.share_of_step]
+    left = min(steps, default=0.0)
+    kept = []
+    for each in advice:
+        if not each.share_of_step:
+            kept.append(each)
+            continue
+        saves = min(each.saves_ns_per_step, left)
+        share = each.share_of_step * saves / each.saves_ns_per_step
+        is_whole = saves == each.saves_ns_per_step
+        if is_whole or (saves >= LEAST_NS and share >= LEAST_SHARE):
+            left -= saves
+            kept.append(replace(each, saves_ns_per_step=saves, share_of_step=share))
+    return tuple(sorted(kept, key=lambda each: -each.saves_ns_per_step))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -9,6 +10,19 @@ import numpy as np
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, DRAW, AdviceContext
 from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.rules import (
+    COMPILES,
+    HAS_GRAPHS,
+    HOST_RECORDED,
+    IDLE_KNOWN,
+    NO_GRAPHS,
+    NOT_COMPILED,
+    ON_DEVICE,
+    ON_HOST_ALONE,
+    REPEATS,
+    TRAINS,
+    Rule,
+)
 from torchperfd_daemon.analysis.advice.updating import STEP, ZERO_GRAD
 from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.trace import Flags
@@ -45,8 +59,6 @@ def small_operators(context: AdviceContext) -> Iterator[Finding]:
     Optimizers are left to their own rule, and the making of batches to the loader's. With a device, what
     counts is whether it idles: see `host_bound`.
     """
-    if context.on_device:
-        return
     trace, calls = context.trace, context.calls
     free = ~context.during(calls.row, context.annotated(STEP, ZERO_GRAD, DRAW, _ACCUMULATE))
     if not free.any():
@@ -93,52 +105,84 @@ def _around(context: AdviceContext, repeated: Flags) -> Flags:
     return np.repeat((held >= _LOOP) & (held >= _LITTLE_ELSE * (lengths - 1)), lengths)
 
 
-def host_bound(context: AdviceContext) -> Iterator[Finding]:
-    """The device idles because the host does not launch fast enough.
+def tiny_kernels(context: AdviceContext) -> Iterator[Finding]:
+    """The device idles because the host does not launch fast enough, and kernels are shorter than a launch.
 
-    With kernels shorter than a launch, launching many at once saves that idle time as far as it is in the
-    model, which is what is compiled. With longer ones, and memory for a batch of twice the size, half of it
-    is saved: each sample then has half the launches.
+    Launching many at once saves that idle time as far as it is in the model, which is what is compiled.
     """
+    if (found := _launching(context)) is None or found.median_ns >= _TINY_KERNEL_NS:
+        return
+    yield Finding(
+        "tiny-kernels",
+        found.evidence,
+        found.idle_ns * context.model_share,
+        "launch whole graphs of kernels at once",
+        'model = torch.compile(model, mode="reduce-overhead")',
+        of_idle=True,
+    )
+
+
+def batch_size(context: AdviceContext) -> Iterator[Finding]:
+    """The device idles for launches of longer kernels, and has memory for a batch of twice the size.
+
+    Half of the idle time is saved: each sample then has half the launches.
+    """
+    trace = context.trace
+    reserved = int(trace.memory.reserved.max(initial=0))
+    if not 0 < reserved < _HALF * trace.device_memory:
+        return
+    if (found := _launching(context)) is None or found.median_ns < _TINY_KERNEL_NS:
+        return
+    yield Finding(
+        "batch-size",
+        f"{found.evidence}; {1 - reserved / trace.device_memory:.0%} of its memory is free",
+        found.idle_ns / 2,
+        "double the batch, and see whether the learning rate wants to follow",
+        "DataLoader(..., batch_size=2 * batch_size)",
+        of_idle=True,
+    )
+
+
+def host_bound(context: AdviceContext) -> Iterator[Finding]:
+    """The device idles because the host does not launch fast enough, and neither of the two above applies."""
+    found = _launching(context)
+    if found is None or (found.median_ns < _TINY_KERNEL_NS and context.run.device_type.has_graphs):
+        return
+    if context.run.trains and next(batch_size(context), None) is not None:
+        return
+    yield Finding(
+        "host-bound",
+        found.evidence,
+        found.idle_ns * context.model_share,
+        "take Python out of the step, so that the host runs ahead of the device",
+        "model = torch.compile(model)",
+        of_idle=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Launching:
+    """The idle time for launches of a step, in ns, and the kernels' median length."""
+
+    idle_ns: float
+    median_ns: float
+    evidence: str
+
+
+def _launching(context: AdviceContext) -> _Launching | None:
     idle = context.idle_for("launch")
     kernels = context.device_rows[context.trace.of_categories({KERNEL})[context.device_rows]]
     if not idle or not len(kernels):
-        return
+        return None
     trace = context.trace
     median = float(np.median(trace.end[kernels] - trace.start[kernels]))
-    evidence = (
+    return _Launching(
+        idle,
+        median,
         f"the device idles {ns_text(idle)} of {context.each_step} because the host launches too slowly; "
         f"{len(kernels) / context.count:,.0f} kernels {context.a_step},"
-        f" half of them shorter than {ns_text(median)}"
+        f" half of them shorter than {ns_text(median)}",
     )
-    reserved = int(trace.memory.reserved.max(initial=0))
-    if median < _TINY_KERNEL_NS:
-        yield Finding(
-            "tiny-kernels",
-            evidence,
-            idle * context.model_share,
-            "launch whole graphs of kernels at once",
-            'model = torch.compile(model, mode="reduce-overhead")',
-            of_idle=True,
-        )
-    elif reserved and reserved < _HALF * trace.device_memory:
-        yield Finding(
-            "batch-size",
-            f"{evidence}; {1 - reserved / trace.device_memory:.0%} of its memory is free",
-            idle / 2,
-            "double the batch, and see whether the learning rate wants to follow",
-            "DataLoader(..., batch_size=2 * batch_size)",
-            of_idle=True,
-        )
-    else:
-        yield Finding(
-            "host-bound",
-            evidence,
-            idle * context.model_share,
-            "take Python out of the step, so that the host runs ahead of the device",
-            "model = torch.compile(model)",
-            of_idle=True,
-        )
 
 
 def host_compute(context: AdviceContext) -> Iterator[Finding]:
@@ -155,6 +199,8 @@ def host_compute(context: AdviceContext) -> Iterator[Finding]:
     what = place.what if place else "operators"
     where = " in ".join(filter(None, (what, place.where if place else "")))
     makes = _MAKES_DATA.search(what) is not None
+    device = context.run.device_type.quoted
+    loads = len(context.annotated(DRAW)) > 0
     yield Finding(
         "host-compute",
         f"the device idles {ns_text(idle)} of {context.each_step} while the host computes;"
@@ -162,8 +208,10 @@ def host_compute(context: AdviceContext) -> Iterator[Finding]:
         context.avoidable_for("host_compute"),
         f"make the data on the device: {where}"
         if makes
-        else f"compute it on the device, or in the DataLoader's workers: {where}",
-        'torch.randn(..., device="cuda")' if makes else 'x = x.to("cuda", non_blocking=True) ahead of it',
+        else f"compute it on the device{', or in the DataLoader workers' if loads else ''}: {where}",
+        f"torch.randn(..., device={device})"
+        if makes
+        else f"x = x.to({device}, non_blocking=True) ahead of it",
         of_idle=True,
     )
 
@@ -181,11 +229,28 @@ def needless_synchronisation(context: AdviceContext) -> Iterator[Finding]:
     first = cause.places[0] if cause.places else None
     share = first.ns / cause.ns if first and cause.ns else 0.0
     where = f"; {share:.0%} of that by {places[0]}" if places else ""
+    when = "every so many steps" if context.run.trains else "once the next launches are queued"
     yield Finding(
         "needless-synchronisation",
         f"the device idles {ns_text(idle)} of {context.each_step} after waits for it{where}",
         context.avoidable_for("synchronisation"),
-        "keep values on the device, and read them every so many steps: " + "; ".join(places),
-        "losses.append(loss.detach()) in place of loss.item(); torch.where in place of if and nonzero",
+        f"keep values on the device, and read them {when}: " + "; ".join(places),
+        "losses.append(loss.detach()) in place of loss.item(); torch.where in place of if and nonzero"
+        if context.run.trains
+        else 'host = x.to("cpu", non_blocking=True), and torch.Event before it is read;'
+        " torch.where in place of if and nonzero",
         of_idle=True,
     )
+
+
+_HOST_IS_LATE: Final = (ON_DEVICE, HOST_RECORDED, IDLE_KNOWN)
+_MAY_COMPILE: Final = (*_HOST_IS_LATE, COMPILES, NOT_COMPILED, NO_GRAPHS)
+
+RULES: Final = (
+    Rule("small-operators", small_operators, (ON_HOST_ALONE, REPEATS)),
+    Rule("tiny-kernels", tiny_kernels, (*_MAY_COMPILE, HAS_GRAPHS)),
+    Rule("batch-size", batch_size, (*_HOST_IS_LATE, TRAINS)),
+    Rule("host-bound", host_bound, _MAY_COMPILE),
+    Rule("host-compute", host_compute, _HOST_IS_LATE),
+    Rule("needless-synchronisation", needless_synchronisation, _HOST_IS_LATE),
+)

@@ -3,15 +3,20 @@
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext
 from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, Rule
+from torchperfd_daemon.analysis.trace import Int64
 from torchperfd_daemon.loader_workers import LoaderFacts, advise_loader
 
 _IN_PROCESS: Final = "_SingleProcessDataLoaderIter"
 # The time to take over a batch that a worker has ready.
 _HAND_OVER_NS: Final = 1_000_000
-_PAGEABLE: Final = "Memcpy HtoD (Pageable"
+_FROM_PAGEABLE: Final = "HtoD (Pageable"
+_TO_PAGEABLE: Final = "-> Pageable)"
 # By which factor pinned memory is copied faster, by the first number of the GPU's compute capability. The
 # host copies pageable memory first, with 6 GB/s on an H200; pinned memory is as fast as PCIe 3, 4 or 5.
 _PINNED_SPEED: Final = ((9, 8), (8, 4), (0, 2))
@@ -86,20 +91,68 @@ def pin_memory(context: AdviceContext) -> Iterator[Finding]:
     The saving is the idle time charged to them, and the part of their own exposed time by which pinned
     memory is faster.
     """
-    copies = context.device_rows[context.named(_PAGEABLE)[context.device_rows]]
+    copies = _copies(context, _FROM_PAGEABLE)
     if not len(copies):
         return
-    trace = context.trace
-    taken = int((trace.end[copies] - trace.start[copies]).sum())
-    exposed = min(taken, sum(each.exposed_memcpy_ns for each in context.breakdowns))
+    exposed = _exposed(context, copies)
     idle = context.idle_for("pageable_copy")
-    speed = next(factor for least, factor in _PINNED_SPEED if trace.device_generation >= least)
+    device = context.run.device_type.quoted
+    loads = len(context.annotated(DRAW)) > 0
     yield Finding(
         "pin-memory",
-        f"{len(copies) / context.count:,.0f} copies {context.a_step} come from pageable memory: "
-        f"{ns_text(context.per_step(taken))}, {ns_text(context.per_step(exposed))} of it while nothing"
-        f" else runs, and {ns_text(idle)} idle",
-        idle + context.per_step(exposed * (1 - 1 / speed)),
+        f"{_described(context, copies, 'come from', exposed)}, and {ns_text(idle)} idle",
+        idle + exposed * (1 - 1 / _speed(context)),
         "copy from pinned memory, without waiting for the copy",
-        'DataLoader(..., pin_memory=True); batch.to("cuda", non_blocking=True)',
+        f"DataLoader(..., pin_memory=True); batch.to({device}, non_blocking=True)"
+        if loads
+        else f"batch.pin_memory().to({device}, non_blocking=True)",
     )
+
+
+def pin_results(context: AdviceContext) -> Iterator[Finding]:
+    """Copies from the device go to pageable memory while nothing else runs on it.
+
+    The saving is the part of their exposed time by which a copy to pinned memory is faster. The idle time
+    after them is that of needless-synchronisation.
+    """
+    copies = _copies(context, _TO_PAGEABLE)
+    if not len(copies):
+        return
+    exposed = _exposed(context, copies)
+    yield Finding(
+        "pin-results",
+        _described(context, copies, "go to", exposed),
+        exposed * (1 - 1 / _speed(context)),
+        "copy to pinned memory that is kept, and wait for the copy only where the values are read",
+        "host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True); host.copy_(x, non_blocking=True)",
+    )
+
+
+def _copies(context: AdviceContext, name: str) -> Int64:
+    """Return the copies in the steps that have these words in their names."""
+    rows = context.device_rows
+    return context.trace.named(rows, lambda text: name in text)
+
+
+def _exposed(context: AdviceContext, copies: Int64) -> float:
+    """Return the time of a step in which these copies ran and nothing else, in ns."""
+    return context.exposed(copies, np.setdiff1d(context.device_rows, copies, assume_unique=True))
+
+
+def _described(context: AdviceContext, copies: Int64, direction: str, exposed: float) -> str:
+    taken = int((context.trace.end[copies] - context.trace.start[copies]).sum())
+    return (
+        f"{len(copies) / context.count:,.0f} copies {context.a_step} {direction} pageable memory: "
+        f"{ns_text(context.per_step(taken))}, {ns_text(exposed)} of it while nothing else runs"
+    )
+
+
+def _speed(context: AdviceContext) -> int:
+    return next(factor for least, factor in _PINNED_SPEED if context.trace.device_generation >= least)
+
+
+RULES: Final = (
+    Rule("loader-workers", loader_workers, (REPEATS, IDLE_KNOWN)),
+    Rule("pin-memory", pin_memory, (ON_DEVICE, IDLE_KNOWN)),
+    Rule("pin-results", pin_results, (ON_DEVICE, IDLE_KNOWN)),
+)

@@ -6,6 +6,7 @@ from typing import Final
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.rules import ON_DEVICE, TRAINS, Rule
 
 _NEARLY_FULL: Final = 0.9
 # The allocator gives its memory back and asks anew when it cannot serve a request: both wait for the device.
@@ -23,6 +24,7 @@ def memory_near_full(context: AdviceContext) -> Iterator[Finding]:
         return
     calls = context.spans(context.named(*_RETRIES))
     taken = context.lasted(calls)
+    grows = context.run.device_type.grows_segments
     retried = (
         f"; {len(calls)} allocations and frees in the steps took {ns_text(taken)} {context.a_step}"
         if len(calls)
@@ -33,8 +35,13 @@ def memory_near_full(context: AdviceContext) -> Iterator[Finding]:
         f"the allocator holds {reserved / trace.device_memory:.0%} of the device's "
         f"{trace.device_memory / 2**30:,.1f} GiB{retried}",
         taken,
-        "make room: recompute activations in backward, or let the allocator's segments grow",
-        "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False); "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "make room: recompute activations in backward"
+        + (", or let the allocator's segments grow" if grows else ""),
+        "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+        + ("; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if grows else ""),
         risk=True,
     )
+
+
+# A server reserves most of the memory by design.
+RULES: Final = (Rule("memory-near-full", memory_near_full, (ON_DEVICE, TRAINS)),)

@@ -9,6 +9,7 @@ import numpy as np
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext, decoded
 from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.rules import ON_DEVICE, Rule
 from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.trace import Flags, Int64
 
@@ -73,8 +74,6 @@ def mixed_precision(context: AdviceContext) -> Iterator[Finding]:
     There is no finding on the CPU, where half precision is faster on few processors and the trace does not
     name the processor, nor if less than a fifth of the kernels' time is eligible.
     """
-    if not context.on_device:
-        return
     trace = context.trace
     kernels = context.device_rows[trace.of_categories({KERNEL})[context.device_rows]]
     whole = int((trace.end[kernels] - trace.start[kernels]).sum())
@@ -88,7 +87,8 @@ def mixed_precision(context: AdviceContext) -> Iterator[Finding]:
         " are matrix products and convolutions in single precision",
         context.per_step(worked * (1 - 1 / _HALF_SPEED) * context.device_bound),
         "run the forward pass under autocast, in bfloat16",
-        'with torch.autocast("cuda", dtype=torch.bfloat16): loss = criterion(model(x), y)',
+        f"with torch.autocast({context.run.device_type.quoted}, dtype=torch.bfloat16): "
+        + ("loss = criterion(model(x), y)" if context.run.trains else "y = model(x)"),
     )
 
 
@@ -122,3 +122,9 @@ def _with_tensors_of(context: AdviceContext, rows: Int64, dtype: str) -> Flags:
         found[at] = any(each == dtype and dim for each, dim in zip(types, dims, strict=False))
     flags: Flags = found[inverse]
     return flags
+
+
+RULES: Final = (
+    Rule("float64", float64),
+    Rule("mixed-precision", mixed_precision, (ON_DEVICE,)),
+)

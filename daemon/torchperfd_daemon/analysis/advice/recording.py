@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.analysis.callers import PYTHON
+from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 # The cost of recording one event, as benchmarks/advice measures it: the time of steps with the profiler less
@@ -57,6 +58,7 @@ class RecordingCost:
         starts: When its steps began, in ns.
         host: Which events are the host's operators and annotations.
         waited: The recorded wait of each step for workers of a loader, in ns.
+        overhead: The rows of the profiler's own work, which the exporter timed.
         on_device: Whether anything ran on a device, beside which the host's cost may not show.
 
     Attributes:
@@ -65,8 +67,17 @@ class RecordingCost:
     """
 
     def __init__(
-        self, trace: Trace, starts: Int64, ends: Int64, host: Flags, waited: Int64, *, on_device: bool
+        self,
+        trace: Trace,
+        starts: Int64,
+        ends: Int64,
+        host: Flags,
+        waited: Int64,
+        overhead: Int64,
+        *,
+        on_device: bool,
     ) -> None:
+        self._overhead = Cover(trace.start[overhead], trace.end[overhead])
         self._event_ns = EVENT_NS + (SHAPES_NS if len(trace.shapes) > 1 else 0)
         kinds = [
             (trace.start[host], self._event_ns + AFTER_NS),
@@ -113,7 +124,11 @@ class RecordingCost:
         for times, cost in self._kinds:
             total += cost * (np.searchsorted(times, ends) - np.searchsorted(times, starts))
         scaled: Int64 = np.rint(self.scale * total).astype(np.int64)
-        return scaled
+        return scaled + self.overhead(starts, ends)
+
+    def overhead(self, starts: Int64, ends: Int64) -> Int64:
+        """Return the profiler's own work that the exporter timed within each span, in ns."""
+        return self._overhead.up_to(ends) - self._overhead.up_to(starts)
 
 
 def _undisturbed(lengths: Int64, costs: Int64, unrecorded: float) -> Flags:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -10,12 +11,20 @@ import numpy as np
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext, Spans, decoded
 from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.optimizer_classes import TORCH_OPTIMIZERS
+from torchperfd_daemon.analysis.advice.rules import COMPILES, IDLE_KNOWN, ON_DEVICE, TRAINS, Rule
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 STEP: Final = "Optimizer.step#"
 ZERO_GRAD: Final = "Optimizer.zero_grad#"
 _OPTIMIZER: Final = re.compile(r"Optimizer\.step#(\w+)\.step")
-FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "Adagrad", "SGD"})
+_STEP_FRAME: Final = re.compile(r"\.py\(\d+\): step$")
+# Operators that updating several parameters at once does not replace.
+_NOT_PLAIN: Final = re.compile(
+    r"c10d::|nccl:|gloo:|record_param_comms|_c10d_functional|aten::(?:mm|bmm|addmm|baddbmm|matmul|linear|item"
+    r"|_local_scalar_dense|nonzero|is_nonzero)\b|Torch-Compiled Region|## Call CompiledFxGraph|triton_"
+)
+_COMPILED: Final = re.compile(r"Torch-Compiled Region|## Call CompiledFxGraph|triton_")
 # How long the fused update of a parameter takes on the CPU, in times of the last operator of the other: it
 # goes over five or seven arrays and that one over three, but not all of it is traffic. For parameters of 2 to
 # 30 MB it was 0.95 to 1.15 times with Adagrad, 1.1 to 1.6 with Adam and AdamW. Plain SGD has one operator in
@@ -33,46 +42,133 @@ _BACKWARD: Final = "autograd::engine::evaluate_function"
 
 
 def fused_optimizer(context: AdviceContext) -> Iterator[Finding]:
-    """The optimizer goes over its parameters in a loop of small operators.
+    """An optimizer of torch goes over its parameters in a loop of small operators.
 
     The saving is the overhead of all these operators, and on the CPU also their work, except for one pass
     over all arrays. A host that launches them for a device does nothing else in them: all their time but one
     operator's is saved, as far as the device idles.
     """
-    spans = context.annotated(STEP)
-    if not len(spans):
-        return
-    trace, outer = context.trace, context.outer
-    inside = context.during(outer.row, spans)
-    names = {trace.names[name] for name in set(trace.name[outer.row[inside]].tolist())}
-    if not names or any("_fused_" in name or "_foreach_" in name for name in names):
-        return
-    kinds = {
-        match[1]
-        for name in set(trace.name[spans.row].tolist())
-        if (match := _OPTIMIZER.match(trace.names[name]))
-    }
-    kind = kinds.pop() if len(kinds) == 1 else ""
+    device = context.run.device_type.name
+    for each in _updates(context):
+        known = TORCH_OPTIMIZERS.get(each.kind)
+        option = known.option_for(device) if known else ""
+        if not option or (not context.on_device and option != "fused=True"):
+            continue
+        removable = _removable(context, each)
+        yield Finding(
+            "fused-optimizer",
+            _evidence(context, each, removable),
+            context.per_step(removable),
+            "update all parameters in one operator"
+            if option == "fused=True"
+            else "update all parameters together",
+            f"torch.optim.{each.kind}(..., {option})",
+            of_idle=context.on_device,
+        )
+
+
+def compiled_optimizer(context: AdviceContext) -> Iterator[Finding]:
+    """An optimizer without such an option, such as a class of one's own, goes over its parameters."""
+    for each in _updates(context):
+        known = TORCH_OPTIMIZERS.get(each.kind)
+        if (known and known.option_for(context.run.device_type.name)) or each.is_compiled:
+            continue
+        removable = _removable(context, each)
+        yield Finding(
+            "compiled-optimizer",
+            _evidence(context, each, removable),
+            context.per_step(removable),
+            "compile the optimizer's step, or write it with operators on lists of tensors",
+            "step = torch.compile(optimizer.step), or torch._foreach_mul_(parameters, factor) and its like",
+            of_idle=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The updates of one class of optimizer that go parameter by parameter.
+
+    Attributes:
+        kind: The class; empty if the trace does not show it.
+        spans: Its steps.
+        outer: Which of the outermost operators are in them, and neither exchange nor multiply matrices.
+        count: How many those are in a step.
+        is_compiled: Compiled code runs in it.
+    """
+
+    kind: str
+    spans: Spans
+    outer: Flags
+    count: float
+    is_compiled: bool
+
+
+def _updates(context: AdviceContext) -> list[_Update]:
+    """Return the optimizers that update parameter by parameter, by class; an operator is of the innermost."""
+    trace, outer, steps = context.trace, context.outer, context.annotated(STEP)
+    if not len(steps):
+        return []
+    names = trace.name[steps.row]
+    spans_of = {}
+    for name in np.unique(names).tolist():
+        chosen = names == name
+        spans_of[name] = Spans(steps.row[chosen], steps.start[chosen], steps.end[chosen])
+    innermost = sorted(spans_of, key=lambda name: -float((spans_of[name].end - spans_of[name].start).mean()))
+    owner = np.full(len(outer.row), -1, dtype=np.int64)
+    for name in innermost:
+        owner[context.during(outer.row, spans_of[name])] = name
+    plain = ~np.fromiter((_NOT_PLAIN.match(name) is not None for name in trace.names), np.bool_)
+    compiled = np.fromiter((_COMPILED.match(name) is not None for name in trace.names), np.bool_)
+    marks = np.flatnonzero(compiled[trace.name])
+    found = []
+    for name, spans in spans_of.items():
+        mine = owner == name
+        used = {trace.names[each] for each in set(trace.name[outer.row[mine]].tolist())}
+        if not used or any("_fused_" in each or "_foreach_" in each for each in used):
+            continue
+        chosen = mine & plain[trace.name[outer.row]]
+        if not chosen.any():
+            continue
+        match = _OPTIMIZER.match(trace.names[name])
+        found.append(
+            _Update(
+                match[1] if match and not _is_own_class(trace, match[1]) else "",
+                spans,
+                chosen,
+                int(chosen.sum()) / context.count,
+                bool(context.during(marks, spans).any()),
+            )
+        )
+    return found
+
+
+def _is_own_class(trace: Trace, kind: str) -> bool:
+    """Return whether the file's Python frames show that a class with the name of one of torch's is not it."""
+    frames = [name for name in trace.names if _STEP_FRAME.search(name)]
+    return kind in TORCH_OPTIMIZERS and bool(frames) and not any("torch/optim/" in name for name in frames)
+
+
+def _removable(context: AdviceContext, update: _Update) -> float:
+    """Return the time that updating all parameters at once removes from all steps, in ns."""
+    trace, outer, inside = context.trace, context.outer, update.outer
     overhead, work = int(outer.overhead_ns[inside].sum()), int(outer.work_ns[inside].sum())
-    count = int(inside.sum()) / context.count
-    if not context.on_device and kind not in FUSED_ON_CPU:
-        return
-    fused = kind in FUSED_ON_CPU
-    saved = (overhead + work) * (1 - 1 / count) if context.on_device else float(overhead)
+    if context.on_device:
+        whole = min(overhead + work, context.lasted(update.spans) * context.count)
+        return whole * max(1 - 1 / update.count, 0.0)
+    removable = float(overhead)
     last = outer.row[inside & context.named(_LAST)[outer.row]]
-    if not context.on_device and kind in _PASS and len(last):
-        one_pass = _PASS[kind] * float((trace.end[last] - trace.start[last]).sum())
-        saved += max(work - one_pass, 0.0)
-    option = "fused=True" if fused else "foreach=True"
-    yield Finding(
-        "fused-optimizer",
-        f"{kind or 'the optimizer'}'s step runs {count:,.0f} operators, parameter by parameter: "
-        f"{ns_text(context.lasted(spans))} {context.a_step},"
-        f" {ns_text(context.per_step(overhead))} of it dispatch and Python",
-        context.per_step(saved),
-        "update all parameters in one operator" if fused else "update all parameters together",
-        f"torch.optim.{kind}(..., {option})" if kind else f"{option} in the optimizer's arguments",
-        of_idle=context.on_device,
+    if update.kind in _PASS and len(last):
+        one_pass = _PASS[update.kind] * float((trace.end[last] - trace.start[last]).sum())
+        removable += max(work - one_pass, 0.0)
+    return removable
+
+
+def _evidence(context: AdviceContext, update: _Update, removable: float) -> str:
+    what = "dispatch, launches and Python" if context.on_device else "dispatch, Python and repeated passes"
+    return (
+        f"{update.kind or 'the optimizer'}'s step runs {update.count:,.0f} operators, parameter by"
+        f" parameter: {ns_text(context.lasted(update.spans))} {context.a_step},"
+        f" {ns_text(context.per_step(removable))} of it {what} that one update of all does not repeat"
     )
 
 
@@ -165,3 +261,10 @@ def _with_children(context: AdviceContext, operators: Int64) -> Int64:
     order = np.argsort(trace.start[operators], kind="stable")
     spans = Spans(operators[order], trace.start[operators][order], trace.end[operators][order])
     return calls.row[chosen | context.during(calls.row, spans)]
+
+
+RULES: Final = (
+    Rule("fused-optimizer", fused_optimizer, (TRAINS, IDLE_KNOWN)),
+    Rule("compiled-optimizer", compiled_optimizer, (ON_DEVICE, TRAINS, IDLE_KNOWN, COMPILES)),
+    Rule("zero-grad", zero_grad, (TRAINS,)),
+)

@@ -1,0 +1,105 @@
+"""Exposed communication by kind of collective and type of its elements."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from torchperfd_daemon.analysis.advice.context import AdviceContext
+from torchperfd_daemon.analysis.categories import COPY
+
+CollectiveKind = Literal[
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "point-to-point", "unknown"
+]
+
+_KINDS: Final[tuple[tuple[re.Pattern[str], CollectiveKind], ...]] = (
+    (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce-scatter"),
+    (re.compile(r"all_?gather", re.IGNORECASE), "all-gather"),
+    (re.compile(r"all_?reduce|quick_?reduce", re.IGNORECASE), "all-reduce"),
+    (re.compile(r"all_?to_?all", re.IGNORECASE), "all-to-all"),
+    (re.compile(r"broadcast", re.IGNORECASE), "broadcast"),
+    (re.compile(r"send|recv|point_?to_?point", re.IGNORECASE), "point-to-point"),
+    (re.compile(r"cross_device_reduce", re.IGNORECASE), "all-reduce"),
+)
+# Types of elements by the words that exporters and kernels' names have for them.
+_TYPES: Final = (
+    (re.compile(r"(?:^|_|<|::)(?:bfloat16|bf16|__nv_bfloat16|hip_bfloat16)", re.IGNORECASE), "bfloat16"),
+    (re.compile(r"(?:^|_|<|::|\b)(?:half|f16|float16|__half)", re.IGNORECASE), "float16"),
+    (re.compile(r"(?:^|_|<)(?:float8|fp8|e4m3|e5m2)", re.IGNORECASE), "float8"),
+    (re.compile(r"(?:^|_|<|\b)(?:double|f64|float64)", re.IGNORECASE), "float64"),
+    (re.compile(r"(?:^|_|<|\b)(?:float|f32|float32)\b|_f32|_float", re.IGNORECASE), "float32"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Communication kernels of one kind and element type that run while nothing is computed.
+
+    Attributes:
+        dtype: The elements' type, as torch names it; empty if the file does not show it.
+        ns: Their exposed time in a step.
+    """
+
+    kind: CollectiveKind
+    dtype: str
+    ns: float
+
+    @property
+    def text(self) -> str:
+        """What they are, in words."""
+        name = "exchanges of unknown kind" if self.kind == "unknown" else f"{self.kind} collectives"
+        return f"{name} in {self.dtype}" if self.dtype else name
+
+
+def exposed_exchanges(context: AdviceContext) -> list[Exposed]:
+    """Return the exposed communication of a step, most first; together no more than the breakdown's."""
+    trace, rows = context.trace, context.communication
+    if not len(rows):
+        return []
+    exposed_ns = context.per_step(sum(each.exposed_comm_ns for each in context.breakdowns))
+    computing = np.setdiff1d(context.device_rows, rows, assume_unique=True)
+    computing = computing[~trace.of_categories({COPY})[computing]]
+    groups: dict[tuple[CollectiveKind, str], list[int]] = {}
+    for row, key in zip(rows.tolist(), _keys(context), strict=True):
+        groups.setdefault(key, []).append(row)
+    found = [
+        Exposed(kind, dtype, context.exposed(np.array(members, dtype=np.int64), computing))
+        for (kind, dtype), members in groups.items()
+    ]
+    # Collectives of two kinds at once are exposed once.
+    whole = sum(each.ns for each in found)
+    share = min(exposed_ns / whole, 1.0) if whole else 0.0
+    scaled = [Exposed(each.kind, each.dtype, each.ns * share) for each in found if each.ns]
+    return sorted(scaled, key=lambda each: -each.ns)
+
+
+def _keys(context: AdviceContext) -> Iterable[tuple[CollectiveKind, str]]:
+    """Return the kind and type of each communication kernel.
+
+    Its own arguments decide, then those of the operator that launched it, then its name.
+    """
+    trace, rows, args = context.trace, context.communication, context.trace.collective_args
+    described = {row: at for at, row in enumerate(args.row.tolist())}
+    operators = context.operator_of(rows).tolist()
+    for row, operator in zip(rows.tolist(), operators, strict=True):
+        kernel = trace.names[int(trace.name[row])]
+        texts = [kernel]
+        words: list[tuple[str, str]] = []
+        for event in (row, operator):
+            if event >= 0 and (at := described.get(event)) is not None:
+                words.append((args.words[int(args.name[at])], args.words[int(args.dtype[at])]))
+        if operator >= 0:
+            # NCCL makes an all-to-all of sends and receives.
+            texts.insert(0, trace.names[int(trace.name[operator])])
+        kind = _first_kind([*(name for name, _ in words), *texts])
+        yield kind, _first_type([*(dtype for _, dtype in words), kernel])
+
+
+def _first_kind(texts: Iterable[str]) -> CollectiveKind:
+    return next((kind for text in texts for names, kind in _KINDS if names.search(text)), "unknown")
+
+
+def _first_type(texts: Iterable[str]) -> str:
+    return next((dtype for text in texts for names, dtype in _TYPES if names.search(text)), "")
