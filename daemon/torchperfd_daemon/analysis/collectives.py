@@ -168,7 +168,7 @@ def _by_arguments(trace: Trace, wanted: Flags, source: Source) -> _Found:
 
 
 def _by_kernel(trace: Trace, kernels: Flags) -> _Found:
-    """Take the kernels without such arguments: NCCL's and RCCL's in older exports and graphs, and custom ones."""
+    """Take kernels without such arguments: NCCL's and RCCL's in older exports and graphs, and custom ones."""
     silent = kernels.copy()
     silent[trace.collective_args.row] = False
     is_communication = communicates()
