@@ -106,7 +106,7 @@ def test_a_capture_shows_each_rank_and_names_the_missing_one(analyze: Any, tmp_p
     (tmp_path / "rank1.json").write_text("")
     code, out, err = analyze(tmp_path)
     assert code == 5
-    assert "\nrank 0: " in out
+    assert out.startswith("rank 0: ")
     assert err.splitlines()[-1].startswith("torchperfd: 1 of 2 ranks are missing (1): ")
     assert json.loads(analyze(tmp_path, "--json")[1])["failed"][0]["rank"] == 1
 
@@ -167,7 +167,7 @@ def test_a_capture_is_found_by_its_id(analyze: Any, tmp_path: Path) -> None:
     (capture / "rank0.json").write_bytes(SMALL.read_bytes())
     code, out, _ = analyze(capture.name, "--captures-dir", tmp_path)
     assert code == 0
-    assert "\nrank 0: " in out
+    assert out.startswith("rank 0: ")
     code, _, err = analyze("19990101-000000-none", "--captures-dir", tmp_path)
     assert (code, err) == (3, "torchperfd: there is no trace at 19990101-000000-none\n")
 
