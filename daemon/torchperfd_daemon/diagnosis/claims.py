@@ -16,6 +16,8 @@ from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 WAIT_SHARE: Final = 0.2
 """No run is healthy if it waits for data, for other ranks or for a lock for this share of its step."""
+QUEUED_SHARE: Final = 0.3
+"""No run is healthy if it waits for a CPU for this share of its step: below it, contention is no cause."""
 UNNAMED_SHARE: Final = 0.2
 """No run is healthy if this share of its step is in no part that diagnosis can judge."""
 LONG_STEPS: Final = 1.5
@@ -65,6 +67,10 @@ class StepMeans(Protocol):
     @property
     def blocked_seconds(self) -> float:
         """Another thread of the process may have kept the training thread from running."""
+
+    @property
+    def queued_seconds(self) -> float:
+        """The training thread was ready to run without a CPU."""
 
     @property
     def forward_unseen(self) -> bool:
@@ -213,6 +219,14 @@ def _blocked(seen: Sequence[StepMeans]) -> _Doubt | None:
     return _Doubt(share, "", words)
 
 
+def _queued(seen: Sequence[StepMeans]) -> _Doubt | None:
+    rank, share = _largest(seen, lambda each: each.queued_seconds if _account(each) else 0.0)
+    if share < QUEUED_SHARE:
+        return None
+    words = f"for {_part(rank.queued_seconds, rank)} the training thread is ready to run and has no CPU"
+    return _Doubt(share, "", words)
+
+
 def _other(seen: Sequence[StepMeans]) -> _Doubt | None:
     rank, share = _largest(seen, lambda each: _account(each).get("other", 0.0))
     if share < UNNAMED_SHARE:
@@ -253,4 +267,4 @@ def _long_steps(seen: Sequence[StepMeans], p95_seconds: float) -> _Doubt | None:
     return _Doubt(1 - p95_seconds / mean, "", words)
 
 
-_DOUBTS: Final = (_data, _ranks, _blocked, _other, _no_computation)
+_DOUBTS: Final = (_data, _ranks, _blocked, _queued, _other, _no_computation)

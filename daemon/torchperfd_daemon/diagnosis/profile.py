@@ -39,6 +39,7 @@ class RankProfile:
         device_phase_seconds: Parts of the step on its device, by phase; empty without device times.
         forward_unseen: Whether the model is trained, and its forward is in no phase but ``other``.
         blocked_seconds: Kept from running by other threads of the process (:mod:`~.blocked`).
+        queued_seconds: Runnable without a processor (run-queue delay).
     """
 
     rank: int
@@ -53,6 +54,7 @@ class RankProfile:
     device_phase_seconds: dict[str, float] = field(default_factory=dict)
     forward_unseen: bool = False
     blocked_seconds: float = 0.0
+    queued_seconds: float = 0.0
 
     @property
     def wait_seconds(self) -> float:

@@ -37,4 +37,5 @@ def _profile(rank: Rank) -> RankProfile:
         device_phase_seconds=totals.device_means(step_seconds),
         forward_unseen=totals.forward_unseen,
         blocked_seconds=rank.blocked_seconds,
+        queued_seconds=rank.queued_seconds,
     )

@@ -264,6 +264,7 @@ class RankWatch:
         else:
             whole = self._between(self._first, row)
             self.rank.blocked_seconds = whole.blocked_seconds if whole else 0.0
+            self.rank.queued_seconds = whole.queued_seconds if whole else 0.0
             change = np.maximum(row - self._rows[1], 0.0)
             self._beside_saves.add(_saving(change), int(change[_STEPS]), float(change[_NS] / 1e9))
 

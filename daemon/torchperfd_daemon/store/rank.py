@@ -50,6 +50,8 @@ class Rank:
         """The time without a step during a hang of its run; 0 without a hang."""
         self.blocked_seconds = 0.0
         """The part of a step in which other threads may have kept its training thread from running."""
+        self.queued_seconds = 0.0
+        """The part of a step in which its training thread was ready to run without a CPU."""
         self.stopped = False
         """Whether its process was found stopped, for example by SIGSTOP, during the present hang."""
 

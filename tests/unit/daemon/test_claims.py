@@ -107,6 +107,14 @@ def test_rank_that_works_longer_is_no_equal_of_its_peers() -> None:
     assert "no rank is slow" not in verdict.evidence
 
 
+def test_thread_without_a_cpu_is_not_healthy() -> None:
+    """A run that ends before CPU contention could be found."""
+    verdict = claim(rank(facts={"queued_seconds": 0.06}))
+    assert verdict.cause is Cause.UNKNOWN
+    assert verdict.evidence.endswith("the training thread is ready to run and has no CPU")
+    assert claim(rank(facts={"queued_seconds": 0.029})) is HEALTHY
+
+
 @pytest.mark.parametrize("share", [0.79, 0.99])
 def test_unseen_forward_names_what_to_do(share: float) -> None:
     verdict = claim(rank(other=share, facts={"hides_script_code": True, "forward_unseen": True}))
