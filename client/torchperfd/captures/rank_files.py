@@ -110,6 +110,8 @@ class RankFiles:
                 trace.export(folder.path_of(part))
                 export_seconds = time.perf_counter() - began
                 with folder.open(part) as file:
+                    # torch makes it as the umask has it.
+                    os.fchmod(file.fileno(), 0o600)
                     reason = refusal() or self._unkept(file)
                     if reason:
                         raise NotWrittenError(reason)
