@@ -2,8 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Final
+
+_STOPPED_S: Final = 20.0
 
 
 @dataclass(slots=True)
@@ -20,17 +24,47 @@ class WorkerHealth:
     last_success_unix_seconds: float = 0.0
 
     is_failing: bool = False
+    rounds: int = 0
+    """Rounds that have ended, finished or not."""
 
     def succeeded(self, now: float) -> None:
         """Record that a round was finished at Unix time ``now``."""
+        self.rounds += 1
         self.last_success_unix_seconds = now
         self.is_failing = False
 
     def failed(self) -> bool:
         """Count a failure; return whether it is the first in a row, so that it is logged once."""
         self.failures += 1
+        self.rounds += 1
         first, self.is_failing = not self.is_failing, True
         return first
+
+
+class StoppedWorkers:
+    """Finds workers that make no rounds any more.
+
+    Args:
+        workers: Those that end a round every few seconds, whether it succeeds or not.
+    """
+
+    def __init__(self, *workers: WorkerHealth, clock: Callable[[], float] = time.monotonic) -> None:
+        self._workers = workers
+        self._clock = clock
+        self._rounds = [(-1, 0.0)] * len(workers)
+
+    def names(self) -> list[str]:
+        """Return the workers that have ended no round for twenty seconds, as seen by the calls of this."""
+        now = self._clock()
+        self._rounds = [
+            seen if seen[0] == each.rounds else (each.rounds, now)
+            for each, seen in zip(self._workers, self._rounds, strict=True)
+        ]
+        return [
+            each.worker
+            for each, (_, since) in zip(self._workers, self._rounds, strict=True)
+            if now - since > _STOPPED_S
+        ]
 
 
 def run_in_background(

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.background import run_in_background
+from torchperfd_daemon.background import StoppedWorkers, run_in_background
 from torchperfd_daemon.capture_uploads import mark_uploads, uploader_of
 from torchperfd_daemon.captures import (
     Analyst,
@@ -203,7 +203,8 @@ class Daemon:
                 page.run(),
                 UserWatch(clients.sessions.open_sessions).run(),
             )
-            run_in_background(stack, keep_watchdog_quiet())
+            workers = StoppedWorkers(observed.observer.health, samplers.health)
+            run_in_background(stack, keep_watchdog_quiet(workers.names))
             await self._announce(checks, ready=True)
             stack.push_async_callback(self._announce, checks, ready=False)
             log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)

@@ -1,8 +1,12 @@
 """systemd's readiness protocol: one datagram to the socket that the environment names."""
 
 import asyncio
+import logging
 import os
 import socket
+from collections.abc import Callable, Sequence
+
+log = logging.getLogger("torchperfd.server")
 
 
 def notify(state: str) -> bool:
@@ -35,9 +39,17 @@ def watchdog_seconds() -> float | None:
     return int(microseconds) / 1e6
 
 
-async def keep_watchdog_quiet() -> None:
-    """Notify systemd's watchdog twice per timeout; return at once if there is none."""
+async def keep_watchdog_quiet(stopped: Callable[[], Sequence[str]] = tuple) -> None:
+    """Notify systemd's watchdog twice per timeout; return at once if there is none.
+
+    Args:
+        stopped: Returns the workers that have stopped; while there are any, the watchdog is not notified, so
+            that systemd restarts the service.
+    """
     period = watchdog_seconds()
     while period is not None:
-        notify("WATCHDOG=1")
+        if names := stopped():
+            log.error("%s has stopped: systemd's watchdog is not notified", " and ".join(names))
+        else:
+            notify("WATCHDOG=1")
         await asyncio.sleep(period / 2)

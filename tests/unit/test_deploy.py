@@ -1,16 +1,19 @@
 """The deployment files: well formed, and in agreement with the daemon, the client and one another."""
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import yaml
+from tests.support.served import from_a_thread, serving
 
 from torchperfd_daemon.cli import cli
 from torchperfd_daemon.ownership.kubernetes import POD_RESOURCES
@@ -192,7 +195,19 @@ def test_image_runs_unprivileged_with_a_health_check() -> None:
     text = DOCKERFILE.read_text(encoding="utf-8")
     assert re.search(r"^USER [1-9]\d*", text, re.MULTILINE)
     assert re.search(rf"^EXPOSE {PORT}$", text, re.MULTILINE)
-    assert f"http://127.0.0.1:{PORT}/-/healthy" in text
+
+
+def test_health_check_of_the_image_needs_no_http() -> None:
+    """It works with TLS and a password of the page, and fails where no daemon answers."""
+    found = re.search(r'CMD (\["python", .*\])$', DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    *options, code = json.loads(found[1])[1:]
+    assert "/run/torchperfd/daemon.sock" in code
+    with from_a_thread(serving) as served:
+        for path, exit_code in ((served.socket, 0), (f"{served.socket}.none", 1)):
+            command = [sys.executable, *options, code.replace("/run/torchperfd/daemon.sock", path)]
+            done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+            assert done.returncode == exit_code, done.stderr
 
 
 # Kubernetes

@@ -45,9 +45,15 @@ class CollectorScheduler:
         self._thread.start()
 
     def replace_worker(self) -> None:
-        """Continue on a new thread if a sampler hangs on the present one; call it every few seconds."""
+        """Continue on a new thread if a sampler hangs on the present one, or has ended it.
+
+        Call it every few seconds.
+        """
         began = self._run_began
-        if began is not None and self._clock() - began > self._hang_seconds:
+        hangs = began is not None and self._clock() - began > self._hang_seconds
+        if hangs or (
+            self._thread.ident is not None and not self._thread.is_alive() and not self._stop.is_set()
+        ):
             self._run_began = None
             self._thread = self._new_thread()
             self._thread.start()

@@ -149,3 +149,17 @@ def test_scheduler_replaces_its_worker_as_often_as_needed() -> None:
         counting.wait_for(2)
         for one in hanging:
             one.released.set()
+
+
+def test_thread_that_ended_is_replaced() -> None:
+    counting = Counting()
+    scheduler = CollectorScheduler([Sampler(counting, 60.0)], 60.0)
+    # As an error outside of all samplers would end it.
+    scheduler._thread = threading.Thread(target=int)
+    scheduler._thread.start()
+    scheduler._thread.join()
+    scheduler.replace_worker()
+    try:
+        eventually(lambda: counting.count == 1, GIVE_UP_S)
+    finally:
+        scheduler.stop()

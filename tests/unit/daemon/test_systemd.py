@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.clock import Clock
 from tests.support.served import short_directory
 
+from torchperfd_daemon.background import StoppedWorkers, WorkerHealth
 from torchperfd_daemon.systemd import keep_watchdog_quiet, notify, watchdog_seconds
 
 
@@ -101,3 +103,43 @@ def test_watchdog_gets_signs_of_life_while_the_loop_runs(
 def test_watchdog_that_expects_nothing_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     asyncio.run(asyncio.wait_for(keep_watchdog_quiet(), 20))
+
+
+def test_watchdog_of_a_stopped_worker_gets_nothing(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"torchperfd-test-{secrets.token_hex(8)}"
+    manager.bind(f"\0{name}")
+    manager.setblocking(False)
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+    monkeypatch.setenv("WATCHDOG_USEC", "2000")
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    asked = iter([["diagnosis"]] * 3)
+
+    async def live() -> None:
+        with pytest.raises(RuntimeError):  # what the end of an iterator becomes in a coroutine
+            await keep_watchdog_quiet(lambda: next(asked))
+
+    asyncio.run(live())
+    with pytest.raises(BlockingIOError):
+        manager.recv(100)
+    assert caplog.messages == ["diagnosis has stopped: systemd's watchdog is not notified"] * 3
+
+
+def test_workers_without_a_round_for_long_have_stopped() -> None:
+    clock = Clock()
+    diagnosis, collectors = WorkerHealth("diagnosis"), WorkerHealth("collectors")
+    workers = StoppedWorkers(diagnosis, collectors, clock=clock)
+    assert workers.names() == []
+    for _ in range(10):
+        clock.now += 15
+        diagnosis.succeeded(clock.now)
+        collectors.failed()
+        assert workers.names() == []
+    clock.now += 15
+    collectors.succeeded(clock.now)
+    assert workers.names() == []
+    clock.now += 10
+    assert workers.names() == ["diagnosis"]
+    diagnosis.succeeded(clock.now)
+    assert workers.names() == []
