@@ -34,6 +34,11 @@ class InputStages:
         return cls(**{field.name: value for field, value in message.ListFields()})
 
     @property
+    def making_seconds(self) -> float:
+        """What fetching and collating a batch take together; 0 if unknown."""
+        return (self.fetch_seconds or 0.0) + (self.collate_seconds or 0.0)
+
+    @property
     def words(self) -> str:
         """They in one line; empty without samples."""
         times = {

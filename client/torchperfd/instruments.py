@@ -19,6 +19,7 @@ from torchperfd.hooks.frames import keep_classes_out_of_graphs
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import GcPauses
 from torchperfd.hooks.torch_import import ModuleImport, when_torch_is_imported
+from torchperfd.process_settings import ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.steps.iterators import Iterators
@@ -52,6 +53,7 @@ class Instruments:
         pauses: Pauses of the garbage collector.
         compilations: What torch.compile takes.
         background_saves: Checkpoints that are saved beside the steps.
+        settings: Threads and switches of the process.
         loader: Samples how the loader is used.
         worker_stacks: Reads the stacks of the loader's workers.
         accelerator: Times the device.
@@ -78,6 +80,7 @@ class Instruments:
         self.compilations = Compilations()
         self.background_saves = BackgroundSaves()
         self.worker_stacks = WorkerStacks()
+        self.settings = ProcessSettings()
         self.loader = LoaderSampler(self.worker_stacks)
         self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
         self._iterators = Iterators(self.buffer)
@@ -90,6 +93,7 @@ class Instruments:
             self.compilations,
             self.background_saves,
             self.worker_stacks,
+            self.settings,
         )
         self._pending_torch: ModuleImport | None = None
 

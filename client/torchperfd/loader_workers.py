@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from torchperfd.durations import duration
 from torchperfd.input_stages import InputStages
 
 MOST_WORKERS: Final = 16
@@ -29,6 +30,13 @@ _SPARE_CPUS: Final = 0.25
 _COMPUTES: Final = 0.5
 # Lower limit for how often a thread gets a CPU.
 _MOST_QUEUED: Final = 0.99
+# Workers that wait for a CPU for a larger share of their time compete for CPUs.
+CROWDED: Final = 0.1
+# Workers that wait for work for a larger share of their time are no reason for a wait for data.
+_IDLE: Final = 0.5
+# Starts of workers explain a wait for data from this share of it on, and once they have happened so often.
+_MOST_OF_WAIT: Final = 0.5
+_LEAST_STARTS: Final = 3
 # Processes that share CPUs lose time to each other's caches and to their scheduling.
 _CONTENTION: Final = 1.15
 # Batches are rarely less than one tensor of samples and one of labels.
@@ -97,6 +105,10 @@ class LoaderFacts:
         batches_per_step: Draws in a training step; 0 where unknown, which counts as one.
         queued: The share of the time in which the training thread was ready to run that it had no CPU.
         stages: What the stages of making a batch take.
+        starts: How often an iterator has started workers of its own.
+        start_seconds: What such a start takes to the first batch; without the first one.
+        starts_per_step: How often in a training step.
+        slow_worker: The worker for which finished batches of the others wait; None if none stands out.
     """
 
     workers: int = 0
@@ -114,6 +126,15 @@ class LoaderFacts:
     batches_per_step: float = 0.0
     queued: float | None = None
     stages: InputStages | None = None
+    starts: int = 0
+    start_seconds: float | None = None
+    starts_per_step: float = 0.0
+    slow_worker: int | None = None
+
+    @property
+    def idle(self) -> float:
+        """The share of the workers' time in which they wait for indices; 0 if unknown."""
+        return (self.stages.idle or 0.0) if self.stages is not None else 0.0
 
     def is_sound(self) -> bool:
         """Return whether all figures are such as a loader can have; they come from a wire or from a file."""
@@ -134,7 +155,7 @@ class LoaderAdvice:
     """A setting of the loader that makes the step shorter.
 
     Attributes:
-        rule: ``loader-workers`` or ``whole-batches``.
+        rule: ``loader-workers``, ``persistent-workers`` or ``whole-batches``.
         workers: ``num_workers`` to set; 0 where batches are better made in the training process.
         saves_seconds: By how much that is less than now.
         change: What to do, one imperative sentence.
@@ -177,7 +198,10 @@ def advise_loader(
         return None
     batches = facts.batches_per_step or 1.0
     model = _Model(facts, step_seconds / batches, data_seconds / batches, cost)
-    found = [model.whole_batches(), model.more_workers(on_device=on_device), model.no_workers()]
+    # Starts and a slow worker make the loop wait, however many workers there are.
+    found = [model.persistent_workers(on_device=on_device)]
+    if found == [None] and facts.slow_worker is None:
+        found = [model.whole_batches(), model.more_workers(on_device=on_device), model.no_workers()]
     best = min((each for each in found if each), key=lambda each: each.step_seconds, default=None)
     if best is None:
         return None
@@ -240,9 +264,10 @@ class _Model:
         self._send = crowd * cost.sending(tensors, facts.batch_bytes)
         self._rest = max(0.0, step - data)
         if facts.workers:
-            # Workers are busy all the time where the training thread waits for them. Their time in the run
-            # queue is not part of making a batch.
-            self._make = max(0.0, facts.workers * step * (1 - (facts.worker_queued or 0.0)) - self._send)
+            # Workers are busy where the training thread waits for them. Their time without indices or without
+            # a CPU is not part of making a batch.
+            busy = max(0.0, 1 - (facts.worker_queued or 0.0) - facts.idle)
+            self._make = max(0.0, facts.workers * step * busy - self._send)
             self._cpu = facts.worker_cpu_seconds
         else:
             self._make = data
@@ -271,7 +296,8 @@ class _Model:
         cpus, share = self._cpus, self._share
         if not cpus:
             return MOST_WORKERS
-        if share is None or share >= _COMPUTES:
+        is_crowded = (self._facts.worker_queued or 0.0) >= CROWDED
+        if share is None or share >= _COMPUTES or is_crowded:
             # Threads of one operator wait for each other: where they have all CPUs, a worker that takes one
             # of them holds up all.
             beside = int(cpus - (self._facts.rest_cpus or 1.0) + _SPARE_CPUS)
@@ -281,7 +307,7 @@ class _Model:
     def more_workers(self, *, on_device: bool) -> LoaderAdvice | None:
         """Return the advice to use workers, or more of them."""
         now, most = self._facts.workers, self._most()
-        if most <= now or (now and self._data <= 2 * self._receive):
+        if most <= now or (now and self._data <= 2 * self._receive) or self._facts.idle >= _IDLE:
             return None
         least = max(self.step_with(most), self._rest + self._receive)
         # One more than keeps up on average, since batches do not come evenly.
@@ -314,18 +340,48 @@ class _Model:
             assumes,
         )
 
+    def persistent_workers(self, *, on_device: bool) -> LoaderAdvice | None:
+        """Return the advice to keep the workers between epochs, if most of the wait is for their starts."""
+        facts = self._facts
+        if facts.starts < _LEAST_STARTS or facts.start_seconds is None or not facts.workers:
+            return None
+        # A kept worker still makes a first batch, as it makes any other.
+        spent = facts.start_seconds - (facts.stages.making_seconds if facts.stages is not None else 0.0)
+        saves = min(self._data, max(0.0, spent) * facts.starts_per_step / (facts.batches_per_step or 1.0))
+        if saves < max(_MOST_OF_WAIT * self._data, LEAST_GAIN * self._step):
+            return None
+        pinned = ", pin_memory=True" if on_device else ""
+        return LoaderAdvice(
+            "persistent-workers",
+            facts.workers,
+            self._step - saves,
+            saves,
+            "keep the workers from one epoch to the next",
+            f"DataLoader(..., num_workers={facts.workers}, persistent_workers=True{pinned})",
+            f"workers start anew every {1 / facts.starts_per_step:.3g} steps, and each first batch takes"
+            f" {duration(facts.start_seconds)}",
+        )
+
     def no_workers(self) -> LoaderAdvice | None:
         """Return the advice to make batches in the training process, where that costs less than a worker.
 
-        Only of tensors in memory: how long workers wait that read files is not in their CPU time.
+        Only of tensors in memory, as how long workers wait that read files is not in their CPU time, or of
+        workers that mostly wait for work: then the stages show what a batch takes.
         """
-        cpu, receive = self._cpu, self._facts.receive_seconds
-        if not self._facts.workers or not self._facts.indexable or cpu is None or receive is None:
+        facts, stages = self._facts, self._facts.stages
+        if facts.workers and facts.idle >= _IDLE and stages is not None:
+            saves = self._data - 1.5 * stages.making_seconds
+            return self._in_process(saves) if saves >= LEAST_GAIN * self._step else None
+        cpu, receive = self._cpu, facts.receive_seconds
+        if not facts.workers or not facts.indexable or cpu is None or receive is None:
             return None
         # A worker's CPU time is all that a batch takes, except where it waits; half of it more to be sure.
         saves = self._data - max(1.5 * cpu, receive / 4)
         if self._data > 2 * receive or saves < max(LEAST_GAIN * self._step, receive / 4):
             return None
+        return self._in_process(saves)
+
+    def _in_process(self, saves: float) -> LoaderAdvice:
         return LoaderAdvice(
             "loader-workers",
             0,

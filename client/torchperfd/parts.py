@@ -76,6 +76,7 @@ class Parts:
             instruments.accelerator,
             instruments.loader,
             instruments.sync_waits,
+            instruments.settings,
             hooks=instruments.hook_states,
             coordinates=lambda: read_coordinates(instruments.hooks.places),
         )

@@ -14,6 +14,8 @@ LEAST_SHARE: Final = 0.05
 """A further cause that costs a smaller share of what the first one leaves of the step is left out."""
 HEALTHY: Final = "none"
 UNKNOWN: Final = "unknown"
+GROWTH: Final = "memory pressure"
+"""A cause that is shown whatever it costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,10 @@ class CauseCard:
             return f"no step for {self.stalled_seconds:.0f} s"
         if self.share:
             return f"{self.share:.0%} of the step"
+        if self.cause == GROWTH and not self.cost_seconds:
+            # Such as "grows by 8.2 MiB/s, full in 39 min".
+            growth, _, _ = self.why.partition(";")
+            return growth.removeprefix("memory ").replace(" and is full", ", full")
         return f"{duration(self.cost_seconds)} of each step" if self.cost_seconds else ""
 
     @property
@@ -101,7 +107,7 @@ class VerdictCard:
         remark: Why there is no cause, in words; empty with causes.
         is_healthy: Whether the run was seen and nothing is wrong with it.
         next_command: The command that shows more; empty if none would work now.
-        also: What else takes long and is no cause, one line each.
+        also: What else takes long and is no cause, or may take long, one line each.
         trace: What the analysis of the capture that the run has made by itself advises; else empty.
         failure: Why the run failed; empty if it did not, and for a run that goes on.
         remedy: What to change after the failure; empty if nothing is known.
@@ -181,15 +187,23 @@ def card_of(verdict: Any) -> VerdictCard:
         verdict: A ``torchperfd.v1`` message ``Verdict``.
     """
     command = verdict.next_command
+    also = tuple(verdict.remarks)
     if verdict.cause in (HEALTHY, UNKNOWN) and not verdict.cost_seconds_per_step:
-        remark = "; ".join(filter(None, (_why(verdict), _line(verdict))))
+        # Memory that grows costs no time before it is full, and then the run.
+        growing = tuple(_cause(each, verdict.script) for each in verdict.others if each.cause == GROWTH)
         return VerdictCard(
-            verdict.run, remark=remark, is_healthy=verdict.cause == HEALTHY, next_command=command
+            verdict.run,
+            growing,
+            remark="; ".join(filter(None, (_why(verdict), _line(verdict)))),
+            # What a switch costs is not measured.
+            is_healthy=verdict.cause == HEALTHY and not also,
+            next_command=command,
+            also=also,
         )
     first, *others = [_cause(each, verdict.script) for each in (verdict, *verdict.others)]
     least = LEAST_SHARE * (1 - first.share)
-    further = [cause for cause in others if cause.share >= least]
-    return VerdictCard(verdict.run, (first, *further), next_command=command)
+    further = [cause for cause in others if cause.share >= least or cause.cause == GROWTH]
+    return VerdictCard(verdict.run, (first, *further), next_command=command, also=also)
 
 
 def unknown_card(run: str, remark: str, next_command: str = "") -> VerdictCard:

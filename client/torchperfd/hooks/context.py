@@ -15,6 +15,7 @@ from torchperfd.faults import Faults
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
 from torchperfd.hooks.torch_import import ModuleImport
+from torchperfd.process_settings import ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.steps.iterators import Iterators
@@ -90,6 +91,7 @@ class HookLinks:
         compilations: Counts compilations.
         background_saves: Counts saves beside the steps.
         worker_stacks: Reads the stacks of DataLoader workers.
+        settings: Threads and switches of the process.
 
     Attributes:
         models: The models of the loop.
@@ -108,8 +110,10 @@ class HookLinks:
         compilations: "Compilations",
         background_saves: "BackgroundSaves",
         worker_stacks: WorkerStacks,
+        settings: ProcessSettings | None = None,
     ) -> None:
         self.iterators = iterators
+        self.settings = settings or ProcessSettings()
         self.loader_sampler = loader_sampler
         self.compilations = compilations
         self.background_saves = background_saves

@@ -1,6 +1,7 @@
 """All hooks of one client: each is imported, made and put on by itself."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.coordinates import Coordinate
@@ -11,6 +12,7 @@ from torchperfd.hooks.background_saves import BackgroundSaves
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks, Models, describe
 from torchperfd.hooks.loader_use import LoaderSampler
+from torchperfd.process_settings import ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps.iterators import Iterators
 from torchperfd.steps.replay import Replay
@@ -56,6 +58,7 @@ class Hooks:
         compilations: Compilations | None = None,
         background_saves: BackgroundSaves | None = None,
         worker_stacks: WorkerStacks | None = None,
+        settings: ProcessSettings | None = None,
     ) -> None:
         self._buffer = buffer
         self._links = HookLinks(
@@ -64,6 +67,7 @@ class Hooks:
             compilations or Compilations(),
             background_saves or BackgroundSaves(),
             worker_stacks or WorkerStacks(),
+            settings,
         )
         self._contexts = [HookContext(name, buffer, replay, faults, self._links) for name in HOOKS]
         self._is_installed = False
@@ -88,6 +92,8 @@ class Hooks:
 
     def install(self) -> None:
         """Put every hook on; one that this torch does not offer is logged and left out."""
+        torch = sys.modules["torch"]
+        self._links.settings.install(torch.get_num_threads, getattr(torch, "is_anomaly_enabled", bool))
         for context in self._contexts:
             try:
                 importlib.import_module(f"torchperfd.hooks.{context.name}").install(context)

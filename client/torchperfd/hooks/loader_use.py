@@ -4,6 +4,7 @@ A draw is sampled after each flush, about once a second, and costs the training 
 """
 
 import contextlib
+import functools
 import time
 import weakref
 from collections import deque
@@ -11,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from torchperfd.hooks.context import HookContext, HookUnavailableError
-from torchperfd.hooks.frames import keep_classes_out_of_graphs
+from torchperfd.hooks.context import HookContext, HookUnavailableError, own_attribute
+from torchperfd.hooks.frames import keep_classes_out_of_graphs, keep_out_of_graphs
 from torchperfd.hooks.stage_samples import StageSamples
 from torchperfd.hooks.worker_queue import ready_batches
+from torchperfd.hooks.worker_starts import FirstDraw, SlowWorker, WorkerStarts, has_all_indices
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps.cpus import available_cpus, thread_queued_ns
@@ -37,8 +39,8 @@ def install(context: HookContext) -> None:
     def watch() -> None:
         draws.watching = True
 
-    keep_classes_out_of_graphs(LoaderSampler, TimedDraw, StageSamples)
-    sampler.install(watch, torch.is_grad_enabled, describe_loader, torch.Tensor, torch.get_num_threads)
+    keep_classes_out_of_graphs(LoaderSampler, TimedDraw, StageSamples, WorkerStarts, FirstDraw)
+    sampler.install(watch, torch.is_grad_enabled, describe_loader, torch.Tensor, links.settings.read)
 
     def at_draw(iterator: Any) -> bool:
         if not iterator._num_workers:
@@ -49,6 +51,25 @@ def install(context: HookContext) -> None:
         return sampler.at_draw(iterator, ready_batches(iterator))
 
     links.before_draw.append(context.guard(at_draw, False))
+    _time_starts(context, context.guard(sampler.starts.begun, None))
+
+
+def _time_starts(context: HookContext, begun: Callable[[Any, int], None]) -> None:
+    """Time how long new workers take to their first batch; persistent workers are started once."""
+    from torch.utils.data import dataloader
+
+    workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
+    if workers is None:
+        return
+    original = own_attribute(workers, "__init__")
+
+    @functools.wraps(original)
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        began = time.perf_counter_ns()
+        original(self, *args, **kwargs)
+        begun(self, began)
+
+    context.patches.replace(workers, "__init__", keep_out_of_graphs(start))
 
 
 class LoaderSampler:
@@ -58,12 +79,13 @@ class LoaderSampler:
         workers: Reads the stacks of the loader's workers.
 
     Attributes:
-        threads: How many threads an operation on the CPU may use, at the newest sample; None before one.
+        starts: Times the starts of workers.
     """
 
     def __init__(self, workers: WorkerStacks | None = None) -> None:
-        self.threads: int | None = None
-        self._count_threads: Callable[[], int | None] = lambda: None
+        self.starts = WorkerStarts(lambda: self._is_training())
+        self._slow_worker = SlowWorker()
+        self._read_settings: Callable[[], None] = lambda: None
         self._stages = StageSamples(workers or WorkerStacks())
         self._due = False
         self._watch: Callable[[], None] | None = None
@@ -94,7 +116,7 @@ class LoaderSampler:
         is_training: Callable[[], bool],
         describe: Callable[[Any], tuple[int, bool, bool]],
         tensor: type,
-        count_threads: Callable[[], int | None],
+        read_settings: Callable[[], None],
     ) -> None:
         """Begin.
 
@@ -104,10 +126,10 @@ class LoaderSampler:
             describe: Returns an iterator's batch size, whether its dataset is indexable, and whether it
                 is shuffled.
             tensor: The class of plain tensors.
-            count_threads: Returns how many threads an operation of the calling thread may use. Each thread
+            read_settings: Reads how many threads an operation of the calling thread may use. Each thread
                 has a number of its own; asked elsewhere, torch would set that, and MKL's for all threads.
         """
-        self._count_threads = count_threads
+        self._read_settings = read_settings
         self._watch, self._is_training, self._describe, self._tensor = watch, is_training, describe, tensor
         self._due = True
 
@@ -145,6 +167,7 @@ class LoaderSampler:
                 self._received.clear()
                 self._made.clear()
                 self._stages.clear()
+                self._slow_worker.clear()
             self._iterator, self._workers = weakref.ref(iterator), workers
             self._about = self._describe(iterator)
         iterator._next_data = TimedDraw(self, iterator, ready, self._stages.timed)
@@ -168,7 +191,7 @@ class LoaderSampler:
         elif ready > 0:
             self._received.append(wall_ns)
         self._batch = self._size(batch)
-        self.threads = self._count_threads()
+        self._read_settings()
         self._ended = (time.perf_counter_ns(), time.process_time_ns(), *before)
 
     def _size(self, batch: Any) -> tuple[int, int]:
@@ -188,11 +211,16 @@ class LoaderSampler:
                 parts += list(part.values())[:64]
         return tensors, size
 
-    def use(self, batches_per_step: float) -> LoaderFacts | None:
-        """Return the means of the samples so far, None before the first; called on the flushing thread."""
+    def use(self, batches_per_step: float, steps: int = 0) -> LoaderFacts | None:
+        """Return the means of the samples so far, None before the first; called on the flushing thread.
+
+        Args:
+            steps: Training steps so far.
+        """
         iterator = self._iterator()
         if iterator is not None and self._workers:
             self._follow_workers(iterator)
+            self._slow_worker.observe(iterator)
         if self._batch == (0, 0) and not self._draws and not self._received:
             return None
         self._cpus = self._cpus or available_cpus()
@@ -217,6 +245,10 @@ class LoaderSampler:
             batches_per_step=batches_per_step,
             queued=_ratio([(queued, queued + own) for queued, own in list(self._lines)]),
             stages=self._stages.means(self._workers, spent / batches / 1e9 if batches else None),
+            starts=self.starts.count if self._workers else 0,
+            start_seconds=self.starts.seconds if self._workers else None,
+            starts_per_step=self.starts.count / steps if steps and self._workers else 0.0,
+            slow_worker=self._slow_worker.number if self._workers > 1 else None,
         )
 
     def _follow_workers(self, iterator: Any) -> None:
@@ -224,13 +256,15 @@ class LoaderSampler:
         try:
             spent = [_schedstat(f"/proc/{worker.pid}/schedstat") for worker in iterator._workers]
             received = iterator._rcvd_idx
+            is_ending = has_all_indices(iterator)
         except (AttributeError, OSError, ValueError, IndexError):
             self._last = None
             return
         now = time.monotonic_ns()
         cpu, queued = (sum(column) for column in zip(*spent, strict=True))
         last, self._last = self._last, (self._iterator, received, cpu, queued, now)
-        if last is None or last[0] is not self._iterator or received <= last[1]:
+        if last is None or last[0] is not self._iterator or received <= last[1] or is_ending:
+            # Near its end, workers wait while batches are drawn that they have made before.
             return
         self._made.append((received - last[1], cpu - last[2], queued - last[3], (now - last[4]) * len(spent)))
 

@@ -18,7 +18,8 @@ from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 
 def install(context: HookContext) -> None:
     """Time every ``Optimizer.step``, and look for the model of a new optimizer ahead of its first."""
-    buffer, models = context.buffer, context.links.models
+    buffer, models, settings = context.buffer, context.links.models, context.links.settings
+    read_settings = context.guard(settings.read_at_step, None)
     steps = Steps(buffer, models.stepped, codes.OPTIMIZER, codes.OPTIMIZER_END)
 
     def begin_unusual(optimizer: Optimizer) -> None:
@@ -30,6 +31,7 @@ def install(context: HookContext) -> None:
                     return
                 buffer.steps_open = 0
             models.before_step(optimizer)
+            read_settings()
             if buffer.steps_open and not inside_step(frame):
                 # An earlier step() raised, so its post hook never ran.
                 buffer.steps_open = 0

@@ -15,6 +15,7 @@ def verdict_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, A
         return None
     verdict = answer.verdict
     return _cause(verdict, verdict.script) | {
+        "remarks": list(verdict.remarks),
         "next_command": command_after_run(verdict.next_command),
         "unseen_ranks": verdict.unseen_ranks,
         "others": [_cause(other, verdict.script) for other in verdict.others],

@@ -12,6 +12,8 @@ from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.fit_pauses import FitPauses
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import GcPauses
+from torchperfd.process_settings import UNBOUND, ProcessSettings, cpu_binding
+from torchperfd.steps.cpus import available_cpus
 from torchperfd.steps.phases import DATA
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.totals import GcTotals, PhaseTotals, Totals
@@ -28,6 +30,7 @@ class ProcessCounters:
         accelerator: Device memory, times and FLOPs.
         loader: Samples how the loader is used.
         sync_waits: Samples where the training thread waits for the device.
+        settings: Threads, CPUs and switches of the process.
         hooks: Returns which hooks are on.
         coordinates: Returns the rank's place in each dimension of its job.
     """
@@ -41,6 +44,7 @@ class ProcessCounters:
         accelerator: Accelerator,
         loader: LoaderSampler,
         sync_waits: SyncWaits,
+        settings: ProcessSettings,
         hooks: Callable[[], tuple[HookState, ...]] = tuple,
         coordinates: Callable[[], tuple[Coordinate, ...]] = tuple,
     ) -> None:
@@ -53,6 +57,8 @@ class ProcessCounters:
         self._accelerator = accelerator
         self._loader = loader
         self._sync_waits = sync_waits
+        self._settings = settings
+        self._cpus, self._binding = 0.0, UNBOUND
         self._hooks = hooks
         self._coordinates = coordinates
 
@@ -104,8 +110,15 @@ class ProcessCounters:
     def fill_loader(self, totals: Totals) -> None:
         """Bring what is known of the loader up to date, and what is sampled beside it."""
         train = totals.train
-        totals.threads = self._loader.threads
-        totals.loader = self._loader.use(train.phases[DATA].calls / train.steps if train.steps else 0.0)
+        totals.loader = self._loader.use(
+            train.phases[DATA].calls / train.steps if train.steps else 0.0, train.steps
+        )
+        settings = self._settings
+        totals.threads, totals.switches = settings.threads, settings.switches
+        if train.steps and not self._cpus:
+            # By then the script's imports have bound the process, if they do.
+            self._cpus, self._binding = available_cpus(), cpu_binding()
+        totals.cpus, totals.binding = self._cpus or None, self._binding
 
     def _count_pauses(self, totals: Totals) -> None:
         # Steps have Unix times, collections those of the monotonic clock. The wall clock may be set during

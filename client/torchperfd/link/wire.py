@@ -15,6 +15,7 @@ from torchperfd.identity import Identity
 from torchperfd.input_stages import InputStages
 from torchperfd.link.flight_recorder import GroupProgress
 from torchperfd.loader_workers import LoaderFacts
+from torchperfd.process_settings import CpuBinding
 from torchperfd.steps.arrivals import Arrivals
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
@@ -112,6 +113,8 @@ def totals_message(
         began_ns=totals.began_ns,
         ended_ns=totals.ended_ns,
         threads=totals.threads,
+        cpus=totals.cpus,
+        switches=totals.switches,
     )
     for kind in (TRAIN, VALIDATE):
         if totals.of(kind).steps:
@@ -140,6 +143,8 @@ def totals_message(
         message.sync_waits.add(**asdict(wait))
     if totals.loader is not None:
         message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(totals.loader)))
+    if totals.binding.allowed:
+        message.binding.CopyFrom(session_pb2.CpuBinding(**asdict(totals.binding)))
     if blocks is not None:
         message.step_blocks = _pack_blocks(blocks, names)
     if totals.cuda is not None:
@@ -171,6 +176,9 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
         coordinates=tuple(Coordinate(each.dimension, each.rank, each.size) for each in message.coordinates),
         sync_waits=tuple(SyncWait(each.file, each.line, each.call, each.ns) for each in message.sync_waits),
         threads=message.threads if message.HasField("threads") else None,
+        cpus=message.cpus if message.HasField("cpus") else None,
+        binding=CpuBinding(message.binding.allowed, message.binding.share),
+        switches=tuple(message.switches),
     )
     if message.HasField("cuda"):
         cuda = message.cuda

@@ -26,6 +26,7 @@ def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[Ran
     kept, verdict = document.get("verdict"), None
     if kept is not None:
         verdict = _read_verdict(kept, record)
+        verdict.remarks.extend(text(each) for each in kept.get("remarks") or ())
         verdict.others.extend(_read_verdict(each, record) for each in kept.get("others") or ())
     return ended_card(record.run, reports, verdict, record.ending)
 
@@ -58,7 +59,7 @@ def ended_card(
     if failure and remedy:
         # Such as a dead worker, for which the loop has waited: what the steps show comes from it.
         return VerdictCard(run, failure=failure, remedy=remedy)
-    return replace(card, also=also, failure=failure)
+    return replace(card, also=(*card.also, *also), failure=failure)
 
 
 def _read_verdict(kept: dict[str, Any], record: RunRecord) -> control_pb2.Verdict:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from torchperfd.coordinates import Coordinate
 from torchperfd.hook_state import HookState
 from torchperfd.loader_workers import LoaderFacts
+from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.steps.phases import PHASE_SLOTS
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.sync_wait import SyncWait
@@ -183,7 +184,10 @@ class Totals:
         hooks: Which hooks are on; empty where that is not known.
         coordinates: The rank's place in each dimension of its job; empty without named process groups.
         sync_waits: The lines that wait longest for the device, the longest first; empty without a device.
-        threads: How many threads an operation on the CPU may use; None before a draw was sampled.
+        threads: How many threads an operation on the CPU may use; None before a draw or a step showed it.
+        cpus: How many CPUs the process may use; None if unknown.
+        binding: To how many CPUs the process is bound, if these are fewer than its share.
+        switches: Debugging switches that are on, as they are written.
     """
 
     train: KindTotals = field(default_factory=KindTotals)
@@ -209,6 +213,9 @@ class Totals:
     coordinates: tuple[Coordinate, ...] = ()
     sync_waits: tuple[SyncWait, ...] = ()
     threads: int | None = None
+    cpus: float | None = None
+    binding: CpuBinding = UNBOUND
+    switches: tuple[str, ...] = ()
 
     def add(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, in the order of time."""

@@ -726,6 +726,7 @@ class Verdict(google.protobuf.message.Message):
     SCRIPT_FIELD_NUMBER: builtins.int
     SAVES_SECONDS_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
+    REMARKS_FIELD_NUMBER: builtins.int
     LINE_FIELD_NUMBER: builtins.int
     UNSEEN_RANKS_FIELD_NUMBER: builtins.int
     cause: builtins.str
@@ -764,6 +765,10 @@ class Verdict(google.protobuf.message.Message):
         """of the rank that waits for its data, in the units of its batches"""
 
     @property
+    def remarks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """what else the reader has to know, such as debugging switches that are on"""
+
+    @property
     def line(self) -> global___SlowLine:
         """where the lost time goes, by samples of stacks; shown to the run's user only"""
 
@@ -788,11 +793,12 @@ class Verdict(google.protobuf.message.Message):
         script: builtins.str = ...,
         saves_seconds: builtins.float = ...,
         stages: torchperfd.v1.session_pb2.InputStages | None = ...,
+        remarks: collections.abc.Iterable[builtins.str] | None = ...,
         line: global___SlowLine | None = ...,
         unseen_ranks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "line", b"line", "onset_step", b"onset_step", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "script", b"script", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "unseen_ranks", b"unseen_ranks", "window_seconds", b"window_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "remarks", b"remarks", "run", b"run", "saves_seconds", b"saves_seconds", "script", b"script", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "unseen_ranks", b"unseen_ranks", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict

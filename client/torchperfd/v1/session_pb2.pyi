@@ -613,6 +613,9 @@ class Account(google.protobuf.message.Message):
     SYNC_WAITS_FIELD_NUMBER: builtins.int
     STEP_BLOCKS_FIELD_NUMBER: builtins.int
     THREADS_FIELD_NUMBER: builtins.int
+    CPUS_FIELD_NUMBER: builtins.int
+    BINDING_FIELD_NUMBER: builtins.int
+    SWITCHES_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
     loader_ready: builtins.int
     """batches that waited at the newest draw; absent without workers"""
@@ -631,7 +634,9 @@ class Account(google.protobuf.message.Message):
     step_blocks: builtins.bytes
     """a StepBlocks, once the loop has ended; empty before"""
     threads: builtins.int
-    """that an operation on the CPU may use; absent before a draw was sampled"""
+    """that an operation on the CPU may use; absent before a draw or a step showed it"""
+    cpus: builtins.float
+    """that the process may use: affinity, quota, its share of the node's"""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KindAccount]: ...
     @property
@@ -684,6 +689,14 @@ class Account(google.protobuf.message.Message):
     def sync_waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SyncWait]:
         """the longest ones; empty without a device"""
 
+    @property
+    def binding(self) -> global___CpuBinding:
+        """absent unless its affinity allows fewer CPUs than its share"""
+
+    @property
+    def switches(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """debugging switches that are on, such as CUDA_LAUNCH_BLOCKING=1"""
+
     def __init__(
         self,
         *,
@@ -712,9 +725,14 @@ class Account(google.protobuf.message.Message):
         sync_waits: collections.abc.Iterable[global___SyncWait] | None = ...,
         step_blocks: builtins.bytes = ...,
         threads: builtins.int | None = ...,
+        cpus: builtins.float | None = ...,
+        binding: global___CpuBinding | None = ...,
+        switches: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "step_blocks", b"step_blocks", "sync_waits", b"sync_waits", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "binding", b"binding", "checkpoint", b"checkpoint", "compiled", b"compiled", "cpus", b"cpus", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "began_ns", b"began_ns", "binding", b"binding", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cpus", b"cpus", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "step_blocks", b"step_blocks", "switches", b"switches", "sync_waits", b"sync_waits", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_cpus", b"_cpus"]) -> typing.Literal["cpus"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_flops_per_step", b"_flops_per_step"]) -> typing.Literal["flops_per_step"] | None: ...
     @typing.overload
@@ -782,6 +800,28 @@ class SyncWait(google.protobuf.message.Message):
 global___SyncWait = SyncWait
 
 @typing.final
+class CpuBinding(google.protobuf.message.Message):
+    """To how many CPUs a process is bound."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOWED_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    allowed: builtins.int
+    """by its affinity"""
+    share: builtins.int
+    """of the control group's CPUs, for each rank on the node"""
+    def __init__(
+        self,
+        *,
+        allowed: builtins.int = ...,
+        share: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allowed", b"allowed", "share", b"share"]) -> None: ...
+
+global___CpuBinding = CpuBinding
+
+@typing.final
 class Coordinate(google.protobuf.message.Message):
     """A rank's place in one dimension in which its job is split."""
 
@@ -847,6 +887,10 @@ class LoaderUse(google.protobuf.message.Message):
     BATCHES_PER_STEP_FIELD_NUMBER: builtins.int
     QUEUED_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
+    STARTS_FIELD_NUMBER: builtins.int
+    START_SECONDS_FIELD_NUMBER: builtins.int
+    STARTS_PER_STEP_FIELD_NUMBER: builtins.int
+    SLOW_WORKER_FIELD_NUMBER: builtins.int
     workers: builtins.int
     cpus: builtins.float
     """that the process may use: affinity, quota, its share of the node's"""
@@ -871,6 +915,13 @@ class LoaderUse(google.protobuf.message.Message):
     batches_per_step: builtins.float
     queued: builtins.float
     """share of the training thread's time ready to run without a CPU"""
+    starts: builtins.int
+    """iterators that have started workers of their own"""
+    start_seconds: builtins.float
+    """from such a start to the first batch, without the first one"""
+    starts_per_step: builtins.float
+    slow_worker: builtins.int
+    """for which finished batches of the others wait, by its number"""
     @property
     def stages(self) -> global___InputStages:
         """absent before enough samples"""
@@ -893,9 +944,13 @@ class LoaderUse(google.protobuf.message.Message):
         batches_per_step: builtins.float = ...,
         queued: builtins.float | None = ...,
         stages: global___InputStages | None = ...,
+        starts: builtins.int = ...,
+        start_seconds: builtins.float | None = ...,
+        starts_per_step: builtins.float = ...,
+        slow_worker: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "draw_cpu", b"draw_cpu", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "stages", b"stages", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "batch_bytes", b"batch_bytes", "batch_size", b"batch_size", "batch_tensors", b"batch_tensors", "batches_per_step", b"batches_per_step", "cpus", b"cpus", "draw_cpu", b"draw_cpu", "indexable", b"indexable", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "shuffles", b"shuffles", "stages", b"stages", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_slow_worker", b"_slow_worker", "_start_seconds", b"_start_seconds", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "draw_cpu", b"draw_cpu", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "slow_worker", b"slow_worker", "stages", b"stages", "start_seconds", b"start_seconds", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_slow_worker", b"_slow_worker", "_start_seconds", b"_start_seconds", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "batch_bytes", b"batch_bytes", "batch_size", b"batch_size", "batch_tensors", b"batch_tensors", "batches_per_step", b"batches_per_step", "cpus", b"cpus", "draw_cpu", b"draw_cpu", "indexable", b"indexable", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "shuffles", b"shuffles", "slow_worker", b"slow_worker", "stages", b"stages", "start_seconds", b"start_seconds", "starts", b"starts", "starts_per_step", b"starts_per_step", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued", "workers", b"workers"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_draw_cpu", b"_draw_cpu"]) -> typing.Literal["draw_cpu"] | None: ...
     @typing.overload
@@ -904,6 +959,10 @@ class LoaderUse(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_receive_seconds", b"_receive_seconds"]) -> typing.Literal["receive_seconds"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_rest_cpus", b"_rest_cpus"]) -> typing.Literal["rest_cpus"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_slow_worker", b"_slow_worker"]) -> typing.Literal["slow_worker"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_start_seconds", b"_start_seconds"]) -> typing.Literal["start_seconds"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_worker_cpu_seconds", b"_worker_cpu_seconds"]) -> typing.Literal["worker_cpu_seconds"] | None: ...
     @typing.overload

@@ -52,8 +52,8 @@ def driver_problem(error: pynvml.NVMLError, proc: Path) -> DriverProblem | None:
                 return None
             return DriverProblem(
                 f"the NVIDIA driver is loaded, but NVML cannot be used ({words})",
-                "install the library of the same version as the driver (libnvidia-ml.so.1); in a container, start"
-                " it with the NVIDIA runtime",
+                "install the library of the same version as the driver (libnvidia-ml.so.1); in a container,"
+                " start it with the NVIDIA runtime",
             )
         case pynvml.NVMLError_DriverNotLoaded():
             return DriverProblem(

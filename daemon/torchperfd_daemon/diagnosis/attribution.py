@@ -236,6 +236,7 @@ class CauseAttribution:
             most_seconds=cost,
             on_device=rank.device_busy is not None,
             ranks=max(len(self._seen), rank.world_size),
+            binding=rank.binding,
         )
 
     def _absorbed(self, rank: RankEvidence, cost: float) -> float:

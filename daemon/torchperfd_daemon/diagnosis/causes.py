@@ -16,7 +16,12 @@ from torchperfd_daemon.diagnosis.attribution import (
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.idle_devices import device_work
-from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, contention_remedy, unmeasured
+from torchperfd_daemon.diagnosis.remedies import (
+    ReadWorkerCost,
+    contention_remedy,
+    unmeasured,
+    without_fewer_workers,
+)
 from torchperfd_daemon.diagnosis.script_code import WORDS, script_code_phase
 from torchperfd_daemon.diagnosis.verdict import (
     INPUT_BOUND_SHARE,
@@ -135,7 +140,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     unknown = _unknown(run, seen, attribution.step_seconds, verdicts)
     if unknown is not None:
         verdicts.insert(0, unknown)
-    verdicts = _with_lasting(run, seen, verdicts, cost)
+    verdicts = _agreeing(_with_lasting(run, seen, verdicts, cost))
     if not verdicts and hide_waits(seen):
         verdicts = [_cannot_compare(run, seen, attribution.step_seconds)]
     if not verdicts:
@@ -145,6 +150,17 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
             words = f"nothing stands out of a {duration(attribution.step_seconds)} step: {usual}"
         verdicts = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))]
     return verdicts
+
+
+def _agreeing(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return verdicts whose fixes agree: where a number of workers is advised, none says fewer."""
+    has_number = any(each.cause is Cause.INPUT_BOUND and each.saves_seconds for each in verdicts)
+    return [
+        replace(each, fix=without_fewer_workers(each.fix))
+        if has_number and each.cause is Cause.CPU_CONTENTION
+        else each
+        for each in verdicts
+    ]
 
 
 def _attribute_script_code(attribution: CauseAttribution, seen: Sequence[RankEvidence]) -> None:
@@ -192,6 +208,8 @@ def _attribute_contention(
         remedy = contention_remedy(
             rank.loader,
             rank.threads,
+            cpus=rank.cpus,
+            binding=rank.binding,
             on_device=rank.on_device,
             ranks=max(len(seen), rank.world_size),
         )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd_daemon.diagnosis.waits import are_hidden, are_material, are_on_devices, longest_wait
 from torchperfd_daemon.loader_workers import LoaderFacts
 
@@ -51,6 +52,8 @@ class RankEvidence:
         late_ever_since: Whether it was as late before the run became slower.
         loader: How it uses its loader; None if unknown.
         threads: How many threads an operation on the CPU may use; None if unknown.
+        cpus: How many CPUs its process may use; None if unknown.
+        binding: To how many CPUs it is bound, if these are fewer than its share.
         world_size: How many ranks its job has, on all nodes.
     """
 
@@ -89,6 +92,8 @@ class RankEvidence:
     window_seconds: float = 0.0
     loader: LoaderFacts | None = None
     threads: int | None = None
+    cpus: float | None = None
+    binding: CpuBinding = UNBOUND
     world_size: int = 1
     stage: int | None = None
     step_error_seconds: float = 0.0

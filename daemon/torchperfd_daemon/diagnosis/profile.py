@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from torchperfd.durations import duration
+from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, stage_words, unmeasured
 from torchperfd_daemon.diagnosis.script_code import WORDS, script_code_phase
@@ -36,6 +37,7 @@ class RankProfile:
             device, or phases that are not recorded.
         has_ended: Whether it makes no more steps, in which a cause could still be found.
         world_size: How many ranks its job has, on all nodes.
+        binding: To how many CPUs it is bound, if these are fewer than its share.
         device_phase_seconds: Parts of the step on its device, by phase; empty without device times.
         forward_unseen: Whether the model is trained, and its forward is in no phase but ``other``.
         blocked_seconds: Kept from running by other threads of the process (:mod:`~.blocked`).
@@ -55,6 +57,7 @@ class RankProfile:
     forward_unseen: bool = False
     blocked_seconds: float = 0.0
     queued_seconds: float = 0.0
+    binding: CpuBinding = UNBOUND
 
     @property
     def wait_seconds(self) -> float:
@@ -123,7 +126,7 @@ def _input_bound(run: str, seen: Sequence[RankProfile], cost: ReadWorkerCost) ->
     alike = all(rank.share("data") >= INPUT_BOUND_SHARE / 2 for rank in seen)
     waited = worst.phase_seconds["data"]
     ranks = max(len(seen), worst.world_size)
-    remedy = loader_remedy(worst.loader, worst.step_seconds, waited, cost, ranks=ranks)
+    remedy = loader_remedy(worst.loader, worst.step_seconds, waited, cost, ranks=ranks, binding=worst.binding)
     return Verdict(
         Cause.INPUT_BOUND,
         run,

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.card.script_name import SCRIPT
+from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd_daemon.loader_workers import (
+    CROWDED,
     UNMEASURED_COST,
     LoaderFacts,
     WorkerCost,
@@ -27,6 +29,8 @@ _FEWER_WORKERS: Final = "use fewer loader workers (num_workers)"
 _LESS_LOADING: Final = "do less for each sample in __getitem__, or do it once, before the training"
 # On a node with much other load, one thread is measured as 1.0, two as 1.6 to 2.4.
 _MORE_THREADS: Final = 0.6
+_FAR_MORE: Final = 4
+_MOSTLY: Final = 0.5
 _MOST_QUEUED: Final = 0.99
 
 ReadWorkerCost = Callable[[], WorkerCost]
@@ -66,6 +70,7 @@ def loader_remedy(
     most_seconds: float = math.inf,
     on_device: bool = False,
     ranks: int = 1,
+    binding: CpuBinding = UNBOUND,
 ) -> Remedy:
     """Return the remedy for a wait for the loader; an empty one if none but the usual one is known.
 
@@ -75,10 +80,18 @@ def loader_remedy(
         most_seconds: The cost of the wait in the evidence; the promised saving is at most this.
         on_device: Whether the model is on an accelerator.
         ranks: How many the job has; the usual remedy, ``tune``, measures jobs of one.
+        binding: To how many CPUs the process is bound, if these are fewer than its share.
     """
     usual = Remedy(_LESS_LOADING if ranks > 1 else "")
+    if binding.allowed and _lacks_cpus(facts):
+        return Remedy(binding_fix(binding))
     if facts is None:
         return usual
+    if facts.slow_worker is not None:
+        return Remedy(
+            f"worker {facts.slow_worker} is slow, and finished batches of the others wait for it: give each"
+            " worker as much work, such as shards of equal cost, or DataLoader(..., in_order=False)"
+        )
     here = cost()
     advice = advise_loader(facts, step_seconds, data_seconds, here, on_device=on_device)
     if advice is not None:
@@ -109,25 +122,83 @@ def computing_threads(facts: LoaderFacts | None, threads: int | None) -> float |
 
 
 def contention_remedy(
-    facts: LoaderFacts | None, threads: int | None = None, *, on_device: bool = False, ranks: int = 1
+    facts: LoaderFacts | None,
+    threads: int | None = None,
+    *,
+    cpus: float | None = None,
+    binding: CpuBinding = UNBOUND,
+    on_device: bool = False,
+    ranks: int = 1,
 ) -> Remedy:
     """Return the remedy for a lack of CPUs, with a number of threads if the rank's own exceed its CPUs.
 
-    It has no advice that cannot help: fewer threads than one, fewer workers than none, or measurements by
-    ``tune``, which measures jobs of one rank without an accelerator.
+    It has no advice that cannot help: fewer threads than one, fewer workers than none or than compete, or
+    measurements by ``tune``, which measures jobs of one rank without an accelerator.
 
     Args:
         threads: How many threads an operation may use; None if unknown.
+        cpus: How many CPUs the process may use, of a rank without a loader; None if unknown.
+        binding: To how many CPUs the process is bound, if these are fewer than its share.
         on_device: Whether the model is on an accelerator.
         ranks: How many the job has.
     """
-    setting, computing = "", computing_threads(facts, threads)
-    if facts is not None and facts.cpus and computing is not None:
-        fitting = max(1, int(facts.cpus))
-        is_alone = facts.rest_cpus is not None and facts.rest_cpus >= OWN_SHARE * facts.cpus
-        if computing >= max(fitting, facts.cpus) + _MORE_THREADS and (fitting == 1 or is_alone):
-            now = f"about {computing:.0f} threads compute in each rank" if threads is None else f"{threads}"
-            setting = f"OMP_NUM_THREADS={fitting} (now {now})"
+    cpus = (facts.cpus if facts is not None else None) or cpus
+    setting = _fewer_threads(facts, threads, cpus)
+    bound = binding_fix(binding) if binding.allowed else ""
     measure = "" if on_device or ranks > 1 or threads == 1 else TUNE_THREADS
-    fewer = _FEWER_WORKERS if facts is not None and facts.workers else ""
-    return Remedy("; or ".join(filter(None, (setting, measure, fewer, _MORE_CPU))))
+    fewer = _FEWER_WORKERS if facts is not None and _crowd_each_other(facts) else ""
+    return Remedy("; or ".join(filter(None, (bound, setting, measure, fewer, _MORE_CPU))))
+
+
+def without_fewer_workers(fix: str) -> str:
+    """Return a remedy for a lack of CPUs without the advice to use fewer workers."""
+    return fix.replace(f"{_FEWER_WORKERS}; or ", "")
+
+
+def binding_fix(binding: CpuBinding) -> str:
+    """Return what to do about a process that is bound to fewer CPUs than its share."""
+    count = "CPU" if binding.allowed == 1 else "CPUs"
+    return (
+        f"undo the CPU affinity: this process and its workers may use {binding.allowed} {count} of"
+        f" {binding.share}; `taskset -acp 0-{binding.share - 1} PID` while it runs, or"
+        " os.sched_setaffinity(0, …) after the imports, as a library, numactl or the launcher has bound it"
+    )
+
+
+def _lacks_cpus(facts: LoaderFacts | None) -> bool:
+    """Return whether a loader computes on CPUs that it has not enough of, or may do so."""
+    if facts is None:
+        return False
+    if facts.workers:
+        queued = facts.worker_queued
+        return queued is None or queued >= CROWDED
+    return facts.draw_cpu is None or facts.draw_cpu >= _MOSTLY
+
+
+def _crowd_each_other(facts: LoaderFacts) -> bool:
+    """Return whether workers compete for CPUs with each other and with the training thread.
+
+    Fewer of them do not help if there is one, if they mostly wait, or if each has a CPU.
+    """
+    if facts.workers < 2 or facts.idle >= _MOSTLY:
+        return False
+    if facts.cpus and facts.workers + 1 <= facts.cpus:
+        return False
+    return facts.worker_queued is None or facts.worker_queued >= CROWDED
+
+
+def _fewer_threads(facts: LoaderFacts | None, threads: int | None, cpus: float | None) -> str:
+    """Return the setting of threads for a rank that has more than its CPUs; empty where it is not certain."""
+    computing = computing_threads(facts, threads)
+    if not cpus or computing is None:
+        return ""
+    fitting = max(1, int(cpus))
+    rest = facts.rest_cpus if facts is not None else None
+    is_alone = rest is not None and rest >= OWN_SHARE * cpus
+    # Far more threads than CPUs wait for each other, whatever else runs on the node.
+    is_far_more = threads is not None and computing >= _FAR_MORE * fitting
+    if computing < max(fitting, cpus) + _MORE_THREADS or not (fitting == 1 or is_alone or is_far_more):
+        return ""
+    if threads is None:
+        return f"OMP_NUM_THREADS={fitting} (now about {computing:.0f} threads compute in each rank)"
+    return f"torch.set_num_threads({fitting}) (now {threads})"

@@ -345,8 +345,8 @@ def check_native_hooks(facts: Facts) -> Iterator[Finding]:
             "torchperfd",
             "its hooks are not compiled from this version, so they run in Python",
             "they cost each training step about ten times as much",
-            "install a C compiler (`sudo apt-get install gcc libc6-dev`), then install again from the checkout:"
-            " `pip install --force-reinstall --no-deps .`, or `pip install -e .` where it was installed so",
+            "install a C compiler (`sudo apt-get install gcc libc6-dev`), then install again from the"
+            " checkout: `pip install --force-reinstall --no-deps .`, or `pip install -e .` if it was so",
         )
 
 

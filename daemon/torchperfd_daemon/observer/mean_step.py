@@ -38,4 +38,5 @@ def _profile(rank: Rank) -> RankProfile:
         forward_unseen=totals.forward_unseen,
         blocked_seconds=rank.blocked_seconds,
         queued_seconds=rank.queued_seconds,
+        binding=totals.binding,
     )

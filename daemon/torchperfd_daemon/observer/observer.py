@@ -152,13 +152,24 @@ class Observer:
         if watch is None:
             return None
         if watch.is_over:
-            return watch.final() or self._sampled_early(run)
+            found = watch.final() or self._sampled_early(run)
+            return self._with_growth(run, watch, found)
         if not watch.verdicts:
             return None
         first, *others = watch.verdicts
         # During a hang no steps end, so other causes cost nothing.
         others = [] if first.cause is Cause.HANG else [*first.others, *others]
         return replace(first, others=tuple(sorted(others, key=lambda each: -each.share)))
+
+    def _with_growth(self, run: str, watch: RunWatch, found: Verdict | None) -> Verdict | None:
+        """Return the verdict on an ended run with the growth of its memory, which costs no time itself."""
+        growth = watch.growth
+        if growth is None:
+            return found
+        found = found or verdict_on_mean_step(run, self._store.runs().get(run, []))
+        if any(each.cause is growth.cause for each in (found, *found.others)):
+            return found
+        return replace(found, others=(*found.others, growth))
 
     def _sampled_early(self, run: str) -> Verdict | None:
         """Return the verdict on the mean step of a run, if its line is known."""

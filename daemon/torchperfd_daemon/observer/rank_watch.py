@@ -343,6 +343,8 @@ class RankWatch:
             window_seconds=span,
             loader=self.rank.totals.loader,
             threads=self.rank.totals.threads,
+            cpus=self.rank.totals.cpus,
+            binding=self.rank.totals.binding,
             world_size=identity.world_size,
             stage=self._stage,
         )

@@ -11,11 +11,12 @@ from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
 from torchperfd_daemon.diagnosis.whatif import Pauses
+from torchperfd_daemon.observer.cause_onsets import CauseOnsets
 from torchperfd_daemon.observer.hang import lasting
 from torchperfd_daemon.observer.lateness import Lateness, find_lateness
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.observer.rank_watch import RankWatch
-from torchperfd_daemon.observer.slowdown import Slowdown, SlowdownTracker
+from torchperfd_daemon.observer.slowdown import SlowdownTracker
 from torchperfd_daemon.observer.staggered_collections import with_staggered
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 from torchperfd_daemon.store import Rank
@@ -41,6 +42,7 @@ class RunWatch:
         self._speed = SlowdownTracker(self._times)
         self._step_seconds = 0.0
         self._debouncer = VerdictDebouncer()
+        self._onsets = CauseOnsets()
         self._hang: Verdict | None = None
         self._worst: dict[Cause, Verdict] = {}
 
@@ -87,7 +89,7 @@ class RunWatch:
         made = self._speed.follow(self._watches.values(), now, wall)
         self._find_stalls(now)
         # Without a new step the evidence is unchanged and must not count as another sample.
-        found = self._find_causes() if made else []
+        found = self._find_causes(now) if made else []
         changed = self._debouncer.update(found) if found else False
         if made:
             self._add_costs(made)
@@ -109,6 +111,12 @@ class RunWatch:
         before, self._hang = self._hang, verdict
         self._mark_stalled()
         return before is None or lasting(before, verdict.stalled_seconds) != verdict
+
+    @property
+    def growth(self) -> Verdict | None:
+        """The published verdict on memory that grows; None without one."""
+        found = (each for each in self._debouncer.verdicts if each.cause is Cause.MEMORY_PRESSURE)
+        return next(found, None)
 
     @property
     def is_over(self) -> bool:
@@ -168,7 +176,7 @@ class RunWatch:
             rank.stalled_seconds = self.stall.waited_seconds if hangs and self.stall is not None else 0.0
             rank.stopped = rank.stopped and hangs
 
-    def _find_causes(self) -> list[Verdict]:
+    def _find_causes(self, now: float) -> list[Verdict]:
         """Return the causes that the newest steps show; empty while there are too few steps for a verdict."""
         seen = {
             watch: evidence
@@ -202,7 +210,7 @@ class RunWatch:
             verdicts[0], ranks, world - len(seen), p95_seconds=slowest.rank.p95_step_seconds()
         )
         if self._speed.slowdown is not None:
-            verdicts = [_dated(verdict, self._speed.slowdown) for verdict in verdicts]
+            verdicts = self._onsets.date(verdicts, self._speed.slowdown, here, now)
         remark = self._speed.periodicity.remark(verdicts[0])
         if remark:
             verdicts[0] = replace(verdicts[0], evidence=f"{verdicts[0].evidence}; {remark}")
@@ -257,14 +265,3 @@ def _stages(verdict: Verdict, ranks: Sequence[RankEvidence]) -> InputStages | No
     named = [rank for rank in ranks if verdict.rank in (None, rank.rank) and rank.loader is not None]
     worst = max(named, key=lambda rank: rank.phase_seconds.get("data", 0.0), default=None)
     return worst.loader.stages if worst is not None and worst.loader is not None else None
-
-
-def _dated(verdict: Verdict, slowdown: Slowdown) -> Verdict:
-    if not verdict.has_grown:
-        return verdict
-    return replace(
-        verdict,
-        evidence=f"{verdict.evidence}, since step {slowdown.step}",
-        onset_step=slowdown.step,
-        onset_unix_seconds=slowdown.unix_seconds,
-    )

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from torchperfd.coordinates import Coordinate
 from torchperfd.input_stages import InputStages
+from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.loader_workers import LoaderFacts
@@ -23,6 +24,7 @@ _MOST_DIMENSIONS: Final = 16
 _MOST_REASON_CHARACTERS: Final = 256
 _MOST_SYNC_WAITS: Final = 8
 _MOST_THREADS: Final = 2**16
+_MOST_SWITCHES: Final = 8
 _MOST_UUID_CHARACTERS: Final = 64
 _MOST_FILE_CHARACTERS: Final = 1000
 # 256 blocks of at most 28 columns need 58 KiB.
@@ -81,6 +83,9 @@ def totals(message: session_pb2.Account) -> Totals:
             for wait in message.sync_waits[:_MOST_SYNC_WAITS]
         ),
         threads=thread_count(message.threads),
+        cpus=message.cpus if 0 < message.cpus <= _MOST_THREADS else None,
+        binding=_binding(message.binding.allowed, message.binding.share),
+        switches=tuple(one_line(each, MOST_PHASE_CHARACTERS) for each in message.switches[:_MOST_SWITCHES]),
         step_blocks=message.step_blocks if len(message.step_blocks) <= _MOST_BLOCKS_BYTES else b"",
     )
 
@@ -102,6 +107,10 @@ def coordinate_messages(own: Sequence[Coordinate]) -> list[session_pb2.Coordinat
 def thread_count(value: int) -> int | None:
     """Return a number of threads; None for one that no process has, 0 included."""
     return value if 1 <= value <= _MOST_THREADS else None
+
+
+def _binding(allowed: int, share: int) -> CpuBinding:
+    return CpuBinding(allowed, share) if 0 < allowed < share <= _MOST_THREADS else UNBOUND
 
 
 def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
@@ -160,6 +169,7 @@ def account_message(own: Totals) -> session_pb2.Account:
         hooks=[session_pb2.HookState(name=name, reason=reason) for name, reason in own.hooks.items()],
         coordinates=coordinate_messages(own.coordinates),
         sync_waits=[pack(session_pb2.SyncWait, wait) for wait in own.sync_waits],
+        binding=pack(session_pb2.CpuBinding, own.binding) if own.binding.allowed else None,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd.process_settings import ANOMALY_DETECTION
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.fixes import fix_of
@@ -34,6 +35,7 @@ def verdict_on_ranks(
         has_cuda=any(rank.totals.cuda is not None for rank in ranks),
     )
     message = verdict_message(replace(verdict, next_command=command))
+    message.remarks.extend(switch_remarks(each for rank in ranks for each in rank.totals.switches))
     identities = [rank.identity for rank in (*ranks, *ended)]
     message.script = script_words((each.command, each.script) for each in identities)
     return message
@@ -52,6 +54,23 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         line=slow_line_message(verdict.line) if verdict.line else None,
         others=[verdict_message(other) for other in verdict.others],
     )
+
+
+def switch_remarks(switches: Iterable[str]) -> list[str]:
+    """Return what the debugging switches of a run's ranks cost, one line each."""
+    costs = {
+        ANOMALY_DETECTION: "forward and backward of small operators take several times as long",
+        "CUDA_LAUNCH_BLOCKING": "the host waits for each kernel",
+        "TORCH_DISTRIBUTED_DEBUG": "collectives are checked on all ranks before each one",
+        "PYTHONMALLOC": "each allocation of Python is checked",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "each tensor on the device is allocated anew",
+        "python -X dev": "each allocation of Python is checked",
+    }
+    return [
+        f"{each} is on: {costs.get(each) or costs.get(each.partition('=')[0], 'steps take longer')};"
+        " switch it off once it is not needed"
+        for each in dict.fromkeys(switches)
+    ]
 
 
 def script_words(names: Iterable[tuple[str, str]]) -> str:

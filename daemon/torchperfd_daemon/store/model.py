@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Final
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.loader_workers import LoaderFacts
 
@@ -190,6 +191,12 @@ class Totals:
     """The lines that wait longest for the device, the longest first."""
     threads: int | None = None
     """How many threads an operation on the CPU may use."""
+    cpus: float | None = None
+    """How many CPUs the process may use; None if unknown."""
+    binding: CpuBinding = UNBOUND
+    """To how many CPUs the process is bound, if these are fewer than its share."""
+    switches: tuple[str, ...] = ()
+    """Debugging switches that are on, as they are written."""
     step_blocks: bytes = b""
     """A serialised message ``StepBlocks``, passed on unread; empty while the loop runs."""
 

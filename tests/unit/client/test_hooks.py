@@ -449,6 +449,7 @@ def test_a_script_of_many_optimizers_is_not_searched_forever(
 
     monkeypatch.setattr(RootModels, "_search", search)
     monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    caplog.set_level("INFO")
     found = make_roots()
     kept = [torch.optim.SGD([nn.Parameter(torch.ones(1))]) for _ in range(100)]
     for optimizer in kept:

@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from torchperfd.hooks.loader_use import LoaderSampler, describe_loader
+from torchperfd.hooks.worker_starts import SlowWorker, WorkerStarts, has_all_indices
+from torchperfd.process_settings import ProcessSettings
 from torchperfd.steps.cpus import available_cpus
 
 
@@ -27,11 +30,9 @@ class Iterator:
         return self.batch
 
 
-def sampler(*, training: bool = True) -> LoaderSampler:
-    made = LoaderSampler()
-    made.install(
-        lambda: None, lambda: training, lambda _: (32, True, False), torch.Tensor, torch.get_num_threads
-    )
+def sampler(*, training: bool = True, settings: ProcessSettings | None = None) -> LoaderSampler:
+    made, settings = LoaderSampler(), settings or ProcessSettings()
+    made.install(lambda: None, lambda: training, lambda _: (32, True, False), torch.Tensor, settings.read)
     return made
 
 
@@ -40,7 +41,7 @@ def test_loader_sampler_arms_once_for_each_flush() -> None:
     made = LoaderSampler()
     made.arm()
     made.install(
-        lambda: watched.append(1), lambda: True, lambda _: (0, False, False), torch.Tensor, lambda: 1
+        lambda: watched.append(1), lambda: True, lambda _: (0, False, False), torch.Tensor, lambda: None
     )
     made.arm()
     assert watched == [1]
@@ -129,15 +130,17 @@ def test_loader_sampler_strange_batches_count_nothing() -> None:
 
 
 def test_loader_sampler_threads_are_of_the_newest_sample() -> None:
-    made, iterator = sampler(), Iterator(torch.zeros(4))
-    own, found = torch.get_num_threads(), [made.threads]
+    settings = ProcessSettings()
+    settings.install(torch.get_num_threads, torch.is_anomaly_enabled)
+    made, iterator = sampler(settings=settings), Iterator(torch.zeros(4))
+    own, found = torch.get_num_threads(), [settings.threads]
     try:
         for threads in (2, 3):
             torch.set_num_threads(threads)
             made.arm()
             made.at_draw(iterator, -1)
             iterator._next_data()
-            found.append(made.threads)
+            found.append(settings.threads)
     finally:
         torch.set_num_threads(own)
     assert found == [None, 2, 3]
@@ -235,3 +238,52 @@ def test_available_cpus_are_shared_with_the_nodes_ranks(
     assert available_cpus(nowhere, nowhere) == 2.0
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     assert available_cpus(nowhere, nowhere) == 8.0
+
+
+def test_starts_of_workers_are_timed_without_the_first() -> None:
+    starts = WorkerStarts(lambda: True)
+    for _ in range(3):
+        iterator = Iterator("batch", workers=2)
+        starts.begun(iterator, time.perf_counter_ns() - 2_000_000_000)
+        assert iterator._next_data() == "batch"
+        assert "_next_data" not in vars(iterator)
+        seconds = starts.seconds
+        assert seconds is None or 2 <= seconds < 60
+        assert (seconds is None) == (starts.count == 1)
+    assert starts.count == 3
+
+
+def test_starts_leave_validation_and_exceptions_alone() -> None:
+    iterator = Iterator(StopIteration(), workers=2)
+    WorkerStarts(lambda: False).begun(iterator, 0)
+    assert "_next_data" not in vars(iterator)
+    starts = WorkerStarts(lambda: True)
+    starts.begun(iterator, 0)
+    with pytest.raises(StopIteration):
+        iterator._next_data()
+    assert (starts.count, starts.seconds) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("awaited", "number"),
+    [([3] * 8, 3), ([3] * 7, None), ([3] * 9 + [1, 2, 0], 3), ([0, 1, 2, 3] * 4, None)],
+)
+def test_slow_worker_is_the_one_that_is_awaited(awaited: list[int], number: int | None) -> None:
+    slow = SlowWorker()
+    for worker in awaited:
+        tasks = {7: (worker,), 8: ((worker + 1) % 4, "batch"), 9: (0,)}
+        slow.observe(SimpleNamespace(_task_info=tasks, _rcvd_idx=7))
+    # Nothing waits for these: no batch of another worker is there.
+    for _ in range(9):
+        slow.observe(SimpleNamespace(_task_info={7: (1,), 8: (2,)}, _rcvd_idx=7))
+    slow.observe(SimpleNamespace())
+    assert slow.number == number
+    slow.clear()
+    assert slow.number is None
+
+
+@pytest.mark.parametrize(("outstanding", "has_all"), [(4, False), (3, False), (2, True), (0, True)])
+def test_last_batches_of_an_iterator_are_recognised(outstanding: int, has_all: bool) -> None:
+    iterator = SimpleNamespace(_tasks_outstanding=outstanding, _num_workers=2, _prefetch_factor=2)
+    assert has_all_indices(iterator) == has_all
+    assert not has_all_indices(SimpleNamespace(_num_workers=2))

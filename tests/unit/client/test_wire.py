@@ -18,6 +18,7 @@ from torchperfd.identity import read_identity
 from torchperfd.input_stages import InputStages
 from torchperfd.link import wire
 from torchperfd.loader_workers import LoaderFacts
+from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.steps.phases import DATA, FORWARD, PHASE_SLOTS, PhaseNames
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
@@ -194,6 +195,9 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         sync_waits=st.just((SyncWait("/home/a/train.py", 57, "item", 9), SyncWait("b.py", 1, "cpu", 8)))
         | st.just(()),
         threads=st.none() | st.integers(1, 2**16),
+        cpus=st.none() | st.floats(0.5, 512),
+        binding=st.just(UNBOUND) | st.just(CpuBinding(1, 8)),
+        switches=st.just(()) | st.just(("CUDA_LAUNCH_BLOCKING=1",)),
     )
 )
 def test_all_that_is_known_beside_the_steps_arrives_too(totals: Totals) -> None:

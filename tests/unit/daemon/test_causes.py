@@ -763,7 +763,9 @@ def test_rank_causes_contention_names_threads_and_tune() -> None:
     assert verdict.saves_seconds == 0
 
 
-@pytest.mark.parametrize(("threads", "setting"), [(3, "OMP_NUM_THREADS=1 (now 3)"), (1, "end or move")])
+@pytest.mark.parametrize(
+    ("threads", "setting"), [(3, "torch.set_num_threads(1) (now 3)"), (1, "end or move")]
+)
 def test_rank_causes_contention_advises_no_threads_in_effect(threads: int, setting: str) -> None:
     loader = LoaderFacts(cpus=1.0, rest_cpus=1.0, queued=0.7)
     much = [

@@ -69,8 +69,8 @@ def test_contention_remedy_names_threads_beyond_the_cpus(
 @pytest.mark.parametrize(
     ("threads", "rest_cpus", "queued", "setting"),
     [
-        (8, 4.0, 0.5, "OMP_NUM_THREADS=4 (now 8); or "),
-        (5, 4.0, 0.5, "OMP_NUM_THREADS=4 (now 5); or "),
+        (8, 4.0, 0.5, "torch.set_num_threads(4) (now 8); or "),
+        (5, 4.0, 0.5, "torch.set_num_threads(4) (now 5); or "),
         (4, 4.0, 0.5, ""),
         (8, 1.0, 0.5, ""),
         (8, None, 0.5, ""),
@@ -89,7 +89,7 @@ def test_contention_remedy_knows_the_threads_in_effect(
 def test_contention_remedy_shared_cpu_keeps_two_threads() -> None:
     """A CPU and a half are more than one thread can use."""
     fixes = [contention_remedy(LoaderFacts(cpus=1.5), threads).fix for threads in (2, 3)]
-    assert [fix.startswith("OMP_NUM_THREADS=1 (now 3)") for fix in fixes] == [False, True]
+    assert [fix.startswith("torch.set_num_threads(1) (now 3)") for fix in fixes] == [False, True]
 
 
 def test_contention_remedy_has_no_advice_that_cannot_help() -> None:

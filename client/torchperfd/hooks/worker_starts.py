@@ -1,0 +1,115 @@
+"""The workers of a DataLoader as its iterator sees them: their starts, and one that holds the others up."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+_REMEMBERED: Final = 32
+_LEAST_SAMPLES: Final = 8
+_MOST_OF: Final = 0.75
+
+
+class WorkerStarts:
+    """Times the starts of workers, from the making of an iterator to its first batch.
+
+    Args:
+        is_training: Returns whether an iterator that is made now is for training.
+
+    Attributes:
+        count: How many there have been.
+    """
+
+    def __init__(self, is_training: Callable[[], bool]) -> None:
+        self.count = 0
+        self._is_training = is_training
+        self._durations: deque[int] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def seconds(self) -> float | None:
+        """The mean of the newest starts, without the first, which imports modules; None before a second."""
+        durations = list(self._durations)
+        return sum(durations) / len(durations) / 1e9 if durations else None
+
+    def begun(self, iterator: Any, began_ns: int) -> None:
+        """Have the first draw of an iterator that has started its workers timed.
+
+        Args:
+            began_ns: When its making began, on the performance counter.
+        """
+        if self._is_training():
+            self.count += 1
+            iterator._next_data = FirstDraw(self, iterator, time.perf_counter_ns() - began_ns)
+
+    def drawn(self, duration_ns: int) -> None:
+        """Add a start: what the making of the iterator and its first draw took."""
+        if self.count > 1:
+            self._durations.append(duration_ns)
+
+
+class FirstDraw:
+    """Replaces an iterator's method for the next batch, once, and measures it.
+
+    Args:
+        starts: Takes the duration.
+        iterator: Whose first batch it is.
+        spent_ns: What the making of the iterator took.
+    """
+
+    def __init__(self, starts: WorkerStarts, iterator: Any, spent_ns: int) -> None:
+        self._starts = starts
+        self._iterator = iterator
+        self._spent_ns = spent_ns
+        self._original = iterator._next_data
+
+    def __call__(self) -> Any:
+        """Return the first batch."""
+        vars(self._iterator).pop("_next_data", None)
+        began = time.perf_counter_ns()
+        batch = self._original()
+        self._starts.drawn(self._spent_ns + time.perf_counter_ns() - began)
+        return batch
+
+
+class SlowWorker:
+    """Samples for which worker finished batches of the others wait, about once a second.
+
+    Batches are delivered in order: the training thread waits for one, and keeps those that came earlier.
+    """
+
+    def __init__(self) -> None:
+        self._awaited: deque[int] = deque(maxlen=_REMEMBERED)
+
+    def clear(self) -> None:
+        """Forget the samples: they are of another loader."""
+        self._awaited.clear()
+
+    def observe(self, iterator: Any) -> None:
+        """Add a sample of an iterator with workers; called on the flushing thread."""
+        try:
+            tasks = dict(iterator._task_info)
+            awaited = tasks.get(iterator._rcvd_idx)
+        except (AttributeError, RuntimeError):  # another torch, or changed meanwhile
+            return
+        # A task is its worker's number, and with that the batch once it was received.
+        if awaited is not None and len(awaited) == 1 and any(len(task) > 1 for task in tasks.values()):
+            self._awaited.append(int(awaited[0]))
+
+    @property
+    def number(self) -> int | None:
+        """The worker for which the others' batches wait most often; None if none stands out."""
+        samples = Counter(self._awaited)
+        if samples.total() < _LEAST_SAMPLES:
+            return None
+        worker, times = samples.most_common(1)[0]
+        return worker if times >= _MOST_OF * samples.total() else None
+
+
+def has_all_indices(iterator: Any) -> bool:
+    """Return whether an iterator has nothing more to hand to its workers: its last batches are being made."""
+    outstanding = getattr(iterator, "_tasks_outstanding", None)
+    factor = getattr(iterator, "_prefetch_factor", None)
+    if outstanding is None or factor is None:
+        return False
+    # One may be on its way from one batch to the next.
+    return bool(outstanding < iterator._num_workers * factor - 1)

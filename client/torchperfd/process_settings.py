@@ -1,0 +1,142 @@
+"""Settings of this process that decide how fast it can be: threads, CPUs, and debugging switches left on."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ANOMALY_DETECTION: Final = "torch.autograd.set_detect_anomaly(True)"
+_MOST_READINGS: Final = 3
+_DEBUG_ALLOCATORS: Final = frozenset({"debug", "malloc_debug", "pymalloc_debug", "mimalloc_debug"})
+
+
+@dataclass(frozen=True, slots=True)
+class CpuBinding:
+    """The CPUs that a process is bound to, if these are fewer than its share of the node's.
+
+    Attributes:
+        allowed: How many its affinity allows; 0 if it is not bound.
+        share: How many its share is: those of its control group, divided by the ranks on the node.
+    """
+
+    allowed: int = 0
+    share: int = 0
+
+
+UNBOUND: Final = CpuBinding()
+
+
+class ProcessSettings:
+    """Reads the settings on the training thread: torch keeps the number of threads by thread.
+
+    Attributes:
+        threads: How many threads an operation on the CPU may use, at the newest reading; None before one.
+        detects_anomalies: Whether autograd's anomaly detection was on at the newest reading.
+    """
+
+    def __init__(self) -> None:
+        self.threads: int | None = None
+        self.detects_anomalies = False
+        self._count_threads: Callable[[], int] | None = None
+        self._is_anomaly_enabled: Callable[[], bool] | None = None
+        self._readings = 0
+
+    def install(self, count_threads: Callable[[], int], is_anomaly_enabled: Callable[[], bool]) -> None:
+        """Take the functions of torch that are read, once it is imported."""
+        self._count_threads, self._is_anomaly_enabled = count_threads, is_anomaly_enabled
+
+    def read(self) -> None:
+        """Read the settings; called on the training thread."""
+        if self._count_threads is not None:
+            self.threads = self._count_threads()
+        if self._is_anomaly_enabled is not None:
+            self.detects_anomalies = self._is_anomaly_enabled()
+
+    def read_at_step(self) -> None:
+        """Read the settings at one of the first steps of an optimizer; without a loader nothing else does."""
+        if self._readings < _MOST_READINGS:
+            self._readings += 1
+            self.read()
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The debugging switches that are on, as they are written."""
+        anomaly = (ANOMALY_DETECTION,) if self.detects_anomalies else ()
+        return anomaly + debug_variables(os.environ, dev_mode=sys.flags.dev_mode)
+
+
+def debug_variables(environ: Mapping[str, str], *, dev_mode: bool) -> tuple[str, ...]:
+    """Return the environment's debugging switches, as a shell writes them.
+
+    Args:
+        dev_mode: Whether Python runs in its development mode, which checks memory.
+    """
+    is_on: dict[str, Callable[[str], bool]] = {
+        "CUDA_LAUNCH_BLOCKING": lambda value: value != "0",
+        "TORCH_DISTRIBUTED_DEBUG": lambda value: value.upper() == "DETAIL",
+        "PYTHONMALLOC": lambda value: value in _DEBUG_ALLOCATORS,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": lambda value: value != "0",
+    }
+    found = [
+        f"{name}={environ[name]}"
+        for name, check in is_on.items()
+        if environ.get(name) and environ[name].isprintable() and check(environ[name])
+    ]
+    return (*found, *(("python -X dev",) if dev_mode else ()))
+
+
+def cpu_binding(
+    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup"), ranks: int | None = None
+) -> CpuBinding:
+    """Return to how many CPUs this process is bound, compared with its share of the node's.
+
+    Args:
+        proc: Where the control groups of the process are listed.
+        root: Where these are mounted.
+        ranks: How many ranks share the node; the launcher's by default.
+    """
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return UNBOUND
+    if ranks is None:
+        text = os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(text) if text.isdecimal() else 1
+    granted = _cpuset_size(proc, root) or os.cpu_count() or 1
+    share = granted // max(1, ranks)
+    return CpuBinding(allowed, share) if allowed < share else UNBOUND
+
+
+def _cpuset_size(proc: Path, root: Path) -> int:
+    """Return how many CPUs the control group of this process has; 0 if unknown."""
+    try:
+        groups = [line.split(":", 2) for line in proc.read_text().splitlines()]
+    except OSError:
+        return 0
+    for _, controllers, path in (each for each in groups if len(each) == 3):
+        top, name = root, "cpuset.cpus.effective"
+        if "cpuset" in controllers.split(","):
+            top, name = root / "cpuset", "cpuset.effective_cpus"
+        elif controllers:
+            continue
+        for folder in (top / path.lstrip("/"), top):
+            try:
+                return _count_cpus((folder / name).read_text())
+            except (OSError, ValueError):
+                continue
+    return 0
+
+
+def _count_cpus(text: str) -> int:
+    """Return how many CPUs a list such as ``0-3,8`` has.
+
+    Raises:
+        ValueError: It is no such list.
+    """
+    total = 0
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1
+    return total
