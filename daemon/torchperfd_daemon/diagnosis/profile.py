@@ -108,7 +108,11 @@ def diagnose(
         return Verdict(Cause.UNKNOWN, run, slowest.node, None, "", words, 0.0, capture)
     may_change = not slowest.has_ended and not could_have_found(slowest.steps, slowest.step_seconds)
     if may_change or not _are_enough(slowest):
-        words = f"too early: {slowest.steps} {'step' if slowest.steps == 1 else 'steps'} so far"
+        words = f"too early: {slowest.steps} {'step' if slowest.steps == 1 else 'steps'}"
+        if slowest.has_ended:
+            words += f" after the first; a verdict needs {LEAST_STEPS}"
+        else:
+            words += " so far"
         return Verdict(Cause.UNKNOWN, run, slowest.node, None, "", words, 0.0, capture)
     phase = max(slowest.phase_seconds, key=lambda name: slowest.phase_seconds[name])
     words = (

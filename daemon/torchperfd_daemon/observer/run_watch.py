@@ -210,6 +210,7 @@ class RunWatch:
             verdicts[0], ranks, world - len(seen), p95_seconds=slowest.rank.p95_step_seconds()
         )
         if self._speed.slowdown is not None:
+            here = [watch.rank for watch in self._watches.values() if watch.rank.connected]
             verdicts = self._onsets.date(verdicts, self._speed.slowdown, here, now)
         remark = self._speed.periodicity.remark(verdicts[0])
         if remark:
