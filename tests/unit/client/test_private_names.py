@@ -49,7 +49,6 @@ NAMES: dict[str, tuple[set[str], set[str]]] = {
     **dict.fromkeys(("_next_index", "_DatasetKind", "_dataset_kind"), ({"index_lists"}, set())),
     **dict.fromkeys(("_auto_collation", "_task_info", "_send_idx"), ({"index_lists"}, set())),
     "_MultiProcessingDataLoaderIter": (set(), set()),
-    "_task_info": (set(), set()),
     "_tasks_outstanding": (set(), set()),
     "_prefetch_factor": (set(), set()),
     "_worker_result_queue": ({"worker_queue", "loader_use"}, {"ready"}),
