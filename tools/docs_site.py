@@ -22,6 +22,8 @@ import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _LINK: Final = re.compile(r"\]\(([^)#\s]+)")
+_BROKEN_FENCE: Final = re.compile(r"```|<p><code>(?:sh|yaml|python|text|console|json)\n")
+"""A fence that Markdown did not recognise, and that a reader sees."""
 _LEFT_OUT: Final = ("tests/", ".github/")
 _GENERATED: Final = "docs/reference"
 
@@ -53,6 +55,8 @@ def build(out: Path) -> None:
         found = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
         if done.returncode:
             sys.exit("\n".join(found))
+        if broken := [str(page) for page in out.rglob("*.html") if _BROKEN_FENCE.search(page.read_text())]:
+            sys.exit(f"a fence of code is shown as text in {', '.join(sorted(broken))}")
         for page in pages:
             shutil.copy(source / page, out / page)
         (out / "llms.txt").write_text(list_of_pages(settings, source))

@@ -70,6 +70,10 @@ class Client:
                 self.detach_by(time.monotonic())
                 raise
 
+    def __repr__(self) -> str:
+        state = "detached" if self._is_detached else "with a daemon" if self.connected else "without a daemon"
+        return f"<torchperfd client of run {self.run}, rank {self.rank}, {state}>"
+
     # What a script may call.
 
     @property
@@ -142,7 +146,12 @@ class Client:
 
         found = self.parts.verdict(timeout) if self.attached else None
         if found is None:
-            return unknown_card(self.run, "no daemon has answered", "torchperfd serve")
+            from torchperfd.report.overview import phase_shares
+
+            remark = "no daemon has answered"
+            if largest := next(iter(phase_shares(self.report(), {})), None):
+                remark += f"; {largest.name} takes {largest.share:.0%} of the step"
+            return unknown_card(self.run, remark, "torchperfd serve")
         return found
 
     def add_logger(self, logger: "Logger") -> None:

@@ -13,6 +13,8 @@ from typing import Final
 from zlib import crc32
 
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_KERNELS: Final = frozenset({"ipykernel_launcher.py", "colab_kernel_launcher.py"})
+"""Scripts of processes in which a notebook runs; Jupyter has the notebook's own path in JPY_SESSION_NAME."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ def read_launch(argv: Sequence[str], original: Sequence[str]) -> Launch:
         original: As ``sys.orig_argv`` has it.
     """
     script = Path(argv[0]).name if argv and argv[0] else "python"
+    if script in _KERNELS:
+        return Launch(script, Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem, "")
     arguments = [*argv[1:]]
     before = len(original) - len(arguments) - 1
     if before < 1 or [*original[before + 1 :]] != arguments:

@@ -5,6 +5,8 @@ from typing import Final
 
 _LEAST_ALIKE: Final = 0.8
 _MOST_SUGGESTED: Final = 2
+_LEAST_BEGINNING: Final = 3
+"""Characters: two are the beginning of too many names."""
 _MOST_COMPARED: Final = 120
 """Characters, since the comparison takes their number squared."""
 
@@ -21,7 +23,9 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
 
     def alike(name: str) -> float:
         best = 0.0
-        for beginning in {name[:length] for length in range(len(given) - 1, len(given) + 2)} | {name}:
+        for beginning in {
+            name[:length] for length in range(max(len(given) - 1, _LEAST_BEGINNING), len(given) + 2)
+        } | {name}:
             matcher.set_seq1(beginning[:_MOST_COMPARED])
             if matcher.quick_ratio() >= _LEAST_ALIKE:
                 best = max(best, matcher.ratio())

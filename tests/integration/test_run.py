@@ -154,7 +154,6 @@ def test_script_failing_before_training_has_its_error(
         ([], "no script given"),
         (["--report"], "--report needs a value"),
         (["-m"], "-m needs a module"),
-        (["missing.py"], "can't open file 'missing.py'"),
     ],
 )
 def test_usage_errors_are_one_line_and_exit_2(node: Node, arguments: list[str], words: str) -> None:
@@ -162,6 +161,12 @@ def test_usage_errors_are_one_line_and_exit_2(node: Node, arguments: list[str], 
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_script_that_is_not_there_exits_3(node: Node) -> None:
+    done = node.command("run", "missing.py")
+    assert done.returncode == 3
+    assert done.stderr == "torchperfd: can't open file 'missing.py'; is the path right?\n"
 
 
 def test_phases_sum_to_the_step_in_training_and_validation(node: Node, tmp_path: Path) -> None:

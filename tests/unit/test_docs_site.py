@@ -68,7 +68,7 @@ def test_pages_show_commands_at_all() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'torchperfd[docs]'")
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, str(ROOT / "tools" / "docs_site.py"), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -98,7 +98,7 @@ def test_llms_txt_lists_pages_that_exist(site: Path) -> None:
 
 
 def test_broken_link_fails_the_build(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'torchperfd[docs]'")
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
     copy = tmp_path / "copy"
     left_out = shutil.ignore_patterns(".*", "site", "dist", "build", "__pycache__", "*.so", "demo-out")
     shutil.copytree(ROOT, copy, ignore=left_out)
@@ -109,3 +109,24 @@ def test_broken_link_fails_the_build(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "no-such-anchor" in done.stdout + done.stderr
+
+
+def test_no_text_installs_torchperfd_from_an_index() -> None:
+    """No index has the package, and anybody could register its name there and run code on readers' machines."""
+    from_index = re.compile(
+        r"pip install\b[^`\n#;|]*[ '\"]torchperfd(?:\[[a-z0-9,]+\])?(?=['\"`\s;,.]|$)", re.MULTILINE
+    )
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md", "*.yaml", "*.yml", "*.py", "*.txt", "*.sbatch", "*.service", "*.js"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in listed if (ROOT / name).is_file()}
+    found = {
+        name: from_index.findall(text)
+        for name, text in texts.items()
+        if name != "tests/unit/test_docs_site.py"
+    }
+    assert {name: each for name, each in found.items() if each} == {}
+    assert from_index.search("- run: pip install torch torchperfd") is not None
+    assert from_index.search("pip install 'torchperfd[s3]'") is not None
+    assert from_index.search("pip install torch ./wheels/torchperfd-*.whl") is None

@@ -25,11 +25,10 @@ class RunOption(NamedTuple):
 
 OPTIONS: Final = (
     RunOption(
-        "--run",
+        "--name",
         "NAME",
-        "Name of the run; the launcher's job id by default, or the script's name and a short id. (torchrun"
-        " takes --run for its own --run-path, and replaces --rdzv-id on one node: there, set the environment"
-        " variable TORCHPERFD_RUN.)",
+        "Name of the run; the launcher's job id by default, or the script's name and a short id. --run is the"
+        " same, except under torchrun, which takes it for its own --run-path.",
     ),
     RunOption("--job", "NAME", "What people call this kind of run; the script's name by default."),
     RunOption("--report", "FILE", "Write the account of the run as JSON (schema torchperfd.run/1).", "file"),
@@ -55,6 +54,8 @@ HELP_OPTIONS: Final = ("-h", "--help")
 MODULE_OPTION: Final = "-m"
 
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
+_ALIASES: Final = {"--run": "--name"}
+"""Earlier names, which scripts use."""
 _HEAD: Final = """\
 Usage: torchperfd run [OPTIONS] SCRIPT [ARGS]...
        torchperfd run [OPTIONS] -m MODULE [ARGS]...
@@ -117,7 +118,8 @@ def read_words(words: Sequence[str]) -> CommandLine:
                 arguments=tuple(rest[1:]),
                 awaited="" if rest else MODULE_OPTION,
             )
-        name, equals, value = word.partition("=")
+        given, equals, value = word.partition("=")
+        name = _ALIASES.get(given, given)
         option = _BY_NAME.get(name)
         if option is None or (equals and not option.value):
             raise BadUsageError(_unknown(word))
@@ -129,13 +131,13 @@ def read_words(words: Sequence[str]) -> CommandLine:
             line.values[name] = words[position]
             position += 1
         else:
-            return line._replace(awaited=name)
+            return line._replace(awaited=given)
     return line
 
 
 def option_of(name: str) -> RunOption | None:
     """Return the option of a name; None for another word."""
-    return _BY_NAME.get(name)
+    return _BY_NAME.get(_ALIASES.get(name, name))
 
 
 def usage() -> str:
@@ -161,5 +163,5 @@ def usage() -> str:
 def _unknown(word: str) -> str:
     from torchperfd.near_names import did_you_mean
 
-    hint = did_you_mean(word.partition("=")[0], _BY_NAME)
+    hint = did_you_mean(word.partition("=")[0], [*_BY_NAME, *_ALIASES])
     return f"no such option {word!r}" + (f"; {hint}" if hint else "")

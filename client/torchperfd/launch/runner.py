@@ -75,7 +75,7 @@ def _options(line: CommandLine) -> RunOptions:
         raise BadUsageError(str(error)) from None
     return RunOptions(
         script=Script(line.target, line.arguments, is_module=line.is_module),
-        run=values.get("--run"),
+        run=values.get("--name"),
         job=values.get("--job"),
         report=Path(values["--report"]).absolute() if "--report" in values else None,
         start_daemon="--no-daemon" not in flags,
@@ -101,7 +101,7 @@ def _run(options: RunOptions) -> None:
     script = options.script
     if not script.is_module and not Path(script.target).is_file():
         sys.stderr.write(f"torchperfd: can't open file {script.target!r}; is the path right?\n")
-        sys.exit(2)
+        sys.exit(3)
     # The identity, read in attach, names the run after the script.
     sys.argv = [script.target, *script.arguments]
     baseline = _baseline(options)

@@ -4,8 +4,11 @@ from importlib import import_module
 from typing import Any
 
 
-def library(name: str, extra: str) -> Any:
+def library(name: str, package: str) -> Any:
     """Return a module that is not a dependency of ours.
+
+    Args:
+        package: What pip calls its distribution.
 
     Raises:
         ImportError: It is not installed; the message has the command that installs it.
@@ -13,4 +16,4 @@ def library(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ImportError(f"{error}; pip install 'torchperfd[{extra}]'") from error
+        raise ImportError(f"{error}; pip install {package}") from error

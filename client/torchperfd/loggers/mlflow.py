@@ -46,7 +46,7 @@ class MLflowLogger:
         """Log all of them in one request."""
         if self._run_id is None:
             return
-        metric = library("mlflow.entities", "mlflow").Metric
+        metric = library("mlflow.entities", "mlflow-skinny").Metric
         now = int(time.time() * 1000)
         batch = [metric(_name(name), value, now, step) for name, value in metrics.items()]
         self._open().log_batch(self._run_id, metrics=batch)
@@ -73,7 +73,7 @@ class MLflowLogger:
 
     def _open(self) -> Any:
         if self._client is None:
-            self._client = library("mlflow", "mlflow").MlflowClient()
+            self._client = library("mlflow", "mlflow-skinny").MlflowClient()
         return self._client
 
 

@@ -70,5 +70,8 @@ class RankReport:
     def __str__(self) -> str:
         return self.to_text()
 
+    def __repr__(self) -> str:
+        return self.to_text()
+
     def _repr_html_(self) -> str:
         return self.to_html()

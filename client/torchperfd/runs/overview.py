@@ -1,7 +1,7 @@
 """One run as it is shown after its end: computed once, then laid out as text or handed to a page."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -74,21 +74,29 @@ class RunOverview:
     def to_page(self) -> dict[str, Any]:
         """Return what the page of a run shows: JSON, with texts as they are to be read."""
         rows = rank_rows(self.reports)
-        own = next((each for each in self.reports if each.totals.train.steps), None)
+        first = next((each for each in self.reports if each.totals.train.steps), None)
+        leading = self._leading(rows)
         shown = {row.rank for row in shown_ranks(rows, self.named)}
         tables = [each for each in self.reports if len(self.reports) <= MOST_TABLES or each.rank in shown]
+        tables.sort(key=lambda each: (each is not leading, each.rank))
         return {
             "card": _card(self.card),
             "facts": self.facts,
             "environment": list(self.record.environment.items()),
-            "headline": words.headline(own.table, None) if own else "",
-            "phases": [asdict(each) for each in phase_shares(own, {})] if own else [],
-            "remarks": list(remarks(own)) if own else [],
+            "rank": leading.rank if leading and len(self.reports) > 1 else None,
+            "headline": words.headline(first.table, None) if first else "",
+            "phases": [asdict(each) for each in phase_shares(leading, {})] if leading else [],
+            "remarks": list(remarks(first)) if first else [],
             "ranks": [_rank(row, is_named=row.rank in self.named) for row in rows],
             "wait": WAIT,
             "tables": [_table(each) for each in tables],
             "tables_left_out": len(self.reports) - len(tables),
         }
+
+    def _leading(self, rows: Sequence[RankRow]) -> RankReport | None:
+        """Return the rank that the page begins with: a named one, else the one with most own work."""
+        first = max(rows, key=lambda row: (row.rank in self.named, row.own_seconds), default=None)
+        return next((each for each in self.reports if first and each.rank == first.rank), None)
 
 
 def read_overview(content: bytes, source: str) -> RunOverview:

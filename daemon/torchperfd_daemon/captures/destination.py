@@ -65,9 +65,7 @@ class Destination:
         try:
             import obstore.store
         except ImportError as error:
-            raise TorchperfdError(
-                "uploading captures needs obstore", "`pip install 'torchperfd[s3]'`"
-            ) from error
+            raise TorchperfdError("uploading captures needs obstore", "`pip install obstore`") from error
         self._local = obstore.store.LocalStore
         self._store: ObjectStore | None = None
         if self._path is None:

@@ -1,9 +1,10 @@
 """``torchperfd explain``."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
@@ -12,13 +13,14 @@ from torchperfd.near_names import did_you_mean
 from torchperfd.text_tables import fold_text, text_width
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon.commands._fit import fitted, folded_text, terminal_width
+from torchperfd_daemon.commands._options import json_option
 from torchperfd_daemon.commands._shipped import shipped_folders
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 
 _ITEM: Final = re.compile(r" *(?:- |\d+\. )")
 # A link's address leads into the documentation, which is not there in a terminal; its words remain.
-_LINK: Final = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 _ALIASES: Final[Mapping[str, Cause]] = {"healthy": Cause.NONE}
 """What screens call a cause."""
 _HOST: Final = (Cause.HOST_BOUND, Cause.CPU_CONTENTION, Cause.GARBAGE_COLLECTION)
@@ -38,29 +40,55 @@ def _complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[Co
 
 @click.command("explain")
 @click.argument("name", metavar="[CAUSE]", required=False, shell_complete=_complete)
-def command(name: str | None) -> None:
+@json_option
+def command(name: str | None, as_json: bool) -> None:
     """Explain a cause of lost time: what it means, how to confirm it, and the fix.
 
     Without CAUSE, list all causes. For a phase, such as data or forward, print the causes that make it long.
     """
-    click.echo(_text(name) if name else _list_text())
+    named = _named(name) if name else None
+    if as_json:
+        click.echo(json.dumps({"schema": "torchperfd.explain/1", **_document(named)}))
+    elif named is None:
+        click.echo(_list_text())
+    elif isinstance(named, Cause):
+        page, width = page_text(named.slug), terminal_width()
+        click.echo(page if width is None else _folded_page(page, width))
+    else:
+        click.echo(_phase_text(named))
 
 
-def _text(name: str) -> str:
+def _named(name: str) -> Cause | str:
+    """Return the cause of a name, or the phase.
+
+    Raises:
+        UsageError: It names neither.
+    """
     slug = "-".join(name.lower().replace("_", " ").split())
     causes = {**{cause.slug: cause for cause in Cause}, **_ALIASES}
     if slug in causes:
-        page, width = page_text(causes[slug].slug), terminal_width()
-        return page if width is None else _folded_page(page, width)
+        return causes[slug]
     phase = slug.replace("-", "_")
     if phase in PHASES:
-        return _phase_text(phase)
+        return phase
     hint = did_you_mean(slug, [*causes, *PHASES])
     raise UsageError(f"no cause {name[:80]}", hint or "`torchperfd explain` lists all")
 
 
+def _document(named: Cause | str | None) -> dict[str, Any]:
+    if isinstance(named, Cause):
+        return {"cause": named.slug, "meaning": _first_sentence(named.slug), "page": page_text(named.slug)}
+    causes = Cause if named is None else _causes_of(named)
+    listed = [{"cause": cause.slug, "meaning": _first_sentence(cause.slug)} for cause in causes]
+    return {"phase": named, "causes": listed}
+
+
+def _causes_of(phase: str) -> tuple[Cause, ...]:
+    return _OF_PHASES.get(phase, _HOST)
+
+
 def _phase_text(phase: str) -> str:
-    commands = [f"  torchperfd explain {cause.slug}" for cause in _OF_PHASES.get(phase, _HOST)]
+    commands = [f"  torchperfd explain {cause.slug}" for cause in _causes_of(phase)]
     words = (
         f"{phase} is a phase of the step, not a cause. The page on phases, docs/phases.md, has where it"
         " begins and ends. What can make it long:"
@@ -74,7 +102,13 @@ def page_text(slug: str) -> str:
     Raises:
         TorchperfdError: The package was installed without its pages.
     """
-    return _LINK.sub(r"\1", _page(slug).read_text(encoding="utf-8")).rstrip()
+    return _LINK.sub(_words_of, _page(slug).read_text(encoding="utf-8")).rstrip()
+
+
+def _words_of(link: re.Match[str]) -> str:
+    """Return a link's words; the page that it leads to as well if the words alone name nothing."""
+    words, page = link[1], link[2].lstrip("./")
+    return f"{words}: docs/{page}" if words == "details" else words
 
 
 def _folded_page(page: str, width: int) -> str:

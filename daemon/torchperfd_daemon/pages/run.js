@@ -41,8 +41,9 @@
       element("th", { scope: "row", class: "text" }, element("span", { class: `swatch shade-${at % SHADES}` }), phase.name),
       element("td", {}, milli(phase.seconds)), element("td", {}, percent(phase.share))));
     const head = ["phase", "mean ms", "share"].map((label, at) => element("th", { scope: "col", class: at ? "" : "text" }, label));
-    return section("Where a step goes", element("p", { class: "soft" }, report.headline), bar,
-      element("div", { class: "scroll" }, element("table", { class: "phases", "aria-label": "Where a step goes" },
+    const title = report.rank === null ? "Where a step goes" : `Where a step of rank ${report.rank} goes`;
+    return section(title, element("p", { class: "soft" }, report.headline), bar,
+      element("div", { class: "scroll" }, element("table", { class: "phases", "aria-label": title },
         element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows))));
   }
 

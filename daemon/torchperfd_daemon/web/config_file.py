@@ -148,9 +148,7 @@ def _parse(path: Path) -> Any:
     try:
         import yaml
     except ImportError:
-        raise WebConfigError(
-            "a web configuration needs PyYAML", "install it with `pip install 'torchperfd[web]'`"
-        ) from None
+        raise WebConfigError("a web configuration needs PyYAML", "`pip install pyyaml bcrypt`") from None
     try:
         return yaml.safe_load(path.read_text())
     except OSError as error:
@@ -180,9 +178,7 @@ def _users(users: dict[str, Any], path: Path) -> dict[str, bytes]:
         try:
             import bcrypt  # noqa: F401  needed at the first request; checked now
         except ImportError:
-            raise WebConfigError(
-                f"{path}: {_USERS} needs bcrypt", "install it with `pip install 'torchperfd[web]'`"
-            ) from None
+            raise WebConfigError(f"{path}: {_USERS} needs bcrypt", "`pip install pyyaml bcrypt`") from None
     hashes = {}
     for name, text in users.items():
         if (

@@ -1,5 +1,6 @@
 """The client's own face: what attach makes, what its calls refuse, and that it leaves cleanly."""
 
+import re
 import threading
 
 import pytest
@@ -167,3 +168,26 @@ def test_verdict_without_a_daemon_is_not_known() -> None:
         client.detach()
     assert (card.causes, card.is_healthy) == ((), False)
     assert "no daemon has answered" in card.to_html()
+
+
+def test_client_shows_its_run_and_state() -> None:
+    client = torchperfd.attach(run="bert-17")
+    try:
+        assert repr(client) == "<torchperfd client of run bert-17, rank 0, without a daemon>"
+    finally:
+        client.detach()
+    assert repr(client).endswith("detached>")
+
+
+def test_verdict_without_a_daemon_names_the_largest_phase() -> None:
+    client = torchperfd.attach()
+    try:
+        for _ in range(3):
+            with client.phase("augment"):
+                sum(range(20_000))
+            client.step()
+        card = client.verdict(timeout=0.1)
+        assert repr(client.report()) == client.report().to_text()
+    finally:
+        client.detach()
+    assert re.fullmatch(r"no daemon has answered; augment takes \d+% of the step", card.remark)

@@ -286,3 +286,11 @@ def test_module_names_its_runs(read: Reader, monkeypatch: pytest.MonkeyPatch) ->
     assert identity.run.startswith("scripts.base_train-")
     assert (identity.job_name, identity.script) == ("scripts.base_train", "scripts.base_train")
     assert identity.command == "-m scripts.base_train --depth 2"
+
+
+def test_launch_of_a_notebook_is_named_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["/venv/lib/ipykernel_launcher.py", "-f", "kernel.json"]
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    assert read_launch(argv, ["python", "-m", *argv]).stem == "notebook"
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/ada/digits.ipynb")
+    assert read_launch(argv, ["python", "-m", *argv]).stem == "digits"

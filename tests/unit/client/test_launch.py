@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from torchperfd.launch import runner as launch
+from torchperfd.launch.options import OPTIONS, RunOption
 from torchperfd.launch.runner import RunOptions, parse
 from torchperfd.launch.script import Script
 
@@ -94,13 +96,13 @@ def test_invalid_command_line_is_one_line_and_exit_code_2(
     assert (out, err) == ("", f"torchperfd: {complaint}{joint}see `torchperfd run --help`\n")
 
 
-def test_a_script_that_is_not_there_is_one_line_and_exit_code_2(
+def test_a_script_that_is_not_there_is_one_line_and_exit_code_3(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for missing in (tmp_path / "nothing.py", tmp_path):
         with pytest.raises(SystemExit) as exit_:
             launch.main([str(missing)])
-        assert exit_.value.code == 2
+        assert exit_.value.code == 3
         out, err = capsys.readouterr()
         assert (out, err) == ("", f"torchperfd: can't open file '{missing}'; is the path right?\n")
 
@@ -110,7 +112,7 @@ def test_help_names_every_option(word: str, capsys: pytest.CaptureFixture[str]) 
     launch.main([word, "--nonsense"])
     out, err = capsys.readouterr()
     assert err == ""
-    for option in ("--run NAME", "--job NAME", "--report FILE", "--no-daemon", "--quiet", "-m MODULE"):
+    for option in ("--name NAME", "--job NAME", "--report FILE", "--no-daemon", "--quiet", "-m MODULE"):
         assert option in out
     assert max(map(len, out.splitlines())) <= 100
 
@@ -123,3 +125,35 @@ def test_module_entry_runs_with_the_remaining_arguments(
     monkeypatch.setattr(sys, "argv", ["torchperfd", "run", "train.py", "run"])
     runpy.run_module("torchperfd", run_name="__main__")
     assert seen == [["train.py", "run"]]
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.value])
+def test_options_of_run_pass_torchrun(option: RunOption) -> None:
+    """torchrun reads abbreviations of its own options behind -m, too."""
+    words = [
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "torchperfd",
+        "run",
+        option.name,
+        "value",
+        "train.py",
+        "--epochs",
+        "3",
+    ]
+    given = get_args_parser().parse_args(words)
+    assert (given.training_script, given.training_script_args) == ("torchperfd", words[4:])
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if not option.value])
+def test_flags_of_run_pass_torchrun(option: RunOption) -> None:
+    words = ["-m", "torchperfd", "run", option.name, "train.py"]
+    assert get_args_parser().parse_args(words).training_script_args == words[2:]
+
+
+def test_run_is_another_word_for_name() -> None:
+    for words in (["--name", "a", "t.py"], ["--run", "a", "t.py"], ["--run=a", "t.py"]):
+        options = parse(words)
+        assert options is not None
+        assert options.run == "a"

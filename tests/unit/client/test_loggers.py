@@ -279,7 +279,7 @@ def test_raising_logger_is_counted_and_dropped_past_the_limit(senders: Senders) 
 class Missing(RecordingLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         super().log_metrics(metrics, step)
-        raise ImportError("No module named 'wandb'; pip install 'torchperfd[wandb]'")
+        raise ImportError("No module named 'wandb'; pip install wandb")
 
 
 def test_logger_without_its_library_is_tried_once(senders: Senders, caplog: pytest.LogCaptureFixture) -> None:
@@ -288,7 +288,7 @@ def test_logger_without_its_library_is_tried_once(senders: Senders, caplog: pyte
     senders.now = totals(3)
     until(lambda: bool(missing.closed))
     assert len(missing.metrics) == 1
-    assert "pip install 'torchperfd[wandb]'" in caplog.text
+    assert "pip install wandb" in caplog.text
 
 
 class Hanging(RecordingLogger):

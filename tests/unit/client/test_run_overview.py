@@ -112,6 +112,7 @@ def test_overview_text_and_page_show_the_same() -> None:
         assert " ".join(words.split()) in " ".join(text.split())
     assert [row["own_seconds"] for row in page["ranks"]] == pytest.approx([0.1, 0.1])
     assert [row["is_named"] for row in page["ranks"]] == [False, True]
+    assert (page["rank"], page["tables"][0]["rank"]) == (1, 1)
     assert dict(page["environment"])["torch"] == "2.13.0"
     assert ("when", duration(60)) == ("when", dict(page["facts"])["when"].split("for ")[1])
 

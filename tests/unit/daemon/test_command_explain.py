@@ -1,5 +1,6 @@
 """`torchperfd explain`: the page on a cause, in a terminal."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,29 @@ def test_explain_without_pages_names_the_remedy(
 def test_command_on_a_card_explains_its_cause(cause: Cause) -> None:
     card = CauseCard(cause.value, "", "", "", 0.0, 0.0, 0.0, 0.0, None)
     assert run_command(card.explanation.split()[1:]) == 0
+
+
+def test_explain_json_has_the_page_of_a_cause() -> None:
+    document = json.loads(CliRunner().invoke(explain.command, ["input-bound", "--json"]).output)
+    assert (document["schema"], document["cause"]) == ("torchperfd.explain/1", "input-bound")
+    assert document["page"].startswith("# input-bound")
+    assert document["meaning"] in " ".join(document["page"].split())
+
+
+def test_explain_json_lists_causes_of_all_and_of_a_phase() -> None:
+    listed = json.loads(CliRunner().invoke(explain.command, ["--json"]).output)
+    assert [each["cause"] for each in listed["causes"]] == [cause.slug for cause in Cause]
+    of_data = json.loads(CliRunner().invoke(explain.command, ["data", "--json"]).output)
+    assert of_data["phase"] == "data"
+    assert of_data["causes"][0]["cause"] == "input-bound"
+
+
+def test_explain_two_letters_suggest_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["explain", "foo"]) == 2
+    assert capsys.readouterr().err == "torchperfd: no cause foo; `torchperfd explain` lists all\n"
+
+
+def test_explain_names_the_page_behind_details() -> None:
+    assert "(details" not in "".join(map(explain.page_text, (cause.slug for cause in Cause))).replace(
+        "(details: docs/", ""
+    )
