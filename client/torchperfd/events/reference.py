@@ -291,7 +291,7 @@ class IndexLists(_Function):
         original: The iterator's own method.
         draws: Times the draw that asked for them.
         plain: The class of iterators without workers.
-        kind: Name of the attribute of an iterator that says of which kind its data set is.
+        kind: Name of the attribute of an iterator that holds the kind of its data set.
         map_style: The kind of those that have indices.
         note: Called with an iterator and what is no list of several indices.
         otherwise: Called in place of the original for other iterators, and on other threads.
