@@ -258,8 +258,11 @@ class Catalog:
         Raises:
             NoSuchTargetError: The id could not be one.
         """
-        found = self.found(capture_id)
-        return found is not None and found.analysed
+        with contextlib.suppress(OSError), folder.opened(self.folder(capture_id)) as held:
+            status = os.stat(folder.ANALYSIS, dir_fd=held, follow_symlinks=False)
+            makers = folder.trusted_users(self.directory) | {os.fstat(held).st_uid}
+            return stat.S_ISREG(status.st_mode) and status.st_uid in makers
+        return False
 
     def analysis(self, capture_id: str) -> bytes:
         """Return the daemon's analysis of a capture, a JSON document.
@@ -268,19 +271,14 @@ class Catalog:
             NoSuchTargetError: There is no such capture, or it has not been analysed.
             TorchperfdError: It is too large to be one.
         """
-        found = self.found(capture_id)
-        if found is None or found.record is None:
-            raise self._missing(capture_id)
-        try:
-            if not found.analysed:
-                raise NoSuchTargetError("")
-            with self.open(capture_id, folder.ANALYSIS) as file:
-                content = file.read(_MOST_ANALYSIS_BYTES + 1)
-        except NoSuchTargetError:
+        self.get(capture_id)
+        if not self.has_analysis(capture_id):
             raise NoSuchTargetError(
                 f"capture {capture_id} has not been analysed",
                 f"`torchperfd analyze {capture_id}` does it now",
-            ) from None
+            )
+        with self.open(capture_id, folder.ANALYSIS) as file:
+            content = file.read(_MOST_ANALYSIS_BYTES + 1)
         if len(content) > _MOST_ANALYSIS_BYTES:
             raise TorchperfdError(
                 f"the analysis of capture {capture_id} has more than {_MOST_ANALYSIS_BYTES:,} bytes",

@@ -73,7 +73,6 @@ class Found:
         upload: How far the upload of just this manifest is.
         owner: The user whose bytes these are.
         managed: The daemon of this directory made it, so that its quota counts it and may remove it.
-        analysed: The daemon's analysis is in it.
     """
 
     record: CaptureRecord | None
@@ -85,7 +84,6 @@ class Found:
     upload: Upload = Upload.NONE
     owner: int = 0
     managed: bool = True
-    analysed: bool = False
 
     def in_progress(self, now: float) -> bool:
         """Return whether a process may still be writing, at Unix time ``now``."""
@@ -194,7 +192,6 @@ def read(path: Path, now: float) -> Found | None:
             by_trusted = files.get(manifest.FILE_NAME, _File(-1)).uid in trusted
             owner = _owner(record, files, status.st_uid, trusted)
             pinned = PIN in files and files[PIN].uid in writers | {owner}
-            has_analysis = ANALYSIS in files and files[ANALYSIS].uid in writers
             found = Found(
                 record,
                 _size(record, files, writers | {owner}),
@@ -204,7 +201,6 @@ def read(path: Path, now: float) -> Found | None:
                 document,
                 owner=owner,
                 managed=by_trusted or status.st_uid in trusted,
-                analysed=has_analysis,
             )
             if record is None or record.state not in _WORTH_UPLOADING or found.in_progress(now):
                 return found

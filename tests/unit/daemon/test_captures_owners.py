@@ -23,6 +23,7 @@ from torchperfd_daemon.captures import (
 )
 from torchperfd_daemon.captures.rank_attempts import Result
 from torchperfd_daemon.captures.retention import Kept, plan
+from torchperfd_daemon.errors import TorchperfdError
 
 SERVICE, ALICE, MALLORY = 61_184, 61_185, 61_186
 PLANTED = "20200102-000000-abcdef"
@@ -195,3 +196,18 @@ def test_adopted_capture_has_to_be_the_scripts_own(catalog: Catalog) -> None:
         Coordinator(catalog).adopt(name, "r", options, 0, result, RankFacts(), owner=ALICE)
     written = [path.parent.name for path in catalog.directory.glob("*/manifest.json")]
     assert written == ["20260726-101502-3fa1c2"]
+
+
+@needs_root
+def test_planted_analysis_is_none_and_is_replaced(catalog: Catalog, tmp_path: Path) -> None:
+    capture_of(catalog, "c0", ALICE)
+    analysis = catalog.directory / "c0" / "analysis.json"
+    analysis.write_text('{"ranks": [], "forged": "by Mallory"}')
+    os.chown(analysis, MALLORY, MALLORY)
+    assert not catalog.has_analysis("c0")
+    with pytest.raises(TorchperfdError, match="has not been analysed"):
+        catalog.analysis("c0")
+    analysis.unlink()
+    analysis.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text("{}")
+    assert not catalog.has_analysis("c0"), "a link is none either"
