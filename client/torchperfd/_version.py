@@ -18,7 +18,7 @@ __revision__: Final[str] = REVISION
 NATIVE_MODULES: Final = ("events/_native", "steps/_templates")
 """Compiled when the package is built, if there is a compiler; paths in this package, without their ending."""
 
-NATIVE_ABI: Final = "torchperfd-native-abi-3"
+NATIVE_ABI: Final = "torchperfd-native-abi-4"
 """What those modules must have as ``ABI``; ``events/native/abi.h`` has the same."""
 
 
