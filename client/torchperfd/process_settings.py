@@ -34,11 +34,14 @@ class ProcessSettings:
     Attributes:
         threads: How many threads an operation on the CPU may use, at the newest reading; None before one.
         detects_anomalies: Whether autograd's anomaly detection was on at the newest reading.
+        binding: To how many CPUs the training thread is bound. An import may bind that thread and the workers
+            that it starts, and none of the other threads.
     """
 
     def __init__(self) -> None:
         self.threads: int | None = None
         self.detects_anomalies = False
+        self.binding: CpuBinding | None = None
         self._count_threads: Callable[[], int] | None = None
         self._is_anomaly_enabled: Callable[[], bool] | None = None
         self._readings = 0
@@ -51,6 +54,8 @@ class ProcessSettings:
         """Read the settings; called on the training thread."""
         if self._count_threads is not None:
             self.threads = self._count_threads()
+        if self.binding is None:
+            self.binding = cpu_binding()
         if self._is_anomaly_enabled is not None:
             self.detects_anomalies = self._is_anomaly_enabled()
 
@@ -90,7 +95,7 @@ def debug_variables(environ: Mapping[str, str], *, dev_mode: bool) -> tuple[str,
 def cpu_binding(
     proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup"), ranks: int | None = None
 ) -> CpuBinding:
-    """Return to how many CPUs this process is bound, compared with its share of the node's.
+    """Return to how many CPUs this thread is bound, compared with its process's share of the node's.
 
     Args:
         proc: Where the control groups of the process are listed.

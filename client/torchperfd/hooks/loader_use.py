@@ -191,6 +191,8 @@ class LoaderSampler:
         elif ready > 0:
             self._received.append(wall_ns)
         self._batch = self._size(batch)
+        # On this thread: its affinity, which the workers have too, may differ from that of other threads.
+        self._cpus = self._cpus or available_cpus()
         self._read_settings()
         self._ended = (time.perf_counter_ns(), time.process_time_ns(), *before)
 
@@ -223,13 +225,12 @@ class LoaderSampler:
             self._slow_worker.observe(iterator)
         if self._batch == (0, 0) and not self._draws and not self._received:
             return None
-        self._cpus = self._cpus or available_cpus()
         batches, cpu, queued, spent = (
             (sum(column) for column in zip(*list(self._made), strict=True)) if (self._made) else (0, 0, 0, 0)
         )
         return LoaderFacts(
             workers=self._workers,
-            cpus=self._cpus,
+            cpus=self._cpus or None,
             draw_cpu=_ratio([(cpu, wall) for wall, cpu in list(self._draws)]),
             rest_cpus=_ratio([(cpu, wall) for wall, cpu in list(self._rests)]),
             batch_tensors=self._batch[0],

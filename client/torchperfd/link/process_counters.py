@@ -12,7 +12,7 @@ from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.fit_pauses import FitPauses
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import GcPauses
-from torchperfd.process_settings import UNBOUND, ProcessSettings, cpu_binding
+from torchperfd.process_settings import UNBOUND, ProcessSettings
 from torchperfd.steps.cpus import available_cpus
 from torchperfd.steps.phases import DATA
 from torchperfd.steps.replay import Replay
@@ -58,7 +58,7 @@ class ProcessCounters:
         self._loader = loader
         self._sync_waits = sync_waits
         self._settings = settings
-        self._cpus, self._binding = 0.0, UNBOUND
+        self._cpus = 0.0
         self._hooks = hooks
         self._coordinates = coordinates
 
@@ -115,10 +115,9 @@ class ProcessCounters:
         )
         settings = self._settings
         totals.threads, totals.switches = settings.threads, settings.switches
-        if train.steps and not self._cpus:
-            # By then the script's imports have bound the process, if they do.
-            self._cpus, self._binding = available_cpus(), cpu_binding()
-        totals.cpus, totals.binding = self._cpus or None, self._binding
+        totals.binding = settings.binding or UNBOUND
+        self._cpus = self._cpus or available_cpus()
+        totals.cpus = min(self._cpus, totals.binding.allowed or self._cpus)
 
     def _count_pauses(self, totals: Totals) -> None:
         # Steps have Unix times, collections those of the monotonic clock. The wall clock may be set during
