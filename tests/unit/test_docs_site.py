@@ -112,7 +112,7 @@ def test_broken_link_fails_the_build(tmp_path: Path) -> None:
 
 
 def test_no_text_installs_torchperfd_from_an_index() -> None:
-    """No index has the package, and anybody could register its name there and run code on readers' machines."""
+    """No index has the package; anybody could register its name there and run code on machines of readers."""
     from_index = re.compile(
         r"pip install\b[^`\n#;|]*[ '\"]torchperfd(?:\[[a-z0-9,]+\])?(?=['\"`\s;,.]|$)", re.MULTILINE
     )

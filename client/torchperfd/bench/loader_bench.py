@@ -23,6 +23,9 @@ _ONE_ROUND: Final = 0.4
 """Share of the time for a setting that one measurement takes; the best ones are measured again in two rounds
 or three, in turn, because a machine's speed changes within seconds."""
 
+_MOST_OFF: Final = 2.0
+"""A prediction that is off by a larger factor is of another machine than the one that was measured."""
+
 Progress = Callable[[int, LoaderSetting], None]
 """Called with the number of measurements so far and the setting that is measured next."""
 
@@ -67,6 +70,22 @@ class LoaderBench:
         return best.samples_per_second / own.samples_per_second if own and best else None
 
     @property
+    def is_certain(self) -> bool:
+        """Whether the recommended setting gains more than the measurements of both settings spread."""
+        own, best = self.speed(self.facts.current), self.speed(self.recommended)
+        if own is None or best is None or self.recommended == self.facts.current:
+            return True
+        return best.samples_per_second / own.samples_per_second - 1 > max(own.spread, best.spread)
+
+    @property
+    def credible_prediction(self) -> float | None:
+        """The predicted time of the recommended setting; None if it is off by more than a factor of two."""
+        predicted, measured = self.predicted_seconds(self.recommended), self.speed(self.recommended)
+        if predicted is None or measured is None:
+            return None
+        return predicted if 1 / _MOST_OFF <= predicted / measured.batch_seconds <= _MOST_OFF else None
+
+    @property
     def advice(self) -> LoaderAdvice | None:
         """What the rule of the live verdict advises for a training step, from the loader without workers.
 
@@ -107,6 +126,7 @@ class LoaderBench:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of schema ``torchperfd.bench_dataloader/1``."""
+        recommended = self.recommended if self.is_certain else None
         settings = []
         for setting, outcome in self.outcomes.items():
             speed = asdict(outcome) if isinstance(outcome, Speed) else None
@@ -118,9 +138,10 @@ class LoaderBench:
             "cpus": self.facts.cpus,
             "current": asdict(self.facts.current),
             "settings": settings,
-            "recommended": asdict(self.recommended) if self.recommended else None,
-            "recommended_code": self.recommended.code() if self.recommended else None,
-            "predicted_batch_seconds": self.predicted_seconds(self.recommended),
+            "recommended": asdict(recommended) if recommended else None,
+            "recommended_code": recommended.code() if recommended else None,
+            "fastest": asdict(self.recommended) if self.recommended else None,
+            "predicted_batch_seconds": self.credible_prediction,
             "advice": asdict(advice) if (advice := self.advice) else None,
             "gain_ratio": self.gain,
             "rest_seconds": self.rest.seconds if self.rest else None,

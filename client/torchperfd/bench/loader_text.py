@@ -34,6 +34,14 @@ def _results(bench: LoaderBench) -> list[str]:
     lines = []
     if bench.recommended is None or best is None:
         lines.append("recommended  unknown: no setting gave a batch")
+    elif not bench.is_certain:
+        own = bench.speed(facts.current)
+        spread = max(best.spread, own.spread if own else 0.0)
+        code = bench.recommended.code(facts.current)
+        lines.append(f"recommended  nothing: {code} was {bench.gain:.2f} times as fast,")
+        lines.append(
+            f"             but measurements spread by {spread:.0%}; measure on a quieter machine, or longer"
+        )
     elif bench.recommended == facts.current:
         lines.append("recommended  the loader's own setting: no other was faster by more than 2 %")
     else:
@@ -51,7 +59,7 @@ def _results(bench: LoaderBench) -> list[str]:
 def _predictions(bench: LoaderBench) -> list[str]:
     """Return what the rule of the live verdict predicts for the recommendation, and what it advises."""
     lines = []
-    predicted, measured = bench.predicted_seconds(bench.recommended), bench.speed(bench.recommended)
+    predicted, measured = bench.credible_prediction, bench.speed(bench.recommended)
     if predicted is not None and measured is not None:
         off = predicted / measured.batch_seconds - 1
         lines.append(

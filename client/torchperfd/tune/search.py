@@ -267,7 +267,7 @@ class TuningSearch:
         self, without: Sequence[Change], with_it: Sequence[Change], name: str, pairs: Pairs
     ) -> tuple[Comparison, str]:
         """Return how a change compares, and why it is not kept; empty if it is."""
-        for _ in self._measure(self._trials.pairs(without, with_it), name, pairs):
+        for _ in self._measure(self._trials.pairs(without, with_it), name, pairs, MOST_ROUNDS):
             beside = compare_pairs(pairs)
             if beside is None:
                 continue
@@ -298,7 +298,7 @@ class TuningSearch:
 
     def _measure_total(self, changes: Sequence[Change]) -> Comparison:
         pairs: Pairs = []
-        for _ in self._measure(self._trials.fresh_pairs((), changes), _TOGETHER, pairs):
+        for _ in self._measure(self._trials.fresh_pairs((), changes), _TOGETHER, pairs, MOST_FRESH):
             beside = compare_pairs(pairs)
             if beside is None or len(pairs) < LEAST_FRESH:
                 continue
@@ -307,7 +307,7 @@ class TuningSearch:
         raise AssertionError("pairs have no end")
 
     def _measure(
-        self, measured: Generator[tuple[float, float], None, None], name: str, pairs: Pairs
+        self, measured: Generator[tuple[float, float], None, None], name: str, pairs: Pairs, most: int
     ) -> Iterator[None]:
         """Add pairs, one each time."""
         with contextlib.closing(measured):
@@ -315,14 +315,18 @@ class TuningSearch:
                 has_started = len(pairs) % PAIRS_PER_PROCESS > 0
                 kind = _TOGETHER if name == _TOGETHER else _PAIR if has_started else _FIRST_PAIR
                 with self._timed(kind):
-                    self._progress(f"{name}, pair {len(pairs) + 1}")
+                    self._show(f"{name}, pair {len(pairs) + 1} of at most {most}")
                     pairs.append(next(measured))
                 yield
 
     def _run(self, changes: Sequence[Change], words: str) -> Trial:
         with self._timed(_RUN):
-            self._progress(words)
+            self._show(words)
             return self._trials.run(changes)
+
+    def _show(self, words: str) -> None:
+        left = max(0.0, self._budget - (self._clock() - self._began))
+        self._progress(f"{words}; at most {duration(left)} left")
 
     @contextlib.contextmanager
     def _timed(self, kind: str) -> Iterator[None]:

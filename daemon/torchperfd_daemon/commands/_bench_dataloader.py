@@ -1,7 +1,7 @@
 """``torchperfd bench dataloader``."""
 
 import json
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -11,14 +11,13 @@ from torchperfd.bench.loader_text import loader_text
 from torchperfd.bench.search import SearchSpace, search_space
 from torchperfd.bench.settings import LoaderDescription, LoaderSetting
 from torchperfd_daemon.commands._fit import terminal_width
+from torchperfd_daemon.commands._measuring import results_on_sigterm, warn_if_busy
 from torchperfd_daemon.commands._numbers import Numbers
 from torchperfd_daemon.commands._status_line import StatusLine
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.loader_workers import MOST_WORKERS
 from torchperfd_daemon.text import printable
 from torchperfd_daemon.worker_cost import of_this_machine
-
-_INTERRUPTED: Final = 130
 
 
 class _Methods(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
@@ -89,7 +88,12 @@ def command(
             start_methods=start_methods,
         )
 
-    with LoaderProcess(target, seconds, timeout) as measurer, StatusLine() as status:
+    warn_if_busy()
+    with (
+        LoaderProcess(target, seconds, timeout) as measurer,
+        StatusLine() as status,
+        results_on_sigterm() as interruption,
+    ):
 
         def progress(count: int, setting: LoaderSetting) -> None:
             status.show(f"{count} measured, now {setting.code()}")
@@ -99,4 +103,4 @@ def command(
         click.echo(json.dumps(found.to_dict()))
     else:
         click.echo(printable(loader_text(found, terminal_width())))
-    return 0 if found.is_complete else _INTERRUPTED
+    return 0 if found.is_complete else interruption.exit_code

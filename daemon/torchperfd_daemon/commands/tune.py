@@ -13,12 +13,12 @@ from torchperfd.tune.search import TuningSearch
 from torchperfd.tune.trial_process import ScriptTrials, TrialFailedError, TrialScript
 from torchperfd.tune.tune_text import tune_document, tune_text
 from torchperfd_daemon.commands._fit import terminal_width
+from torchperfd_daemon.commands._measuring import results_on_sigterm, warn_if_busy
 from torchperfd_daemon.commands._status_line import StatusLine
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.text import printable
 from torchperfd_daemon.worker_cost import of_this_machine
 
-_INTERRUPTED: Final = 130
 _TIME_IS_UP: Final = 124
 
 
@@ -100,8 +100,9 @@ def command(
         "torchperfd: the script runs several times in this directory, and writes its files each time",
         err=True,
     )
+    warn_if_busy()
     began = time.monotonic()
-    with StatusLine() as status:
+    with StatusLine() as status, results_on_sigterm() as interruption:
         requested = Requested(amp, compiles, matmul_precision or "", only)
         try:
             search = TuningSearch(
@@ -117,4 +118,4 @@ def command(
         click.echo(json.dumps(tune_document(found, edits, took)))
     else:
         click.echo(printable(tune_text(found, edits, took, terminal_width())))
-    return {"interrupted": _INTERRUPTED, "time": _TIME_IS_UP}.get(found.ended, 0)
+    return {"interrupted": interruption.exit_code, "time": _TIME_IS_UP}.get(found.ended, 0)

@@ -143,3 +143,35 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
     assert list(found.outcomes) == asked[:2]
     assert found.recommended == LoaderSetting(1, 32, 2)
     assert str(found).endswith("interrupted: not all settings were measured")
+
+
+def spread_out(setting: LoaderSetting) -> Outcome:
+    outcome = alone(setting)
+    return replace(outcome, spread=3.0) if isinstance(outcome, Speed) else outcome
+
+
+def test_bench_gain_within_the_spread_recommends_nothing() -> None:
+    found = run(Formula(spread_out))
+    assert not found.is_certain
+    text = loader_text(found)
+    assert "recommended  nothing: " in text
+    assert "measurements spread by 300%" in text
+    document = found.to_dict()
+    assert (document["recommended"], document["recommended_code"]) == (None, None)
+    assert document["fastest"]["workers"] > 0
+
+
+def test_bench_prediction_off_by_more_than_twice_is_hidden() -> None:
+    def crowded(setting: LoaderSetting) -> Outcome:
+        outcome = alone(setting)
+        if setting.workers and isinstance(outcome, Speed):
+            return replace(
+                outcome, batch_seconds=outcome.batch_seconds / 4, wait_seconds=0.001, samples_per_second=9e5
+            )
+        return outcome
+
+    found = run(Formula(crowded))
+    assert found.predicted_seconds(found.recommended) is not None
+    assert found.credible_prediction is None
+    assert "predicted" not in loader_text(found)
+    assert found.to_dict()["predicted_batch_seconds"] is None
