@@ -24,7 +24,7 @@ ID = "20260726-101502-3fa1c2"
 
 
 class Service:
-    """A daemon that answers one handover after another as it is told.
+    """A daemon that answers one handover after another, with the given reasons.
 
     Attributes:
         taken: Capture, and contents by the files' names, of each handover.
