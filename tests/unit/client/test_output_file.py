@@ -135,8 +135,9 @@ def test_write_file_into_a_pipe_of_ones_own_writes_all(shared: Path) -> None:
     assert raised.value.errno == errno.ENXIO, "no reader: it does not wait for one"
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reader, True)
-    with os.fdopen(reader, "rb") as file:
-        thread = threading.Thread(target=lambda: read.append(file.read()))
+    # A second writer, so that the reader does not see the end of the file before it begins.
+    with os.fdopen(reader, "rb") as file, path.open("wb"):
+        thread = threading.Thread(target=lambda: read.append(file.read(len(content))))
         thread.start()
         write_file(path, content)
         thread.join()
