@@ -33,7 +33,7 @@ class BuildHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write the version, compile or report why not, and add the files that commands read."""
-        _write_version(Path(self.root), self.metadata.version)
+        write_version(Path(self.root), self.metadata.version)
         build_data["artifacts"].append(BUILD_FILE)
         if self.target_name == "sdist":
             return
@@ -55,7 +55,7 @@ class BuildHook(BuildHookInterface):
             build_data["tag"] = f"cp311-abi3-{re.sub('[-.]', '_', sysconfig.get_platform())}"
 
 
-def _write_version(root: Path, version: str) -> None:
+def write_version(root: Path, version: str) -> None:
     """Write version and commit; a source distribution, which has no git, keeps the commit that it has."""
     file = root / BUILD_FILE
     commit = _commit(root) or (re.search(r"\+g([0-9a-f]+)", version) or ["", ""])[1]

@@ -62,7 +62,7 @@ def attach(
     try:
         if _current is None or not _current.attached:
             _watch_forks()
-            _warn_of_variables()
+            warn_of_variables()
             _current = Client(
                 run=run,
                 job=job,
@@ -100,7 +100,7 @@ def is_attached() -> bool:
     return _current is not None and _current.attached
 
 
-def _warn_of_variables() -> None:
+def warn_of_variables() -> None:
     """Log the variables that are misspelt, once in each process and by one rank of a node."""
     global _variables_checked
     if _variables_checked or _is_helper_process() or os.environ.get("LOCAL_RANK", "0") != "0":

@@ -82,6 +82,7 @@ def test_top_is_driven_by_the_mouse(demo: Node, columns: int, rows: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_top_leaves_the_terminal_as_it_was_when_it_is_ended(demo: Node, number: signal.Signals) -> None:
     terminal = started(demo, 80, 24)

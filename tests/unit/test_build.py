@@ -37,21 +37,21 @@ def test_build_in_checkout_writes_its_commit(build: ModuleType, tree: Path) -> N
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "First"], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
-    build._write_version(tree, "0.2.0")
+    build.write_version(tree, "0.2.0")
     assert written(tree) == {"VERSION": "0.2.0", "REVISION": commit[:12]}
 
 
 def test_build_without_git_takes_commit_of_version(build: ModuleType, tree: Path) -> None:
-    build._write_version(tree, "0.2.1.dev7+g6ba749a4c.d20261128")
+    build.write_version(tree, "0.2.1.dev7+g6ba749a4c.d20261128")
     assert written(tree)["REVISION"] == "6ba749a4c"
 
 
 def test_build_of_source_distribution_keeps_its_commit(build: ModuleType, tree: Path) -> None:
-    build._write_version(tree, "0.2.1.dev7+g6ba749a4c")
-    build._write_version(tree, "0.2.0")
+    build.write_version(tree, "0.2.1.dev7+g6ba749a4c")
+    build.write_version(tree, "0.2.0")
     assert written(tree) == {"VERSION": "0.2.0", "REVISION": "6ba749a4c"}
 
 
 def test_build_without_any_commit_leaves_it_empty(build: ModuleType, tree: Path) -> None:
-    build._write_version(tree, "0.1.dev0")
+    build.write_version(tree, "0.1.dev0")
     assert written(tree) == {"VERSION": "0.1.dev0", "REVISION": ""}

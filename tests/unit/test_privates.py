@@ -26,6 +26,8 @@ ALLOWED = {
         "_dynamo",
         "_forward_hooks",
         "_forward_pre_hooks",
+        "_get_foreach_kernels_supported_devices",
+        "_get_fused_kernels_supported_devices",
         "_global_optimizer_post_hooks",
         "_global_optimizer_pre_hooks",
         "_next_data",
@@ -34,6 +36,7 @@ ALLOWED = {
         "_pin_memory",
         "_prepare_trace",
         "_replicate_for_data_parallel",
+        "_send_idx",
         "_start_trace",
     },
     "fastai's and Lightning's: what our callbacks and launcher change": {

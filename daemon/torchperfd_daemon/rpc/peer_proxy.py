@@ -80,6 +80,11 @@ class PeerProxy:
         for connection in list(self.open):
             connection.abort()
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """The bytes of messages of all users that have not arrived whole."""
+        return self._unfinished.total()
+
     def add_unfinished(self, connection: "_Connection", size: int) -> None:
         """Count bytes that a connection has passed on; close its user's largest if they are too many."""
         uid = connection.caller.uid

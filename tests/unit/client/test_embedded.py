@@ -88,7 +88,7 @@ def test_one_is_started_where_none_answers(
     daemon = embedded.start_unless_one_answers()
     assert daemon is not None
     ((command, options),) = started
-    assert command[1:] == ["-m", "torchperfd_daemon", "serve", "--embedded", "--socket", str(path)]
+    assert command[1:] == ["-P", "-m", "torchperfd_daemon", "serve", "--embedded", "--socket", str(path)]
     # Ctrl-C is meant for the script, and the script's stdout for the script's words.
     assert options["start_new_session"] is True
     assert options["stdout"].name == options["stderr"].name == str(path.parent / "embedded.log")

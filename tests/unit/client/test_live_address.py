@@ -80,7 +80,8 @@ def test_page_is_opened_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     session = Session()
     session.welcome(contract.PAGE)
     live_address.announce(client_of(session), quiet=True, open_page=True)
-    assert [command[1:] for command in started] == [["-m", "torchperfd_daemon", "open", "--run", "bert"]]
+    ((_, *arguments),) = started
+    assert arguments == ["-P", "-m", "torchperfd_daemon", "open", "--run", "bert"]
 
 
 def test_a_failure_to_announce_does_not_end_the_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,15 +151,25 @@ def test_scheduler_replaces_its_worker_as_often_as_needed() -> None:
             one.released.set()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_thread_that_ended_is_replaced() -> None:
+    class EndsItsFirstThread(Sampler):
+        has_ended = False
+
+        def sample_once(self) -> None:
+            if not self.has_ended:
+                self.has_ended = True
+                raise SystemExit
+            super().sample_once()
+
+    def has_sampled() -> bool:
+        scheduler.replace_worker()
+        return counting.count == 1
+
     counting = Counting()
-    scheduler = CollectorScheduler([Sampler(counting, 60.0)], 60.0)
-    # As an error outside of all samplers would end it.
-    scheduler._thread = threading.Thread(target=int)
-    scheduler._thread.start()
-    scheduler._thread.join()
-    scheduler.replace_worker()
+    scheduler = CollectorScheduler([EndsItsFirstThread(counting, 60.0)], 60.0)
+    scheduler.start()
     try:
-        eventually(lambda: counting.count == 1, GIVE_UP_S)
+        eventually(has_sampled, GIVE_UP_S)
     finally:
         scheduler.stop()

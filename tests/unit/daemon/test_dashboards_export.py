@@ -137,9 +137,9 @@ def test_export_into_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_files_of_a_wheel_are_those_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     package = tmp_path / "site-packages" / "torchperfd_daemon"
-    for source, target in wheel["hooks"]["custom"]["exported"].items():
+    for source, target in build["hooks"]["custom"]["exported"].items():
         place = package.parent / target
         place.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / source).is_dir():

@@ -214,4 +214,4 @@ def test_messages_that_never_end_close_the_largest(monkeypatch: pytest.MonkeyPat
     assert ada.unfinished == 0
     proxy.remove_unfinished(bobs[1], bobs[1].unfinished)
     proxy.remove_unfinished(bobs[2], bobs[2].unfinished)
-    assert not proxy._unfinished
+    assert proxy.unfinished_bytes == 0

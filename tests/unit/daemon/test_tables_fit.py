@@ -98,8 +98,9 @@ def test_explain_folds_paragraphs_as_a_whole(render: Render, cause: Cause) -> No
     assert re.findall(r"(?m)^ *(?:- |\d+\. )", shown) == re.findall(r"(?m)^ *(?:- |\d+\. )", piped)
 
 
-def test_capture_outcome_folds_all_but_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = "/home/everyone/.local/state/torchperfd/captures/20261127-165610-645ff7/of-everyone"
+def test_capture_outcome_folds_all_but_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory = f"{tmp_path}/.local/state/torchperfd/captures/20261127-165610-645ff7/of-everyone"
+    Path(directory).mkdir(parents=True)
     message = control_pb2.CaptureProgress(
         capture_id="20261127-165610-645ff7",
         state=control_pb2.CAPTURE_STATE_COMPLETE,

@@ -81,6 +81,7 @@ def test_terminal_is_restored_where_entering_it_fails(
     assert [signal.getsignal(each) for each in SIGNALS] == handlers
 
 
+@pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_terminal_is_restored_after_a_signal_that_ends(screen: Screen, number: signal.Signals) -> None:
     before = screen.modes()

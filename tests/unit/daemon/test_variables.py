@@ -82,8 +82,8 @@ def test_training_logs_a_misspelt_variable_once(
     monkeypatch.setenv("TORCHPERFD_SOKET", "/x")
     monkeypatch.setattr(attachment, "_variables_checked", False)
     with caplog.at_level(logging.WARNING, "torchperfd"):
-        attachment._warn_of_variables()
-        attachment._warn_of_variables()
+        attachment.warn_of_variables()
+        attachment.warn_of_variables()
     assert caplog.messages == ["TORCHPERFD_SOKET is unknown; did you mean TORCHPERFD_SOCKET?"]
 
 
@@ -93,5 +93,5 @@ def test_only_one_rank_of_a_node_warns_of_variables(
     monkeypatch.setenv("TORCHPERFD_SOKET", "/x")
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(attachment, "_variables_checked", False)
-    attachment._warn_of_variables()
+    attachment.warn_of_variables()
     assert caplog.messages == []
