@@ -18,7 +18,7 @@ from torchperfd_daemon.commands._bars import Bar, Legend, colours, letters, name
 from torchperfd_daemon.commands._frame import Frame
 from torchperfd_daemon.commands._targets import OrderTarget, RankTarget, style_of
 from torchperfd_daemon.commands._trend import sparkline
-from torchperfd_daemon.views.live import STALLED, STOPPED, WAIT, RankView, RunView
+from torchperfd_daemon.views.live import STALLED, STOPPED, WAIT, RankView, RunView, behind_text
 
 _SHOWN: Final = ("line", "fix", "gain")
 """The parts of the first cause that have lines of their own."""
@@ -250,7 +250,7 @@ def _rank(
         Bar(spent, longest),
         _most(rank),
         _table.milliseconds(rank.phase_seconds[WAIT]) if rank.phase_seconds.get(WAIT) else "-",
-        Text(f"{behind:+.1%}", style=_level_of(behind)) if behind is not None else "-",
+        Text(behind_text(behind), style=_level_of(behind)) if behind is not None else "-",
     ]
 
 

@@ -145,4 +145,4 @@ def _peers(rank: live.RankView) -> str:
         return f"slow: {duration(rank.slow.excess_seconds)} a step more work, most of it in {rank.slow.phase}"
     if rank.behind_ratio is None:
         return "not compared"
-    return f"{rank.behind_ratio:+.1%} of own work beside their median"
+    return f"{live.behind_text(rank.behind_ratio)} of own work beside their median"

@@ -92,7 +92,9 @@ def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str],
         columns["REST"] = functools.partial(_time, names=summed)
     if view.waits:
         columns["WAIT"] = functools.partial(_time, names=[_view.WAIT])
-    columns["VS PEERS"] = lambda rank: "-" if rank.behind_ratio is None else f"{rank.behind_ratio:+.1%}"
+    columns["VS PEERS"] = lambda rank: (
+        "-" if rank.behind_ratio is None else _view.behind_text(rank.behind_ratio)
+    )
     columns[""] = lambda rank: "◀" if rank.slow else ""
     return [*columns], [[cell(rank) for cell in columns.values()] for rank in view.ranks]
 

@@ -18,6 +18,7 @@ WAIT: Final = "collective_wait"
 STALLED: Final = "stalled"
 STOPPED: Final = "stopped"
 work = rank_work
+_LEAST_FACTOR: Final = 6.0
 _ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
 
 
@@ -98,6 +99,11 @@ class RunView:
         there = {name for rank in self.ranks for name, seconds in rank.phase_seconds.items() if seconds > 0}
         users = sorted(there - {*_ORDER, WAIT, "other"})
         return [name for name in (*_ORDER, *users, "other") if name in there]
+
+
+def behind_text(ratio: float) -> str:
+    """Return how much more own work than its peers a rank has: a percentage, from six times on a factor."""
+    return f"{ratio + 1:.0f}×" if ratio >= _LEAST_FACTOR - 1 else f"{ratio:+.1%}"
 
 
 def state(status: control_pb2.RankStatus) -> str:

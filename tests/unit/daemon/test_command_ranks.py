@@ -28,6 +28,7 @@ from torchperfd_daemon.service import live
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views import node_view as _node_view
+from torchperfd_daemon.views.live import behind_text
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -429,3 +430,10 @@ def test_top_as_json(served: Served, command: Command) -> None:
     assert (run["run"], len(run["ranks"])) == ("bert-17", 4)
     assert run["verdict"]["cause"] == "input-bound"
     assert run["verdict"]["others"] == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(0.034, "+3.4%"), (-0.5, "-50.0%"), (4.9, "+490.0%"), (40.305, "41×")]
+)
+def test_work_behind_peers_is_a_factor_from_six_on(ratio: float, text: str) -> None:
+    assert behind_text(ratio) == text
