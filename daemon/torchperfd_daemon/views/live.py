@@ -103,7 +103,7 @@ class RunView:
 
 def behind_text(ratio: float) -> str:
     """Return how much more own work than its peers a rank has: a percentage, from six times on a factor."""
-    return f"{ratio + 1:.0f}×" if ratio >= _LEAST_FACTOR - 1 else f"{ratio:+.1%}"
+    return f"{ratio + 1:.0f} times" if ratio >= _LEAST_FACTOR - 1 else f"{ratio:+.1%}"
 
 
 def state(status: control_pb2.RankStatus) -> str:

@@ -433,7 +433,7 @@ def test_top_as_json(served: Served, command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "text"), [(0.034, "+3.4%"), (-0.5, "-50.0%"), (4.9, "+490.0%"), (40.305, "41×")]
+    ("ratio", "text"), [(0.034, "+3.4%"), (-0.5, "-50.0%"), (4.9, "+490.0%"), (40.305, "41 times")]
 )
 def test_work_behind_peers_is_a_factor_from_six_on(ratio: float, text: str) -> None:
     assert behind_text(ratio) == text
