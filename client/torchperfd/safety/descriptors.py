@@ -86,6 +86,8 @@ class DescriptorGuard:
         # While it connects: what was open before, and the names of the sockets that it connects to.
         self._before: Mapping[int, str] | None = None
         self._connected_at = 0.0
+        # Pollers that were open before gRPC connected, less those of its earlier connections.
+        self._pollers_of_script: set[int] = set()
         self._listeners: set[object] = set()
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -143,24 +145,34 @@ class DescriptorGuard:
     def end_connecting(self) -> None:
         """gRPC has connected: what it opens from now on is not looked for."""
         if self._before is not None:
+            of_others = {number for number, target in self._before.items() if target == _POLLER}
+            self._pollers_of_script = of_others - self._of_grpc.keys()
             self._of_grpc, self._before = self.find_grpc(), None
             self._connected_at = time.monotonic()
 
     def has_lost_poller(self) -> bool:
         """Return whether gRPC waits on a descriptor that has been closed or replaced, as code in C can do.
 
-        Some that were found may be of an earlier connection, and soon closed by gRPC. So all have to be lost
-        within the first seconds of a connection.
+        Those that were found may be of an earlier connection, and soon closed by gRPC. So in the first seconds
+        of a connection all have to be lost, and no other poller may be open that gRPC may have opened since.
         """
         pollers = [number for number, target in self._of_grpc.items() if target == _POLLER]
         lost = [number for number in pollers if target_of(number) != _POLLER]
-        if self._connected_at and time.monotonic() > self._connected_at + _LEFTOVERS_S:
+        if not self._connected_at:
+            return bool(lost)
+        may_be_earlier = len(lost) < len(pollers) or self._has_unknown_poller()
+        if time.monotonic() > self._connected_at + _LEFTOVERS_S:
             self._connected_at = 0.0
-            if len(lost) < len(pollers):
+            if may_be_earlier:
                 for number in lost:
                     del self._of_grpc[number]
-                return False
-        return bool(lost) and (not self._connected_at or len(lost) == len(pollers))
+        return bool(lost) and not may_be_earlier
+
+    def _has_unknown_poller(self) -> bool:
+        return any(
+            target == _POLLER and number not in self._pollers_of_script
+            for number, target in open_descriptors().items()
+        )
 
     def find_grpc(self) -> dict[int, str]:
         """Return the descriptors that gRPC has open now, with their targets."""

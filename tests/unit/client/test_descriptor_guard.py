@@ -249,3 +249,21 @@ def test_all_pollers_lost_at_once_are_noticed_at_once(grpc: _Grpc, guarding: _Gu
     for each in pollers:
         _replace_unseen(each)
     assert guard.has_lost_poller()
+
+
+def test_poller_opened_after_those_of_an_earlier_connection_counts(
+    grpc: _Grpc, guarding: _Guarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted daemon: gRPC closes what was found, and its new poller came after the look."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    guard = guarding(lambda: None)
+    earlier = grpc.open_poller()
+    guard.end_connecting()
+    later = grpc.open_poller()
+    _close(earlier)
+    assert not guard.has_lost_poller()
+    now += 6
+    assert not guard.has_lost_poller()
+    _close(later)
+    assert not guard.has_lost_poller()
