@@ -140,11 +140,11 @@ def test_run_page_shows_ranks_phases_and_environment(chromium: Browser, folder: 
     # The rank with most work of its own comes first.
     assert column(browser, "Across ranks", 1)[0] == "3"
     assert "validation 1% of the time" in browser.texts(".findings li")[0]
-    assert {"fit", "validate", "backward"} <= set(column(browser, "Phases of rank 0", 2))
+    assert {"fit", "validate", "backward"} <= set(column(browser, "Phases of rank 3", 2))
     browser.run("document.getElementById('rank').focus()")
     browser.press("ArrowDown")
     browser = opened(browser, folder / "run.html", browser.run("location.hash.slice(1)"))
-    assert browser.texts("table[aria-label='Phases of rank 1'] th")[0] == "Phase"
+    assert browser.texts("table[aria-label='Phases of rank 0'] th")[0] == "Phase"
     assert "NVIDIA H100 80GB HBM3" in column(browser, "Environment", 2)
     assert browser.complaints == []
 

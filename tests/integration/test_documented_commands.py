@@ -28,6 +28,7 @@ ELSEWHERE = {
     r"\btorchperfd captures cancel\b": ("integration/test_capture_faults.py", '"cancel"'),
     r"\btorchperfd capture --kind memory\b": ("unit/client/test_memory_snapshot.py", 'kind="memory"'),
     r"\btorchperfd config show\b": ("unit/daemon/test_config.py", '"config", "show"'),
+    r"\btorchperfd stacks --from\b": ("unit/daemon/test_flight_recorder_dumps.py", '"stacks", "--from"'),
     r" --fleet\b": ("integration/test_fleet.py", '"--fleet"'),
 }
 """What needs a device, several nodes or a terminal of its own; the test that runs it, and a word in that."""

@@ -153,7 +153,7 @@ class DescriptorGuard:
     def has_lost_poller(self) -> bool:
         """Return whether gRPC waits on a descriptor that has been closed or replaced, as code in C can do.
 
-        Those that were found may be of an earlier connection, and soon closed by gRPC. So in the first seconds
+        Those found may be of an earlier connection, and gRPC closes them soon. So in the first seconds
         of a connection all have to be lost, and no other poller may be open that gRPC may have opened since.
         """
         pollers = [number for number, target in self._of_grpc.items() if target == _POLLER]
