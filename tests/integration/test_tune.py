@@ -181,7 +181,8 @@ def test_tune_of_script_that_fails_costs_one_line(
     done = tune(node, "--timeout", timeout, str(script), mode)
     assert done.returncode == code
     assert expected in done.stderr
-    assert len(done.stderr.splitlines()) == 2
+    # Beside other tests the machine may be busy, which has a line of its own.
+    assert len([line for line in done.stderr.splitlines() if "other programs use" not in line]) == 2
     assert done.stdout == ""
 
 
