@@ -251,7 +251,7 @@ def test_all_pollers_lost_at_once_are_noticed_at_once(grpc: _Grpc, guarding: _Gu
     assert guard.has_lost_poller()
 
 
-def test_poller_opened_after_those_of_an_earlier_connection_counts(
+def test_poller_opened_after_earlier_ones_counts(
     grpc: _Grpc, guarding: _Guarding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restarted daemon: gRPC closes what was found, and its new poller came after the look."""
