@@ -126,7 +126,7 @@ def wait(process: "subprocess.Popen[bytes]", timeout: float, max_idle: float = M
 
 
 class IdleWatch:
-    """Tells for how long a process and its children have used neither a CPU nor a disk.
+    """Measures for how long a process and its children have used neither a CPU nor a disk.
 
     Args:
         now: Seconds on a clock that never steps back, as below.

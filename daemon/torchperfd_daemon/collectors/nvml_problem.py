@@ -1,4 +1,4 @@
-"""Tells a driver that cannot be used from a node without one, and names the fix."""
+"""Distinguishes a driver that cannot be used from a node without one, and names the fix."""
 
 from pathlib import Path
 from typing import Final, NamedTuple

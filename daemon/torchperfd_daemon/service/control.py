@@ -286,29 +286,32 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.PinCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.PinCaptureResponse:
         """Protect a capture from removal, or no longer."""
-        rights = self._permissions.of(context)
-        action = "pin" if request.pinned else "unpin"
-        line = rights.request(action, f"capture {request.capture_id}")
-        try:
-            line.allowed(await asyncio.to_thread(kept_captures.pin, self._catalog, request, rights))
-        except TorchperfdError as error:
-            line.failed(error)
-            await context.abort(_status_of(error), str(error))
+        await self._change_kept("pin" if request.pinned else "unpin", kept_captures.pin, request, context)
         return control_pb2.PinCaptureResponse()
 
     async def RemoveCapture(  # noqa: N802
         self, request: control_pb2.RemoveCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.RemoveCaptureResponse:
         """Remove a capture, or find out whether it may be removed."""
-        rights = self._permissions.of(context)
         action = "check for removal" if request.dry_run else "removal"
+        await self._change_kept(action, kept_captures.remove, request, context)
+        return control_pb2.RemoveCaptureResponse()
+
+    async def _change_kept(
+        self,
+        action: str,
+        change: Callable[..., Any],
+        request: Any,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> None:
+        """Change a kept capture for the caller, and write the audit line of it."""
+        rights = self._permissions.of(context)
         line = rights.request(action, f"capture {request.capture_id}")
         try:
-            line.allowed(await asyncio.to_thread(kept_captures.remove, self._catalog, request, rights))
+            line.allowed(await asyncio.to_thread(change, self._catalog, request, rights))
         except TorchperfdError as error:
             line.failed(error)
             await context.abort(_status_of(error), str(error))
-        return control_pb2.RemoveCaptureResponse()
 
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
