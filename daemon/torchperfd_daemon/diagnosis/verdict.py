@@ -9,6 +9,7 @@ from typing import Final
 from torchperfd.card import command_after_run
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
+from torchperfd_daemon.diagnosis.account import Account
 
 INPUT_BOUND_SHARE: Final = 0.2
 """Waiting for data is reported from this share of the step on."""
@@ -77,6 +78,7 @@ class Verdict:
         saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
         unseen_ranks: Ranks of the job that were not seen, where the verdict depends on them; without a cause,
             it is unknown only because of these.
+        account: Where each millisecond of the run's step goes; None for a hang, or without a step.
     """
 
     cause: Cause
@@ -99,6 +101,7 @@ class Verdict:
     fix: str = ""
     saves_seconds: float = 0.0
     unseen_ranks: int = 0
+    account: Account | None = None
 
     @property
     def share(self) -> float:
