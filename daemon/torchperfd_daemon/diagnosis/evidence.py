@@ -26,6 +26,8 @@ class RankEvidence:
         queued_seconds: Runnable without a processor (run-queue delay).
         exchange_queued_seconds: The same for its threads that carry out collectives, summed.
         blocked_seconds: Kept from running by other threads of the process (:mod:`~.blocked`).
+        blocked_by: The function and line in which these threads are most often, such as
+            ``spin() at train.py:20``; empty before it was sampled.
         throttled_seconds: Throttled by the quota of its control group.
         disk_seconds: Keeping storage busy or waiting for it, at most the wait for data.
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
@@ -55,6 +57,21 @@ class RankEvidence:
         cpus: How many CPUs its process may use; None if unknown.
         binding: To how many CPUs it is bound, if these are fewer than its share.
         world_size: How many ranks its job has, on all nodes.
+        epoch_start_seconds: The wait for first batches of epochs beyond the usual wait, spread over steps.
+        epoch_steps: Training steps of an epoch; 0 while no training pass over a loader has ended.
+        workers_respawn: Whether each epoch starts the workers of its loader anew.
+        step_grows_seconds: By how much each step is longer than the one before; 0 unless that is certain.
+        step_grows_phase: The phase that contains most of that growth.
+        switches: Debugging switches that are on, as they are written.
+        graph_limit_reached: Whether torch.compile has given up on a function, which runs without it since.
+        graph_limit_function: Name and line of that function, such as ``forward() at model.py:12``.
+        script_collective_seconds: Collectives that the script starts itself, outside of the gradients'.
+        script_collectives: Their number per step.
+        script_collective_line: The line that starts most of them, such as ``all_reduce() at train.py:22``.
+        called_collection_seconds: The part of ``collected_seconds`` in calls of ``gc.collect()``.
+        collect_line: The line of most of these calls, such as ``train.py:31``.
+        device_lag_seconds: How far the device is behind the host when a step ends; about 0 if the device
+            waits for the host. None without device times.
     """
 
     rank: int
@@ -97,6 +114,21 @@ class RankEvidence:
     world_size: int = 1
     stage: int | None = None
     step_error_seconds: float = 0.0
+    blocked_by: str = ""
+    epoch_start_seconds: float = 0.0
+    epoch_steps: float = 0.0
+    workers_respawn: bool = False
+    step_grows_seconds: float = 0.0
+    step_grows_phase: str = ""
+    switches: tuple[str, ...] = ()
+    graph_limit_reached: bool = False
+    graph_limit_function: str = ""
+    script_collective_seconds: float = 0.0
+    script_collectives: float = 0.0
+    script_collective_line: str = ""
+    called_collection_seconds: float = 0.0
+    collect_line: str = ""
+    device_lag_seconds: float | None = None
 
     @property
     def own_seconds(self) -> float:

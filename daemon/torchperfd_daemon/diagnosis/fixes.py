@@ -34,6 +34,24 @@ _FIXES: Final[Mapping[Cause, str]] = {
     " workers and a smaller prefetch_factor",
     Cause.SCRIPT_CODE: "`if step % 50 == 0:` before code that each step need not run, or tensor operations in"
     " place of its loops in Python",
+    Cause.UNEVEN_WORK: "batches of samples of similar length (a sampler that sorts by length), so that all"
+    " ranks work equally long in each step",
+    Cause.INTERPRETER_LOCK: "run the thread's work in a process (multiprocessing), or less often; Python runs"
+    " one thread at a time",
+    Cause.CPU_AFFINITY: "undo the CPU affinity: `taskset -acp` shows it, and os.sched_setaffinity(0, ...)"
+    " after the imports changes it",
+    Cause.TOO_MANY_THREADS: "torch.set_num_threads(N), or OMP_NUM_THREADS=N, with N the CPUs of each rank",
+    Cause.EPOCH_START: "DataLoader(..., persistent_workers=True), so that workers are started once and not in"
+    " each epoch",
+    Cause.SLOW_WORKER: "DataLoader(..., in_order=False), or shards of equal cost for each worker",
+    Cause.WORKER_OVERHEAD: "DataLoader(..., num_workers=0): making a batch costs less than taking it over"
+    " from a worker",
+    Cause.GROWING_STEPS: "keep numbers instead of tensors in lists (loss.item(), not loss), and detach"
+    " tensors that are carried from step to step",
+    Cause.DEBUG_SWITCH: "switch it off: torch.autograd.set_detect_anomaly(False), or unset the variable",
+    Cause.SCRIPT_COLLECTIVES: "put the values into one tensor, and reduce it only at the steps that log:"
+    " `if step % 50 == 0: dist.all_reduce(values)`",
+    Cause.SMALL_BATCHES: "a larger batch_size, with the learning rate adapted to it",
     Cause.HANG: "make every rank enter the same collectives in the same order; the stacks show where each one"
     " stands",
 }
