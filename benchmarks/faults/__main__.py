@@ -3,6 +3,8 @@
     python -m benchmarks.faults [--only NAME] [--seeds 1-3] [--models mlp-ddp,…] [--quick] [--full]
     python -m benchmarks.faults --held-out [--peers]
     python -m benchmarks.faults --device simulated [--held-out]
+    python -m benchmarks.faults --record DIR …
+    python -m benchmarks.faults --replay DIR [--only NAME]
 
 Each job is real training of several gloo ranks under `torchperfd run`, on a daemon of its own, well for some
 140 to 180 steps, then with one fault, and, where the fault makes steps longer, without it again. The daemon
@@ -19,10 +21,11 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.faults import catalog, peers, quota, report
+from benchmarks.faults import catalog, peers, quota, recordings, replay, report
 from benchmarks.faults.catalog import FAULTS, Fault, Plan
 from benchmarks.faults.scoring import score
 from benchmarks.faults.trial import QUICK_WATCH_SECONDS, WATCH_HANG_SECONDS, WATCH_SECONDS, Trial, run
@@ -115,6 +118,17 @@ def by_split(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     return parts
 
 
+def judge(trials: Sequence[Trial]) -> int:
+    """Print the scores of jobs, and return 1 if a bound is missed."""
+    wrong: list[str] = []
+    for part, own in by_split(trials).items():
+        print(f"\n{report.summary(part, own)}")
+        wrong += [f"{part}: {text}" for text in report.wrong(score(own))]
+    for text in wrong:
+        print(f"FAILED: {text}")
+    return 1 if wrong else 0
+
+
 def compare(chosen: Sequence[Plan]) -> None:
     """Print the answers of other tools for the same jobs."""
     print("\nother tools")
@@ -142,7 +156,15 @@ def main() -> int:
     parser.add_argument("--once", action="store_true", help="run no job again, whatever disturbed it")
     parser.add_argument("--peers", action="store_true", help="other tools, too; installs them in .venv-peers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the results, one line per job")
+    parser.add_argument(
+        "--record", type=Path, metavar="DIR", help="keep what diagnosis was given in each job"
+    )
+    parser.add_argument(
+        "--replay", type=Path, metavar="DIR", help="run no job: have diagnosis judge the recordings again"
+    )
     options = parser.parse_args()
+    if options.replay:
+        return judge(replay.trials(options.replay, options.only or ()))
     seeds = options.seeds or [*(catalog.HELD_OUT_SEEDS if options.held_out else catalog.DEVELOPMENT_SEEDS)]
     models = options.models or [*catalog.models_of(options.device, held_out=options.held_out)]
     able = {
@@ -178,22 +200,18 @@ def main() -> int:
 
     def once(plan: Plan) -> Trial:
         fault = named[plan.fault]
-        return run(plan, watch_seconds(fault, quick=options.quick), heal=fault.costs)
+        keep = partial(recordings.write, options.record) if options.record else None
+        return run(plan, watch_seconds(fault, quick=options.quick), heal=fault.costs, keep=keep)
 
     trials = run_all(chosen, once if options.once else lambda plan: run_alone(plan, once), options.json)
     most = max(trial.others for trial in trials)
     print(
         f"\nload {_load()} at the end; others took at most {most:.1%} of the processors; times in ms per step"
     )
-    wrong: list[str] = []
-    for part, own in by_split(trials).items():
-        print(f"\n{report.summary(part, own)}")
-        wrong += [f"{part}: {text}" for text in report.wrong(score(own))]
+    failed = judge(trials)
     if options.peers:
         compare(chosen)
-    for text in wrong:
-        print(f"FAILED: {text}")
-    return 1 if wrong else 0
+    return failed
 
 
 def _load() -> str:

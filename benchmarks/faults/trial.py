@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -20,7 +20,7 @@ from benchmarks.faults.injections import END_FILE
 from benchmarks.faults.journal import Measured, Step
 from benchmarks.faults.neighbours import Neighbours
 from benchmarks.faults.quota import Quota
-from tests.support.node import ROOT, Node, free_port
+from tests.support.node import Node, free_port, import_path
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.service import translate_stacks
@@ -123,16 +123,26 @@ class Trial:
         )
 
 
-def run(plan: Plan, watch_seconds: float, *, heal: bool) -> Trial:
+Keep = Callable[[Trial, float, tuple[float, float], Path], object]
+"""Takes a trial, its onset in Unix seconds, the load at its start and end, and the file of its samples."""
+
+
+def run(plan: Plan, watch_seconds: float, *, heal: bool, keep: Keep | None = None) -> Trial:
     """Run a job until some time after its onset; its processes and its daemon are gone afterwards.
 
     Args:
         plan: The job.
         watch_seconds: How long it has its fault, and the daemon is asked.
         heal: Whether the fault is ended then, and the job measured without it once more.
+        keep: Keeps a recording of what diagnosis was given; None: none is made.
     """
     node = Node()
     neighbours = Neighbours()
+    load = os.getloadavg()[0]
+    samples = node.directory / "samples.jsonl"
+    if keep:
+        node.program = ("-m", "benchmarks.faults.recorder", str(samples))
+        node.env["PYTHONPATH"] = import_path()
     try:
         gpus = Gpus(node.directory, plan.ranks, plan.pace_seconds) if plan.fault in WITH_NVML else None
         if gpus:
@@ -144,7 +154,11 @@ def run(plan: Plan, watch_seconds: float, *, heal: bool) -> Trial:
         ):
             control = control_pb2_grpc.ControlStub(channel)
             trial = _watch(plan, node, job, control, watch_seconds, heal=heal, gpus=gpus)
-            return replace(trial, others=neighbours.share())
+            trial = replace(trial, others=neighbours.share())
+            onset = journal.onset_unix(journals(plan, node), plan.onset)
+            if keep and samples.exists() and onset is not None:
+                keep(trial, onset, (load, os.getloadavg()[0]), samples)
+            return trial
     finally:
         node.close()
 
@@ -161,7 +175,7 @@ def running(plan: Plan, node: Node) -> "Iterator[subprocess.Popen[bytes]]":
                 *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
                 *("-m", "torchperfd", "run", str(JOB), str(path), str(node.directory)),
             ],
-            env={**node.env, "TORCHPERFD_RUN": _RUN, "PYTHONPATH": _python_path()},
+            env={**node.env, "TORCHPERFD_RUN": _RUN, "PYTHONPATH": import_path()},
             stdout=log,
             stderr=log,
         )
@@ -178,10 +192,6 @@ def running(plan: Plan, node: Node) -> "Iterator[subprocess.Popen[bytes]]":
         for process in ranks:
             with contextlib.suppress(OSError):
                 Quota(f"torchperfd-faults-{process.pid}").remove()
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def _watch(

@@ -40,6 +40,8 @@ class Node:
         self.metrics_port = 0
         self.options: tuple[str, ...] = ()
         """The options of every daemon here, besides those of :meth:`start_daemon`."""
+        self.program: tuple[str, ...] = ("-m", "torchperfd")
+        """What Python runs as the daemon."""
         self.env = {
             **{name: value for name, value in os.environ.items() if not _FOREIGN.match(name)},
             "TORCHPERFD_SOCKET": str(self.socket),
@@ -60,7 +62,7 @@ class Node:
         with log:
             self.daemon = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "torchperfd", "serve"),
+                    *(sys.executable, *self.program, "serve"),
                     *("--socket", str(self.socket), "--captures-dir", str(self.captures)),
                     *("--metrics-address", f"127.0.0.1:{self.metrics_port}"),
                     *(*self.options, *options),
