@@ -7,6 +7,7 @@ from torchperfd.card import html, text
 from torchperfd.card.script_name import name_script
 from torchperfd.durations import duration
 from torchperfd.slow_line import SlowLine
+from torchperfd.step_account import Account
 
 _AFTER_THE_RUN: Final = ("torchperfd doctor", "torchperfd analyze ")
 """Commands, or their beginnings, that work without the run."""
@@ -15,7 +16,8 @@ LEAST_SHARE: Final = 0.05
 HEALTHY: Final = "none"
 UNKNOWN: Final = "unknown"
 GROWTH: Final = "memory pressure"
-"""A cause that is shown whatever it costs."""
+GAINS_REMARK: Final = "gains are each for itself; the account adds up"
+"""Stands once below the account of a card with several causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class VerdictCard:
         is_healthy: Whether the run was seen and nothing is wrong with it.
         next_command: The command that shows more; empty if none would work now.
         also: What else takes long and is no cause, or may take long, one line each.
+        note: The state of the machine with what it costs; it stands above the causes. Empty without one.
+        account: Where each millisecond of the run's step goes; None if unknown.
         trace: What the analysis of the capture that the run has made by itself advises; else empty.
         failure: Why the run failed; empty if it did not, and for a run that goes on.
         remedy: What to change after the failure; empty if nothing is known.
@@ -122,6 +126,8 @@ class VerdictCard:
     also: tuple[str, ...] = ()
     failure: str = ""
     remedy: str = ""
+    note: str = ""
+    account: Account | None = None
 
     @property
     def summary(self) -> str:
@@ -137,7 +143,30 @@ class VerdictCard:
             return "failed"
         if self.causes:
             return self.causes[0].heading
-        return "healthy" if self.is_healthy else "not known"
+        return f"{self.state}: {self.open_words}" if self.open_words else self.state
+
+    @property
+    def state(self) -> str:
+        """Of a run without a cause: ``healthy``, ``no cause yet`` if a part of the step is large, or
+        ``not known``.
+        """
+        if self.is_healthy:
+            return "healthy"
+        return "no cause yet" if self.open_words else "not known"
+
+    @property
+    def open_words(self) -> str:
+        """The largest part of the step that has no cause yet, in words; empty if it is small or unknown."""
+        is_open = self.account is not None and not self.causes and not self.is_healthy
+        return self.account.open_words if is_open and self.account else ""
+
+    @property
+    def account_lines(self) -> tuple[str, ...]:
+        """The account of the step, and that the gains of several causes do not add up; empty if unknown."""
+        if self.account is None:
+            return ()
+        costs = [cause for cause in self.causes if cause.cost_seconds]
+        return (self.account.words, *([GAINS_REMARK] if len(costs) > 1 else []))
 
     def after_run(self) -> "VerdictCard":
         """Return the card for readers who come after the run has ended: without a command that needs it."""
@@ -150,6 +179,7 @@ class VerdictCard:
             "summary": self.summary,
             "heading": self.heading,
             "remark": self.failure or self.remark,
+            "note": self.note,
             "causes": [
                 {
                     "heading": each.heading,
@@ -157,6 +187,7 @@ class VerdictCard:
                 }
                 for each in self.causes
             ],
+            "account": list(self.account_lines),
             "next_command": self.next_command,
         }
 
@@ -186,24 +217,24 @@ def card_of(verdict: Any) -> VerdictCard:
     Args:
         verdict: A ``torchperfd.v1`` message ``Verdict``.
     """
-    command = verdict.next_command
+    is_quiet = verdict.cause in (HEALTHY, UNKNOWN) and not verdict.cost_seconds_per_step
+    first = [] if is_quiet else [_cause(verdict, verdict.script)]
+    least = LEAST_SHARE * (1 - first[0].share if first else 1)
+    others = [_cause(each, verdict.script) for each in verdict.others]
+    # What costs no time may cost the run: memory that grows, until it is full.
+    further = [cause for cause in others if not cause.cost_seconds or cause.share >= least]
     also = tuple(verdict.remarks)
-    if verdict.cause in (HEALTHY, UNKNOWN) and not verdict.cost_seconds_per_step:
-        # Memory that grows costs no time before it is full, and then the run.
-        growing = tuple(_cause(each, verdict.script) for each in verdict.others if each.cause == GROWTH)
-        return VerdictCard(
-            verdict.run,
-            growing,
-            remark="; ".join(filter(None, (_why(verdict), _line(verdict)))),
-            # What a switch costs is not measured.
-            is_healthy=verdict.cause == HEALTHY and not also,
-            next_command=command,
-            also=also,
-        )
-    first, *others = [_cause(each, verdict.script) for each in (verdict, *verdict.others)]
-    least = LEAST_SHARE * (1 - first.share)
-    further = [cause for cause in others if cause.share >= least or cause.cause == GROWTH]
-    return VerdictCard(verdict.run, (first, *further), next_command=command, also=also)
+    return VerdictCard(
+        verdict.run,
+        (*first, *further),
+        remark="; ".join(filter(None, (_why(verdict), _line(verdict)))) if is_quiet else "",
+        # What a switch costs is not measured.
+        is_healthy=verdict.cause == HEALTHY and is_quiet and not also,
+        next_command=verdict.next_command,
+        also=also,
+        note=verdict.note,
+        account=Account.of_verdict(verdict),
+    )
 
 
 def unknown_card(run: str, remark: str, next_command: str = "") -> VerdictCard:

@@ -25,6 +25,8 @@ def render(card: "VerdictCard") -> str:
 
 def _lines(card: "VerdictCard") -> Iterator[str]:
     yield f'<div style="{_CARD}">'
+    if card.note:
+        yield _part("note", card.note, is_code=False)
     if card.failure:
         yield f'<div style="{_CAUSE.format(_RED)}"><div style="{_HEAD}">✗ failed</div>'
         yield f"<div>{escape(card.failure)}</div>"
@@ -35,10 +37,12 @@ def _lines(card: "VerdictCard") -> Iterator[str]:
         yield "</div>"
     elif not card.causes:
         mark, colour = ("✓", _GREEN) if card.is_healthy else ("?", _AMBER)
-        yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark} {card.heading}</div>'
+        yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark} {escape(card.heading)}</div>'
         yield f"<div>{escape(card.remark)}</div></div>"
     for position, cause in enumerate(card.causes):
         yield from _cause(cause, is_first=not position and not card.failure)
+    for name, words in zip(("step", ""), card.account_lines, strict=False):
+        yield _part(name, words, is_code=False)
     for words in card.also:
         yield _part("also", words, is_code=False)
     if card.trace:

@@ -29,6 +29,8 @@ def part(name: str, words: str, *, colour: bool, width: int) -> list[str]:
 
 
 def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
+    if card.note:
+        yield from part("note", card.note, colour=colour, width=width)
     if card.failure:
         yield paint("✗ FAILED", "bad", colour=colour)
         yield from part("why", card.failure, colour=colour, width=width)
@@ -38,10 +40,14 @@ def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
             yield from part("steps", card.remark, colour=colour, width=width)
     elif not card.causes:
         mark, style = ("✓", "good") if card.is_healthy else ("?", "warn")
-        yield paint(f"{mark} {card.heading.upper()}", style, colour=colour)
+        yield from _head(
+            f"{mark} {card.state.upper()}", card.heading[len(card.state) :], style, colour=colour, width=width
+        )
         yield from part("why", card.remark, colour=colour, width=width)
     for position, cause in enumerate(card.causes):
         yield from _cause(cause, is_first=not position and not card.failure, colour=colour, width=width)
+    for name, words in zip(("step", ""), card.account_lines, strict=False):
+        yield from part(name, words, colour=colour, width=width)
     for words in card.also:
         yield from part("also", words, colour=colour, width=width)
     if card.trace:
@@ -53,11 +59,19 @@ def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
 def _cause(cause: "CauseCard", *, is_first: bool, colour: bool, width: int) -> Iterator[str]:
     mark, style = ("✗", "bad") if is_first else ("!", "warn")
     name = f"{mark} {cause.cause.upper()}"
-    head = " · ".join(word for word in (name, cause.where, cause.cost) if word)
+    rest = "".join(f" · {word}" for word in (cause.where, cause.cost) if word)
+    yield from _head(name, rest, style, colour=colour, width=width)
+    for name, words in cause.parts:
+        yield from part(name, words, colour=colour, width=width)
+
+
+def _head(name: str, words: str, style: str, *, colour: bool, width: int) -> Iterator[str]:
     first, *rest = textwrap.wrap(
-        head, width, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
+        f"{name}{words}",
+        width,
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     yield paint(name, style, colour=colour) + first[len(name) :]
     yield from rest
-    for name, words in cause.parts:
-        yield from part(name, words, colour=colour, width=width)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torchperfd.card import VerdictCard
 from torchperfd.report import RankReport
 from torchperfd.report.overview import Percentiles
-from torchperfd.report.overview_text import render
+from torchperfd.report.overview_text import account_table, render
 from torchperfd.runs.ending import Ending
 from torchperfd.runs.verdict_card import ended_card
 
@@ -80,9 +80,13 @@ def closing_text(
     """
     rule = f"── torchperfd · run {closing.run} "
     named = [cause.rank for cause in closing.card.causes if cause.rank is not None]
+    account = closing.card.account
     parts = [
         rule.ljust(width, "─"),
         closing.card.to_text(colour=colour, width=width),
+        account_table(account, colour=colour, width=width)
+        if account and account.has_more_than_phases
+        else "",
         render(closing.reports, closing.percentiles, named=named, colour=colour, width=width),
         "\n\n".join(each.to_text(terminal) for each in closing.reports) if full else "",
         "\n".join(f"{name:<8}{value}" for name, value in closing.facts),

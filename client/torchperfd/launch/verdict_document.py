@@ -10,14 +10,18 @@ if TYPE_CHECKING:
 def verdict_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
     """Return the verdict; None if no daemon has answered, or has none."""
     from torchperfd.card import command_after_run
+    from torchperfd.step_account import Account
 
     if answer is None or not answer.HasField("verdict"):
         return None
     verdict = answer.verdict
+    account = Account.of_verdict(verdict)
     return _cause(verdict, verdict.script) | {
         "remarks": list(verdict.remarks),
         "next_command": command_after_run(verdict.next_command),
         "unseen_ranks": verdict.unseen_ranks,
+        "note": verdict.note or None,
+        "account": account.to_document() if account else None,
         "others": [_cause(other, verdict.script) for other in verdict.others],
     }
 

@@ -19,8 +19,11 @@ from torchperfd.report.overview import (
 )
 from torchperfd.report.rank import RankReport
 from torchperfd.report.words import headline, sync_words
+from torchperfd.step_account import Account
 
+ACCOUNT_TITLE: Final = "where a step goes"
 _MOST_NAME: Final = 20
+_MOST_LABEL: Final = 32
 _BLOCKS: Final = " ▏▎▍▌▋▊▉"
 _LEAST_BAR: Final = 10
 _FIXED_COLUMNS: Final = 4 + len("1024  1000000  12345  12345  12345")
@@ -56,6 +59,25 @@ def render(
     if waits_for_device(own.table):
         lines.append(f"  sync_wait: {sync_words(own.table)}")
     lines += [f"  note: {note}" for note in own.table.notes]
+    return "\n".join(lines)
+
+
+def account_table(account: Account, *, colour: bool = False, width: int = 80) -> str:
+    """Return the account of a step as a table with bars, without a last newline.
+
+    What is hidden stands below the parts of the step.
+    """
+    rows = (*account.rows, *account.hidden_rows)
+    labels = [_cut(row.label, _MOST_LABEL) for row in rows]
+    first = max(len(ACCOUNT_TITLE) - 2, *map(len, labels), 0)
+    bar = max(_LEAST_BAR, min(40, width - 2 - first - 9 - 2 - 6))
+    lines = [paint(f"{ACCOUNT_TITLE:<{first + 2}}{'mean ms':>9}  share of the step", "dim", colour=colour)]
+    for label, row in zip(labels, rows, strict=True):
+        line = f"  {label:<{first}}{milliseconds(row.seconds):>9}  "
+        if row.is_hidden:
+            lines.append(paint(f"{line}beside the step, costs nothing", "dim", colour=colour))
+        else:
+            lines.append(f"{line}{paint(_bar(row.share, bar), 'bar', colour=colour)}{_percent(row.share):>5}")
     return "\n".join(lines)
 
 
@@ -146,5 +168,5 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _MOST_NAME else name[: _MOST_NAME - 1] + "…"
+def _cut(name: str, most: int = _MOST_NAME) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"

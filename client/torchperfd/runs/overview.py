@@ -9,10 +9,11 @@ from torchperfd.card import CauseCard, VerdictCard
 from torchperfd.durations import duration
 from torchperfd.report import RankReport, words
 from torchperfd.report.overview import WAIT, RankRow, phase_shares, rank_rows, remarks, shown_ranks
-from torchperfd.report.overview_text import render
+from torchperfd.report.overview_text import account_table, render
 from torchperfd.runs.rank_reports import read_reports
 from torchperfd.runs.record import RunRecord, read_document, record_of
 from torchperfd.runs.verdict_card import read_card
+from torchperfd.step_account import REST, Account
 
 MOST_TABLES: Final = 64
 """Of more ranks only those that stand out have their table on the page."""
@@ -64,9 +65,11 @@ class RunOverview:
         """
         environment = ", ".join(f"{name} {value}" for name, value in self.record.environment.items())
         facts = [*self.facts, ("on", environment)]
+        account = self.card.account
         parts = [
             fold("\n".join(f"{name:8}  {value}" for name, value in facts if value)),
             self.card.to_text(colour=colour, width=width),
+            account_table(account, colour=colour, width=width) if account else "",
             render(self.reports, {}, named=self.named, colour=colour, width=width) if self.reports else "",
         ]
         return "\n\n".join(part for part in parts if part)
@@ -81,6 +84,7 @@ class RunOverview:
         tables.sort(key=lambda each: (each is not leading, each.rank))
         return {
             "card": _card(self.card),
+            "account": _account_rows(self.card.account),
             "facts": self.facts,
             "environment": list(self.record.environment.items()),
             "rank": leading.rank if leading and len(self.reports) > 1 else None,
@@ -115,14 +119,24 @@ def read_overview(content: bytes, source: str) -> RunOverview:
 
 def _card(card: VerdictCard) -> dict[str, Any]:
     return {
+        "heading": card.heading,
         "summary": card.summary,
         "is_healthy": card.is_healthy,
         "remark": card.remark,
+        "failure": card.failure,
+        "remedy": card.remedy,
         "causes": [{"head": _head(cause), "parts": cause.parts} for cause in card.causes],
         "also": card.also,
+        "note": card.note,
+        "account": card.account_lines,
         "trace": card.trace,
         "next_command": card.next_command,
     }
+
+
+def _account_rows(account: Account | None) -> list[dict[str, Any]]:
+    rows = () if account is None else (*account.rows, *account.hidden_rows)
+    return [{**asdict(row), "kind": row.kind.value if row.kind else REST} for row in rows]
 
 
 def _head(cause: CauseCard) -> str:

@@ -8,9 +8,11 @@ from typing import Any, Final, TypeVar
 from torchperfd.runs.ending import Ending
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.values import clean, count, number, optional, text
+from torchperfd.step_account import Account, Part, part_kind
 
 SCHEMA: Final = "torchperfd.run/1"
 _MOST_BLOCKS: Final = 4096
+_MOST_PARTS: Final = 256
 
 T = TypeVar("T")
 
@@ -73,6 +75,7 @@ class RunRecord:
         exit_error: What has made it fail, in one line; empty if nothing has, or that is unknown.
         exit_cause: The failure of another rank, because of which it ended; empty without one.
         unseen_ranks: Ranks of the job that the verdict knows nothing about.
+        account: Where each millisecond of the step went; None without one, and in reports of older versions.
     """
 
     run: str
@@ -89,6 +92,7 @@ class RunRecord:
     exit_error: str = ""
     exit_cause: str = ""
     unseen_ranks: int = 0
+    account: Account | None = None
 
     @property
     def ending(self) -> Ending:
@@ -152,6 +156,7 @@ def read_document(content: bytes, source: str, read: Callable[[dict[str, Any]], 
 def record_of(document: dict[str, Any]) -> RunRecord:
     """Return a run by its document; see :func:`read_document` for errors."""
     verdict, ending = document.get("verdict") or {}, Ending.of_document(document.get("exit") or {})
+    account = verdict.get("account")
     ranks = tuple(sorted((_rank(each) for each in document["ranks"]), key=lambda rank: rank.rank))
     facts = {**(document.get("versions") or {}), **(document.get("environment") or {})}
     return RunRecord(
@@ -169,6 +174,26 @@ def record_of(document: dict[str, Any]) -> RunRecord:
         exit_error=ending.error,
         exit_cause=ending.cause,
         unseen_ranks=count(verdict.get("unseen_ranks") or 0),
+        account=None if account is None else _account(account),
+    )
+
+
+def _account(kept: dict[str, Any]) -> Account:
+    step, replayed = number(kept["step_seconds"]), number(kept["replayed_seconds"])
+    return Account(step, replayed, _parts(kept["parts"]), _parts(kept["hidden"]))
+
+
+def _parts(kept: list[dict[str, Any]]) -> tuple[Part, ...]:
+    if len(kept) > _MOST_PARTS:
+        raise ValueError("its account has too many parts")
+    return tuple(
+        Part(
+            part_kind(text(part["kind"])),
+            text(part.get("name")),
+            number(part["seconds"]),
+            None if part.get("rank") is None else count(part["rank"]),
+        )
+        for part in kept
     )
 
 

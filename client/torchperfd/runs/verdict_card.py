@@ -28,6 +28,9 @@ def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[Ran
         verdict = _read_verdict(kept, record)
         verdict.remarks.extend(text(each) for each in kept.get("remarks") or ())
         verdict.others.extend(_read_verdict(each, record) for each in kept.get("others") or ())
+        verdict.note = text(kept.get("note"))
+        if record.account is not None:
+            record.account.fill_message(verdict.account)
     return ended_card(record.run, reports, verdict, record.ending)
 
 
@@ -57,8 +60,10 @@ def ended_card(
     else:
         card = card_of(verdict)
     if failure and remedy:
-        # Such as a dead worker, for which the loop has waited: what the steps show comes from it.
-        return VerdictCard(run, failure=failure, remedy=remedy)
+        # Such as a dead worker, for which the loop has waited: what the steps lost comes from it. Memory that
+        # grew may be why.
+        beside = tuple(cause for cause in card.causes if not cause.cost_seconds)
+        return VerdictCard(run, beside, failure=failure, remedy=remedy)
     return replace(card, also=(*card.also, *also), failure=failure)
 
 

@@ -729,6 +729,8 @@ class Verdict(google.protobuf.message.Message):
     REMARKS_FIELD_NUMBER: builtins.int
     LINE_FIELD_NUMBER: builtins.int
     UNSEEN_RANKS_FIELD_NUMBER: builtins.int
+    ACCOUNT_FIELD_NUMBER: builtins.int
+    NOTE_FIELD_NUMBER: builtins.int
     cause: builtins.str
     run: builtins.str
     node: builtins.str
@@ -756,6 +758,8 @@ class Verdict(google.protobuf.message.Message):
     """that the fix saves of each step, as predicted; 0 without a prediction"""
     unseen_ranks: builtins.int
     """of the job, those that were not seen, where the verdict depends on them"""
+    note: builtins.str
+    """the state of the machine with what it costs; empty if it is nothing to know of"""
     @property
     def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Verdict]:
         """further causes of the same run, the costliest first; they have none"""
@@ -771,6 +775,10 @@ class Verdict(google.protobuf.message.Message):
     @property
     def line(self) -> global___SlowLine:
         """where the lost time goes, by samples of stacks; shown to the run's user only"""
+
+    @property
+    def account(self) -> global___StepAccount:
+        """of the whole run, not of a further cause; absent for a hang, and without a step"""
 
     def __init__(
         self,
@@ -796,12 +804,76 @@ class Verdict(google.protobuf.message.Message):
         remarks: collections.abc.Iterable[builtins.str] | None = ...,
         line: global___SlowLine | None = ...,
         unseen_ranks: builtins.int = ...,
+        account: global___StepAccount | None = ...,
+        note: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "line", b"line", "onset_step", b"onset_step", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "remarks", b"remarks", "run", b"run", "saves_seconds", b"saves_seconds", "script", b"script", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "unseen_ranks", b"unseen_ranks", "window_seconds", b"window_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "account", b"account", "line", b"line", "onset_step", b"onset_step", "stages", b"stages"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "account", b"account", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "note", b"note", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "remarks", b"remarks", "run", b"run", "saves_seconds", b"saves_seconds", "script", b"script", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "unseen_ranks", b"unseen_ranks", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict
+
+@typing.final
+class StepAccount(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_SECONDS_FIELD_NUMBER: builtins.int
+    REPLAYED_SECONDS_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
+    HIDDEN_FIELD_NUMBER: builtins.int
+    step_seconds: builtins.float
+    """measured; the parts sum to it"""
+    replayed_seconds: builtins.float
+    """the step that the model yields from the same records"""
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AccountPart]:
+        """the largest first"""
+
+    @property
+    def hidden(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AccountPart]:
+        """time beside the step, which costs nothing"""
+
+    def __init__(
+        self,
+        *,
+        step_seconds: builtins.float = ...,
+        replayed_seconds: builtins.float = ...,
+        parts: collections.abc.Iterable[global___AccountPart] | None = ...,
+        hidden: collections.abc.Iterable[global___AccountPart] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["hidden", b"hidden", "parts", b"parts", "replayed_seconds", b"replayed_seconds", "step_seconds", b"step_seconds"]) -> None: ...
+
+global___StepAccount = StepAccount
+
+@typing.final
+class AccountPart(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """computing, loss, data, late_rank, uneven_work, exchange, lock or unnamed"""
+    name: builtins.str
+    """the phase of what computes or is unnamed, the cause of a loss; else empty"""
+    seconds: builtins.float
+    """mean per step"""
+    rank: builtins.int
+    """the late one"""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        name: builtins.str = ...,
+        seconds: builtins.float = ...,
+        rank: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "kind", b"kind", "name", b"name", "rank", b"rank", "seconds", b"seconds"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
+
+global___AccountPart = AccountPart
 
 @typing.final
 class SlowLine(google.protobuf.message.Message):

@@ -90,6 +90,8 @@ class Verdict:
         unseen_ranks: Ranks of the job that were not seen, where the verdict depends on them; without a cause,
             it is unknown only because of these.
         account: Where each millisecond of the run's step goes; None for a hang, or without a step.
+        note: The state of the machine with what it costs, in words; empty if it is nothing to know of. It is
+            no cause: the run's owner may be unable to change it.
     """
 
     cause: Cause
@@ -113,6 +115,7 @@ class Verdict:
     saves_seconds: float = 0.0
     unseen_ranks: int = 0
     account: Account | None = None
+    note: str = ""
 
     @property
     def share(self) -> float:

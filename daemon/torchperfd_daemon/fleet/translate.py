@@ -2,6 +2,7 @@
 
 import math
 
+from torchperfd.step_account import Account, Part, part_kind
 from torchperfd.v1 import contract, control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures.manifest import RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
@@ -18,6 +19,7 @@ _MOST_EVIDENCE_CHARACTERS = 1000
 _MOST_PHASE_CHARACTERS = 64
 _MOST_PHASES = 64
 _MOST_OTHERS = 8
+_MOST_PARTS = 128
 _IDENTITY_TEXTS = ("run", "job_name", "node", "script", "torch_version", "python_version")
 
 
@@ -98,7 +100,24 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         stages=translate_account.input_stages(message.stages) if message.HasField("stages") else None,
         line=translate_stacks.slow_line(message.line) if message.HasField("line") else None,
         others=tuple(verdict(other) for other in message.others[:_MOST_OTHERS] if not other.others),
+        account=account(message.account) if message.HasField("account") else None,
+        note=one_line(message.note, _MOST_EVIDENCE_CHARACTERS),
     )
+
+
+def account(message: control_pb2.StepAccount) -> Account | None:
+    """Unpack the account of a node's step; None if its step is no number above 0."""
+    step = _seconds(message.step_seconds)
+    parts, hidden = (
+        tuple(_part(each) for each in list(found)[:_MOST_PARTS]) for found in (message.parts, message.hidden)
+    )
+    return Account(step, _seconds(message.replayed_seconds), parts, hidden) if step else None
+
+
+def _part(message: control_pb2.AccountPart) -> Part:
+    rank = message.rank if message.HasField("rank") else None
+    name = one_line(message.name, _MOST_PHASE_CHARACTERS)
+    return Part(part_kind(message.kind), name, _seconds(message.seconds), rank)
 
 
 def _seconds(value: float) -> float:

@@ -17,34 +17,50 @@
   }
 
   function card() {
-    const { causes, is_healthy: healthy, remark, also, trace, next_command: next } = report.card;
-    const boxes = causes.map((cause, at) => element("div", { class: `cause ${at ? "warn" : "worse"}-edge` },
-      element("h3", {}, `${at ? "!" : "✗"} ${cause.head}`), ...cause.parts.map(part)));
-    if (!causes.length) {
+    const { causes, is_healthy: healthy, failure, remedy, heading, remark, note, account, also, trace, next_command: next } = report.card;
+    const boxes = causes.map((cause, at) => element("div", { class: `cause ${at || failure ? "warn" : "worse"}-edge` },
+      element("h3", {}, `${at || failure ? "!" : "✗"} ${cause.head}`), ...cause.parts.map(part)));
+    if (failure) {
+      boxes.unshift(element("div", { class: "cause worse-edge" }, element("h3", {}, "✗ failed"), element("div", {}, failure),
+        ...(remedy ? [part(["fix", remedy])] : []), ...(remark ? [part(["steps", remark])] : [])));
+    } else if (!causes.length) {
       boxes.push(element("div", { class: `cause ${healthy ? "better" : "warn"}-edge` },
-        element("h3", {}, healthy ? "✓ healthy" : "? not known"), element("div", {}, remark)));
+        element("h3", {}, `${healthy ? "✓" : "?"} ${heading}`), element("div", {}, remark)));
     }
-    const more = [...also.map((words) => ["also", words]), ...(trace ? [["trace", trace]] : []), ...(next ? [["next", next]] : [])];
-    return section("Verdict", ...boxes, ...more.map(part));
+    const more = [...account.map((words, at) => [at ? "" : "step", words]), ...also.map((words) => ["also", words]),
+      ...(trace ? [["trace", trace]] : []), ...(next ? [["next", next]] : [])];
+    return section("Verdict", ...(note ? [part(["note", note])] : []), ...boxes, ...more.map(part));
   }
 
   // --- phases and ranks -------------------------------------------------------------------------------
 
-  function stepShares() {
-    if (!report.phases.length) return null;
-    const bar = element("div", { class: "stack", "aria-hidden": "true" }, ...report.phases.map((phase, at) => {
-      const piece = element("div", { class: `shade-${at % SHADES}`, title: `${phase.name}: ${percent(phase.share)}` });
-      piece.style.width = `${100 * phase.share}%`;
-      return piece;
+  // A bar of the step's parts, and a table of them; the bar leaves out what is beside the step.
+  function shares(title, above, name, parts) {
+    const shade = (at) => `shade-${at % SHADES}`;
+    const bar = element("div", { class: "stack", "aria-hidden": "true" }, ...parts.flatMap((each, at) => {
+      if (each.is_hidden) return [];
+      const piece = element("div", { class: shade(at), title: `${each.words}: ${percent(each.share)}` });
+      piece.style.width = `${100 * each.share}%`;
+      return [piece];
     }));
-    const rows = report.phases.map((phase, at) => element("tr", {},
-      element("th", { scope: "row", class: "text" }, element("span", { class: `swatch shade-${at % SHADES}` }), phase.name),
-      element("td", {}, milli(phase.seconds)), element("td", {}, percent(phase.share))));
-    const head = ["phase", "mean ms", "share"].map((label, at) => element("th", { scope: "col", class: at ? "" : "text" }, label));
-    const title = report.rank === null ? "Where a step goes" : `Where a step of rank ${report.rank} goes`;
-    return section(title, element("p", { class: "soft" }, report.headline), bar,
+    const rows = parts.map((each, at) => element("tr", {},
+      element("th", { scope: "row", class: "text" }, each.is_hidden ? null : element("span", { class: `swatch ${shade(at)}` }), each.words),
+      element("td", {}, milli(each.seconds)), element("td", {}, each.is_hidden ? "beside the step, costs nothing" : percent(each.share))));
+    const head = [name, "mean ms", "share"].map((label, at) => element("th", { scope: "col", class: at ? "" : "text" }, label));
+    return section(title, element("p", { class: "soft" }, above), bar,
       element("div", { class: "scroll" }, element("table", { class: "phases", "aria-label": title },
         element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows))));
+  }
+
+  function accountOfStep() {
+    if (!report.account.length) return null;
+    return shares("Where a step goes", "The parts sum to the step: work by phase, each loss that has a name, and the kinds of waiting.", "part", report.account);
+  }
+
+  function stepShares() {
+    if (!report.phases.length) return null;
+    const phases = report.phases.map((phase) => ({ ...phase, words: phase.name }));
+    return shares(report.rank === null ? "Phases of a step" : `Phases of a step of rank ${report.rank}`, report.headline, "phase", phases);
   }
 
   function ranks() {
@@ -110,6 +126,6 @@
 
   show(
     element("p", { class: `verdict ${report.card.is_healthy ? "better" : report.card.causes.length ? "worse" : "warn"}-edge` }, sentence(report.card.summary)),
-    facts(report.facts), card(), stepShares(), ranks(), tables(), beside(), environment(),
+    facts(report.facts), card(), accountOfStep(), stepShares(), ranks(), tables(), beside(), environment(),
   );
 })();

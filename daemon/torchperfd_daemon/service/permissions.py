@@ -118,6 +118,7 @@ class Rights:
         if self.may_command_all(uids):
             return
         verdict.ClearField("script")
+        verdict.note = _LINE.sub("", verdict.note)
         for each in (verdict, *verdict.others):
             each.ClearField("line")
             if each.cause == Cause.HANG.value:

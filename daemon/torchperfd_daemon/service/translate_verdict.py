@@ -43,10 +43,11 @@ def verdict_on_ranks(
 
 def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
     """Pack a verdict."""
-    return pack(
+    message = pack(
         control_pb2.Verdict,
         verdict,
         cause=verdict.cause.value,
+        account=None,
         rank=-1 if verdict.rank is None else verdict.rank,
         summary=verdict.summary,
         fix=fix_of(verdict),
@@ -54,6 +55,9 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         line=slow_line_message(verdict.line) if verdict.line else None,
         others=[verdict_message(other) for other in verdict.others],
     )
+    if verdict.account is not None:
+        verdict.account.fill_message(message.account)
+    return message
 
 
 def switch_remarks(switches: Iterable[str]) -> list[str]:

@@ -7,14 +7,18 @@ from torchperfd.card import card_of
 from torchperfd.card.script_name import name_script
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
+from torchperfd.step_account import Account
 from torchperfd.v1 import control_pb2
 
 
 def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
     """Return a verdict as the versioned documents have it, with the causes beside it, and its card."""
+    account = Account.of_verdict(verdict)
     return {
         **_one(verdict, verdict.script),
         "others": [_one(other, verdict.script) for other in verdict.others],
+        "note": verdict.note or None,
+        "account": account.to_document() if account else None,
         "card": card_of(verdict).to_dict(),
     }
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.support.accounts import uneven_account
 from tests.support.run_documents import run_file
 
 from torchperfd.durations import duration
@@ -161,3 +162,36 @@ def test_overview_first_step_beyond_all_steps_is_damage() -> None:
     document["ranks"][0]["warmup"]["steps"] = 500
     with pytest.raises(RunFileError, match="first step is no part of its steps"):
         read(document)
+
+
+def test_overview_shows_the_account_that_was_kept() -> None:
+    verdict = VERDICT | {"note": "busy node", "account": uneven_account().to_document()}
+    overview = read(document_of(report(), report(1), verdict=verdict))
+    assert overview.record.account == overview.card.account == uneven_account()
+    assert overview.card.note == "busy node"
+    text = overview.to_text()
+    assert "where a step goes" in text
+    assert "  wait for data          3.10  beside the step, costs nothing" in text
+    page = overview.to_page()
+    assert page["card"]["account"][0] == uneven_account().words
+    assert [row["kind"] for row in page["account"]][:2] == ["uneven_work", "computing"]
+    assert [row["is_hidden"] for row in page["account"]] == [*[False] * 7, True]
+
+
+def test_overview_without_an_account_has_no_table_of_it() -> None:
+    overview = read(document_of(report(), verdict=VERDICT))
+    assert "where a step goes" not in overview.to_text()
+    assert overview.to_page()["account"] == []
+
+
+@pytest.mark.parametrize("damage", [{"parts": [{}]}, {"step_seconds": -1}, {"parts": [{}] * 300}])
+def test_overview_of_a_damaged_account_is_an_error(damage: dict[str, Any]) -> None:
+    verdict = VERDICT | {"account": uneven_account().to_document() | damage}
+    with pytest.raises(RunFileError, match="damaged"):
+        read(document_of(report(), verdict=verdict))
+
+
+def test_page_of_a_failed_run_has_its_failure() -> None:
+    document = document_of(report()) | {"exit": {"state": "failed", "error": "ValueError: bad"}}
+    card = read(document).to_page()["card"]
+    assert (card["failure"], card["heading"]) == ("ValueError: bad", "failed")

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from tests.support.accounts import uneven_account, with_account
 from tests.support.golden import check_golden
 
 from torchperfd.card import VerdictCard, card_of, unknown_card
@@ -47,6 +48,24 @@ HANG = control_pb2.Verdict(
     cause="hang", run=RUN, rank=3, node="node-b", evidence="rank 3 is stopped", stalled_seconds=41
 )
 HEALTHY = control_pb2.Verdict(cause="none", run=RUN, rank=-1, evidence="nothing stands out")
+GROWTH = control_pb2.Verdict(
+    cause="memory pressure",
+    run=RUN,
+    rank=-1,
+    evidence="memory grows by 8.2 MiB/s and is full in 39 min; host memory of rank 0",
+    step_seconds=0.214,
+    fix="see which objects are kept",
+)
+BUSY = with_account(STARVED, uneven_account())
+BUSY.note = (
+    "busy node: everything takes 3.5 times as long; 71% of that wait is for your own 24 threads,"
+    " and 2 threads would save up to 41 ms of each step"
+)
+UNSEEN = control_pb2.Verdict(cause="unknown", run=RUN, rank=-1, evidence="no rank is slow by itself")
+GROWING = control_pb2.Verdict.FromString(STARVED.SerializeToString())
+GROWING.others.append(GROWTH)
+QUIETLY_GROWING = control_pb2.Verdict.FromString(HEALTHY.SerializeToString())
+QUIETLY_GROWING.others.append(GROWTH)
 
 
 def rank_report(rank: int = 0, data_ms: float = 186, wait_ms: float = 0) -> RankReport:
@@ -112,6 +131,10 @@ def test_card_renders_as_golden_file() -> None:
         "failed, with what its steps lost": replace(card_of(STARVED), failure="ValueError: bad"),
         "failed, healthy before": replace(card_of(HEALTHY), failure="ValueError: bad"),
         "failed, with a remedy": VerdictCard(RUN, failure="a worker died", remedy="num_workers=0"),
+        "two causes on a busy node": card_of(BUSY),
+        "no cause yet": card_of(with_account(UNSEEN, uneven_account())),
+        "memory grows": card_of(GROWING),
+        "memory grows in a run without a cause": card_of(QUIETLY_GROWING),
         "no daemon": unknown_card(RUN, "no daemon has answered, so nothing compared the steps"),
     }
     text = "\n\n".join(f"# {name}\n{card}\n{card.summary}" for name, card in cards.items())
@@ -136,6 +159,53 @@ def test_closing_renders_as_golden_file() -> None:
     )
     check_golden("closing.txt", text)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_card_says_once_that_gains_do_not_add_up() -> None:
+    remark = "gains are each for itself; the account adds up"
+    assert card_of(BUSY).to_text().count(remark) == 1
+    assert card_of(BUSY).to_html().count(remark) == 1
+    alone = control_pb2.Verdict.FromString(BUSY.SerializeToString())
+    del alone.others[:]
+    assert remark not in card_of(alone).to_text()
+
+
+def test_card_has_the_note_above_its_causes() -> None:
+    for text in (card_of(BUSY).to_text(), card_of(BUSY).to_html()):
+        assert text.index("busy node") < text.index("164 ms of each")
+    assert card_of(BUSY).to_text().splitlines()[0].startswith("  note  busy node: everything takes 3.5 times")
+
+
+def test_card_keeps_every_cause_that_costs_no_time() -> None:
+    """A hang, memory that grows: none of them has a share of the step, all of them end the run."""
+    names = [cause.cause for cause in card_of(GROWING).causes]
+    assert names == ["input-bound", "CPU contention", "memory pressure"]
+    assert [cause.cause for cause in card_of(QUIETLY_GROWING).causes] == ["memory pressure"]
+    assert "MEMORY PRESSURE · grows by 8.2 MiB/s, full in 39 min" in card_of(GROWING).to_text()
+
+
+def test_card_without_a_cause_says_what_is_largest() -> None:
+    card = card_of(with_account(UNSEEN, uneven_account()))
+    words = "48% is waiting for ranks whose work differs from step to step"
+    assert card.heading == f"no cause yet: {words}"
+    assert card.to_text().startswith(f"? NO CAUSE YET: {words}\n")
+    assert not card.is_healthy
+    assert card_of(UNSEEN).heading == "not known"
+
+
+def test_closing_has_the_account_of_waits_as_a_table() -> None:
+    answered = with_account(UNSEEN, uneven_account())
+    text = closing_text(
+        closing_of([rank_report(0), rank_report(1)], answered), full=False, colour=False, width=80
+    )
+    check_golden("closing_account.txt", text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_closing_after_a_dead_worker_keeps_memory_growth() -> None:
+    ending = Ending("failed", explain_error("DataLoader worker (pid 9) is killed by signal: Killed. ", None))
+    card = closing_card(RUN, [rank_report()], run_answer(GROWING), ending=ending)
+    assert [cause.cause for cause in card.causes] == ["memory pressure"]
 
 
 def test_closing_full_has_every_rank_table() -> None:

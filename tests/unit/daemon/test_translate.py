@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.accounts import uneven_account
 from tests.support.served import columns, steps_message
 
 from torchperfd.coordinates import Coordinate
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
+from torchperfd.step_account import Part, PartKind
 from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
@@ -368,6 +370,23 @@ def test_slow_line_survives_the_way_through_another_node() -> None:
     tidied = fleet_translate.verdict(message).line
     assert tidied is not None
     assert (tidied.share, tidied.file) == (0.0, "a?[2J")
+
+
+def test_account_and_note_survive_the_way_through_another_node() -> None:
+    account = uneven_account()
+    verdict = Verdict(Cause.UNKNOWN, "r", "", None, "", "", 0.0, "", account=account, note="busy node")
+    message = translate_verdict.verdict_message(verdict)
+    assert fleet_translate.verdict(message).account == account
+    assert fleet_translate.verdict(message).note == "busy node"
+    message.note, message.account.parts[0].kind = "a\x1b[2J", "newer"
+    message.account.parts[0].seconds, message.account.parts[1].name = math.nan, "b\x1b[2J"
+    tidied = fleet_translate.verdict(message)
+    assert tidied.note == "a?[2J"
+    assert tidied.account is not None
+    assert tidied.account.parts[0] == Part(PartKind.UNNAMED, "", 0.0)
+    assert tidied.account.parts[1].name == "b?[2J"
+    message.account.step_seconds = math.inf
+    assert fleet_translate.verdict(message).account is None
 
 
 @pytest.mark.parametrize("state", CaptureState)

@@ -1,0 +1,254 @@
+"""The account of a step: where each of its milliseconds goes. Its parts sum to the step. Pure.
+
+Diagnosis makes it; wire, JSON, metrics and everything that people read follow from it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+from torchperfd.durations import duration
+
+LEAST_SHOWN_SHARE: Final = 0.01
+"""Parts below this share of the step are summed as the rest, wherever people read an account."""
+LEAST_OPEN_SHARE: Final = 0.1
+"""A part of this share that is not computing, and that no cause explains, is said in words."""
+REST: Final = "rest"
+_UNITS: Final = ((0.99949, 1.0, "s"), (0.99949e-3, 1e-3, "ms"), (0.0, 1e-6, "µs"))
+"""The unit of a step and of its parts: the least step in seconds, the unit in seconds, and its name."""
+_WHOLE: Final = 50
+"""A step of more units than these has its parts in whole ones."""
+_LONG_S: Final = 99.95
+"""From here on :func:`duration` has two units, which a part could not leave out."""
+
+
+class PartKind(Enum):
+    """What a part of the step is. The value is its name in JSON and metrics."""
+
+    COMPUTING = "computing"
+    """Work of a phase on the resource that bounds the step."""
+    LOSS = "loss"
+    """Time of a named cause within a rank's own work."""
+    DATA = "data"
+    """Waiting for the loader."""
+    LATE_RANK = "late_rank"
+    """Waiting for a rank that is always late."""
+    UNEVEN_WORK = "uneven_work"
+    """Waiting for ranks whose work differs from step to step."""
+    EXCHANGE = "exchange"
+    """In collectives after the last rank has arrived."""
+    LOCK = "lock"
+    """The training thread stands still while another thread holds Python's interpreter."""
+    UNNAMED = "unnamed"
+    """In no part that diagnosis can judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the step.
+
+    Attributes:
+        name: The phase of a part that computes or is unnamed, the cause of a loss; empty for other kinds.
+        seconds: Mean per step.
+        rank: The late rank; None for other kinds.
+    """
+
+    kind: PartKind
+    name: str
+    seconds: float
+    rank: int | None = None
+
+    @classmethod
+    def of_message(cls, message: Any) -> "Part":
+        """Return the part of a ``torchperfd.v1`` message ``AccountPart``; an unknown kind is unnamed."""
+        rank = message.rank if message.HasField("rank") else None
+        return cls(part_kind(message.kind), message.name, message.seconds, rank)
+
+    @property
+    def words(self) -> str:
+        """What it is, in a few words."""
+        if self.kind in (PartKind.COMPUTING, PartKind.LOSS):
+            return self.name or self.kind.value
+        if self.kind is PartKind.UNNAMED:
+            return f"in {self.name}, unnamed" if self.name else "unnamed"
+        if self.kind is PartKind.LATE_RANK:
+            return "waiting for a late rank" if self.rank is None else f"waiting for rank {self.rank}"
+        return _WORDS[self.kind]
+
+    @property
+    def label(self) -> str:
+        """The same for a column of a table, with at most 24 characters beside a name."""
+        return _LABELS.get(self.kind) or self.words.replace("waiting", "wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the account as people read it.
+
+    Attributes:
+        words: What the part is; :data:`REST` for the sum of the small ones.
+        label: The same for a column of a table.
+        share: Its part of the step.
+        kind: None for the rest.
+        is_hidden: Whether the time is beside the step, and costs nothing.
+    """
+
+    words: str
+    label: str
+    seconds: float
+    share: float
+    kind: PartKind | None = None
+    is_hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The parts of a run's mean step.
+
+    Attributes:
+        step_seconds: The measured step, to which the parts sum.
+        replayed_seconds: The step that the model yields from the same records.
+        parts: The largest first.
+        hidden: Time beside the step, such as a wait of the host while its device works. It costs nothing.
+    """
+
+    step_seconds: float
+    replayed_seconds: float
+    parts: tuple[Part, ...]
+    hidden: tuple[Part, ...] = ()
+
+    @classmethod
+    def of_verdict(cls, verdict: Any) -> "Account | None":
+        """Return the account of a ``torchperfd.v1`` message ``Verdict``; None if it has none."""
+        if not verdict.HasField("account"):
+            return None
+        message = verdict.account
+        parts, hidden = (tuple(map(Part.of_message, each)) for each in (message.parts, message.hidden))
+        return cls(message.step_seconds, message.replayed_seconds, parts, hidden)
+
+    def fill_message(self, message: Any) -> None:
+        """Write the account into a new ``torchperfd.v1`` message ``StepAccount``."""
+        message.step_seconds, message.replayed_seconds = self.step_seconds, self.replayed_seconds
+        for own, packed in ((self.parts, message.parts), (self.hidden, message.hidden)):
+            for part in own:
+                packed.add(kind=part.kind.value, name=part.name, seconds=part.seconds, rank=part.rank)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the account as documents have it: seconds per step, shares of the step, and its words."""
+        return {
+            "step_seconds": self.step_seconds,
+            "replayed_seconds": self.replayed_seconds,
+            "words": self.words,
+            "parts": [self._part_document(part) for part in self.parts],
+            "hidden": [self._part_document(part) for part in self.hidden],
+        }
+
+    @property
+    def error(self) -> float:
+        """The error of the replay as a share of the step, at least 0."""
+        if self.step_seconds <= 0:
+            return 0.0
+        return abs(self.replayed_seconds - self.step_seconds) / self.step_seconds
+
+    def seconds(self, *kinds: PartKind) -> float:
+        """Return the sum of all parts of these kinds."""
+        return sum(part.seconds for part in self.parts if part.kind in kinds)
+
+    def share(self, *kinds: PartKind) -> float:
+        """Return the same as a share of the step."""
+        return self._share(self.seconds(*kinds))
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The parts that people read, the largest first, then the rest. They sum to the step."""
+        return self._rows(self.parts)
+
+    @property
+    def hidden_rows(self) -> tuple[Row, ...]:
+        """The time beside the step, as :attr:`rows` has that of the step."""
+        return tuple(replace(row, is_hidden=True) for row in self._rows(self.hidden))
+
+    @property
+    def has_more_than_phases(self) -> bool:
+        """Whether it has rows that a table of phases lacks."""
+        phases = (PartKind.COMPUTING, PartKind.DATA, PartKind.UNNAMED, None)
+        return bool(self.hidden_rows) or any(row.kind not in phases for row in self.rows)
+
+    @property
+    def words(self) -> str:
+        """The account in one line, computing first, such as "of each 85.6 ms: 34 computing, 42 waiting for
+        ranks whose work differs from step to step, 8 exchange, 1 rest".
+        """
+        unit, name = next((unit, name) for least, unit, name in _UNITS if self.step_seconds >= least)
+        is_long = self.step_seconds >= _LONG_S
+        step = f"{self.step_seconds:.0f} {name}" if is_long else duration(self.step_seconds)
+        computing = Part(PartKind.COMPUTING, "", self.seconds(PartKind.COMPUTING))
+        others = (part for part in self.parts if part.kind is not PartKind.COMPUTING)
+        rows = sorted(self._rows((computing, *others)), key=lambda row: row.kind is not PartKind.COMPUTING)
+        whole = self.step_seconds / unit
+        shown = (f"{_number(row.seconds / unit, whole)} {row.words}" for row in rows)
+        return f"of each {step}: {', '.join(shown)}"
+
+    @property
+    def open_words(self) -> str:
+        """The largest part of the step that is not computing, such as "52% is waiting for data"; empty if
+        it is below :data:`LEAST_OPEN_SHARE`.
+        """
+        row = next((each for each in self.rows if each.kind not in (PartKind.COMPUTING, None)), None)
+        return f"{row.share:.0%} is {row.words}" if row and row.share >= LEAST_OPEN_SHARE else ""
+
+    def _part_document(self, part: Part) -> dict[str, Any]:
+        return {
+            "kind": part.kind.value,
+            "name": part.name or None,
+            "rank": part.rank,
+            "seconds": part.seconds,
+            "share": self._share(part.seconds),
+            "words": part.words,
+        }
+
+    def _share(self, seconds: float) -> float:
+        return seconds / self.step_seconds if self.step_seconds > 0 else 0.0
+
+    def _rows(self, parts: Iterable[Part]) -> tuple[Row, ...]:
+        found: dict[str, Row] = {}
+        for part in parts:
+            row = found.get(part.words) or Row(part.words, part.label, 0.0, 0.0, part.kind)
+            found[part.words] = self._with(row, part.seconds)
+        is_large = {row: row.share >= LEAST_SHOWN_SHARE for row in found.values()}
+        rest = sum(row.seconds for row, large in is_large.items() if not large)
+        rows = sorted((row for row, large in is_large.items() if large), key=lambda row: -row.seconds)
+        last = self._with(Row(REST, REST, 0.0, 0.0), rest)
+        return (*rows, *([last] if last.share >= LEAST_SHOWN_SHARE / 2 else []))
+
+    def _with(self, row: Row, seconds: float) -> Row:
+        summed = row.seconds + seconds
+        return replace(row, seconds=summed, share=self._share(summed))
+
+
+def part_kind(name: str) -> PartKind:
+    """Return the kind of this name; one of a newer version is unnamed."""
+    return PartKind(name) if name in _NAMES else PartKind.UNNAMED
+
+
+_NAMES: Final = frozenset(kind.value for kind in PartKind)
+_WORDS: Final = {
+    PartKind.DATA: "waiting for data",
+    PartKind.UNEVEN_WORK: "waiting for ranks whose work differs from step to step",
+    PartKind.EXCHANGE: "exchange",
+    PartKind.LOCK: "waiting for Python's interpreter",
+}
+
+
+_LABELS: Final = {
+    PartKind.UNEVEN_WORK: "wait, uneven work",
+    PartKind.LOCK: "wait for interpreter",
+}
+
+
+def _number(value: float, step: float) -> str:
+    """Return a part in the unit of the step, without that unit: a whole number where that is exact enough."""
+    if step >= _WHOLE:
+        return f"{max(1.0, value):.0f}"
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
