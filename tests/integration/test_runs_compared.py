@@ -103,3 +103,53 @@ def test_unwritable_directory_of_runs_harms_nothing(node: Node, tmp_path: Path) 
     done = node.command("run", "--no-daemon", "--runs-dir", str(tmp_path / "file" / "runs"), str(script))
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "kept    not: " in done.stderr
+
+
+WAITING_SCRIPT = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+ITEM_SECONDS = 0.004
+
+
+class Items(Dataset):
+    def __len__(self):
+        return 8 * 160
+
+    def __getitem__(self, index):
+        time.sleep(ITEM_SECONDS)
+        return torch.randn(64), index % 8
+
+
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    for inputs, labels in DataLoader(Items(), batch_size=8):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_faster_loader_is_compared_with_its_promise(node: Node, tmp_path: Path) -> None:
+    """A run waits for its data; items of the next take a quarter of the time; the third changes nothing."""
+    script = tmp_path / "train.py"
+    script.write_text(WAITING_SCRIPT)
+    first = node.command("run", "--name", "first", str(script), timeout=300)
+    assert "your change" not in first.stderr
+    promised = json.loads((node.directory / "state/torchperfd/runs/first.json").read_text())["verdict"]
+    assert promised["cause"] == "input-bound"
+    script.write_text(WAITING_SCRIPT.replace("0.004", "0.001"))
+    second = node.command("run", "--name", "second", str(script), "--lr", "1", timeout=300)
+    assert "  done  your change: \N{MINUS SIGN}" in second.stderr, second.stderr
+    node.command("run", "--name", "third", str(script), "--lr", "1", timeout=300)
+    listed = {each["id"]: each["promise"] for each in node.json("runs")["runs"]}
+    assert listed["first"] is None
+    assert (listed["second"]["run"], listed["second"]["state"]) == ("first", "changed")
+    assert listed["second"]["ratio"] + listed["second"]["ratio_margin"] < -0.3
+    assert (listed["third"]["run"], listed["third"]["state"]) == ("second", "unchanged")
+    assert "no change since second" in node.command("runs", "show", "third").stdout

@@ -1,9 +1,20 @@
 """Documents of schema ``torchperfd.run/1`` as ``torchperfd run`` keeps them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from torchperfd.runs.record import RunRecord
+
+PREDICTED: Final[dict[str, Any]] = {
+    "cause": "input-bound",
+    "summary": "the input takes 64 % of the step",
+    "evidence": "55 ms of each 85.6 ms step waiting for data",
+    "cost_seconds_per_step": 0.055,
+    "step_seconds": 0.0856,
+    "saves_seconds": 0.0394,
+    "fix": "DataLoader(..., num_workers=4, persistent_workers=True)",
+}
+"""A verdict that promises 46 % of the step."""
 
 
 def run_file(run: str, *, steps: int, seconds: Mapping[str, float], rank: int = 0) -> dict[str, Any]:
@@ -51,6 +62,35 @@ def document_of(record: RunRecord) -> dict[str, Any]:
         "phases": rank.blocks.phases,
     }
     return document
+
+
+def kept_run(
+    seconds: Mapping[str, float],
+    *,
+    run: str,
+    steps: int = 200,
+    verdict: dict[str, Any] | None = None,
+    batch: int = 32,
+    code: str = "c0de",
+    workers: int = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return the report of a run with what it has executed, its settings and its samples.
+
+    Args:
+        seconds: Each phase's, in every step.
+        verdict: By default a healthy one.
+        batch: Samples in each step.
+        code: Digest of the script.
+        more: Replaces what the report has.
+    """
+    document = run_file(run, steps=steps, seconds=seconds)
+    rank = document["ranks"][0]
+    rank["train"]["samples"], rank["warmup"]["samples"] = batch * steps, batch
+    document["verdict"] = verdict or {"cause": "none", "summary": "healthy"}
+    document["source"] = {"path": "abcd", "code": code, "arguments": "12"}
+    document["settings"] = {"num_workers": workers, "batch_size": batch}
+    return document | more
 
 
 def _times(calls: int, seconds: float) -> dict[str, Any]:

@@ -113,6 +113,7 @@ class VerdictCard:
         note: The state of the machine with what it costs; it stands above the causes. Empty without one.
         account: Where each millisecond of the run's step goes; None if unknown.
         trace: What the analysis of the capture that the run has made by itself advises; else empty.
+        outcome: What the run has made of the promise of an earlier one; empty without one.
         failure: Why the run failed; empty if it did not, and for a run that goes on.
         remedy: What to change after the failure; empty if nothing is known.
     """
@@ -124,6 +125,7 @@ class VerdictCard:
     next_command: str = ""
     trace: str = ""
     also: tuple[str, ...] = ()
+    outcome: str = ""
     failure: str = ""
     remedy: str = ""
     note: str = ""

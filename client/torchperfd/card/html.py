@@ -45,6 +45,8 @@ def _lines(card: "VerdictCard") -> Iterator[str]:
         yield _part(name, words, is_code=False)
     for words in card.also:
         yield _part("also", words, is_code=False)
+    if card.outcome:
+        yield _part("done", card.outcome, is_code=False)
     if card.trace:
         yield _part("trace", card.trace, is_code=False)
     if card.next_command:

@@ -50,6 +50,8 @@ def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
         yield from part(name, words, colour=colour, width=width)
     for words in card.also:
         yield from part("also", words, colour=colour, width=width)
+    if card.outcome:
+        yield from part("done", card.outcome, colour=colour, width=width)
     if card.trace:
         yield from part("trace", card.trace, colour=colour, width=width)
     if card.next_command:

@@ -43,6 +43,7 @@ def closing_card(
     advice: str = "",
     capture_id: str = "",
     trace: str = "",
+    outcome: str = "",
 ) -> VerdictCard:
     """Return the card for the end of a run. Its command works although the run has ended.
 
@@ -52,13 +53,14 @@ def closing_card(
         advice: What to do where training was seen but no step of it; empty if unknown.
         capture_id: The newest capture of the run; empty without one.
         trace: What is known of that capture; empty if the run has not made it by itself.
+        outcome: What the run has made of the promise of an earlier one; empty without one.
     """
     command = f"torchperfd analyze {capture_id}" if capture_id else ""
     verdict = answer.verdict if answer is not None and answer.HasField("verdict") else None
     card = ended_card(run, reports, verdict, ending or Ending(), advice).after_run()
     if not any(each.totals.train.steps for each in reports):
         return card
-    return replace(card, next_command=command or card.next_command, trace=trace)
+    return replace(card, next_command=command or card.next_command, trace=trace, outcome=outcome)
 
 
 def percentiles_of(answer: "control_pb2.GetRunResponse | None", rank: int) -> Percentiles:

@@ -27,6 +27,8 @@ _RANKS_HERE_BUDGET_S: Final = 0.2
 """The same where the daemons of other nodes are asked afterwards."""
 _ANSWER_S: Final = 0.1
 """What an answer takes beyond the time for which other nodes are asked."""
+_EARLIER_RUNS_S: Final = 0.2
+"""For which earlier runs are waited for; they are read from the beginning of the report on."""
 _LEAVE_BUDGET_S: Final = 0.9
 _LEAST_LEFT_S: Final = 0.4
 
@@ -93,6 +95,7 @@ class Conclusion:
         from torchperfd.card import ansi
         from torchperfd.launch import kept_run
         from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
+        from torchperfd.launch.earlier_runs import EarlierRuns, main_file
         from torchperfd.launch.verdict_document import verdict_document
         from torchperfd.report import run_document
         from torchperfd.runs.ending import TERMINATED, Ending
@@ -106,6 +109,9 @@ class Conclusion:
         if client.rank != 0:
             return 0
         advice = client.advice
+        earlier = EarlierRuns(
+            options.keeping, options.location or main_file(), options.script.arguments, options.began
+        )
         answer = _whole_run(client)
         if answer is not None and answer.HasField("verdict"):
             # The daemon knows the name of the file only, not where it is.
@@ -116,6 +122,7 @@ class Conclusion:
         cause = cause_elsewhere(answer, client.rank)
         document["exit"] |= {"cause": cause} if cause and ended is not None else {}
         ending = Ending.of_document(document["exit"])
+        outcome = earlier.add_to(document, own, min(_EARLIER_RUNS_S, deadline - time.monotonic()))
         facts = [("ended", ending.words)] if ending.state == TERMINATED else []
         if answer is not None and answer.HasField("verdict"):
             # Shown here only: what is kept has no arguments, which may hold secrets.
@@ -145,6 +152,7 @@ class Conclusion:
                 advice=advice,
                 capture_id=capture_id,
                 trace=auto.trace_words() if auto is not None else "",
+                outcome=outcome.words if outcome is not None else "",
             )
             closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
             colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)

@@ -34,7 +34,10 @@ def add_facts(
         ended: What the script raised; None where it reached its end.
     """
     identity = client.parts.identity
+    # Behind the facts, so that a reader finds these in the first kilobyte.
+    verdict, ranks = document.pop("verdict"), document.pop("ranks")
     document |= {
+        "source": None,
         "script": identity.script,
         "job": identity.job_name,
         "host": identity.node or socket.gethostname(),
@@ -48,6 +51,10 @@ def add_facts(
             "torch": str(torch.__version__) if (torch := sys.modules.get("torch")) else None,
         },
         "environment": _environment(),
+        "settings": {},
+        "promise": None,
+        "verdict": verdict,
+        "ranks": ranks,
     }
     blocks = blocks_document(client.parts.flusher.blocks.sums(), client.parts.instruments.names)
     for rank in document["ranks"]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RunOptions:
-    """Options on the command line of ``run``."""
+    """Options on the command line of ``run``, and where its script is: a module's file is known later."""
 
     script: Script
     run: str | None = None
@@ -33,6 +33,7 @@ class RunOptions:
     warnings: list[str] = field(default_factory=list)
     keeping: KeepingOptions = field(default_factory=KeepingOptions)
     began: float = field(default_factory=time.time, compare=False)
+    location: str = ""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -102,6 +103,8 @@ def _run(options: RunOptions) -> None:
     if not script.is_module and not Path(script.target).is_file():
         sys.stderr.write(f"torchperfd: can't open file {script.target!r}; is the path right?\n")
         sys.exit(3)
+    # The script may change its directory.
+    options.location = "" if script.is_module else os.path.realpath(script.target)
     # The identity, read in attach, names the run after the script.
     sys.argv = [script.target, *script.arguments]
     baseline = _baseline(options)

@@ -49,6 +49,7 @@ class RunOverview:
             ("when", when),
             ("ranks", str(run.world_size)),
             ("ended", run.ending.words),
+            ("change", run.outcome.details if run.outcome is not None else ""),
         ]
         return [(name, value) for name, value in facts if value]
 
@@ -129,6 +130,7 @@ def _card(card: VerdictCard) -> dict[str, Any]:
         "also": card.also,
         "note": card.note,
         "account": card.account_lines,
+        "outcome": card.outcome,
         "trace": card.trace,
         "next_command": card.next_command,
     }

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from torchperfd.runs.ending import Ending
 from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.values import clean, count, number, optional, text
+from torchperfd.runs.promise import Promise, RunSource, promises_of
+from torchperfd.runs.promise_outcome import PromiseOutcome
+from torchperfd.runs.values import MOST_LARGE, clean, count, number, optional, text
 from torchperfd.step_account import Account, Part, part_kind
 
 SCHEMA: Final = "torchperfd.run/1"
@@ -42,6 +44,7 @@ class RankRecord:
         step_seconds: Mean time of the training steps after the first; None without one.
         phase_seconds: Parts of ``step_seconds`` by phase.
         blocks: None where they were not kept.
+        samples_per_step: Mean of the same steps; 0 if unknown.
     """
 
     rank: int
@@ -49,6 +52,7 @@ class RankRecord:
     step_seconds: float | None
     phase_seconds: dict[str, float]
     blocks: RankBlocks | None
+    samples_per_step: float = 0.0
 
     @property
     def waiting_seconds(self) -> float:
@@ -76,6 +80,10 @@ class RunRecord:
         exit_cause: The failure of another rank, because of which it ended; empty without one.
         unseen_ranks: Ranks of the job that the verdict knows nothing about.
         account: Where each millisecond of the step went; None without one, and in reports of older versions.
+        source: What it has executed; None in reports of older versions.
+        settings: Workers and batch size of its loader, by name, as far as they are known.
+        promises: What its verdict promises, in the order of the card.
+        outcome: What it has made of the promise of an earlier run; None without one.
     """
 
     run: str
@@ -93,6 +101,21 @@ class RunRecord:
     exit_cause: str = ""
     unseen_ranks: int = 0
     account: Account | None = None
+    source: RunSource | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    promises: tuple[Promise, ...] = ()
+    outcome: PromiseOutcome | None = None
+
+    @property
+    def in_effect(self) -> dict[str, str]:
+        """Versions, device, CPUs, threads and settings of the loader, by name."""
+        return {**self.environment, **self.settings}
+
+    @property
+    def samples_per_step(self) -> float:
+        """Samples in a step of one rank, as a mean over ranks; 0 if unknown."""
+        known = [rank.samples_per_step for rank in self.ranks if rank.samples_per_step]
+        return sum(known) / len(known) if known else 0.0
 
     @property
     def ending(self) -> Ending:
@@ -159,7 +182,7 @@ def record_of(document: dict[str, Any]) -> RunRecord:
     account = verdict.get("account")
     ranks = tuple(sorted((_rank(each) for each in document["ranks"]), key=lambda rank: rank.rank))
     facts = {**(document.get("versions") or {}), **(document.get("environment") or {})}
-    return RunRecord(
+    record = RunRecord(
         run=text(document["run"]),
         script=text(document.get("script")),
         host=text(document.get("host")),
@@ -167,7 +190,7 @@ def record_of(document: dict[str, Any]) -> RunRecord:
         ended=optional(document.get("ended_seconds")),
         world_size=count(document.get("world_size") or len(ranks)),
         exit_state=ending.state,
-        environment={text(name): text(str(value)) for name, value in facts.items() if value is not None},
+        environment=_texts(facts),
         cause=text(verdict.get("cause")),
         verdict=text(verdict.get("summary")),
         ranks=ranks,
@@ -175,7 +198,11 @@ def record_of(document: dict[str, Any]) -> RunRecord:
         exit_cause=ending.cause,
         unseen_ranks=count(verdict.get("unseen_ranks") or 0),
         account=None if account is None else _account(account),
+        source=RunSource.of_document(document.get("source")),
+        settings=_texts(document.get("settings") or {}),
+        outcome=PromiseOutcome.of_document(document.get("promise")),
     )
+    return replace(record, promises=promises_of(verdict, record.step_seconds))
 
 
 def _account(kept: dict[str, Any]) -> Account:
@@ -197,6 +224,10 @@ def _parts(kept: list[dict[str, Any]]) -> tuple[Part, ...]:
     )
 
 
+def _texts(facts: dict[str, Any]) -> dict[str, str]:
+    return {text(name): text(str(value)) for name, value in facts.items() if value is not None}
+
+
 def _rank(document: dict[str, Any]) -> RankRecord:
     train, first = document["train"], document.get("warmup") or {}
     steps = count(train["steps"])
@@ -204,8 +235,10 @@ def _rank(document: dict[str, Any]) -> RankRecord:
     is_apart = steps > 1 and count(first.get("steps", 0)) > 0
     steady = steps - 1 if is_apart else steps
     seconds, phases = number(train["step_seconds_total"]), _phases(train)
+    samples = number(train.get("samples") or 0, MOST_LARGE)
     if is_apart:
         seconds -= number(first["step_seconds_total"])
+        samples -= number(first.get("samples") or 0, MOST_LARGE)
         for name, part in _phases(first).items():
             phases[name] = phases.get(name, 0.0) - part
     return RankRecord(
@@ -214,6 +247,7 @@ def _rank(document: dict[str, Any]) -> RankRecord:
         step_seconds=max(0.0, seconds) / steady if steady else None,
         phase_seconds={name: max(0.0, each) / steady for name, each in phases.items() if steady},
         blocks=_blocks(document.get("blocks")),
+        samples_per_step=max(0.0, samples) / steady if steady else 0.0,
     )
 
 

@@ -23,6 +23,9 @@ _LONGEST_ID: Final = 120
 _MOST_NAMED: Final = 8
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EMLINK)
 """Errors of a file system that has no hard links."""
+MOST_HEADS: Final = 64
+"""Files whose beginnings :meth:`RunStore.newest_with` reads."""
+_HEAD_BYTES: Final = 1024
 _PART_SECONDS: Final = 3600.0
 """Age at which a file that was never finished is removed."""
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -146,6 +149,25 @@ class RunStore:
         """
         return read_record(self.content(run_id), run_id)
 
+    def newest_with(self, marker: bytes, most: int, most_bytes: int) -> Iterator[tuple[str, bytes]]:
+        """Yield the ids and reports of the newest runs with a text in their first kilobyte, the newest first.
+
+        Only that of the newest :data:`MOST_HEADS` is read.
+
+        Args:
+            marker: As it is in the file.
+            most: How many reports.
+            most_bytes: Size of a report, beyond which it is left out.
+
+        Raises:
+            OSError: The directory cannot be read, or other users could change it.
+        """
+        for each in self.list()[:MOST_HEADS]:
+            if most and each.bytes <= most_bytes and marker in self._head(each.run_id):
+                with suppress(RunFileError, NoSuchRunError):
+                    yield each.run_id, self.content(each.run_id)
+                    most -= 1
+
     def remove(self, run_id: str) -> None:
         """Delete the report of a run.
 
@@ -158,6 +180,17 @@ class RunStore:
                 os.unlink(run_id + _SUFFIX, dir_fd=directory)
         except FileNotFoundError:
             raise NoSuchRunError(f"no run {run_id} is kept", "`torchperfd runs` lists them") from None
+
+    def _head(self, run_id: str) -> bytes:
+        """Return the beginning of a file; nothing where it cannot be read."""
+        try:
+            with (
+                self._opened() as directory,
+                open(access.open_file(directory, run_id + _SUFFIX, os.O_RDONLY), "rb") as file,  # noqa: PTH123
+            ):
+                return file.read(_HEAD_BYTES)
+        except OSError:
+            return b""
 
     @contextmanager
     def _opened(self, *, create: bool = False) -> Iterator[int]:

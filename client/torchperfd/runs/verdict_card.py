@@ -31,7 +31,8 @@ def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[Ran
         verdict.note = text(kept.get("note"))
         if record.account is not None:
             record.account.fill_message(verdict.account)
-    return ended_card(record.run, reports, verdict, record.ending)
+    card = ended_card(record.run, reports, verdict, record.ending)
+    return replace(card, outcome=record.outcome.words if record.outcome is not None else "")
 
 
 def ended_card(

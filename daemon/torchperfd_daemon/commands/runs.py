@@ -25,6 +25,7 @@ from torchperfd_daemon.errors import TorchperfdError, explained
 from torchperfd_daemon.pages import render_page
 
 _ROWS: Final = 30
+_OUTCOME: Final = ("CHANGE", "PROMISED")
 
 
 @click.group("runs", invoke_without_command=True)
@@ -68,7 +69,11 @@ def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
         click.echo(f"no runs in {store.directory}; `torchperfd run train.py` keeps one", err=True)
         return
     heads = ["RUN", "SCRIPT", "WHEN", "STEPS", "STEP MS", "VERDICT", "SIZE"]
-    rows = [_cells(each, *_read(store, each)) for each in shown]
+    read = [(each, *_read(store, each)) for each in shown]
+    has_outcome = any(record and record.outcome and record.outcome.words for _, record, _ in read)
+    rows = [_cells(each, record, with_outcome=has_outcome) for each, record, _ in read]
+    if has_outcome:
+        heads[-1:-1] = _OUTCOME
     left = ("RUN", "SCRIPT", "WHEN", "VERDICT")
     click.echo("\n".join(fitted(heads, rows, left=left, shorten="SCRIPT", lift=("RUN",))))
     if len(kept) > len(shown):
@@ -144,13 +149,16 @@ def _summary(kept: KeptRun, record: RunRecord | None, problem: str) -> dict[str,
         "step_seconds": record.step_seconds,
         "cause": record.cause or None,
         "verdict": record.verdict or None,
+        "promise": record.outcome.to_dict() if record.outcome is not None else None,
     }
 
 
-def _cells(kept: KeptRun, record: RunRecord | None, _: str) -> list[str]:
+def _cells(kept: KeptRun, record: RunRecord | None, *, with_outcome: bool) -> list[str]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.modified))
+    outcome = record.outcome.cells if record is not None and record.outcome is not None else ("", "")
+    last = [*(outcome if with_outcome else ()), size(kept.bytes)]
     if record is None:
-        return [kept.run_id, "", when, "", "", "damaged", size(kept.bytes)]
+        return [kept.run_id, "", when, "", "", "damaged", *last]
     step = record.step_seconds
     verdict = record.cause if record.exit_state in ("", FINISHED) else record.exit_state
     return [
@@ -160,5 +168,5 @@ def _cells(kept: KeptRun, record: RunRecord | None, _: str) -> list[str]:
         f"{record.steps:,}",
         "" if step is None else _table.milliseconds(step),
         {"": "unknown", "none": "healthy"}.get(verdict, verdict.replace("_", " ")),
-        size(kept.bytes),
+        *last,
     ]

@@ -17,7 +17,7 @@
   }
 
   function card() {
-    const { causes, is_healthy: healthy, failure, remedy, heading, remark, note, account, also, trace, next_command: next } = report.card;
+    const { causes, is_healthy: healthy, failure, remedy, heading, remark, note, account, also, outcome, trace, next_command: next } = report.card;
     const boxes = causes.map((cause, at) => element("div", { class: `cause ${at || failure ? "warn" : "worse"}-edge` },
       element("h3", {}, `${at || failure ? "!" : "✗"} ${cause.head}`), ...cause.parts.map(part)));
     if (failure) {
@@ -27,8 +27,8 @@
       boxes.push(element("div", { class: `cause ${healthy ? "better" : "warn"}-edge` },
         element("h3", {}, `${healthy ? "✓" : "?"} ${heading}`), element("div", {}, remark)));
     }
-    const more = [...account.map((words, at) => [at ? "" : "step", words]), ...also.map((words) => ["also", words]),
-      ...(trace ? [["trace", trace]] : []), ...(next ? [["next", next]] : [])];
+    const last = [["done", outcome], ["trace", trace], ["next", next]].filter(([, words]) => words);
+    const more = [...account.map((words, at) => [at ? "" : "step", words]), ...also.map((words) => ["also", words]), ...last];
     return section("Verdict", ...(note ? [part(["note", note])] : []), ...boxes, ...more.map(part));
   }
 

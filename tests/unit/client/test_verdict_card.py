@@ -12,6 +12,7 @@ from torchperfd.launch.closing import Closing, closing_card, closing_text, perce
 from torchperfd.launch.script import Script
 from torchperfd.report import RankReport
 from torchperfd.runs.ending import Ending, explain_error
+from torchperfd.runs.promise_outcome import CHANGED, PromiseOutcome
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, ZERO_GRAD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
@@ -46,6 +47,16 @@ STARVED = control_pb2.Verdict(
 )
 HANG = control_pb2.Verdict(
     cause="hang", run=RUN, rank=3, node="node-b", evidence="rank 3 is stopped", stalled_seconds=41
+)
+OUTCOME = PromiseOutcome(
+    "train-3f2a",
+    CHANGED,
+    cause="input-bound",
+    fix="num_workers=4",
+    promised_ratio=-0.46,
+    before_seconds=0.0856,
+    after_seconds=0.0505,
+    ratio=-0.41,
 )
 HEALTHY = control_pb2.Verdict(cause="none", run=RUN, rank=-1, evidence="nothing stands out")
 GROWTH = control_pb2.Verdict(
@@ -96,9 +107,11 @@ def run_answer(verdict: control_pb2.Verdict) -> control_pb2.GetRunResponse:
     return control_pb2.GetRunResponse(run=RUN, ranks=[account], verdict=verdict)
 
 
-def closing_of(reports: list[RankReport], verdict: control_pb2.Verdict, capture_id: str = "") -> Closing:
+def closing_of(
+    reports: list[RankReport], verdict: control_pb2.Verdict, capture_id: str = "", outcome: str = ""
+) -> Closing:
     answer = run_answer(verdict)
-    card = closing_card(RUN, reports, answer, capture_id=capture_id)
+    card = closing_card(RUN, reports, answer, capture_id=capture_id, outcome=outcome)
     return Closing(RUN, reports, card, percentiles_of(answer, 0), [("report", "out/run.json")])
 
 
@@ -128,6 +141,7 @@ def test_card_renders_as_golden_file() -> None:
         "two causes, a third below 5 %": card_of(STARVED),
         "hang": card_of(HANG),
         "healthy": card_of(HEALTHY),
+        "healthy, as was promised": replace(card_of(HEALTHY), outcome=OUTCOME.words),
         "failed, with what its steps lost": replace(card_of(STARVED), failure="ValueError: bad"),
         "failed, healthy before": replace(card_of(HEALTHY), failure="ValueError: bad"),
         "failed, with a remedy": VerdictCard(RUN, failure="a worker died", remedy="num_workers=0"),
@@ -152,6 +166,7 @@ def test_closing_renders_as_golden_file() -> None:
         "one rank": closing_of([rank_report()], STARVED),
         "three ranks, one of them slow": closing_of(ranks, slow, capture_id="20261127-120000-abcdef"),
         "64 ranks": closing_of(many, slow),
+        "a promise that was kept": closing_of([rank_report()], STARVED, outcome=OUTCOME.words),
         "a rank that has not trained": closing_of([RankReport(0, Totals(), PhaseNames())], STARVED),
     }
     text = "\n".join(

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from benchmarks.run_comparison.simulation import simulate
-from tests.support.run_documents import document_of, run_file
+from tests.support.golden import check_golden
+from tests.support.run_documents import PREDICTED, document_of, kept_run, run_file
 
+from torchperfd.runs.previous_run import outcome_of
+from torchperfd.runs.record import record_of
 from torchperfd.runs.store import RunStore
 from torchperfd_daemon import cli
 
@@ -60,6 +63,43 @@ def test_runs_json_has_all_that_is_shown(run: Run, store: RunStore) -> None:
     assert (newest["id"], newest["script"], newest["steps"]) == ("slow-11", "train.py", 601)
     assert newest["cause"] == "input_bound"
     assert newest["bytes"] == store.list()[0].bytes
+
+
+@pytest.fixture
+def answered(store: RunStore) -> RunStore:
+    """A run that promises a gain, three that answer it, and one that changes nothing."""
+    work = {"forward": 0.010, "backward": 0.015, "optimizer": 0.0056}
+    promise = kept_run({**work, "data": 0.055}, run="promised", verdict=PREDICTED)
+    cost = promise | {"verdict": PREDICTED | {"saves_seconds": None}}
+    rows: tuple[tuple[str, float, dict[str, Any], dict[str, Any]], ...] = (
+        ("faster", 0.0199, promise, {"code": "new", "workers": 4}),
+        ("as-slow", 0.055, promise, {"code": "new"}),
+        ("slower", 0.070, cost, {"code": "new"}),
+        ("again", 0.055, promise, {}),
+    )
+    store.keep(promise)
+    for run, data, earlier, change in rows:
+        document = kept_run({**work, "data": data}, run=run, **change)
+        outcome = outcome_of(record_of(document), [("promised", record_of(earlier))])
+        assert outcome is not None
+        store.keep(document | {"promise": outcome.to_dict()})
+    for number, run in enumerate(("promised", *(row[0] for row in rows))):
+        os.utime(Path(store.directory, f"{run}.json"), (1_790_000_100 + number,) * 2)
+    return store
+
+
+def test_runs_list_what_became_of_promises(run: Run, answered: RunStore) -> None:
+    listed = run("runs")[1]
+    document = json.loads(run("runs", "--json", "--limit", "5")[1])
+    promises = {each["id"]: each["promise"] for each in document["runs"]}
+    shown = {name: run("runs", "show", name)[1] for name in ("faster", "again")}
+    assert "\n  done  your change: " in shown["faster"]
+    assert "your change" not in shown["again"]
+    facts = [line for text in shown.values() for line in text.splitlines() if line.startswith("change")]
+    check_golden(
+        "runs.txt", "\n".join([listed, json.dumps(promises, indent=1, ensure_ascii=False), *facts, ""])
+    )
+    assert answered.list()[0].run_id == "again"
 
 
 def test_runs_limit_names_how_many_there_are(run: Run) -> None:

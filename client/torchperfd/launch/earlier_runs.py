@@ -1,0 +1,163 @@
+"""What a run has executed, and earlier runs of the same script: read at its end, on a thread of its own."""
+
+import hashlib
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd.errors import TorchperfdError
+from torchperfd.launch.keeping_options import KeepingOptions
+from torchperfd.runs.previous_run import outcome_of
+from torchperfd.runs.promise_outcome import PromiseOutcome
+from torchperfd.runs.record import RunRecord, read_record, record_of
+from torchperfd.runs.store import RunStore
+from torchperfd.v1 import contract
+
+if TYPE_CHECKING:
+    from torchperfd.report import RankReport
+
+MOST_CANDIDATES: Final = 8
+"""Earlier runs of the script that are read whole."""
+_MOST_BYTES: Final = 8 << 20
+_MOST_FILES: Final = 512
+_MOST_SOURCE_BYTES: Final = 16 << 20
+_DIGITS: Final = 16
+_FEW_DIGITS: Final = 4
+"""Of arguments, which may hold secrets: enough to notice a change, too few to find out what they were."""
+_OURS: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+_LIBRARY: Final = os.path.dirname(os.__file__)  # noqa: PTH120
+_GENERATED: Final = ("torch.", "triton.")
+"""Modules that compilation writes to a cache have such names."""
+_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class EarlierRuns:
+    """Reads them from its beginning on. A disk that hangs costs the comparison, and no more.
+
+    Args:
+        options: Where runs are kept.
+        script: Resolved path of the script.
+        arguments: Of the script.
+        began: When the run began, Unix seconds.
+    """
+
+    def __init__(
+        self, options: KeepingOptions, script: str, arguments: tuple[str, ...], began: float
+    ) -> None:
+        self._store = RunStore(options.directory or contract.user_runs_dir())
+        self._script = script
+        self._arguments = arguments
+        self._began = began
+        self._source: dict[str, Any] | None = None
+        self._records: list[tuple[str, RunRecord]] = []
+        self._thread = threading.Thread(target=self._read, name="torchperfd-earlier-runs", daemon=True)
+        self._thread.start()
+
+    def add_to(self, document: dict[str, Any], own: "RankReport", seconds: float) -> PromiseOutcome | None:
+        """Add what the run has executed, its settings, and the outcome of a promise to its document.
+
+        Args:
+            document: Of schema ``torchperfd.run/1``, otherwise complete.
+            own: Report of this rank.
+            seconds: For which the reading may be waited for.
+
+        Returns:
+            The outcome; None without one, and where reading has taken longer.
+        """
+        self._thread.join(max(0.0, seconds))
+        if self._thread.is_alive() or self._source is None:
+            return None
+        document["source"] = self._source
+        document["settings"] = settings_of(own)
+        outcome = None
+        with suppress(TorchperfdError, ArithmeticError, ValueError, TypeError, KeyError):
+            outcome = outcome_of(record_of(document), self._records)
+        document["promise"] = None if outcome is None else outcome.to_dict()
+        return outcome
+
+    def _read(self) -> None:
+        with suppress(Exception):
+            source = source_document(self._script, self._arguments, self._began)
+            marker = f'"path":"{source["path"]}"'.encode()
+            for run_id, content in self._store.newest_with(marker, MOST_CANDIDATES, _MOST_BYTES):
+                with suppress(TorchperfdError):
+                    self._records.append((run_id, read_record(content, run_id)))
+            self._source = source
+
+
+def source_document(script: str, arguments: tuple[str, ...], began: float) -> dict[str, Any]:
+    """Return digests of what this process has executed; ``code`` is null where a file has changed meanwhile.
+
+    Args:
+        script: Resolved path of the script.
+        arguments: Of the script.
+        began: When the run began, Unix seconds.
+    """
+    return {
+        "path": _digest(script.encode("utf-8", "surrogateescape"))[:_DIGITS],
+        "code": _code_digest(script, began),
+        "arguments": _digest("\0".join(arguments).encode("utf-8", "surrogateescape"))[:_FEW_DIGITS],
+    }
+
+
+def settings_of(report: "RankReport") -> dict[str, int]:
+    """Return the settings of a rank's loader, as far as they are known."""
+    loader = report.totals.loader
+    if loader is None:
+        return {}
+    size = {"batch_size": loader.batch_size} if loader.batch_size else {}
+    return {"num_workers": loader.workers} | size
+
+
+def main_file() -> str:
+    """Return the resolved path of the module that runs as ``__main__``; empty if unknown."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.realpath(file) if isinstance(file, str) else ""
+
+
+def _code_digest(script: str, began: float) -> str | None:
+    """Return a digest of the script and the modules that are neither installed nor ours.
+
+    Returns:
+        None where a file was written after the run began, so that what was imported is not known, and of too
+        many or too large files.
+    """
+    files = sorted({script, *_own_modules()})
+    if len(files) > _MOST_FILES:
+        return None
+    digest, left = hashlib.sha256(), _MOST_SOURCE_BYTES
+    for path in files:
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - no pathlib in a training process
+                status = os.fstat(file.fileno())
+                content = file.read(left + 1)
+        except OSError:
+            return None
+        left -= len(content)
+        if left < 0 or status.st_mtime >= began:
+            return None
+        digest.update(f"{path}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
+        digest.update(content)
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _own_modules() -> list[str]:
+    found = []
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(path, str) and not name.startswith(_GENERATED) and not _is_installed(path):
+            found.append(path)
+    return found
+
+
+def _is_installed(path: str) -> bool:
+    # A built-in module may have another name in the place of a path.
+    if not os.path.isabs(path):  # noqa: PTH117
+        return True
+    return path.startswith((_OURS + os.sep, _LIBRARY + os.sep)) or any(each in path for each in _INSTALLED)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,141 @@
+"""Which earlier run of the same script promised a gain, and what has become of it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from torchperfd.runs.comparison import compare_runs
+from torchperfd.runs.ending import FAILED
+from torchperfd.runs.errors import RunFileError
+from torchperfd.runs.noise import LEAST_BLOCKS
+from torchperfd.runs.promise import Promise
+from torchperfd.runs.promise_outcome import CHANGED, MACHINE, NOISE, UNCHANGED, PromiseOutcome
+from torchperfd.runs.record import RankBlocks, RankRecord, RunRecord
+
+_SAME_BATCH: Final = 0.05
+"""Batches whose mean sizes differ by a smaller part are alike: the last one of an epoch may be smaller."""
+_LEAST_CHANGE: Final = 0.01
+_NOT_THE_USERS: Final = frozenset({"host", "torchperfd"})
+"""What may differ between two runs without a change by their user that a step depends on."""
+
+
+def outcome_of(run: RunRecord, earlier: Iterable[tuple[str, RunRecord]]) -> PromiseOutcome | None:
+    """Return what a run has made of the newest promise before it.
+
+    Args:
+        run: The new one.
+        earlier: Kept runs with their ids, the newest first.
+
+    Returns:
+        None without a promise, and where one of both runs has failed or has too few steps to compare. A run
+        that has answered a promise closes it: later ones are compared with what that run promises.
+    """
+    if not _is_comparable(run) or run.source is None:
+        return None
+    for run_id, before in earlier:
+        if not _is_comparable(before) or not _is_alike(before, run):
+            continue
+        if _is_unchanged(before, run):
+            return PromiseOutcome(run_id, UNCHANGED)
+        if before.promises:
+            try:
+                return _judge(run_id, before, run)
+            except RunFileError:
+                continue
+        if before.outcome is not None:
+            return None
+    return None
+
+
+def _is_comparable(run: RunRecord) -> bool:
+    has_blocks = any(rank.blocks and len(rank.blocks.step) >= LEAST_BLOCKS for rank in run.ranks)
+    return run.exit_state != FAILED and has_blocks
+
+
+def _is_alike(before: RunRecord, after: RunRecord) -> bool:
+    """Return whether it is the same script and kind of job; its arguments may differ."""
+    return (
+        before.source is not None
+        and after.source is not None
+        and before.source.path == after.source.path
+        and before.world_size == after.world_size
+        and before.environment.get("device") == after.environment.get("device")
+    )
+
+
+def _is_unchanged(before: RunRecord, after: RunRecord) -> bool:
+    """Return whether script, arguments, versions and settings are the same, as far as both are known."""
+    if not before.source or not before.source.code or before.source != after.source:
+        return False
+    old, new = (
+        {name: value for name, value in run.in_effect.items() if name not in _NOT_THE_USERS}
+        for run in (before, after)
+    )
+    return all(old[name] == new[name] for name in old.keys() & new.keys())
+
+
+def _judge(run_id: str, before: RunRecord, after: RunRecord) -> PromiseOutcome:
+    promise = _answered(before, after)
+    size, new_size = before.samples_per_step, after.samples_per_step
+    is_per_sample = bool(size and new_size) and abs(math.log(new_size / size)) > _SAME_BATCH
+    if is_per_sample:
+        before, after = _scaled(before, 1 / size), _scaled(after, 1 / new_size)
+    comparison = compare_runs(before, after)
+    is_own = is_per_sample or any(each.name not in _NOT_THE_USERS for each in comparison.differences)
+    factor = None if is_own or not comparison.is_step_changed else comparison.machine_factor
+    speed = factor or 1.0
+    step, state = comparison.step, NOISE
+    beyond = step.after / (speed * step.before) - 1
+    if comparison.is_step_changed:
+        state = CHANGED
+        if factor is not None and (not comparison.changed_phases or abs(beyond) < _LEAST_CHANGE):
+            state, factor, speed, beyond = MACHINE, None, 1.0, comparison.ratio
+    return PromiseOutcome(
+        run=run_id,
+        state=state,
+        cause=promise.cause,
+        fix=promise.fix,
+        promised_ratio=None if promise.saving is None else _rounded(-promise.saving),
+        cost_ratio=_rounded(promise.cost),
+        before_seconds=_rounded(speed * step.before),
+        after_seconds=_rounded(step.after),
+        ratio=_rounded(beyond),
+        ratio_margin=_rounded(comparison.ratio_margin / speed),
+        machine_ratio=None if factor is None else _rounded(factor - 1),
+        is_per_sample=is_per_sample,
+        has_unseen_ranks=bool(before.unseen_ranks or after.unseen_ranks),
+    )
+
+
+def _rounded(number: float) -> float:
+    """Return a number as blocks of steps are kept: to five digits."""
+    return float(f"{number:.5g}")
+
+
+def _answered(before: RunRecord, after: RunRecord) -> Promise:
+    """Return the promise whose setting the later run has; the first one if it has none of them."""
+    old, new = before.in_effect, after.in_effect
+    return next((each for each in before.promises if each.is_kept_by(old, new)), before.promises[0])
+
+
+def _scaled(run: RunRecord, factor: float) -> RunRecord:
+    """Return a run all times of which are multiplied."""
+    return replace(run, ranks=tuple(_scaled_rank(rank, factor) for rank in run.ranks))
+
+
+def _scaled_rank(rank: RankRecord, factor: float) -> RankRecord:
+    blocks = rank.blocks
+    if blocks is not None:
+        phases = {name: _times(column, factor) for name, column in blocks.phases.items()}
+        blocks = RankBlocks(blocks.steps, _times(blocks.step, factor), phases)
+    return replace(
+        rank,
+        step_seconds=None if rank.step_seconds is None else factor * rank.step_seconds,
+        phase_seconds={name: factor * each for name, each in rank.phase_seconds.items()},
+        blocks=blocks,
+    )
+
+
+def _times(column: Iterable[float], factor: float) -> tuple[float, ...]:
+    return tuple(factor * each for each in column)
