@@ -122,6 +122,15 @@ def _time() -> Panels:
             top=1,
         ),
         over_time(
+            "Account of a step",
+            "Mean time per step of each of its parts, which sum to the step: computing by phase, each loss "
+            "that has a name, and the kinds of waiting. Daemons of several nodes are averaged; the rank "
+            "selection is ignored. Empty until there is a verdict with an account.",
+            Target(f"avg by (part, name) ({metric('train_step_part_seconds', OF_RUN)})", "{{part}} {{name}}"),
+            unit=units.Seconds,
+            stacked=True,
+        ),
+        over_time(
             "Wall time by phase",
             "Seconds of each phase, validation included, per second and rank. What is missing to one is "
             "time outside of any step.",

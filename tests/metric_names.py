@@ -52,6 +52,8 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     },
     "torchperfd_train_step_duration_seconds": frozenset({"run"}),
     "torchperfd_train_verdict": frozenset({"run", "cause"}),
+    "torchperfd_train_step_part_seconds": frozenset({"run", "part", "name"}),
+    "torchperfd_train_step_hidden_seconds": frozenset({"run", "part", "name"}),
     "torchperfd_train_lost_seconds_total": frozenset({"run", "cause"}),
     "torchperfd_train_straggler_excess_seconds": _RANK,
     "torchperfd_train_goodput_seconds_total": frozenset({"run", "bucket"}),

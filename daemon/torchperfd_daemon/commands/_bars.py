@@ -4,12 +4,16 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
+from torchperfd.durations import duration
+from torchperfd.step_account import Account, PartKind, Row
+from torchperfd_daemon.commands._table import milliseconds
 from torchperfd_daemon.views.live import WAIT, RunView
 
 _COLOURS: Final[Mapping[str, str]] = {
@@ -24,6 +28,16 @@ _COLOURS: Final[Mapping[str, str]] = {
     "other": "white",
     WAIT: "bright_black",
 }
+_KINDS: Final[Mapping[PartKind, str]] = {
+    PartKind.LOSS: "red",
+    PartKind.DATA: "yellow",
+    PartKind.LATE_RANK: "bright_red",
+    PartKind.UNEVEN_WORK: "bright_black",
+    PartKind.EXCHANGE: "cyan",
+    PartKind.LOCK: "bright_yellow",
+    PartKind.UNNAMED: "white",
+}
+"""The colours of parts of a step that are not the work of a phase."""
 _USERS: Final = ("bright_cyan", "bright_magenta", "bright_blue")
 _NAMES: Final[Mapping[str, str]] = {WAIT: "wait"}
 _LEAST_WIDTH: Final = 8
@@ -66,19 +80,29 @@ def _part(name: str, colour: str, width: int, *, plain: bool) -> Segment:
 
 
 class Legend:
-    """Which phase has which colour, or which letter."""
+    """Which phase, or which part of a step, has which colour, or which letter.
 
-    def __init__(self, colours: Mapping[str, str]) -> None:
-        self._colours = colours
+    Args:
+        values: What stands behind the names; none for those that are not among it.
+    """
+
+    def __init__(self, colours: Mapping[str, str], values: Mapping[str, str] | None = None) -> None:
+        self._colours, self._values = colours, values or {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        text = Text()
+        line = Text()
         marks = letters(self._colours)
         for name, colour in self._colours.items():
-            text.append(marks[name], style="" if _plain(console) else f"black on {colour}")
-            # A line never ends between a letter and its name.
-            text.append(f"\u00a0{_NAMES.get(name, name)}", style="dim").append("  ")
-        yield text
+            words = " ".join(filter(None, (_NAMES.get(name, name), self._values.get(name))))
+            entry = Text.assemble(
+                (marks[name], "" if _plain(console) else f"black on {colour}"), (f"\u00a0{words}  ", "dim")
+            )
+            # A line never ends between a letter, its name and its value.
+            if line and line.cell_len + entry.cell_len - len("  ") > options.max_width:
+                yield line
+                line = Text()
+            line.append_text(entry)
+        yield line
 
 
 def _plain(console: Console) -> bool:
@@ -94,6 +118,24 @@ def letters(names: Iterable[str]) -> dict[str, str]:
             taken = found.values()
             found[name] = next((each for each in wanted if each.isalnum() and each not in taken), "?")
     return found
+
+
+def account_bar(account: Account) -> list[RenderableType]:
+    """Return the account of a step: its length, a bar of its parts, and their names with their times."""
+    rows = {row.label: row for row in account.rows}
+    shades = {label: _shade(row) for label, row in rows.items()}
+    marks = letters(rows)
+    values = {label: milliseconds(row.seconds) for label, row in rows.items()}
+    bar = Table.grid(expand=True)
+    bar.add_row(Bar([(marks[each], shades[each], rows[each].seconds) for each in rows], account.step_seconds))
+    title = Text(f"where a step of {duration(account.step_seconds)} goes, in ms", style="bold dim")
+    return [title, bar, Legend(shades, values)]
+
+
+def _shade(row: Row) -> str:
+    if row.kind is PartKind.COMPUTING:
+        return _COLOURS.get(row.label, _USERS[0])
+    return _KINDS[row.kind] if row.kind is not None else "white"
 
 
 def name_of(phase: str) -> str:

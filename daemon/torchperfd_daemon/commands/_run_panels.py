@@ -14,7 +14,7 @@ from torchperfd.card import CauseCard, VerdictCard, card_of
 from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
-from torchperfd_daemon.commands._bars import Bar, Legend, colours, letters, name_of
+from torchperfd_daemon.commands._bars import Bar, Legend, account_bar, colours, letters, name_of
 from torchperfd_daemon.commands._frame import Frame
 from torchperfd_daemon.commands._targets import OrderTarget, RankTarget, style_of
 from torchperfd_daemon.commands._trend import sparkline
@@ -61,18 +61,22 @@ class _Shape:
     framed: bool = False
     ranked: bool = False
     command: bool = False
+    account: bool = False
     legend: bool = False
     trend: bool = False
     others: int | None = 0
 
 
-_ALL: Final = _Shape(framed=True, ranked=True, command=True, legend=True, trend=True, others=None)
+_ALL: Final = _Shape(
+    framed=True, ranked=True, command=True, account=True, legend=True, trend=True, others=None
+)
 _GROWING: Final = (
     _Shape(framed=True),
     _Shape(framed=True, ranked=True),
     _Shape(framed=True, ranked=True, command=True),
-    _Shape(framed=True, ranked=True, command=True, trend=True),
-    _Shape(framed=True, ranked=True, command=True, trend=True, legend=True),
+    _Shape(framed=True, ranked=True, command=True, account=True),
+    _Shape(framed=True, ranked=True, command=True, account=True, trend=True),
+    _Shape(framed=True, ranked=True, command=True, account=True, trend=True, legend=True),
 )
 
 
@@ -156,16 +160,22 @@ def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | 
     title = f"{run.run} · {run.here} of {_table.count(run.world_size, 'rank')}{step}{last}"
     card = card_of(verdict) if verdict is not None else None
     parts = [_verdict(card)]
+    further = card.causes[1:] if card is not None else ()
     if not shape.framed:
+        parts += [_also(cause) for cause in further if not cause.cost_seconds]
         name = Text(f" {title}", style="bold", no_wrap=True, overflow="ellipsis")
         return Group(name, *parts)
     if card is not None:
-        parts += [Text("  also: ").append_text(_cause(cause)) for cause in card.causes[1:]]
+        parts += [_also(cause) for cause in further]
+        if card.note:
+            parts.insert(0, Text(f"note: {card.note}"))
         if shape.command:
             named = [part for cause in card.causes[:1] for part in cause.parts if part[0] in _SHOWN]
             parts += [Text(f"  {name}: {words}") for name, words in named]
             if card.next_command:
                 parts.append(Text(f"  next: {card.next_command}", style="dim"))
+    if shape.account and card is not None and card.account is not None:
+        parts += account_bar(card.account)
     if shape.trend:
         parts += _trends(run.run, frame)
     if shape.ranked:
@@ -272,6 +282,10 @@ def _verdict(card: VerdictCard | None) -> RenderableType:
     if not card.causes:
         return Text.assemble(("✓ " if card.is_healthy else "? ", "green"), card.summary)
     return Text("✗ ", style="red").append_text(_cause(card.causes[0]))
+
+
+def _also(cause: CauseCard) -> Text:
+    return Text("  also: ").append_text(_cause(cause))
 
 
 def _cause(cause: CauseCard) -> Text:

@@ -3,11 +3,12 @@
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from torchperfd.durations import duration
+from torchperfd.step_account import Account
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._fit import Rows, fitted_phases, folded_text
@@ -45,16 +46,29 @@ def command(
         def frame() -> tuple[str, str]:
             answer = scope.steps(daemon, last)
             runs = _view.runs(answer.ranks)
+            accounts = _accounts(scope, daemon, runs)
             if as_json:
-                document = {"runs": [_view.run_dict(each) for each in runs], **fleet_dict(answer)}
+                shown = [
+                    {**_view.run_dict(each), "account": account.to_document() if account else None}
+                    for each in runs
+                    for account in [accounts.get(each.run)]
+                ]
+                document = {"runs": shown, **fleet_dict(answer)}
                 return json.dumps({"schema": "torchperfd.ranks/1", **document}), missing(answer)
-            tables = [text(each, fleet=bool(answer.nodes)) for each in runs]
+            tables = [text(each, accounts.get(each.run), fleet=bool(answer.nodes)) for each in runs]
             return "\n\n".join(tables), missing(answer)
 
         show(frame, watch=watch, as_json=as_json)
 
 
-def text(view: _view.RunView, *, fleet: bool = False) -> str:
+def _accounts(scope: Scope, daemon: Any, runs: Sequence[_view.RunView]) -> dict[str, Account | None]:
+    """Ask for the accounts of runs; of a single rank they have nothing that its phases lack."""
+    if all(len(run.ranks) < 2 for run in runs):
+        return {}
+    return {verdict.run: Account.of_verdict(verdict) for verdict in scope.verdicts(daemon).verdicts}
+
+
+def text(view: _view.RunView, account: Account | None = None, *, fleet: bool = False) -> str:
     """Return a run's table and remarks, for the ranks of this node or of all nodes."""
     sizes = {name: max(rank.phase_seconds.get(name, 0.0) for rank in view.ranks) for name in view.phases}
     table = fitted_phases(
@@ -64,7 +78,8 @@ def text(view: _view.RunView, *, fleet: bool = False) -> str:
         left=("PLACE", "NODE", "STATE", ""),
         lift=("NODE", "PLACE"),
     )
-    words = map(folded_text, (_title(view, fleet=fleet), *_remarks(view)))
+    waits = [account.words] if account is not None and len(view.ranks) > 1 else []
+    words = map(folded_text, (_title(view, fleet=fleet), *waits, *_remarks(view)))
     return "\n".join([next(words), *table, *words])
 
 

@@ -1,12 +1,19 @@
 """Metrics of the observer's verdicts."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
 
+from torchperfd.step_account import Part
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.metrics.cap import SeriesCap
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.store import Store
+
+_PART_LABELS: Final = ("run", "part", "name")
+_MOST_NAMES: Final = 32
+"""Of a run's parts, the largest have their names; the names of phases are the script's own."""
 
 
 class DiagnosisMetrics:
@@ -22,17 +29,32 @@ class DiagnosisMetrics:
         self._observer = observer
 
     def families(self) -> Iterator[Family]:
-        """Return verdicts, the cost of each cause, and the rank that the others wait for."""
+        """Return verdicts, the parts of the step, what causes cost, and the ranks that others wait for."""
         runs = self._store.runs()
         if self._cap is not None:
             # A verdict is on all of a run's ranks, also where there is room for some of them only.
             shown = {rank.identity.run for rank in self._cap.select(self._store)}
             runs = {run: ranks for run, ranks in runs.items() if run in shown}
         verdicts = Family("train_verdict", "1 for the present verdict on a run.", "gauge", ("run", "cause"))
+        parts = Family(
+            "train_step_part_seconds",
+            "Mean time per step of each part of the step; the parts of a run sum to its step.",
+            "gauge",
+            _PART_LABELS,
+        )
+        hidden = Family(
+            "train_step_hidden_seconds",
+            "Mean time per step beside the step, which costs nothing.",
+            "gauge",
+            _PART_LABELS,
+        )
         for run, ranks in runs.items():
             verdict = self._observer.verdict(run) or verdict_on_mean_step(run, ranks)
             verdicts.add(1, run, verdict.cause.value)
-        yield verdicts
+            if verdict.account is not None:
+                _add_parts(parts, run, verdict.account.parts)
+                _add_parts(hidden, run, verdict.account.hidden)
+        yield from (verdicts, parts, hidden)
         lost = Family(
             "train_lost_seconds",
             "Training time that a cause has cost the run, while it was the verdict.",
@@ -53,3 +75,13 @@ class DiagnosisMetrics:
             for number, seconds in stragglers.items() if run in runs else ():
                 late.add(seconds, run, str(number))
         yield late
+
+
+def _add_parts(family: Family, run: str, parts: Sequence[Part]) -> None:
+    """Add a series for each kind and name; the names of small parts are left out, not their time."""
+    summed: defaultdict[tuple[str, str], float] = defaultdict(float)
+    largest = sorted(parts, key=lambda part: -part.seconds)
+    for position, part in enumerate(largest):
+        summed[part.kind.value, part.name if position < _MOST_NAMES else ""] += part.seconds
+    for (kind, name), seconds in summed.items():
+        family.add(seconds, run, kind, name)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.accounts import uneven_account, with_account
 from tests.support.golden import check_golden
 from tests.support.served import Served, serving_from_a_thread
 from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
@@ -29,6 +30,7 @@ from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views import node_view as _node_view
 from torchperfd_daemon.views.live import behind_text
+from torchperfd_daemon.views.verdicts import verdict_dict
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -218,6 +220,27 @@ def test_ranks_as_json(served: Served, command: Command) -> None:
         assert rank["own_seconds"] + rank["phase_seconds"]["collective_wait"] == pytest.approx(
             rank["step_seconds"]
         )
+
+
+def test_ranks_have_the_account_of_their_step(
+    served: Served, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(served.store, "healthy")
+    known = with_account(control_pb2.Verdict(cause="none", run="bert-17"), uneven_account())
+    answer = control_pb2.DiagnoseResponse(verdicts=[known])
+    monkeypatch.setattr("torchperfd_daemon.commands._scope.Scope.verdicts", lambda *_: answer)
+    assert "of each 85.6 ms: 34 computing, 42 waiting for ranks" in command("ranks")[1]
+    [run] = json.loads(command("ranks", "--json")[1])["runs"]
+    assert run["account"] == uneven_account().to_document()
+
+
+def test_diagnose_as_json_has_note_account_and_card() -> None:
+    verdict = with_account(control_pb2.Verdict(cause="unknown", run="r", note="busy"), uneven_account())
+    document = verdict_dict(verdict)
+    assert (document["note"], document["card"]["note"]) == ("busy", "busy")
+    assert document["account"] == uneven_account().to_document()
+    assert document["card"]["account"] == [uneven_account().words]
+    assert document["card"]["heading"].startswith("no cause yet: 48% is waiting")
 
 
 def test_without_measured_waits_no_rank_is_called_slow(served: Served, command: Command) -> None:

@@ -20,6 +20,7 @@ from tests.support.golden import check_golden
 from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __revision__, __version__
+from torchperfd.step_account import Account, Part, PartKind
 from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import (
@@ -254,7 +255,13 @@ class Observed(Observer):
         pass
 
     def verdict(self, run: str) -> Verdict | None:
-        slow = Verdict(Cause.SLOW_RANK, run, "node-a", 1, "forward", "", 0.03, "")
+        parts = (
+            Part(PartKind.COMPUTING, "forward", 0.05),
+            Part(PartKind.LATE_RANK, "", 0.03, 1),
+            Part(PartKind.EXCHANGE, "", 0.02),
+        )
+        account = Account(0.1, 0.1, parts, (Part(PartKind.DATA, "", 0.01),))
+        slow = Verdict(Cause.SLOW_RANK, run, "node-a", 1, "forward", "", 0.03, "", account=account)
         return slow if run == "bert-17" else None
 
     def lost_seconds(self) -> dict[str, Mapping[Cause, float]]:
@@ -520,7 +527,9 @@ def test_training_series_carry_run_and_rank_only_info_has_more(text: str) -> Non
             if family.name == "torchperfd_train_rank_info":
                 assert {"node", "job_name", "slurm_job_id", "gpu_uuid", "torchelastic_run_id"} <= extra
             else:
-                assert extra <= {"phase", "state", "cause", "part", "bucket", "le", "hook"}, family.name
+                assert extra <= {"phase", "state", "cause", "part", "name", "bucket", "le", "hook"}, (
+                    family.name
+                )
 
 
 def test_odd_names_are_escaped(text: str) -> None:
@@ -541,3 +550,21 @@ def test_promtool_finds_nothing_to_object_to(text: str) -> None:
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_parts_of_a_step_keep_their_time_beyond_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = tuple(Part(PartKind.COMPUTING, f"phase {number}", 1 + number) for number in range(40))
+    verdict = Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "", account=Account(820.0, 820.0, parts))
+    monkeypatch.setattr(Observed, "verdict", lambda *_: verdict)
+    store = Store()
+    store.join(RankIdentity("r", 0))
+    text = MetricsPage([DiagnosisMetrics(store, Observed()).families]).render("")[0].decode()
+    values = {
+        sample.labels["name"]: sample.value
+        for family in parse_text(text)
+        for sample in family.samples
+        if sample.name == "torchperfd_train_step_part_seconds"
+    }
+    assert len(values) == 33
+    assert sum(values.values()) == 820.0
+    assert values[""] == sum(range(1, 9))

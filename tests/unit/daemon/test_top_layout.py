@@ -4,6 +4,8 @@ import io
 
 import pytest
 from rich.console import Console
+from tests.support.accounts import uneven_account, with_account
+from tests.support.golden import check_golden
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._frame import Frame
@@ -141,3 +143,29 @@ def test_top_hang_has_no_share_of_a_step() -> None:
     text = unwrapped(lines([run("a", 2)], [hang]))
     assert "no step for 23 s" in text
     assert "of the step" not in text
+
+
+def grown(name: str) -> control_pb2.Verdict:
+    """A verdict with an account and a note, beside which memory grows."""
+    shown = with_account(verdict(name, 5), uneven_account())
+    shown.note = "busy node: everything takes 3.5 times as long; 71% of that wait is for your own 24 threads"
+    shown.others.add(
+        cause="memory pressure", rank=-1, evidence="memory grows by 8.2 MiB/s and is full in 39 min"
+    )
+    return shown
+
+
+def test_top_shows_the_account_as_golden_file() -> None:
+    check_golden("top_account.txt", "\n".join(lines([run("a")], [grown("a")], height=40)) + "\n")
+
+
+@pytest.mark.parametrize("height", [8, 12, 24, 40])
+def test_top_always_shows_memory_that_grows(height: int) -> None:
+    text = unwrapped(lines([run("a")], [grown("a")], height=height))
+    assert "also: memory pressure · grows by 8.2 MiB/s, full in 39 min" in text
+
+
+def test_top_without_a_cause_says_what_is_largest() -> None:
+    unknown = control_pb2.Verdict(cause="unknown", run="a", rank=-1, evidence="no rank is slow")
+    text = unwrapped(lines([run("a")], [with_account(unknown, uneven_account())]))
+    assert "? no cause yet: 48% is waiting for ranks whose work differs from step to step" in text
