@@ -1,6 +1,6 @@
 """The line of a frame, also while CPython does not know it."""
 
-from types import FrameType
+from types import CodeType, FrameType
 
 
 def line_of(frame: FrameType) -> int:
@@ -10,7 +10,14 @@ def line_of(frame: FrameType) -> int:
     that of the nearest instruction before; without one, the first line of the function.
     """
     known: int | None = frame.f_lineno
-    if known is not None:
-        return known
-    before = [line for start, _, line in frame.f_code.co_lines() if line and start <= frame.f_lasti]
-    return before[-1] if before else frame.f_code.co_firstlineno
+    return line_at(frame.f_code, frame.f_lasti) if known is None else known
+
+
+def line_at(code: CodeType, offset: int) -> int:
+    """Return the line of an instruction, or of the nearest one before it that has a line.
+
+    Args:
+        offset: In bytes, as in ``frame.f_lasti``.
+    """
+    before = [line for start, _, line in code.co_lines() if line and start <= offset]
+    return before[-1] if before else code.co_firstlineno

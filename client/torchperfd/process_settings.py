@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Final
 
 ANOMALY_DETECTION: Final = "torch.autograd.set_detect_anomaly(True)"
+DETERMINISTIC: Final = "torch.use_deterministic_algorithms(True)"
+PYTHON_PROFILER: Final = "a Python profiler (sys.setprofile)"
+PYTHON_TRACER: Final = "a Python debugger or coverage (sys.settrace)"
+TORCH_PROFILER: Final = "torch.profiler.profile"
 _MOST_READINGS: Final = 3
 _DEBUG_ALLOCATORS: Final = frozenset({"debug", "malloc_debug", "pymalloc_debug", "mimalloc_debug"})
 
@@ -33,22 +37,26 @@ class ProcessSettings:
 
     Attributes:
         threads: How many threads an operation on the CPU may use, at the newest reading; None before one.
-        detects_anomalies: Whether autograd's anomaly detection was on at the newest reading.
+        switched_on: The switches of torch and of the interpreter that were on at the newest reading.
         binding: To how many CPUs the training thread is bound. An import may bind that thread and the workers
             that it starts, and none of the other threads.
     """
 
     def __init__(self) -> None:
         self.threads: int | None = None
-        self.detects_anomalies = False
+        self.switched_on: tuple[str, ...] = ()
         self.binding: CpuBinding | None = None
         self._count_threads: Callable[[], int] | None = None
-        self._is_anomaly_enabled: Callable[[], bool] | None = None
+        self._checks: Mapping[str, Callable[[], bool]] = {}
         self._readings = 0
 
-    def install(self, count_threads: Callable[[], int], is_anomaly_enabled: Callable[[], bool]) -> None:
-        """Take the functions of torch that are read, once it is imported."""
-        self._count_threads, self._is_anomaly_enabled = count_threads, is_anomaly_enabled
+    def install(self, count_threads: Callable[[], int], checks: Mapping[str, Callable[[], bool]]) -> None:
+        """Take the functions of torch that are read, once it is imported.
+
+        Args:
+            checks: By the name of each switch of torch, whether it is on.
+        """
+        self._count_threads, self._checks = count_threads, checks
 
     def read(self) -> None:
         """Read the settings; called on the training thread."""
@@ -56,8 +64,10 @@ class ProcessSettings:
             self.threads = self._count_threads()
         if self.binding is None:
             self.binding = cpu_binding()
-        if self._is_anomaly_enabled is not None:
-            self.detects_anomalies = self._is_anomaly_enabled()
+        # Both are of the calling thread.
+        of_python = {PYTHON_PROFILER: sys.getprofile() is not None, PYTHON_TRACER: sys.gettrace() is not None}
+        is_on = {**{name: check() for name, check in self._checks.items()}, **of_python}
+        self.switched_on = tuple(name for name, on in is_on.items() if on)
 
     def read_at_step(self) -> None:
         """Read the settings at one of the first steps of an optimizer; without a loader nothing else does."""
@@ -68,8 +78,7 @@ class ProcessSettings:
     @property
     def switches(self) -> tuple[str, ...]:
         """The debugging switches that are on, as they are written."""
-        anomaly = (ANOMALY_DETECTION,) if self.detects_anomalies else ()
-        return anomaly + debug_variables(os.environ, dev_mode=sys.flags.dev_mode)
+        return self.switched_on + debug_variables(os.environ, dev_mode=sys.flags.dev_mode)
 
 
 def debug_variables(environ: Mapping[str, str], *, dev_mode: bool) -> tuple[str, ...]:

@@ -1,14 +1,21 @@
 """Compilations by torch.compile: how often, and for how long training waited for them."""
 
+import logging
+import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Final
 
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
 
 _CALLBACKS: Final = "torch._dynamo.callback"
+_LIMITS: Final = "torch._dynamo.convert_frame"
+"""The module, and the name of its log."""
+_LIMIT_MESSAGE: Final = "torch._dynamo hit config."
+_FUNCTION: Final = re.compile(r"'([^']{1,200})' \((.{1,1000}):(\d{1,9})\)")
 # The script may be about to import the module.
 _MOST_MISSES: Final = 60
 
@@ -29,20 +36,35 @@ class Compilations:
     Attributes:
         calls: Compilations since :meth:`follow` has found the compiler.
         ns: Nanoseconds that they took, whichever thread waited.
+        graph_limit: The first function that it has given up on, after too many graphs of it, such as
+            ``forward() at model.py:12``: it runs without the compiler from then on. Empty for none.
         turn_off: Called with the reason where this torch has no such callbacks.
     """
 
-    __slots__ = ("_began", "_begin", "_clock", "_end", "_misses", "_over", "calls", "ns", "turn_off")
+    __slots__ = (
+        "_began",
+        "_begin",
+        "_clock",
+        "_end",
+        "_misses",
+        "_note",
+        "_over",
+        "calls",
+        "graph_limit",
+        "ns",
+        "turn_off",
+    )
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.calls = self.ns = 0
+        self.graph_limit = ""
         self._clock = clock
         self._began = 0
         self._over = False
         self._misses = 0
         self.turn_off: Callable[[str], None] = lambda _: None
         # One object each: a bound method is another one each time it is asked for.
-        self._begin, self._end = self._note_begin, self._note_end
+        self._begin, self._end, self._note = self._note_begin, self._note_end, self._note_limit
 
     def follow(self) -> None:
         """Begin to count, once the script has imported the compiler; call it again and again.
@@ -55,6 +77,9 @@ class Compilations:
         for calls, callback in lists:
             if callback not in calls:
                 calls.append(callback)
+        if _LIMITS in sys.modules:
+            # Nothing but a warning shows that a function has reached its limit. A second time does nothing.
+            logging.getLogger(_LIMITS).addFilter(self._note)
         if len(lists) < 2 and _CALLBACKS in sys.modules:
             self._misses += 1
         if self._misses == _MOST_MISSES:
@@ -64,6 +89,7 @@ class Compilations:
     def uninstall(self) -> None:
         """Stop counting."""
         self._over = True
+        logging.getLogger(_LIMITS).removeFilter(self._note)
         for calls, callback in self._lists():
             if callback in calls:
                 calls.remove(callback)
@@ -75,6 +101,15 @@ class Compilations:
             (getattr(handler, "end_callbacks", None), self._end),
         )
         return [(calls, callback) for calls, callback in found if isinstance(calls, list)]
+
+    def _note_limit(self, record: logging.LogRecord) -> bool:
+        """Read a warning of the compiler; return that it is to be logged."""
+        if not self.graph_limit and str(record.msg).startswith(_LIMIT_MESSAGE):
+            found = _FUNCTION.search(" ".join(map(str, record.args or ())))
+            self.graph_limit = (
+                f"{found[1]}() at {PurePath(found[2]).name}:{found[3]}" if found else "a function"
+            )
+        return True
 
     def _note_begin(self, *_: object) -> None:
         self._began = self._clock()

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.hooks.pauses import GENERATIONS, GcPauses
+from torchperfd.timed_line import TimedLine
 
 _MOST_WAITING: Final = 4096
+_MOST_LINES: Final = 64
+_REPORTED_LINES: Final = 8
+_LONGEST_NAME: Final = 1000
 
 
 @dataclass(slots=True)
@@ -18,6 +22,7 @@ class _Waiting:
     end_ns: int
     calls: int
     ns: int
+    caller: tuple[str, int] | None = None
 
 
 class FitPauses:
@@ -31,11 +36,14 @@ class FitPauses:
     Attributes:
         calls: Collections within training, by generation.
         ns: Nanoseconds that they took.
+        by_caller: Those within training that the script has called for: number and nanoseconds by file and
+            line.
     """
 
     def __init__(self, pauses: GcPauses) -> None:
         self.calls = [0] * GENERATIONS
         self.ns = [0] * GENERATIONS
+        self.by_caller: dict[tuple[str, int], tuple[int, int]] = {}
         self._pauses = pauses
         self._seen_calls = [0] * GENERATIONS
         self._seen_ns = [0] * GENERATIONS
@@ -61,6 +69,8 @@ class FitPauses:
                 if pause.start_ns >= began_ns:
                     self.calls[pause.generation] += pause.calls
                     self.ns[pause.generation] += pause.ns
+                    if pause.caller is not None:
+                        self._count_call(pause.caller, pause.calls, pause.ns)
         if len(waiting) > _MOST_WAITING:
             self._shorten(merging=began_ns > 0)
 
@@ -73,7 +83,9 @@ class FitPauses:
             took = pause.end_ns - pause.start_ns
             self._seen_calls[pause.generation] += 1
             self._seen_ns[pause.generation] += took
-            self._waiting.append(_Waiting(pause.generation, pause.start_ns, pause.end_ns, 1, took))
+            self._waiting.append(
+                _Waiting(pause.generation, pause.start_ns, pause.end_ns, 1, took, pause.caller)
+            )
         for generation in range(GENERATIONS):
             # There were more than are kept one by one. Those that are lost are older than all that are left.
             lost = max(0, calls[generation] - self._seen_calls[generation])
@@ -83,6 +95,20 @@ class FitPauses:
             if counting:
                 self.calls[generation] += lost
                 self.ns[generation] += lost_ns
+
+    @property
+    def longest_calls(self) -> tuple[TimedLine, ...]:
+        """The lines that have called for collections within training, the one with most time first."""
+        longest = sorted(self.by_caller.items(), key=lambda item: -item[1][1])
+        return tuple(
+            TimedLine(file[-_LONGEST_NAME:], line, "collect", calls, ns)
+            for (file, line), (calls, ns) in longest[:_REPORTED_LINES]
+        )
+
+    def _count_call(self, caller: tuple[str, int], calls: int, ns: int) -> None:
+        if caller in self.by_caller or len(self.by_caller) < _MOST_LINES:
+            before = self.by_caller.get(caller, (0, 0))
+            self.by_caller[caller] = before[0] + calls, before[1] + ns
 
     def _shorten(self, *, merging: bool) -> None:
         """Halve what waits: before training it is dropped; later, one record per generation replaces them."""

@@ -2,7 +2,8 @@
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.coordinates import Coordinate
 from torchperfd.events import EventBuffer
@@ -12,7 +13,8 @@ from torchperfd.hooks.background_saves import BackgroundSaves
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks, Models, describe
 from torchperfd.hooks.loader_use import LoaderSampler
-from torchperfd.process_settings import ProcessSettings
+from torchperfd.hooks.profiler import ARBITER, is_profiling
+from torchperfd.process_settings import ANOMALY_DETECTION, DETERMINISTIC, TORCH_PROFILER, ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps.iterators import Iterators
 from torchperfd.steps.replay import Replay
@@ -93,7 +95,7 @@ class Hooks:
     def install(self) -> None:
         """Put every hook on; one that this torch does not offer is logged and left out."""
         torch = sys.modules["torch"]
-        self._links.settings.install(torch.get_num_threads, getattr(torch, "is_anomaly_enabled", bool))
+        self._links.settings.install(torch.get_num_threads, switch_checks(torch))
         for context in self._contexts:
             try:
                 importlib.import_module(f"torchperfd.hooks.{context.name}").install(context)
@@ -121,3 +123,12 @@ class Hooks:
         self._buffer.thread = 0  # from here on they pass through
         for context in reversed(self._contexts):
             context.take_off()
+
+
+def switch_checks(torch: Any) -> dict[str, Callable[[], bool]]:
+    """Return by the name of each of torch's debugging switches a function that returns whether it is on."""
+    return {
+        ANOMALY_DETECTION: getattr(torch, "is_anomaly_enabled", bool),
+        DETERMINISTIC: getattr(torch, "are_deterministic_algorithms_enabled", bool),
+        TORCH_PROFILER: lambda: is_profiling() and not ARBITER.is_ours_on,
+    }

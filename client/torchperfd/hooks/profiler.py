@@ -75,6 +75,11 @@ class ProfilerArbiter:
             if getattr(profiler, name) is wrapper:
                 setattr(profiler, name, original)
 
+    @property
+    def is_ours_on(self) -> bool:
+        """Whether the session that is on, if any, is ours."""
+        return self._stop_ours is not None or self._starting_thread != 0
+
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
         """What this thread starts within is ours."""

@@ -81,10 +81,12 @@ class ProcessCounters:
         self._count_pauses(totals)
         self._compilations.follow()
         totals.compiled = PhaseTotals(self._compilations.calls, self._compilations.ns)
+        totals.graph_limit = self._compilations.graph_limit
         totals.background_saves = PhaseTotals(self._background_saves.calls, self._background_saves.ns())
         totals.ready = loop.ready if loop.ready >= 0 else None
         totals.train.tokens, totals.warmup.tokens = loop.tokens, loop.warmup_tokens
         epochs = self._replay.epochs
+        totals.epoch_starts = replace(epochs.starts)
         totals.epoch = replace(epochs.epoch)
         totals.train_pass = replace(epochs.train)
         totals.validate_pass = replace(epochs.validate)
@@ -129,3 +131,4 @@ class ProcessCounters:
         totals.gc = tuple(
             GcTotals(calls, ns) for calls, ns in zip(self._pauses.calls, self._pauses.ns, strict=True)
         )
+        totals.collect_calls = self._pauses.longest_calls

@@ -22,6 +22,7 @@ from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.steps.step_blocks import BlockSums
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
+from torchperfd.timed_line import TimedLine
 from torchperfd.v1 import contract, session_pb2
 
 
@@ -115,6 +116,7 @@ def totals_message(
         threads=totals.threads,
         cpus=totals.cpus,
         switches=totals.switches,
+        graph_limit=totals.graph_limit,
     )
     for kind in (TRAIN, VALIDATE):
         if totals.of(kind).steps:
@@ -130,6 +132,8 @@ def totals_message(
         (message.validate_pass, totals.validate_pass),
         (message.compiled, totals.compiled),
         (message.background_saves, totals.background_saves),
+        (message.epoch_starts, totals.epoch_starts),
+        (message.device_lag, totals.device_lag),
     ):
         if times.calls:
             _pack_phase(packed, times)
@@ -141,6 +145,12 @@ def totals_message(
         message.coordinates.add(dimension=place.dimension, rank=place.rank, size=place.size)
     for wait in totals.sync_waits:
         message.sync_waits.add(**asdict(wait))
+    for own, packed_lines in (
+        (totals.collect_calls, message.collect_calls),
+        (totals.script_collectives, message.script_collectives),
+    ):
+        for line in own:
+            packed_lines.add(**asdict(line))
     if totals.loader is not None:
         message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(totals.loader)))
     if totals.binding.allowed:
@@ -179,6 +189,11 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
         cpus=message.cpus if message.HasField("cpus") else None,
         binding=CpuBinding(message.binding.allowed, message.binding.share),
         switches=tuple(message.switches),
+        epoch_starts=_read_phase(message.epoch_starts),
+        collect_calls=tuple(map(_read_line, message.collect_calls)),
+        script_collectives=tuple(map(_read_line, message.script_collectives)),
+        graph_limit=message.graph_limit,
+        device_lag=_read_phase(message.device_lag),
     )
     if message.HasField("cuda"):
         cuda = message.cuda
@@ -190,6 +205,10 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
             _read_kind(packed, totals.of(packed.kind), names)
     _read_kind(message.warmup, totals.warmup, names)
     return totals
+
+
+def _read_line(packed: session_pb2.TimedLine) -> TimedLine:
+    return TimedLine(packed.file, packed.line, packed.call, packed.calls, packed.ns)
 
 
 def read_blocks(message: session_pb2.Account, names: PhaseNames) -> BlockSums | None:

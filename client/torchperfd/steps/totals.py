@@ -11,6 +11,7 @@ from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.steps.phases import PHASE_SLOTS
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.sync_wait import SyncWait
+from torchperfd.timed_line import TimedLine
 
 
 @dataclass(slots=True)
@@ -188,6 +189,11 @@ class Totals:
         cpus: How many CPUs the process may use; None if unknown.
         binding: To how many CPUs the process is bound, if these are fewer than its share.
         switches: Debugging switches that are on, as they are written.
+        epoch_starts: First draws of training passes, without the first pass.
+        collect_calls: The lines whose calls of ``gc.collect()`` within training took longest.
+        script_collectives: The lines whose own collectives took longest.
+        graph_limit: A function that torch.compile has given up on, with its place; empty for none.
+        device_lag: How far the device was behind the host, by samples.
     """
 
     train: KindTotals = field(default_factory=KindTotals)
@@ -216,6 +222,11 @@ class Totals:
     cpus: float | None = None
     binding: CpuBinding = UNBOUND
     switches: tuple[str, ...] = ()
+    epoch_starts: PhaseTotals = field(default_factory=PhaseTotals)
+    collect_calls: tuple[TimedLine, ...] = ()
+    script_collectives: tuple[TimedLine, ...] = ()
+    graph_limit: str = ""
+    device_lag: PhaseTotals = field(default_factory=PhaseTotals)
 
     def add(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, in the order of time."""
@@ -240,6 +251,8 @@ class Totals:
             epoch=replace(self.epoch),
             train_pass=replace(self.train_pass),
             validate_pass=replace(self.validate_pass),
+            epoch_starts=replace(self.epoch_starts),
+            device_lag=replace(self.device_lag),
         )
 
     @property

@@ -616,6 +616,11 @@ class Account(google.protobuf.message.Message):
     CPUS_FIELD_NUMBER: builtins.int
     BINDING_FIELD_NUMBER: builtins.int
     SWITCHES_FIELD_NUMBER: builtins.int
+    EPOCH_STARTS_FIELD_NUMBER: builtins.int
+    COLLECT_CALLS_FIELD_NUMBER: builtins.int
+    SCRIPT_COLLECTIVES_FIELD_NUMBER: builtins.int
+    GRAPH_LIMIT_FIELD_NUMBER: builtins.int
+    DEVICE_LAG_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
     loader_ready: builtins.int
     """batches that waited at the newest draw; absent without workers"""
@@ -637,6 +642,8 @@ class Account(google.protobuf.message.Message):
     """that an operation on the CPU may use; absent before a draw or a step showed it"""
     cpus: builtins.float
     """that the process may use: affinity, quota, its share of the node's"""
+    graph_limit: builtins.str
+    """a function that torch.compile has given up on, with its place; empty: none"""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KindAccount]: ...
     @property
@@ -697,6 +704,22 @@ class Account(google.protobuf.message.Message):
     def switches(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """debugging switches that are on, such as CUDA_LAUNCH_BLOCKING=1"""
 
+    @property
+    def epoch_starts(self) -> global___PhaseAccount:
+        """first draws of training passes, without the first pass"""
+
+    @property
+    def collect_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedLine]:
+        """calls of gc.collect() within training; the longest"""
+
+    @property
+    def script_collectives(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedLine]:
+        """collectives that the script starts itself; the longest"""
+
+    @property
+    def device_lag(self) -> global___PhaseAccount:
+        """how far the device was behind the host, by samples"""
+
     def __init__(
         self,
         *,
@@ -728,9 +751,14 @@ class Account(google.protobuf.message.Message):
         cpus: builtins.float | None = ...,
         binding: global___CpuBinding | None = ...,
         switches: collections.abc.Iterable[builtins.str] | None = ...,
+        epoch_starts: global___PhaseAccount | None = ...,
+        collect_calls: collections.abc.Iterable[global___TimedLine] | None = ...,
+        script_collectives: collections.abc.Iterable[global___TimedLine] | None = ...,
+        graph_limit: builtins.str = ...,
+        device_lag: global___PhaseAccount | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "binding", b"binding", "checkpoint", b"checkpoint", "compiled", b"compiled", "cpus", b"cpus", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "began_ns", b"began_ns", "binding", b"binding", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cpus", b"cpus", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "step_blocks", b"step_blocks", "switches", b"switches", "sync_waits", b"sync_waits", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "binding", b"binding", "checkpoint", b"checkpoint", "compiled", b"compiled", "cpus", b"cpus", "cuda", b"cuda", "device_lag", b"device_lag", "epoch", b"epoch", "epoch_starts", b"epoch_starts", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "began_ns", b"began_ns", "binding", b"binding", "checkpoint", b"checkpoint", "collect_calls", b"collect_calls", "compiled", b"compiled", "coordinates", b"coordinates", "cpus", b"cpus", "cuda", b"cuda", "device_lag", b"device_lag", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "epoch_starts", b"epoch_starts", "flops_per_step", b"flops_per_step", "gc", b"gc", "graph_limit", b"graph_limit", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "script_collectives", b"script_collectives", "shed_tiers", b"shed_tiers", "step_blocks", b"step_blocks", "switches", b"switches", "sync_waits", b"sync_waits", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cpus", b"_cpus"]) -> typing.Literal["cpus"] | None: ...
     @typing.overload
@@ -798,6 +826,36 @@ class SyncWait(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["call", b"call", "file", b"file", "line", b"line", "ns", b"ns"]) -> None: ...
 
 global___SyncWait = SyncWait
+
+@typing.final
+class TimedLine(google.protobuf.message.Message):
+    """A line of the script, and what the calls at it took."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    NS_FIELD_NUMBER: builtins.int
+    file: builtins.str
+    line: builtins.int
+    call: builtins.str
+    """such as all_reduce"""
+    calls: builtins.int
+    ns: builtins.int
+    def __init__(
+        self,
+        *,
+        file: builtins.str = ...,
+        line: builtins.int = ...,
+        call: builtins.str = ...,
+        calls: builtins.int = ...,
+        ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "calls", b"calls", "file", b"file", "line", b"line", "ns", b"ns"]) -> None: ...
+
+global___TimedLine = TimedLine
 
 @typing.final
 class CpuBinding(google.protobuf.message.Message):

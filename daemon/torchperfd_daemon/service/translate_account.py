@@ -8,6 +8,7 @@ from torchperfd.coordinates import Coordinate
 from torchperfd.input_stages import InputStages
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.sync_wait import SyncWait
+from torchperfd.timed_line import TimedLine
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.fields import pack
@@ -23,6 +24,7 @@ _MOST_HOOKS: Final = 64
 _MOST_DIMENSIONS: Final = 16
 _MOST_REASON_CHARACTERS: Final = 256
 _MOST_SYNC_WAITS: Final = 8
+_MOST_LINES: Final = 8
 _MOST_THREADS: Final = 2**16
 _MOST_SWITCHES: Final = 8
 _MOST_UUID_CHARACTERS: Final = 64
@@ -86,6 +88,11 @@ def totals(message: session_pb2.Account) -> Totals:
         cpus=message.cpus if 0 < message.cpus <= _MOST_THREADS else None,
         binding=_binding(message.binding.allowed, message.binding.share),
         switches=tuple(one_line(each, MOST_PHASE_CHARACTERS) for each in message.switches[:_MOST_SWITCHES]),
+        epoch_starts=_phase(message.epoch_starts),
+        collect_calls=_lines(message.collect_calls),
+        script_collectives=_lines(message.script_collectives),
+        graph_limit=one_line(message.graph_limit, _MOST_REASON_CHARACTERS),
+        device_lag=_phase(message.device_lag),
         step_blocks=message.step_blocks if len(message.step_blocks) <= _MOST_BLOCKS_BYTES else b"",
     )
 
@@ -102,6 +109,19 @@ def coordinates(messages: Sequence[session_pb2.Coordinate]) -> tuple[Coordinate,
 def coordinate_messages(own: Sequence[Coordinate]) -> list[session_pb2.Coordinate]:
     """Pack a rank's place in each dimension of its job."""
     return [pack(session_pb2.Coordinate, each) for each in own]
+
+
+def _lines(messages: Sequence[session_pb2.TimedLine]) -> tuple[TimedLine, ...]:
+    return tuple(
+        TimedLine(
+            one_line(each.file, _MOST_FILE_CHARACTERS),
+            each.line,
+            one_line(each.call, MOST_PHASE_CHARACTERS),
+            count(each.calls),
+            nanoseconds(each.ns),
+        )
+        for each in messages[:_MOST_LINES]
+    )
 
 
 def thread_count(value: int) -> int | None:
@@ -170,6 +190,10 @@ def account_message(own: Totals) -> session_pb2.Account:
         coordinates=coordinate_messages(own.coordinates),
         sync_waits=[pack(session_pb2.SyncWait, wait) for wait in own.sync_waits],
         binding=pack(session_pb2.CpuBinding, own.binding) if own.binding.allowed else None,
+        epoch_starts=_phase_message("", own.epoch_starts),
+        collect_calls=[pack(session_pb2.TimedLine, each) for each in own.collect_calls],
+        script_collectives=[pack(session_pb2.TimedLine, each) for each in own.script_collectives],
+        device_lag=_phase_message("", own.device_lag),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from torchperfd.coordinates import Coordinate
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.sync_wait import SyncWait
+from torchperfd.timed_line import TimedLine
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 _WITHOUT_PHASES: Final = 2
@@ -197,6 +198,16 @@ class Totals:
     """To how many CPUs the process is bound, if these are fewer than its share."""
     switches: tuple[str, ...] = ()
     """Debugging switches that are on, as they are written."""
+    epoch_starts: PhaseTotal = PhaseTotal()
+    """First draws of training passes, without the first pass."""
+    collect_calls: tuple[TimedLine, ...] = ()
+    """The lines whose calls of ``gc.collect()`` within training took longest."""
+    script_collectives: tuple[TimedLine, ...] = ()
+    """The lines whose own collectives took longest."""
+    graph_limit: str = ""
+    """A function that torch.compile has given up on, such as ``forward() at model.py:12``; empty for none."""
+    device_lag: PhaseTotal = PhaseTotal()
+    """How far the device was behind the host, by samples."""
     step_blocks: bytes = b""
     """A serialised message ``StepBlocks``, passed on unread; empty while the loop runs."""
 

@@ -1,5 +1,6 @@
 """Compilations are counted once the script has the compiler, which is never imported for that."""
 
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -97,3 +98,22 @@ def test_totals_carry_compilations() -> None:
     packed = totals_message(totals, names, 0, {}).account
     assert read_totals(packed, names).compiled == PhaseTotals(4, 9_000)
     assert not totals_message(Totals(), names, 0, {}).account.HasField("compiled")
+
+
+def test_limit_of_graphs_names_the_function(
+    compiler: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "torch._dynamo.convert_frame"
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace())
+    log = logging.getLogger(module)
+    compilations = Compilations()
+    compilations.follow()
+    compilations.follow()
+    log.warning("something else about %s", "'forward' (/a/model.py:3)")
+    assert compilations.graph_limit == ""
+    message = "torch._dynamo hit config.%s (%s)\n   function: %s\n   last reason: %s"
+    log.warning(message, "recompile_limit", 8, "'forward' (/a/model.py:12)", "0/7: tensor 'x' size mismatch")
+    log.warning(message, "recompile_limit", 8, "'other' (/a/model.py:40)", "why")
+    assert compilations.graph_limit == "forward() at model.py:12"
+    compilations.uninstall()
+    assert not log.filters

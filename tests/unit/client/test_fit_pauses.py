@@ -1,5 +1,9 @@
 """Which collections count as training's."""
 
+import gc
+import sys
+import time
+
 import pytest
 
 from torchperfd.hooks.fit_pauses import FitPauses
@@ -105,3 +109,39 @@ def test_fit_pauses_many_before_training_are_dropped(process: Process) -> None:
     process.collect(300_000, 5)
     fit.settle(290_000, 310_000)
     assert (fit.calls, fit.ns) == ([1, 0, 0], [5, 0, 0])
+
+
+def test_collections_that_the_script_calls_for_have_a_line() -> None:
+    pauses = GcPauses()
+    fit = FitPauses(pauses)
+    original = gc.collect
+    pauses.install()
+    began = time.perf_counter_ns()
+    try:
+        for _ in range(3):
+            gc.collect()
+        gc.collect(0)
+        line = sys._getframe().f_lineno - 2
+    finally:
+        pauses.uninstall()
+    fit.settle(began, time.perf_counter_ns())
+    assert gc.collect is original
+    (found,) = fit.longest_calls
+    assert (found.file, found.line, found.call, found.calls) == (__file__, line, "collect", 3)
+    assert 0 < found.ns <= fit.ns[2]
+
+
+def test_collection_that_python_begins_has_no_line(process: Process) -> None:
+    fit = FitPauses(process.pauses)
+    process.collect(1_100, 10, 2)
+    fit.settle(1_000, 2_000)
+    assert (fit.calls[2], fit.longest_calls) == (1, ())
+
+
+def test_call_that_began_no_collection_names_no_later_one(process: Process) -> None:
+    fit = FitPauses(process.pauses)
+    process.now = 1_050
+    process.pauses._collect(0)
+    process.collect(10**9, 10, 2)
+    fit.settle(1_000, 2 * 10**9)
+    assert (fit.calls[2], fit.longest_calls) == (1, ())

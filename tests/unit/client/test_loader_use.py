@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from torchperfd.hooks.loader_use import LoaderSampler, describe_loader
 from torchperfd.hooks.worker_starts import SlowWorker, WorkerStarts, has_all_indices
-from torchperfd.process_settings import ProcessSettings
+from torchperfd.process_settings import ANOMALY_DETECTION, ProcessSettings
 from torchperfd.steps.cpus import available_cpus
 
 
@@ -131,7 +131,7 @@ def test_loader_sampler_strange_batches_count_nothing() -> None:
 
 def test_loader_sampler_threads_are_of_the_newest_sample() -> None:
     settings = ProcessSettings()
-    settings.install(torch.get_num_threads, torch.is_anomaly_enabled)
+    settings.install(torch.get_num_threads, {ANOMALY_DETECTION: torch.is_anomaly_enabled})
     made, iterator = sampler(settings=settings), Iterator(torch.zeros(4))
     own, found = torch.get_num_threads(), [settings.threads]
     try:

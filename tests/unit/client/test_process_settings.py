@@ -1,12 +1,19 @@
 """Threads, CPUs and debugging switches of a training process."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from torchperfd.hooks.installation import switch_checks
 from torchperfd.process_settings import (
     ANOMALY_DETECTION,
+    DETERMINISTIC,
+    PYTHON_PROFILER,
+    PYTHON_TRACER,
+    TORCH_PROFILER,
     UNBOUND,
     CpuBinding,
     ProcessSettings,
@@ -34,13 +41,42 @@ def test_debug_variables_are_those_that_cost(environ: dict[str, str], found: tup
 def test_settings_are_read_on_the_training_thread() -> None:
     settings = ProcessSettings()
     settings.read()
-    assert (settings.threads, settings.detects_anomalies) == (None, False)
+    assert (settings.threads, settings.switched_on) == (None, ())
     threads = iter((24, 2, 3, 4, 5))
-    settings.install(lambda: next(threads), lambda: True)
+    settings.install(lambda: next(threads), {ANOMALY_DETECTION: lambda: True, DETERMINISTIC: lambda: False})
     for _ in range(5):
         settings.read_at_step()
     assert settings.threads == 3
     assert settings.switches[0] == ANOMALY_DETECTION
+    assert DETERMINISTIC not in settings.switches
+
+
+def test_profiler_of_the_training_thread_is_a_switch() -> None:
+    settings = ProcessSettings()
+    before = sys.getprofile()
+    sys.setprofile(lambda *_: None)
+    try:
+        settings.read()
+    finally:
+        sys.setprofile(before)
+    assert PYTHON_PROFILER in settings.switches
+    settings.read()
+    assert PYTHON_PROFILER not in settings.switches
+    assert (PYTHON_TRACER in settings.switches) == (sys.gettrace() is not None)
+
+
+def test_switches_of_torch_are_read() -> None:
+    settings = ProcessSettings()
+    settings.install(torch.get_num_threads, switch_checks(torch))
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
+            settings.read()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert {ANOMALY_DETECTION, DETERMINISTIC, TORCH_PROFILER} <= set(settings.switches)
+    settings.read()
+    assert not {ANOMALY_DETECTION, DETERMINISTIC, TORCH_PROFILER} & set(settings.switches)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.steps.step_blocks import BlockSums
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
+from torchperfd.timed_line import TimedLine
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate, translate_account
 
@@ -198,6 +199,11 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         cpus=st.none() | st.floats(0.5, 512),
         binding=st.just(UNBOUND) | st.just(CpuBinding(1, 8)),
         switches=st.just(()) | st.just(("CUDA_LAUNCH_BLOCKING=1",)),
+        epoch_starts=_PHASE,
+        collect_calls=st.just(()) | st.just((TimedLine("/home/a/train.py", 31, "collect", 3, 9),)),
+        script_collectives=st.just(()) | st.just((TimedLine("b.py", 22, "all_reduce", 12, 8),)),
+        graph_limit=st.just("") | st.just("forward() at model.py:12"),
+        device_lag=_PHASE,
     )
 )
 def test_all_that_is_known_beside_the_steps_arrives_too(totals: Totals) -> None:
@@ -214,6 +220,7 @@ def test_every_field_of_the_totals_is_sent() -> None:
         (PhaseTotals, session_pb2.PhaseAccount),
         (CudaMemory, session_pb2.CudaMemory),
         (GcTotals, session_pb2.GcAccount),
+        (TimedLine, session_pb2.TimedLine),
         (LoaderFacts, session_pb2.LoaderUse),
         (InputStages, session_pb2.InputStages),
     ):
