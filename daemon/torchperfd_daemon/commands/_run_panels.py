@@ -172,6 +172,7 @@ def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | 
         if shape.command:
             named = [part for cause in card.causes[:1] for part in cause.parts if part[0] in _SHOWN]
             parts += [Text(f"  {name}: {words}") for name, words in named]
+            parts += [Text(f"  also: {words}") for words in card.also]
             if card.next_command:
                 parts.append(Text(f"  next: {card.next_command}", style="dim"))
     if shape.account and card is not None and card.account is not None:

@@ -12,10 +12,13 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.fixes import fix_of
 from torchperfd_daemon.diagnosis.verdict import working_command
+from torchperfd_daemon.observer.long_steps import find_long_steps
 from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.service.translate_stacks import slow_line_message
 from torchperfd_daemon.store import Rank, StepColumns, p50_and_p95
 
+LONG_STEPS_WORDS: Final = "in a few long steps"
+"""In the evidence of a verdict that has the mean of steps and their percentile."""
 _MODULE: Final = "__main__.py"
 """The file that runs as a package; its name alone says nothing."""
 
@@ -36,6 +39,9 @@ def verdict_on_ranks(
     )
     message = verdict_message(replace(verdict, next_command=command))
     message.remarks.extend(switch_remarks(each for rank in ranks for each in rank.totals.switches))
+    long_steps = find_long_steps([*ranks, *ended])
+    if long_steps is not None:
+        message.remarks.append(long_steps.words(with_mean=LONG_STEPS_WORDS not in verdict.evidence))
     identities = [rank.identity for rank in (*ranks, *ended)]
     message.script = script_words((each.command, each.script) for each in identities)
     return message
