@@ -4,7 +4,7 @@ Diagnosis makes it; wire, JSON, metrics and everything that people read follow f
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -100,6 +100,10 @@ class Row:
     share: float
     kind: PartKind | None = None
     is_hidden: bool = False
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the row as documents of what people read have it; the kind of the rest is its name."""
+        return {**asdict(self), "kind": self.kind.value if self.kind else REST}
 
 
 @dataclass(frozen=True, slots=True)

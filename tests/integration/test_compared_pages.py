@@ -137,6 +137,12 @@ def test_runs_page_shows_phases_with_intervals(chromium: Browser, folder: Path) 
 def test_run_page_shows_ranks_phases_and_environment(chromium: Browser, folder: Path) -> None:
     browser = opened(chromium, folder / "run.html")
     assert browser.texts(".cause h3") == ["✗ slow rank · rank 3 on gpu-17 · 16% of the step"]
+    assert browser.texts(".part")[0].startswith("note")
+    assert column(browser, "Where a step goes", 1)[:2] == [
+        "waiting for ranks whose work differs from step to step",
+        "forward",
+    ]
+    assert column(browser, "Where a step goes", 3)[-1] == "beside the step, costs nothing"
     # The rank with most work of its own comes first.
     assert column(browser, "Across ranks", 1)[0] == "3"
     assert "validation 1% of the time" in browser.texts(".findings li")[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.run_comparison.simulation import simulate
 
+from tests.support.accounts import uneven_account
 from tests.support.run_documents import document_of, run_file
 from tests.unit.daemon.kept import add
 from tests.unit.daemon.traces import document, event
@@ -90,6 +91,8 @@ def long_run(ranks: int = 4) -> dict[str, Any]:
         "step_seconds": 0.122,
         "fix": f"torchperfd stacks --ranks {ranks - 1}",
         "saves_seconds": 0.02,
+        "note": f"busy node: everything takes 3.5 times as long {HOSTILE}",
+        "account": uneven_account().to_document(),
     }
     document: dict[str, Any] = run_file("ddp", steps=400, seconds={"forward": 0.1})
     environment = {**document["environment"], "device": "NVIDIA H100 80GB HBM3"}

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from torchperfd.step_account import Account, Part, PartKind
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.views.verdicts import verdict_dict
 
@@ -317,6 +318,27 @@ class PageFeed:
             window_seconds=10.0,
             onset_step=1200,
             next_command=f"torchperfd capture --run {self.run!r} --ranks {self.slow}",
+        )
+        whole, step = verdict.step_seconds, self.step_seconds
+        parts = [
+            Part(PartKind.LATE_RANK, "", cost, self.slow),
+            Part(PartKind.EXCHANGE, "", (1 - sum(_SHARES)) * step),
+            *(
+                Part(PartKind.COMPUTING, name, share * step)
+                for name, share in zip(PHASES, _SHARES, strict=True)
+            ),
+        ]
+        parts.sort(key=lambda part: -part.seconds)
+        account = Account(whole, whole, tuple(parts), (Part(PartKind.DATA, "", 0.05 * whole),))
+        account.fill_message(verdict.account)
+        verdict.note = (
+            "busy node: everything takes 1.4 times as long; 71% of that wait is for your own threads"
+        )
+        verdict.others.add(
+            cause="memory pressure",
+            rank=-1,
+            evidence="memory grows by 8.2 MiB/s and is full in 39 min; host memory of rank 0",
+            fix="see which objects are kept",
         )
         return verdict_dict(verdict)
 

@@ -170,6 +170,12 @@ class VerdictCard:
         costs = [cause for cause in self.causes if cause.cost_seconds]
         return (self.account.words, *([GAINS_REMARK] if len(costs) > 1 else []))
 
+    @property
+    def account_rows(self) -> list[dict[str, Any]]:
+        """The rows of the account as documents have them, what is beside the step last; empty if unknown."""
+        rows = () if self.account is None else (*self.account.rows, *self.account.hidden_rows)
+        return [row.to_document() for row in rows]
+
     def after_run(self) -> "VerdictCard":
         """Return the card for readers who come after the run has ended: without a command that needs it."""
         return replace(self, next_command=command_after_run(self.next_command))
@@ -190,6 +196,8 @@ class VerdictCard:
                 for each in self.causes
             ],
             "account": list(self.account_lines),
+            "account_rows": self.account_rows,
+            "also": list(self.also),
             "next_command": self.next_command,
         }
 

@@ -13,7 +13,6 @@ from torchperfd.report.overview_text import account_table, render
 from torchperfd.runs.rank_reports import read_reports
 from torchperfd.runs.record import RunRecord, read_document, record_of
 from torchperfd.runs.verdict_card import read_card
-from torchperfd.step_account import REST, Account
 
 MOST_TABLES: Final = 64
 """Of more ranks only those that stand out have their table on the page."""
@@ -85,7 +84,7 @@ class RunOverview:
         tables.sort(key=lambda each: (each is not leading, each.rank))
         return {
             "card": _card(self.card),
-            "account": _account_rows(self.card.account),
+            "account": self.card.account_rows,
             "facts": self.facts,
             "environment": list(self.record.environment.items()),
             "rank": leading.rank if leading and len(self.reports) > 1 else None,
@@ -134,11 +133,6 @@ def _card(card: VerdictCard) -> dict[str, Any]:
         "trace": card.trace,
         "next_command": card.next_command,
     }
-
-
-def _account_rows(account: Account | None) -> list[dict[str, Any]]:
-    rows = () if account is None else (*account.rows, *account.hidden_rows)
-    return [{**asdict(row), "kind": row.kind.value if row.kind else REST} for row in rows]
 
 
 def _head(cause: CauseCard) -> str:

@@ -1,5 +1,6 @@
 // The view of one run.
 
+import { accountCard } from "./account.js";
 import { actionButton, capture, stacks } from "./actions.js";
 import { address, keptOptions } from "./address.js";
 import { MARK_WORDS } from "./axes.js";
@@ -32,11 +33,11 @@ export class RunView {
     this._phases = new PhasesStacked();
     this._heat = new HeatMap();
     const div = () => new Part(element("div", {}));
-    this._parts = { head: div(), verdict: div(), legend: div(), chosen: div(), ranks: div(), goodput: div(), memory: div(), marks: div() };
+    this._parts = { head: div(), verdict: div(), account: div(), legend: div(), chosen: div(), ranks: div(), goodput: div(), memory: div(), marks: div() };
     this._shown = null;
     this._series = null;
     this._stacks = element("div", {});
-    const { head, verdict, legend: colours, chosen, ranks, goodput, memory, marks } = this._parts;
+    const { head, verdict, account, legend: colours, chosen, ranks, goodput, memory, marks } = this._parts;
     const ranksCard = card("Own work and wait per rank", { wide: true, note: "Means of recent steps; p50 and p95 of the step time are of the newest 256 steps. Own work is the step without the wait for other ranks." }, ranks.box);
     this.box = element(
       "div",
@@ -44,6 +45,7 @@ export class RunView {
       head.box,
       verdict.box,
       this._stacks,
+      account.box,
       card("Stream of steps", { wide: true, id: "stream" }, this._stream.note, chosen.box, colours.box, this._stream.box),
       element(
         "div",
@@ -108,6 +110,8 @@ export class RunView {
         onStacks: (found) => this._stacks.replaceChildren(...(found ? [card("Stacks", { wide: true }, found)] : [])),
       }),
     ]);
+    const hasAccount = verdict?.account && verdict.card.account_rows.length > 0;
+    this._parts.account.update(hasAccount ? verdict.card.account_rows : null, () => (hasAccount ? [accountCard(verdict)] : []));
     const known = new Map((entry.ranks ?? []).map((rank) => [rank.rank, rank]));
     const live = documents.ranks?.runs?.find((each) => each.run === entry.run) ?? documents.ranks?.runs?.[0];
     if (live) this._updateRanks(live, known);

@@ -26,16 +26,18 @@ export function verdictCard(verdict, { run, canAct, hasEnded, onStacks }) {
     const words = hasEnded ? "There was no verdict when the run ended." : "No verdict yet: it takes a few seconds of steps.";
     return card("Verdict", { wide: true }, element("p", { class: "soft" }, words));
   }
-  const { state, heading, remark, causes, next_command: next } = verdict.card;
+  const { state, heading, remark, causes, note, account, also, next_command: next } = verdict.card;
   const heads = causes.length ? causes : [{ heading, parts: [{ name: "why", words: remark }] }];
   const action = !canAct ? null : nextAction(verdict, run, onStacks);
   return card(
     "Verdict",
     { wide: true },
+    note ? element("p", { class: "note" }, note) : null,
     heads.flatMap(({ heading: words, parts }, at) => [
       element("p", { class: "verdict-head" }, chip(at ? `! ${words}` : `${MARKS[state]} ${words}`, at ? "warn" : state)),
       element("dl", { class: "facts" }, parts.flatMap((part) => [element("dt", {}, part.name), element("dd", {}, withCode(part.words))])),
     ]),
+    [...account, ...also].map((words) => element("p", { class: "note" }, withCode(words))),
     action ? element("div", { class: "row" }, action) : null,
     next ? element("p", { class: "note" }, "In a terminal: ", element("code", {}, next)) : null,
   );

@@ -1,0 +1,30 @@
+// The account of a step: a bar of its parts, and a table of them with the time beside the step.
+
+import { card, element, table } from "./elements.js";
+import { partsBar } from "./legend.js";
+import { duration, percent } from "./numbers.js";
+import { colourClass } from "./phases.js";
+
+/** Return the account of a verdict's step as a card. */
+export function accountCard({ account, card: { account_rows: rows } }) {
+  const whole = account.step_seconds;
+  const parts = rows.filter((row) => !row.is_hidden);
+  const named = parts.map((row) => ({ name: `${row.words}: ${percent(row.share)}`, className: rowClass(row), value: row.seconds }));
+  const swatch = (row) => (row.is_hidden ? null : element("i", { class: `swatch ${rowClass(row)}` }));
+  const columns = [
+    { name: "Part", class: "name", cell: (row) => element("span", {}, swatch(row), row.words) },
+    { name: "Per step", numeric: true, cell: (row) => duration(row.seconds) },
+    { name: "Share", numeric: true, cell: (row) => (row.is_hidden ? "beside the step, costs nothing" : percent(row.share)) },
+  ];
+  return card(
+    "Where a step goes",
+    { wide: true, note: `The parts sum to the mean step of the verdict's window, ${duration(whole)}.` },
+    partsBar(named, whole, `Parts of a step: ${named.map((part) => part.name).join(", ")}`),
+    table("Parts of a step", columns, rows),
+  );
+}
+
+// A phase has its colour of all charts.
+function rowClass({ kind, label }) {
+  return kind === "computing" ? colourClass(label) : `part-${kind}`;
+}
