@@ -148,7 +148,7 @@ def series(seconds: float, *, faulty: bool) -> Mapping[str, float]:
     bad = float(faulty)
     found: dict[str, float] = {}
 
-    def put(name: str, value: float, **labels: str) -> None:
+    def put(name: str, value: float, /, **labels: str) -> None:
         inside = ",".join(f'{key}="{text}"' for key, text in labels.items())
         found[f"torchperfd_{name}{{{inside}}}" if inside else f"torchperfd_{name}"] = value
 
