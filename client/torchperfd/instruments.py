@@ -18,6 +18,7 @@ from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import GcPauses
+from torchperfd.hooks.script_collectives import ScriptCollectives
 from torchperfd.hooks.torch_import import ModuleImport, when_torch_is_imported
 from torchperfd.process_settings import ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
@@ -54,6 +55,7 @@ class Instruments:
         compilations: What torch.compile takes.
         background_saves: Checkpoints that are saved beside the steps.
         settings: Threads and switches of the process.
+        script_collectives: Counts the collectives that the script starts itself.
         loader: Samples how the loader is used.
         worker_stacks: Reads the stacks of the loader's workers.
         accelerator: Times the device.
@@ -81,6 +83,7 @@ class Instruments:
         self.background_saves = BackgroundSaves()
         self.worker_stacks = WorkerStacks()
         self.settings = ProcessSettings()
+        self.script_collectives = ScriptCollectives()
         self.loader = LoaderSampler(self.worker_stacks)
         self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
         self._iterators = Iterators(self.buffer)
@@ -94,6 +97,7 @@ class Instruments:
             self.background_saves,
             self.worker_stacks,
             self.settings,
+            self.script_collectives,
         )
         self._pending_torch: ModuleImport | None = None
 

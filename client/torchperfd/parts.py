@@ -77,6 +77,7 @@ class Parts:
             instruments.loader,
             instruments.sync_waits,
             instruments.settings,
+            instruments.script_collectives,
             hooks=instruments.hook_states,
             coordinates=lambda: read_coordinates(instruments.hooks.places),
         )

@@ -8,6 +8,7 @@ Whatever Python calls is seen at torch's own narrow place, the methods of ``Proc
 import functools
 import weakref
 from collections.abc import Callable, Iterable
+from time import perf_counter_ns
 from types import FunctionType
 from typing import Any, Final
 
@@ -15,7 +16,8 @@ import torch.distributed
 
 from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, own_attribute
-from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.hooks.frames import keep_classes_out_of_graphs, keep_out_of_graphs
+from torchperfd.hooks.script_collectives import ScriptCollectives
 
 _ISSUES: Final = (
     *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "barrier", "monitored_barrier"),
@@ -32,6 +34,8 @@ def install(context: HookContext) -> None:
     """Time collectives and the waits for them; a torch without distributed has nothing to time."""
     if not torch.distributed.is_available():
         return
+    keep_classes_out_of_graphs(ScriptCollectives)
+    context.links.script_collectives.install(context.links.models.trained)
     group, work = torch.distributed.ProcessGroup, torch.distributed.Work
     _time_all(context, group, [name for name in _ISSUES if name in vars(group)])
     _time_all(context, work, ["wait"])
@@ -87,10 +91,20 @@ def _before(kind: type, base: type) -> tuple[type, ...]:
 
 def _time(context: HookContext, owner: Any, name: str) -> None:
     original = own_attribute(owner, name)
-    timed = Timed(context.buffer, original, codes.COLLECTIVE, codes.COLLECTIVE_END)
+    buffer = context.buffer
+    timed = Timed(buffer, original, codes.COLLECTIVE, codes.COLLECTIVE_END)
+    note = context.links.script_collectives.note
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return timed(self, *args, **kwargs)
+        began = perf_counter_ns()
+        result = timed(self, *args, **kwargs)
+        try:
+            if buffer.here() and not buffer.muted >> codes.COLLECTIVE & 1:
+                note(name, args, began)
+        except BaseException as error:
+            if not context.absorb(error, costs_step=False):
+                raise
+        return result
 
     context.patches.replace(owner, name, keep_out_of_graphs(_in_place_of(original, name, method)))
 

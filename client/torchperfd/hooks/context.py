@@ -14,6 +14,7 @@ from torchperfd.events import Draws, EventBuffer, Timed, codes
 from torchperfd.faults import Faults
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
+from torchperfd.hooks.script_collectives import ScriptCollectives
 from torchperfd.hooks.torch_import import ModuleImport
 from torchperfd.process_settings import ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
@@ -92,6 +93,7 @@ class HookLinks:
         background_saves: Counts saves beside the steps.
         worker_stacks: Reads the stacks of DataLoader workers.
         settings: Threads and switches of the process.
+        script_collectives: Counts the collectives that the script starts itself.
 
     Attributes:
         models: The models of the loop.
@@ -111,8 +113,10 @@ class HookLinks:
         background_saves: "BackgroundSaves",
         worker_stacks: WorkerStacks,
         settings: ProcessSettings | None = None,
+        script_collectives: ScriptCollectives | None = None,
     ) -> None:
         self.iterators = iterators
+        self.script_collectives = script_collectives or ScriptCollectives()
         self.settings = settings or ProcessSettings()
         self.loader_sampler = loader_sampler
         self.compilations = compilations

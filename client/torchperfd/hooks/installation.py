@@ -14,6 +14,7 @@ from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks, Models, describe
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.profiler import ARBITER, is_profiling
+from torchperfd.hooks.script_collectives import ScriptCollectives
 from torchperfd.process_settings import ANOMALY_DETECTION, DETERMINISTIC, TORCH_PROFILER, ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps.iterators import Iterators
@@ -61,6 +62,7 @@ class Hooks:
         background_saves: BackgroundSaves | None = None,
         worker_stacks: WorkerStacks | None = None,
         settings: ProcessSettings | None = None,
+        script_collectives: ScriptCollectives | None = None,
     ) -> None:
         self._buffer = buffer
         self._links = HookLinks(
@@ -70,6 +72,7 @@ class Hooks:
             background_saves or BackgroundSaves(),
             worker_stacks or WorkerStacks(),
             settings,
+            script_collectives,
         )
         self._contexts = [HookContext(name, buffer, replay, faults, self._links) for name in HOOKS]
         self._is_installed = False

@@ -12,6 +12,7 @@ from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.fit_pauses import FitPauses
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import GcPauses
+from torchperfd.hooks.script_collectives import ScriptCollectives
 from torchperfd.process_settings import UNBOUND, ProcessSettings
 from torchperfd.steps.cpus import available_cpus
 from torchperfd.steps.phases import DATA
@@ -31,6 +32,7 @@ class ProcessCounters:
         loader: Samples how the loader is used.
         sync_waits: Samples where the training thread waits for the device.
         settings: Threads, CPUs and switches of the process.
+        script_collectives: Counts the collectives that the script starts itself.
         hooks: Returns which hooks are on.
         coordinates: Returns the rank's place in each dimension of its job.
     """
@@ -45,6 +47,7 @@ class ProcessCounters:
         loader: LoaderSampler,
         sync_waits: SyncWaits,
         settings: ProcessSettings,
+        script_collectives: ScriptCollectives,
         hooks: Callable[[], tuple[HookState, ...]] = tuple,
         coordinates: Callable[[], tuple[Coordinate, ...]] = tuple,
     ) -> None:
@@ -58,6 +61,7 @@ class ProcessCounters:
         self._loader = loader
         self._sync_waits = sync_waits
         self._settings = settings
+        self._script_collectives = script_collectives
         self._cpus = 0.0
         self._hooks = hooks
         self._coordinates = coordinates
@@ -94,6 +98,7 @@ class ProcessCounters:
         totals.overhead, totals.degradation_level = overhead.ratio, overhead.degradation_level
         totals.cuda = self._accelerator.memory()
         totals.flops_per_step, totals.peak_flops = self._accelerator.flops()
+        totals.script_collectives = self._script_collectives.longest()
         totals.hooks = self._hooks()
         # Once the script has ended its process groups, nothing shows the place any more.
         totals.coordinates = self._coordinates() or totals.coordinates
