@@ -12,6 +12,7 @@ from benchmarks.faults.trial import Answer, Prediction, Trial
 from torchperfd_daemon.diagnosis import Cause, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.evidence import do_devices_wait, hide_waits
+from torchperfd_daemon.diagnosis.remedies import RuleCounsel
 from torchperfd_daemon.diagnosis.whatif import replay
 from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
@@ -23,7 +24,7 @@ _LEAST_STEPS: Final = 20
 def find_causes(sample: Sample) -> list[Verdict]:
     """Return the verdicts of the present diagnosis on a sample; empty where it is too early for any."""
     evidence = sample.evidence
-    first, *others = rank_causes(_RUN, evidence, lambda: sample.cost)
+    first, *others = rank_causes(_RUN, evidence, RuleCounsel(lambda: sample.cost))
     unseen = max(each.world_size for each in evidence) - len(evidence)
     slowest = max(sample.ranks, key=lambda rank: rank.evidence.step_seconds)
     first = limit_claim(first, evidence, unseen, p95_seconds=slowest.p95_seconds)

@@ -240,6 +240,43 @@ def predict_step(
     return batches * model.step_with(workers) if workers else None
 
 
+def step_with(
+    advice: LoaderAdvice | None,
+    facts: LoaderFacts,
+    step_seconds: float,
+    data_seconds: float,
+    cost: WorkerCost = UNMEASURED_COST,
+) -> float:
+    """Return what a step takes by these figures once some advice is followed, which others may have led to.
+
+    Args:
+        advice: None to change nothing.
+        step_seconds: As for :func:`advise_loader`.
+        data_seconds: As well.
+    """
+    if advice is None or not 0 < data_seconds <= step_seconds or not facts.is_sound():
+        return step_seconds
+    batches = facts.batches_per_step or 1.0
+    model = _Model(facts, step_seconds / batches, data_seconds / batches, cost)
+    if advice.rule == "persistent-workers":
+        found = model.persistent_workers(on_device=False)
+    elif advice.rule == "whole-batches":
+        found = model.whole_batches()
+    elif advice.workers:
+        return step_seconds if advice.workers == facts.workers else batches * model.step_with(advice.workers)
+    else:
+        found = model.no_workers()
+    return step_seconds if found is None else batches * found.step_seconds
+
+
+def making_seconds(facts: LoaderFacts, step_seconds: float, data_seconds: float) -> float:
+    """Return what making the batches of a step takes its loader, without waiting for a CPU."""
+    if facts.workers:
+        busy = max(0.0, 1 - (facts.worker_queued or 0.0) - facts.idle)
+        return facts.workers * step_seconds * busy
+    return data_seconds * (1 - min(1.0, facts.queued or 0.0) * min(1.0, facts.draw_cpu or 0.0))
+
+
 def is_cheap(facts: LoaderFacts, data_seconds: float, cost: WorkerCost = UNMEASURED_COST) -> bool:
     """Return whether making a batch costs the training process less than taking it over from a worker."""
     receiving = cost.receiving(facts.batch_tensors or _USUAL_TENSORS, facts.batch_bytes)

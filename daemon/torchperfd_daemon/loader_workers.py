@@ -9,4 +9,7 @@ from torchperfd.loader_workers import LoaderFacts as LoaderFacts
 from torchperfd.loader_workers import WorkerCost as WorkerCost
 from torchperfd.loader_workers import advise_loader as advise_loader
 from torchperfd.loader_workers import is_cheap as is_cheap
+from torchperfd.loader_workers import making_seconds as making_seconds
 from torchperfd.loader_workers import most_computing_workers as most_computing_workers
+from torchperfd.loader_workers import step_with as step_with
+from torchperfd.settled_advice import SettledAdvice as SettledAdvice

@@ -365,22 +365,86 @@ class GetRunResponse(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     VERDICT_FIELD_NUMBER: builtins.int
+    LOADER_ADVICE_FIELD_NUMBER: builtins.int
     run: builtins.str
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankAccount]: ...
     @property
     def verdict(self) -> global___Verdict: ...
+    @property
+    def loader_advice(self) -> global___LoaderAdvice:
+        """absent before it is settled, and without a loader"""
+
     def __init__(
         self,
         *,
         run: builtins.str = ...,
         ranks: collections.abc.Iterable[global___RankAccount] | None = ...,
         verdict: global___Verdict | None = ...,
+        loader_advice: global___LoaderAdvice | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["verdict", b"verdict"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "run", b"run", "verdict", b"verdict"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["loader_advice", b"loader_advice", "verdict", b"verdict"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["loader_advice", b"loader_advice", "ranks", b"ranks", "run", b"run", "verdict", b"verdict"]) -> None: ...
 
 global___GetRunResponse = GetRunResponse
+
+@typing.final
+class LoaderAdvice(google.protobuf.message.Message):
+    """What a run is advised on its loaders, settled once; without a rule nothing is certain to save anything."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    WORKERS_NOW_FIELD_NUMBER: builtins.int
+    STEP_SECONDS_FIELD_NUMBER: builtins.int
+    DATA_SECONDS_FIELD_NUMBER: builtins.int
+    ERROR_SECONDS_FIELD_NUMBER: builtins.int
+    RULE_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
+    ADVISED_STEP_SECONDS_FIELD_NUMBER: builtins.int
+    SAVES_SECONDS_FIELD_NUMBER: builtins.int
+    CHANGE_FIELD_NUMBER: builtins.int
+    SETTING_FIELD_NUMBER: builtins.int
+    ASSUMES_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    """that waits longest; the figures are its"""
+    workers_now: builtins.int
+    step_seconds: builtins.float
+    data_seconds: builtins.float
+    """of the step, what waits for the loader"""
+    error_seconds: builtins.float
+    """of what it saves; 0 when unknown"""
+    rule: builtins.str
+    """loader-workers, persistent-workers or whole-batches"""
+    workers: builtins.int
+    """num_workers to set"""
+    advised_step_seconds: builtins.float
+    saves_seconds: builtins.float
+    change: builtins.str
+    """in words"""
+    setting: builtins.str
+    """the code to write"""
+    assumes: builtins.str
+    """what was not measured; empty for nothing"""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        workers_now: builtins.int = ...,
+        step_seconds: builtins.float = ...,
+        data_seconds: builtins.float = ...,
+        error_seconds: builtins.float = ...,
+        rule: builtins.str = ...,
+        workers: builtins.int = ...,
+        advised_step_seconds: builtins.float = ...,
+        saves_seconds: builtins.float = ...,
+        change: builtins.str = ...,
+        setting: builtins.str = ...,
+        assumes: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["advised_step_seconds", b"advised_step_seconds", "assumes", b"assumes", "change", b"change", "data_seconds", b"data_seconds", "error_seconds", b"error_seconds", "rank", b"rank", "rule", b"rule", "saves_seconds", b"saves_seconds", "setting", b"setting", "step_seconds", b"step_seconds", "workers", b"workers", "workers_now", b"workers_now"]) -> None: ...
+
+global___LoaderAdvice = LoaderAdvice
 
 @typing.final
 class RankAccount(google.protobuf.message.Message):

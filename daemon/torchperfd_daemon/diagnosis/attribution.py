@@ -12,7 +12,7 @@ from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_oth
 from torchperfd_daemon.diagnosis.idle_devices import absorbed, absorbed_words, device_idle, device_work
 from torchperfd_daemon.diagnosis.imbalance import find_imbalance
 from torchperfd_daemon.diagnosis.memory_growth import full_first
-from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, Remedy, loader_remedy, stage_words
+from torchperfd_daemon.diagnosis.remedies import LoaderCounsel, Remedy, loader_remedy, stage_words
 from torchperfd_daemon.diagnosis.unclaimed import Unclaimed, equal_work_waits, exchange_growth
 from torchperfd_daemon.diagnosis.verdict import (
     INPUT_BOUND_SHARE,
@@ -76,7 +76,7 @@ class CauseAttribution:
         worker_cost: Returns the cost of a loader's worker on this machine.
     """
 
-    def __init__(self, run: str, seen: Sequence[RankEvidence], worker_cost: ReadWorkerCost) -> None:
+    def __init__(self, run: str, seen: Sequence[RankEvidence], worker_cost: LoaderCounsel) -> None:
         self._worker_cost = worker_cost
         self.verdicts: list[Verdict] = []
         self.usual: list[str] = []

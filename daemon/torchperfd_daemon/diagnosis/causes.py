@@ -17,9 +17,9 @@ from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.idle_devices import device_work
 from torchperfd_daemon.diagnosis.remedies import (
-    ReadWorkerCost,
+    UNMEASURED,
+    LoaderCounsel,
     contention_remedy,
-    unmeasured,
     without_fewer_workers,
 )
 from torchperfd_daemon.diagnosis.script_code import WORDS, script_code_phase
@@ -86,7 +86,7 @@ _BESIDE: Final = "lost beside checkpoints that are saved in the background"
 _APART: Final = ", because ranks collect at different steps and wait for each other"
 
 
-def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = unmeasured) -> list[Verdict]:
+def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: LoaderCounsel = UNMEASURED) -> list[Verdict]:
     """Return the causes of a run's lost time, the costliest first.
 
     The cost of a cause is its time beyond a reference: the same rank's past if the run has become slower,
@@ -251,7 +251,7 @@ def _name_starved(verdicts: list[Verdict], seen: Sequence[RankEvidence], starved
 
 
 def _with_lasting(
-    run: str, seen: Sequence[RankEvidence], verdicts: list[Verdict], cost: ReadWorkerCost
+    run: str, seen: Sequence[RankEvidence], verdicts: list[Verdict], cost: LoaderCounsel
 ) -> list[Verdict]:
     """Return the verdicts on a slowdown with those on losses that all ranks had before it, too.
 

@@ -7,7 +7,7 @@ from typing import Final
 from torchperfd.durations import duration
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd_daemon.diagnosis.claims import limit_claim
-from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, stage_words, unmeasured
+from torchperfd_daemon.diagnosis.remedies import UNMEASURED, LoaderCounsel, loader_remedy, stage_words
 from torchperfd_daemon.diagnosis.script_code import WORDS, script_code_phase
 from torchperfd_daemon.diagnosis.verdict import (
     INPUT_BOUND_SHARE,
@@ -77,7 +77,7 @@ class RankProfile:
 def diagnose(
     run: str,
     ranks: Sequence[RankProfile],
-    cost: ReadWorkerCost = unmeasured,
+    cost: LoaderCounsel = UNMEASURED,
     p95_of: Callable[[int], float] = lambda _: 0.0,
 ) -> Verdict:
     """Return the verdict on a run from its ranks' average training steps.
@@ -123,7 +123,7 @@ def diagnose(
     return limit_claim(healthy, seen, unseen, p95_seconds=p95_of(slowest.rank))
 
 
-def _input_bound(run: str, seen: Sequence[RankProfile], cost: ReadWorkerCost) -> Verdict | None:
+def _input_bound(run: str, seen: Sequence[RankProfile], cost: LoaderCounsel) -> Verdict | None:
     worst = max(seen, key=lambda rank: rank.share("data"))
     if worst.share("data") < INPUT_BOUND_SHARE:
         return None

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from torchperfd.card.script_name import SCRIPT
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd_daemon.loader_workers import (
     CROWDED,
     UNMEASURED_COST,
+    LoaderAdvice,
     LoaderFacts,
     WorkerCost,
     advise_loader,
@@ -33,8 +34,35 @@ _FAR_MORE: Final = 4
 _MOSTLY: Final = 0.5
 _MOST_QUEUED: Final = 0.99
 
-ReadWorkerCost = Callable[[], WorkerCost]
-"""Returns the cost of a loader's worker on this machine. Called only if advice depends on it."""
+
+class LoaderCounsel(Protocol):
+    """Advises on loaders."""
+
+    @property
+    def cost(self) -> Callable[[], WorkerCost]:
+        """Returns the cost of a loader's worker on this machine; called only if advice depends on it."""
+
+    def advise(
+        self, facts: LoaderFacts, step_seconds: float, data_seconds: float, *, on_device: bool
+    ) -> LoaderAdvice | None:
+        """Return the change of a rank's loader; None without advice."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCounsel:
+    """Advises by the rule on the figures that are given, and by nothing before them."""
+
+    cost: Callable[[], WorkerCost] = lambda: UNMEASURED_COST
+
+    def advise(
+        self, facts: LoaderFacts, step_seconds: float, data_seconds: float, *, on_device: bool
+    ) -> LoaderAdvice | None:
+        """Return what the rule advises; see :func:`~torchperfd.loader_workers.advise_loader`."""
+        return advise_loader(facts, step_seconds, data_seconds, self.cost(), on_device=on_device)
+
+
+UNMEASURED: Final = RuleCounsel()
+"""Of a machine without a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +78,6 @@ class Remedy:
     saves_seconds: float = 0.0
 
 
-def unmeasured() -> WorkerCost:
-    """Return the default cost, for a machine without a measurement."""
-    return UNMEASURED_COST
-
-
 def stage_words(facts: LoaderFacts | None) -> str:
     """Return what the stages of making a batch take, to append to the evidence; empty if unknown."""
     words = facts.stages.words if facts is not None and facts.stages is not None else ""
@@ -65,7 +88,7 @@ def loader_remedy(
     facts: LoaderFacts | None,
     step_seconds: float,
     data_seconds: float,
-    cost: ReadWorkerCost = unmeasured,
+    counsel: LoaderCounsel = UNMEASURED,
     *,
     most_seconds: float = math.inf,
     on_device: bool = False,
@@ -76,7 +99,7 @@ def loader_remedy(
 
     Args:
         data_seconds: The part of the step in which it waits for the loader.
-        cost: Returns the cost of a worker on this machine.
+        counsel: What the run is advised on its loaders.
         most_seconds: The cost of the wait in the evidence; the promised saving is at most this.
         on_device: Whether the model is on an accelerator.
         ranks: How many the job has; the usual remedy, ``tune``, measures jobs of one.
@@ -92,17 +115,26 @@ def loader_remedy(
             f"worker {facts.slow_worker} is slow, and finished batches of the others wait for it: give each"
             " worker as much work, such as shards of equal cost, or DataLoader(..., in_order=False)"
         )
-    here = cost()
-    advice = advise_loader(facts, step_seconds, data_seconds, here, on_device=on_device)
+    advice = counsel.advise(facts, step_seconds, data_seconds, on_device=on_device)
     if advice is not None:
-        remark = f" ({advice.assumes})" if advice.assumes else ""
-        return Remedy(f"{advice.setting}{remark}", min(advice.saves_seconds, most_seconds))
-    if is_cheap(facts, data_seconds, here):
+        return advised_remedy(advice, most_seconds)
+    if is_cheap(facts, data_seconds, counsel.cost()):
         return Remedy(
             "fewer, larger batches: these are cheap to make, and worker processes would cost more than they"
             " save"
         )
     return usual
+
+
+def advised_remedy(advice: LoaderAdvice, most_seconds: float = math.inf) -> Remedy:
+    """Return the remedy that some advice is, with a promised saving of at most so much."""
+    remark = f" ({advice.assumes})" if advice.assumes else ""
+    return Remedy(f"{advice.setting}{remark}", min(advice.saves_seconds, most_seconds))
+
+
+def is_usual(fix: str) -> bool:
+    """Return whether the fix of a wait for the loader is the one for want of a better one."""
+    return fix in ("", _LESS_LOADING)
 
 
 def computing_threads(facts: LoaderFacts | None, threads: int | None) -> float | None:

@@ -1,7 +1,7 @@
 """The state of one run that diagnosis keeps: its ranks, its slowdown and the verdicts on it."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torchperfd.durations import duration
@@ -10,10 +10,14 @@ from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdic
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
+from torchperfd_daemon.diagnosis.remedies import advised_remedy, is_usual
 from torchperfd_daemon.diagnosis.whatif import Pauses
+from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.cause_onsets import CauseOnsets
 from torchperfd_daemon.observer.hang import lasting
 from torchperfd_daemon.observer.lateness import Lateness, find_lateness
+from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
+from torchperfd_daemon.observer.mean_step import mean_step_samples
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.slowdown import SlowdownTracker
@@ -43,6 +47,7 @@ class RunWatch:
         self._step_seconds = 0.0
         self._debouncer = VerdictDebouncer()
         self._onsets = CauseOnsets()
+        self._adviser = LoaderAdviser(THIS_MACHINE.get)
         self._hang: Verdict | None = None
         self._worst: dict[Cause, Verdict] = {}
 
@@ -106,6 +111,18 @@ class RunWatch:
         watch = self._watches.get(rank)
         return watch.collections_in_regime() if watch else ()
 
+    def settle_loader_advice(self) -> SettledAdvice | None:
+        """Settle what the run is advised on its loaders, if it is not yet; return that, None if unknown."""
+        if self._adviser.settle() is None:
+            self._adviser.observe([*mean_step_samples(self._watches)])
+            self._adviser.settle()
+        self._hand_out_advice()
+        return self._adviser.published
+
+    def _hand_out_advice(self) -> None:
+        for rank in self._watches:
+            rank.loader_advice = self._adviser.published
+
     def set_hang(self, verdict: Verdict) -> bool:
         """Set the verdict on the present stall; return whether it has changed."""
         before, self._hang = self._hang, verdict
@@ -132,14 +149,23 @@ class RunWatch:
         trained = max((rank.totals.train.ns / 1e9 for rank in self._watches), default=0.0)
         if worst is None or self.lost[worst] < LEAST_SHARE * trained:
             return None
-        first, last = self._worst[worst], self._debouncer.verdicts
+        found, last = self._worst[worst], self._debouncer.verdicts
+        first = self._with_advice(found)
         if first.cause is Cause.HANG:
             return first
         # Costs add up only if they are from the same window.
-        others = tuple(each for each in last if each is not first) if first in last else ()
+        others = tuple(each for each in last if each is not found) if found in last else ()
         when = f"in its last {first.window_seconds:.0f} s " if first.window_seconds else ""
         words = f"{when}{first.evidence}{self._whole_run_text(first)}{why_first(first, others)}"
         return replace(first, evidence=words, window_seconds=0.0, others=others)
+
+    def _with_advice(self, verdict: Verdict) -> Verdict:
+        """Return the verdict on an ended run with the advice on its loader, settled now if not before."""
+        settled = self.settle_loader_advice() if verdict.cause is Cause.INPUT_BOUND else None
+        if settled is None or settled.advice is None or not is_usual(verdict.fix):
+            return verdict
+        remedy = advised_remedy(settled.advice, verdict.cost_seconds_per_step)
+        return replace(verdict, fix=remedy.fix, saves_seconds=remedy.saves_seconds)
 
     def _whole_run_text(self, verdict: Verdict) -> str:
         """Return the mean time of a verdict's phase over all steps, in words; equals the report's table."""
@@ -191,6 +217,8 @@ class RunWatch:
         steps = {each.rank: each.step_seconds for each in seen.values()}
         usual = self._step_seconds = statistics.median(steps.values())
         ranks = with_staggered([*zip(seen, self._with_lateness(seen), strict=True)])
+        self._adviser.observe([*_loader_samples(ranks)])
+        self._hand_out_advice()
         verdicts = [
             replace(
                 verdict,
@@ -198,7 +226,7 @@ class RunWatch:
                 step_seconds=usual if verdict.rank is None else steps.get(verdict.rank, usual),
                 stages=_stages(verdict, ranks),
             )
-            for verdict in rank_causes(self.run, ranks, THIS_MACHINE.get)
+            for verdict in rank_causes(self.run, ranks, self._adviser)
         ]
         if verdicts[0].cause is Cause.NONE:
             # A slowdown that is too gradual for the onset detector.
@@ -251,6 +279,14 @@ class RunWatch:
     def _add_cost(self, verdict: Verdict, seconds: float) -> None:
         self.lost[verdict.cause] = self.lost.get(verdict.cause, 0.0) + seconds
         self._worst[verdict.cause] = verdict
+
+
+def _loader_samples(ranks: Sequence[RankEvidence]) -> Iterator[LoaderSample]:
+    """Yield how ranks wait for their loaders, of those that have any."""
+    for rank in ranks:
+        if rank.loader is not None:
+            data, on_device = rank.phase_seconds.get("data", 0.0), rank.device_busy is not None
+            yield LoaderSample(rank.rank, rank.loader, rank.step_seconds, data, on_device)
 
 
 def why_first(verdict: Verdict, others: Sequence[Verdict]) -> str:

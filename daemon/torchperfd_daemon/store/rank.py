@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.store.history import ArrivalHistory, History
 from torchperfd_daemon.store.model import ProcessKey, RankIdentity, State, Totals
 from torchperfd_daemon.store.percentiles import p50_and_p95
@@ -52,6 +53,8 @@ class Rank:
         """The part of a step in which other threads may have kept its training thread from running."""
         self.queued_seconds = 0.0
         """The part of a step in which its training thread was ready to run without a CPU."""
+        self.loader_advice: SettledAdvice | None = None
+        """What its run is advised on its loaders; None before that is settled."""
         self.stopped = False
         """Whether its process was found stopped, for example by SIGSTOP, during the present hang."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from torchperfd.input_stages import InputStages
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RankProfile, diagnose, rank_causes
+from torchperfd_daemon.diagnosis.remedies import RuleCounsel
 from torchperfd_daemon.loader_workers import (
     MOST_WORKERS,
     LoaderAdvice,
@@ -183,10 +184,10 @@ def profile(facts: LoaderFacts | None, step_ms: float, data_ms: float) -> RankPr
 def test_verdict_input_bound_has_the_rules_number() -> None:
     advice = advised(WAITS, 170, 150)
     assert advice is not None
-    mean = diagnose("r", [profile(WAITS, 170, 150)], lambda: COST)
+    mean = diagnose("r", [profile(WAITS, 170, 150)], RuleCounsel(lambda: COST))
     assert mean.cause is Cause.INPUT_BOUND
     seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, loader=WAITS)
-    (held,) = rank_causes("r", [seen], lambda: COST)
+    (held,) = rank_causes("r", [seen], RuleCounsel(lambda: COST))
     for verdict in (mean, held):
         assert verdict.fix == f"{advice.setting} ({advice.assumes})"
 
@@ -194,9 +195,9 @@ def test_verdict_input_bound_has_the_rules_number() -> None:
 def test_verdict_input_bound_has_the_stages() -> None:
     stages = InputStages(0, 30, 120 * MS, 30 * MS)
     facts = replace(WAITS, stages=stages)
-    mean = diagnose("r", [profile(facts, 170, 150)], lambda: COST)
+    mean = diagnose("r", [profile(facts, 170, 150)], RuleCounsel(lambda: COST))
     seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, loader=facts)
-    (held,) = rank_causes("r", [seen], lambda: COST)
+    (held,) = rank_causes("r", [seen], RuleCounsel(lambda: COST))
     assert mean.stages == stages
     for verdict in (mean, held):
         assert verdict.evidence.endswith("; making a batch takes 150 ms: fetch 120 ms, collate 30 ms")
@@ -205,7 +206,7 @@ def test_verdict_input_bound_has_the_stages() -> None:
 def test_verdict_promises_no_more_than_it_costs() -> None:
     """Most of the step is laid to a lack of CPUs; what is left of the wait is 100 ms."""
     seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, queued_seconds=60 * MS, loader=WAITS)
-    reported = {verdict.cause: verdict for verdict in rank_causes("r", [seen], lambda: COST)}
+    reported = {verdict.cause: verdict for verdict in rank_causes("r", [seen], RuleCounsel(lambda: COST))}
     cost = reported[Cause.INPUT_BOUND].cost_seconds_per_step
     assert 0 < cost < 140 * MS
     assert reported[Cause.INPUT_BOUND].saves_seconds == cost
@@ -213,7 +214,7 @@ def test_verdict_promises_no_more_than_it_costs() -> None:
 
 def test_verdict_cheap_batches_advise_against_workers() -> None:
     for facts in (TENSORS, replace(TENSORS, draw_cpu=None)):
-        verdict = diagnose("r", [profile(facts, 0.57, 0.19)], lambda: COST)
+        verdict = diagnose("r", [profile(facts, 0.57, 0.19)], RuleCounsel(lambda: COST))
         assert "num_workers" not in verdict.fix
         assert "cost more than they save" in verdict.fix
 
