@@ -231,6 +231,16 @@ class Account:
         return replace(row, seconds=summed, share=self._share(summed))
 
 
+def parts_beside(before: Account, after: Account) -> tuple[tuple[str, float, float], ...]:
+    """Return the rows of two accounts by their words, each with its seconds before and after.
+
+    The largest is first and the rest last; what one of them lacks is 0 there.
+    """
+    one, other = ({row.words: row.seconds for row in account.rows} for account in (before, after))
+    pairs = [(words, one.get(words, 0.0), other.get(words, 0.0)) for words in {**one, **other}]
+    return tuple(sorted(pairs, key=lambda pair: (pair[0] == REST, -max(pair[1:]))))
+
+
 def part_kind(name: str) -> PartKind:
     """Return the kind of this name; one of a newer version is unnamed."""
     return PartKind(name) if name in _NAMES else PartKind.UNNAMED

@@ -9,6 +9,7 @@ from typing import Any, Final
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.noise import LEAST_BLOCKS, MeanChange, compare_means, compare_plain_means
 from torchperfd.runs.record import RankBlocks, RunRecord
+from torchperfd.step_account import parts_beside
 
 SCHEMA: Final = "torchperfd.run_comparison/1"
 MATERIAL: Final = 0.01
@@ -116,6 +117,14 @@ class RunComparison:
         return tuple(phase for phase in self.phases if phase.is_changed)
 
     @property
+    def parts(self) -> tuple[tuple[str, float, float], ...]:
+        """The parts of both runs' steps, each in words with its seconds before and after; empty if one of the
+        runs has no account.
+        """
+        before, after = self.before.account, self.after.account
+        return parts_beside(before, after) if before is not None and after is not None else ()
+
+    @property
     def unseen(self) -> str:
         """Which run has ranks that were not seen, so that nothing can be said for all; empty without any."""
         unseen = [
@@ -153,6 +162,10 @@ class RunComparison:
                     "changed": phase.is_changed,
                 }
                 for phase in self.phases
+            ],
+            "parts": [
+                {"part": words, "before_seconds": before, "after_seconds": after}
+                for words, before, after in self.parts
             ],
             "differences": [each.words for each in self.differences],
             "differing": [asdict(each) for each in self.differences],

@@ -1,6 +1,7 @@
 """A comparison of two runs in words: for a terminal, for a pull request, and beside its numbers as JSON."""
 
 import time
+from itertools import chain
 from typing import Any
 
 from torchperfd.card.ansi import paint
@@ -9,6 +10,7 @@ from torchperfd.runs.record import RunRecord
 from torchperfd.text_tables import TextTable, fold_text
 
 _HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "")
+_PART_HEADS = ("where a step goes", "A ms", "B ms", "change ms")
 _CONTEXT = len("differs    ")
 
 
@@ -39,6 +41,11 @@ def comparison_text(comparison: RunComparison, *, colour: bool = False, width: i
     for phase, row in zip(comparison.phases, drawn.rows, strict=True):
         style = _phase_style(phase)
         lines += [paint(line, style, colour=colour) if style else line for line in row]
+    if comparison.parts:
+        drawn = TextTable(
+            _PART_HEADS, _part_cells(comparison), left=_PART_HEADS[:1], lift=_PART_HEADS[:1], folds_heads=True
+        ).draw(width)
+        lines += ["", *(paint(line, "dim", colour=colour) for line in drawn.head), *chain(*drawn.rows)]
     context = [fold_text(line, width, margin=_CONTEXT) for line in _context(comparison)]
     return "\n".join([*lines, "", *context]).rstrip()
 
@@ -53,6 +60,9 @@ def comparison_markdown(comparison: RunComparison) -> str:
         if phase.is_changed:
             cells = [f"**{cell}**" for cell in cells]
         lines.append("| " + " | ".join(cells) + " |")
+    if comparison.parts:
+        lines += ["", "| " + " | ".join(_PART_HEADS) + " |", "|:--|--:|--:|--:|"]
+        lines += ["| " + " | ".join(map(_escaped, cells)) + " |" for cells in _part_cells(comparison)]
     lines += ["", f"- A: {_escaped(_side(comparison.before))}", f"- B: {_escaped(_side(comparison.after))}"]
     lines += [f"- {_escaped(line)}" for line in _context(comparison)]
     return "\n".join(lines)
@@ -118,16 +128,25 @@ def _side(run: RunRecord) -> str:
 
 
 def _cells(phase: PhaseChange) -> tuple[str, ...]:
-    mean = phase.mean
-    difference = 1e3 * mean.difference
     return (
         phase.name,
         _ms(phase.before),
         _ms(phase.after),
-        f"{difference:+.3f}" if abs(difference) < 1 else f"{difference:+.2f}",
+        _difference(phase.mean.difference),
         _percent(phase.share),
         _outcome(phase),
     )
+
+
+def _part_cells(comparison: RunComparison) -> list[tuple[str, ...]]:
+    return [
+        (words, _ms(before), _ms(after), _difference(after - before))
+        for words, before, after in comparison.parts
+    ]
+
+
+def _difference(seconds: float) -> str:
+    return f"{1e3 * seconds:+.3f}" if abs(seconds) < 1e-3 else f"{1e3 * seconds:+.2f}"
 
 
 def _style(comparison: RunComparison) -> str:

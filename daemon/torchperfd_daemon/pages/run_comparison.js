@@ -61,6 +61,17 @@
       report.phases.some((phase) => phase.spikes_clipped) ? " Spikes clipped: the change is that of the means without spikes; A and B have all steps." : ""));
   }
 
+  function parts() {
+    if (!report.parts.length) return null;
+    const rows = report.parts.map((part) => ({ name: part.part, before: part.before_seconds, after: part.after_seconds }));
+    const title = "Where a step goes";
+    return section(title, pairsTable(title, "part", rows, [
+      { label: "A ms", cell: (row) => milli(row.before) }, { label: "B ms", cell: (row) => milli(row.after) },
+      { label: "change ms", cell: (row) => signed(row.after - row.before, milli(Math.abs(row.after - row.before))) },
+    ]),
+    element("p", { class: "soft" }, "Milliseconds per step, of the verdict of each run. The parts of a run sum to its step; whether a change is beyond noise is known of phases only."));
+  }
+
   function differences() {
     const rows = report.differing;
     if (!rows.length) return section("Environment", element("p", { class: "soft" }, "Nothing that the reports know differs."));
@@ -72,6 +83,6 @@
   show(
     element("p", { class: `verdict ${direction(report.changed, report.step.ratio)}-edge` }, sentence(report.headline)),
     report.findings.length ? element("ul", { class: "findings" }, ...report.findings.map((each) => element("li", {}, each))) : null,
-    sides(), phases(), differences(),
+    sides(), phases(), parts(), differences(),
   );
 })();

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.run_comparison.simulation import PHASES, Noise, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 from tests.support.run_documents import run_file
 
@@ -26,6 +27,7 @@ from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.noise import compare_means
 from torchperfd.runs.record import RankBlocks, RunRecord, read_record
 from torchperfd.runs.student import quantile_95, two_sided
+from torchperfd.step_account import Account, Part, PartKind
 
 STEPS = 600
 
@@ -273,6 +275,28 @@ def test_compare_names_the_slow_rank() -> None:
     comparison = compare_runs(ranks([0.03, 0.03, 0.03]), ranks([0.03, 0.03, 0.05]))
     assert comparison.slow_ranks == (None, 2)
     assert "slow rank none → 2" in comparison_text(comparison)
+
+
+def test_comparison_has_the_parts_of_both_steps() -> None:
+    comparison = pair(11)
+    assert (comparison.parts, comparison.to_dict()["parts"]) == ((), [])
+    earlier = uneven_account()
+    mended = Account(0.05, 0.05, (*earlier.parts[1:4], Part(PartKind.DATA, "", 0.0098)))
+    comparison = replace(
+        comparison,
+        before=replace(comparison.before, account=earlier),
+        after=replace(comparison.after, account=mended),
+    )
+    first, *_, last = comparison.to_dict()["parts"]
+    assert first == {
+        "part": "waiting for ranks whose work differs from step to step",
+        "before_seconds": 0.0415,
+        "after_seconds": 0.0,
+    }
+    assert last["part"] == "rest"
+    assert sum(after for _, _, after in comparison.parts) == pytest.approx(0.05)
+    check_golden("run_comparison_account.txt", comparison_text(comparison, width=80) + "\n")
+    assert "| waiting for data | 0.000 | 9.800 | +9.80 |" in comparison_markdown(comparison)
 
 
 def test_comparison_text_and_markdown_are_as_before() -> None:
