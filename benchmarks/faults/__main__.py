@@ -3,6 +3,7 @@
     python -m benchmarks.faults [--only NAME] [--seeds 1-3] [--models mlp-ddp,…] [--quick] [--full]
     python -m benchmarks.faults --held-out [--peers]
     python -m benchmarks.faults --device simulated [--held-out]
+    python -m benchmarks.faults --arm causes|busy|controls [--only NAME] [--quick]
     python -m benchmarks.faults --record DIR …
     python -m benchmarks.faults --replay DIR [--only NAME]
 
@@ -25,10 +26,19 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.faults import catalog, peers, quota, recordings, replay, report
-from benchmarks.faults.catalog import FAULTS, Fault, Plan
+from benchmarks.faults import arm_report, arms, catalog, peers, quota, recordings, replay, report
+from benchmarks.faults.arms import ARMS, USUAL, Arm
+from benchmarks.faults.catalog import Fault, Plan
 from benchmarks.faults.scoring import score
-from benchmarks.faults.trial import QUICK_WATCH_SECONDS, WATCH_HANG_SECONDS, WATCH_SECONDS, Trial, run
+from benchmarks.faults.trial import (
+    QUICK_WATCH_SECONDS,
+    WATCH_CONTROL_SECONDS,
+    WATCH_HANG_SECONDS,
+    WATCH_SECONDS,
+    WATCH_SETTING_SECONDS,
+    Trial,
+    run,
+)
 
 FULL_RANKS: Final = 8
 MOST_OTHERS: Final = 0.01
@@ -40,7 +50,7 @@ MOST_RUNS: Final = 3
 
 def unable(faults: list[Fault]) -> dict[str, str]:
     """Return which faults cannot be injected here, and why."""
-    reasons = {}
+    reasons = arms.unable(faults)
     for fault in faults:
         if fault.name == "CPU quota" and (why := quota.why_not()):
             reasons[fault.name] = why
@@ -77,6 +87,10 @@ def watch_seconds(fault: Fault, *, quick: bool) -> float:
     """Return how long a job with this fault is watched after its onset."""
     if fault.hangs or fault.name == "one long checkpoint":
         return WATCH_HANG_SECONDS
+    if fault.from_start:
+        return WATCH_SETTING_SECONDS
+    if fault.is_control and fault in arms.CONTROLS:
+        return WATCH_CONTROL_SECONDS
     return QUICK_WATCH_SECONDS if quick else WATCH_SECONDS
 
 
@@ -118,14 +132,19 @@ def by_split(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     return parts
 
 
-def judge(trials: Sequence[Trial]) -> int:
+def judge(arm: Arm, trials: Sequence[Trial]) -> int:
     """Print the scores of jobs, and return 1 if a bound is missed."""
     wrong: list[str] = []
     for part, own in by_split(trials).items():
-        print(f"\n{report.summary(part, own)}")
-        wrong += [f"{part}: {text}" for text in report.wrong(score(own))]
-    for text in wrong:
-        print(f"FAILED: {text}")
+        if arm is ARMS[USUAL]:
+            text, missed = report.summary(part, own), report.wrong(score(own))
+        else:
+            text = arm_report.summary(part, arm, own)
+            missed = arm_report.wrong(arm, arm_report.score_arm(arm, own))
+        print(f"\n{text}")
+        wrong += [f"{part}: {each}" for each in missed]
+    for each in wrong:
+        print(f"FAILED: {each}")
     return 1 if wrong else 0
 
 
@@ -144,6 +163,12 @@ def compare(chosen: Sequence[Plan]) -> None:
 def main() -> int:
     """Run, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--arm",
+        choices=ARMS,
+        default=USUAL,
+        help=f"which jobs; by default {USUAL}",
+    )
     parser.add_argument("--only", action="append", metavar="NAME", help="faults whose name has this in it")
     parser.add_argument("--seeds", type=numbers, help="such as 1-3,7; by default those of development")
     parser.add_argument("--models", type=known_models, help="with commas")
@@ -164,7 +189,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.replay:
-        return judge(replay.trials(options.replay, options.only or ()))
+        return judge(ARMS[options.arm], replay.trials(options.replay, options.only or ()))
+    arm = ARMS[options.arm]
     seeds = options.seeds or [*(catalog.HELD_OUT_SEEDS if options.held_out else catalog.DEVELOPMENT_SEEDS)]
     models = options.models or [*catalog.models_of(options.device, held_out=options.held_out)]
     able = {
@@ -173,12 +199,14 @@ def main() -> int:
     if unable_models := [model for model in models if model not in able]:
         parser.error(f"{', '.join(unable_models)}: only with --device {catalog.SIMULATED}")
     faults = [
-        fault for fault in FAULTS if options.device in fault.devices and (fault.in_quick or not options.quick)
+        fault
+        for fault in arm.faults
+        if options.device in fault.devices and (fault.in_quick or not options.quick)
     ]
     if options.only:
         faults = [fault for fault in faults if any(part in fault.name for part in options.only)]
     if not faults:
-        parser.error(f"no such fault; there are {', '.join(fault.name for fault in FAULTS)}")
+        parser.error(f"no such fault; there are {', '.join(fault.name for fault in arm.faults)}")
     not_run = unable(faults)
     faults = [fault for fault in faults if fault.name not in not_run]
     named = {fault.name: fault for fault in faults}
@@ -201,14 +229,14 @@ def main() -> int:
     def once(plan: Plan) -> Trial:
         fault = named[plan.fault]
         keep = partial(recordings.write, options.record) if options.record else None
-        return run(plan, watch_seconds(fault, quick=options.quick), heal=fault.costs, keep=keep)
+        return run(arm.on(plan), watch_seconds(fault, quick=options.quick), heal=fault.costs, keep=keep)
 
     trials = run_all(chosen, once if options.once else lambda plan: run_alone(plan, once), options.json)
     most = max(trial.others for trial in trials)
     print(
         f"\nload {_load()} at the end; others took at most {most:.1%} of the processors; times in ms per step"
     )
-    failed = judge(trials)
+    failed = judge(arm, trials)
     if options.peers:
         compare(chosen)
     return failed

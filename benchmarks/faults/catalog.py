@@ -2,7 +2,8 @@
 
 import math
 import random
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ HANG: Final = Cause.HANG.value
 
 DEVELOPMENT_SEEDS: Final = (1, 2, 3)
 DEVELOPMENT_MODELS: Final = ("mlp-ddp", "transformer-ddp", "transformer-fsdp2")
-HELD_OUT_SEEDS: Final = (301, 302, 303)
+HELD_OUT_SEEDS: Final = (401, 402, 403)
 HELD_OUT_MODELS: Final = ("convnet-ddp", "mlp-fsdp2", "convnet-fsdp2")
 CPU: Final = "cpu"
 """Jobs on gloo, whose hosts wait for each other."""
@@ -27,6 +28,10 @@ WITH_NVML: Final = frozenset({THROTTLED_GPU, NEEDLESS_SYNCHRONISATION})
 DEVELOPMENT_SPLIT_MODELS: Final = ("mlp-tp", "mlp-pp")
 HELD_OUT_SPLIT_MODELS: Final = ("convnet-tp", "convnet-pp")
 """With tensor parallelism and in pipeline stages, for jobs on the simulated device."""
+DEEP_MODEL: Final = "deep-ddp"
+"""Many small layers, whose operations are short."""
+OWN_MODELS: Final = frozenset({DEEP_MODEL})
+"""Models that only certain faults need. They belong to both parts of the suite."""
 MODELS: Final = (*DEVELOPMENT_MODELS, *DEVELOPMENT_SPLIT_MODELS, *HELD_OUT_MODELS, *HELD_OUT_SPLIT_MODELS)
 
 STAGES: Final = 2
@@ -77,6 +82,13 @@ class Fault:
         pipelines_only: Whether it needs pipeline stages.
         whole_only: Whether each rank must be able to run its model by itself.
         least_ranks: How many the job has at least: among four, two that are slow are no minority.
+        ranks: How many it has exactly; 0: as many as the suite's jobs.
+        only_model: The model that its jobs need; empty: any that fits.
+        from_start: Whether it is there from the first step, as settings are.
+        grows: Whether it costs more with each step, so that only its newest steps count.
+        onset_steps: Where it may begin, unless it is there from the start.
+        pace_seconds: What a forward waits for.
+        env: Variables in the environment of the ranks.
         work_seconds: Processor time that every rank uses in each step, for faults that take it away.
         in_quick: Whether ``--quick`` has it.
         devices: What its jobs run on.
@@ -93,6 +105,13 @@ class Fault:
     pipelines_only: bool = False
     whole_only: bool = False
     least_ranks: int = 2
+    ranks: int = 0
+    only_model: str = ""
+    from_start: bool = False
+    grows: bool = False
+    onset_steps: tuple[int, int] = ONSET_STEPS
+    pace_seconds: float = PACE_SECONDS
+    env: Mapping[str, str] = field(default_factory=dict)
     work_seconds: float = 0.0
     in_quick: bool = False
     devices: frozenset[str] = frozenset({CPU})
@@ -100,6 +119,8 @@ class Fault:
 
     def fits(self, model: str) -> bool:
         """Return whether jobs with this model can have it."""
+        if self.only_model:
+            return model == self.only_model
         if is_pipeline(model):
             return not (self.replicated_only or self.whole_only)
         return not self.pipelines_only and (not self.replicated_only or model.endswith("-ddp"))
@@ -269,6 +290,9 @@ class Plan:
         onset: Index of the first step with the fault.
         seconds: What it adds to a culprit's step of usual length.
         hang_line: The line of the job at which a culprit hangs; 0 when there is none.
+        grows: Whether only the newest steps with the fault count.
+        env: Variables in the environment of the ranks.
+        hogs: Busy processes that share the machine with the job from its start to its end.
     """
 
     fault: str
@@ -283,6 +307,9 @@ class Plan:
     work_seconds: float
     hang_line: int
     device: str = CPU
+    grows: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    hogs: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -300,10 +327,11 @@ class Plan:
 
 def plan(fault: Fault, model: str, seed: int, ranks: int = RANKS, device: str = CPU) -> Plan:
     """Return the job of a seed; deterministic."""
-    ranks = max(ranks, fault.least_ranks)
+    ranks = fault.ranks or max(ranks, fault.least_ranks)
     chance = random.Random(f"{fault.name}/{model}/{seed}/{ranks}")
     last = ranks - 1 if fault.last_culprit is None else fault.last_culprit
     culprits = chance.sample(range(last + 1), fault.culprits)
+    onset = chance.randint(*fault.onset_steps)
     return Plan(
         fault=fault.name,
         cause=fault.cause,
@@ -311,12 +339,14 @@ def plan(fault: Fault, model: str, seed: int, ranks: int = RANKS, device: str = 
         seed=seed,
         ranks=ranks,
         culprits=tuple(sorted(culprits)),
-        onset=chance.randint(*ONSET_STEPS),
+        onset=0 if fault.from_start else onset,
         seconds=fault.seconds * chance.uniform(*_SEVERITIES),
-        pace_seconds=PACE_SECONDS,
+        pace_seconds=fault.pace_seconds,
         work_seconds=fault.work_seconds,
         hang_line=hang_line(fault.name),
         device=device,
+        grows=fault.grows,
+        env=fault.env,
     )
 
 
@@ -327,7 +357,7 @@ def plans(
     chosen = []
     for place, seed in enumerate(seeds):
         for number, fault in enumerate(faults):
-            able = [model for model in models if fault.fits(model)]
+            able = [fault.only_model] if fault.only_model else [each for each in models if fault.fits(each)]
             if able:
                 chosen.append(plan(fault, able[(number + place) % len(able)], seed, ranks, device))
     return chosen
@@ -354,8 +384,9 @@ def hang_line(name: str) -> int:
 
 def split(seed: int, model: str) -> str:
     """Return which part of the suite a job belongs to: thresholds may be chosen on development jobs only."""
-    if seed in HELD_OUT_SEEDS and model in models_of(SIMULATED, held_out=True):
+    is_own = model in OWN_MODELS
+    if seed in HELD_OUT_SEEDS and (is_own or model in models_of(SIMULATED, held_out=True)):
         return "held out"
-    if seed in DEVELOPMENT_SEEDS and model in models_of(SIMULATED, held_out=False):
+    if seed in DEVELOPMENT_SEEDS and (is_own or model in models_of(SIMULATED, held_out=False)):
         return "development"
     return "mixed"

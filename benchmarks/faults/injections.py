@@ -1,18 +1,14 @@
 """The faults' injections into a rank. Each times itself where it can."""
 
 import gc
-import io
 import multiprocessing
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -20,26 +16,24 @@ from typing import Any, Final
 import psutil
 import torch
 import torch.distributed as dist
+from benchmarks.faults.arm_injections import ARM_INJECTIONS
 from benchmarks.faults.catalog import (
     CHECKPOINT_STEPS,
     NEEDLESS_SYNCHRONISATION,
     RECOMPILE_STEPS,
     STAGES,
     THROTTLED_GPU,
-    USUAL_STEP_SECONDS,
-    VALIDATION_BATCHES,
     VALIDATION_STEPS,
     Plan,
 )
+from benchmarks.faults.control_injections import CONTROL_INJECTIONS, Validation
+from benchmarks.faults.injection import Injection, SlowFile, allow_cpus
 from benchmarks.faults.quota import Quota
 from benchmarks.simulated_device import Device, installed
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-END_FILE: Final = "end"
-"""Whose fault has begun and finds this file in the job's directory has it no more."""
 LONG_CHECKPOINT_SECONDS: Final = 12.0
-QUICK_CHECKPOINT_SECONDS: Final = 0.005
 LONG_SAVE_EVERY_SECONDS: Final = 60.0
 LONG_VALIDATION_STEP: Final = 20 * VALIDATION_STEPS - 1
 LONG_VALIDATION_BATCHES: Final = 1_200
@@ -66,132 +60,8 @@ _DISK_BYTES: Final = 2**26
 _DISK_READ: Final = 2**22
 
 
-class Injection:
-    """No fault: what a healthy rank does at each of the places where a fault may strike.
-
-    Args:
-        plan: The job.
-        rank: This process's.
-        directory: For files of its own.
-
-    Attributes:
-        wants_worker: Whether the job draws its batches from a worker process.
-        validates: Whether the job validates now and then.
-    """
-
-    wants_worker = False
-    validates = False
-
-    def __init__(self, plan: Plan, rank: int, directory: Path) -> None:
-        self.plan = plan
-        self.rank = rank
-        self.directory = directory
-        self._step = 0
-        self._over = False
-        self._end_file = directory / END_FILE
-        self._spent_ns = 0
-        self._healthy_ns: list[int] = []
-        self._lock = threading.Lock()  # the script's own, not torchperfd's: communication threads spend, too
-
-    def prepare(self, model: nn.Module) -> None:
-        """Prepare, before the first step."""
-
-    def begin(self, step: int) -> None:
-        """A step begins."""
-        self._step = step
-        if step > self.plan.onset and not self._over and self._end_file.exists():
-            self._over = True
-            self.end()
-
-    def load(self, step: int) -> None:
-        """A batch is being made, in the process that makes them."""
-
-    def compute(self) -> None:
-        """The forward is under way."""
-
-    def in_place_of_average(self, step: int) -> str:
-        """Return which fault keeps this rank from averaging its metric; empty: none."""
-        return ""
-
-    def save(self, state: dict[str, Any]) -> None:
-        """Write a checkpoint."""
-        torch.save(state, io.BytesIO())
-
-    def validation_batches(self, step: int) -> int:
-        """Return how many batches to validate on after a step; 0 for none."""
-        return VALIDATION_BATCHES if self.validates and step % VALIDATION_STEPS == VALIDATION_STEPS - 1 else 0
-
-    def wait_for(self, device: Device) -> None:
-        """Wait until the device is at the end of the step, as ``loss.item()`` does."""
-        device.compute.synchronize()
-
-    def finish(self) -> None:
-        """The step is nearly over."""
-
-    def end(self) -> None:
-        """The fault ends: undo what would go on by itself."""
-
-    def learn(self, lasted_ns: int) -> None:
-        """The step has taken so long."""
-        if self._step < self.plan.onset:
-            self._healthy_ns.append(lasted_ns)
-
-    @cached_property
-    def seconds(self) -> float:
-        """The seconds added to a culprit's step: as planned, or more where steps are long."""
-        return self.plan.seconds * max(1.0, self.usual_step_seconds / USUAL_STEP_SECONDS)
-
-    @property
-    def usual_step_seconds(self) -> float:
-        """What the rank's healthy steps have taken."""
-        return statistics.median(self._healthy_ns[len(self._healthy_ns) // 4 :] or [0]) / 1e9
-
-    def take_spent_ns(self) -> int:
-        """Return what the fault took since this was last asked."""
-        with self._lock:
-            spent, self._spent_ns = self._spent_ns, 0
-        return spent
-
-    @property
-    def strikes(self) -> bool:
-        """Whether this rank has the fault in this step."""
-        return self._step >= self.plan.onset and not self._over and self.plan.has_fault(self.rank)
-
-    @property
-    def begins(self) -> bool:
-        """Whether this is the first step in which this rank has it."""
-        return self._step == self.plan.onset and self.plan.has_fault(self.rank)
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count what is done within as injected."""
-        began = time.perf_counter_ns()
-        yield
-        with self._lock:
-            self._spent_ns += time.perf_counter_ns() - began
-
-    def spend(self, seconds: float) -> None:
-        """Count time on the device as injected."""
-        with self._lock:
-            self._spent_ns += int(seconds * 1e9)
-
-    def pause(self, seconds: float) -> None:
-        """Sleep, timed."""
-        with self.timed():
-            time.sleep(seconds)
-
-
-class _Validation(Injection):
-    validates = True
-
-    def save(self, state: dict[str, Any]) -> None:
-        torch.save(state, _SlowFile(lambda: time.sleep(QUICK_CHECKPOINT_SECONDS)))
-
-
-class _SavesALot(Injection):
+class _SavesALot(Validation):
     """Checkpoints of 10 to 200 ms, one of 20 s each minute, one of a minute, and a validation of a minute."""
-
-    validates = True
 
     def prepare(self, model: nn.Module) -> None:
         self._chance = random.Random(self.plan.seed)
@@ -204,7 +74,7 @@ class _SavesALot(Injection):
         if time.monotonic() - self._began > self._next_long:
             seconds = next(self._long)
             self._next_long += LONG_SAVE_EVERY_SECONDS
-        torch.save(state, _SlowFile(lambda: time.sleep(seconds)))
+        torch.save(state, SlowFile(lambda: time.sleep(seconds)))
 
     def validation_batches(self, step: int) -> int:
         return LONG_VALIDATION_BATCHES if step == LONG_VALIDATION_STEP else super().validation_batches(step)
@@ -292,7 +162,7 @@ class _BackgroundCheckpoint(Injection):
         self._is_over.set()
 
     def _save_slowly(self) -> None:
-        torch.save({"weights": torch.zeros(1024)}, _SlowFile(self._serialize))
+        torch.save({"weights": torch.zeros(1024)}, SlowFile(self._serialize))
 
     def _serialize(self) -> None:
         while not self._is_over.wait(WRITE_SECONDS):
@@ -337,7 +207,7 @@ class _CpuHog(Injection):
 
     def finish(self) -> None:
         if self.begins:
-            self._allow({max(self._allowed)})
+            allow_cpus(os.getpid(), {max(self._allowed)})
             # They end with this process, however that ends.
             loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
             self._hogs = [subprocess.Popen([sys.executable, "-I", "-S", "-c", loop]) for _ in range(HOGS)]
@@ -346,12 +216,7 @@ class _CpuHog(Injection):
         for hog in self._hogs:
             hog.kill()
             hog.wait()
-        self._allow(self._allowed)
-
-    @staticmethod
-    def _allow(processors: set[int]) -> None:
-        for thread in Path("/proc/self/task").iterdir():
-            os.sched_setaffinity(int(thread.name), processors)
+        allow_cpus(os.getpid(), self._allowed)
 
 
 class _CpuQuota(Injection):
@@ -419,25 +284,10 @@ class _SlowCollective(Injection):
         return future.value()[0] / self.plan.ranks
 
 
-class _SlowFile(io.BytesIO):
-    """A file whose close takes long, as that of a busy share does."""
-
-    def __init__(self, pause: Callable[[], None]) -> None:
-        super().__init__()
-        self._pause: Callable[[], None] | None = pause
-
-    def write(self, data: Any) -> int:
-        """Write; only the first time takes long."""
-        if self._pause is not None:
-            pause, self._pause = self._pause, None
-            pause()
-        return super().write(data)
-
-
 class _CheckpointStall(Injection):
     def save(self, state: dict[str, Any]) -> None:
         if self.strikes:
-            torch.save(state, _SlowFile(lambda: self.pause(self.seconds * CHECKPOINT_STEPS)))
+            torch.save(state, SlowFile(lambda: self.pause(self.seconds * CHECKPOINT_STEPS)))
         else:
             super().save(state)
 
@@ -449,7 +299,7 @@ class _LongCheckpoint(Injection):
     def save(self, state: dict[str, Any]) -> None:
         if self.strikes and not self._done:
             self._done = True
-            torch.save(state, _SlowFile(lambda: self.pause(LONG_CHECKPOINT_SECONDS)))
+            torch.save(state, SlowFile(lambda: self.pause(LONG_CHECKPOINT_SECONDS)))
         else:
             super().save(state)
 
@@ -489,7 +339,8 @@ class _OtherCollective(Injection):
 
 
 class _DeadWorker(Injection):
-    wants_worker = True
+    workers = 1
+    prefetches = True
 
     def finish(self) -> None:
         if self.begins:
@@ -498,8 +349,8 @@ class _DeadWorker(Injection):
 
 
 _INJECTIONS: Final[dict[str, type[Injection]]] = {
-    "healthy": Injection,
-    "healthy, validation": _Validation,
+    **CONTROL_INJECTIONS,
+    **ARM_INJECTIONS,
     "saves a lot": _SavesALot,
     "unbalanced pipeline": _LongerStage,
     "slow loader, one rank": _SlowLoader,

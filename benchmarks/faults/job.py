@@ -26,7 +26,8 @@ from benchmarks.faults.catalog import (
     Plan,
     is_pipeline,
 )
-from benchmarks.faults.injections import Injection, injection_of
+from benchmarks.faults.injection import Injection
+from benchmarks.faults.injections import injection_of
 from benchmarks.faults.journal import Journal
 from benchmarks.faults.models import CLASSES, FEATURES, Kernels, Pace, build
 from benchmarks.faults.pipeline import Pipeline
@@ -34,7 +35,6 @@ from benchmarks.simulated_device import BACKEND, Device, install
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-BATCH: Final = 16
 _STEPS: Final = 1_000_000
 
 Batch = tuple[Tensor, Tensor]
@@ -49,16 +49,34 @@ class Samples(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         chance = torch.Generator().manual_seed(self._seed)
-        for step in range(_STEPS):
+        for step in range(self._injection.epoch_steps or _STEPS):
             self._injection.load(step)
+            rows = self._injection.rows()
             yield (
-                torch.randn(BATCH, FEATURES, generator=chance),
-                torch.randint(0, CLASSES, (BATCH,), generator=chance),
+                torch.randn(rows, FEATURES, generator=chance),
+                torch.randint(0, CLASSES, (rows,), generator=chance),
             )
 
 
-def prefetched(loader: DataLoader[Batch]) -> Iterator[Batch]:
-    """Yield a loader's batches, drawn ahead by a thread, whose failure is not reported."""
+def epochs(samples: Samples, injection: Injection) -> Iterator[Batch]:
+    """Yield batches, epoch after epoch. An injection decides whether an epoch keeps its workers."""
+    workers = injection.workers
+    kept, anew = (
+        DataLoader(
+            samples,
+            batch_size=None,
+            num_workers=workers,
+            persistent_workers=persistent,
+            worker_init_fn=injection.start_worker,
+        )
+        for persistent in (workers > 0, False)
+    )
+    while True:
+        yield from kept if injection.keeps_workers else anew
+
+
+def prefetched(loader: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield batches, drawn ahead by a thread, whose failure is not reported."""
     batches: queue.Queue[Batch] = queue.Queue(2)
 
     def draw() -> None:
@@ -74,7 +92,7 @@ def average(metric: Tensor, injection: Injection, step: int, metrics: dist.Proce
     """Average a metric over the ranks, unless the fault has this rank do something else."""
     match injection.in_place_of_average(step):
         case "":
-            dist.all_reduce(metric, group=metrics)
+            dist.all_reduce(metric, group=injection.group(metrics))
         case "skipped collective":
             dist.barrier()  # hangs: skipped collective
         case "mismatched collective":
@@ -106,6 +124,11 @@ def trainee(
     return model, train
 
 
+def no_sync(model: nn.Module) -> AbstractContextManager[object]:
+    """Return a context in which gradients are not exchanged, of a model that can do without."""
+    return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else nullcontext()
+
+
 def validate(model: nn.Module, batches: Iterator[Batch], count: int) -> None:
     """Run the model on some batches without training."""
     model.eval()
@@ -133,18 +156,21 @@ def main(plan: Plan, directory: Path, tool: str = "") -> None:
     model, train = trainee(plan, device, seed, injection)
     injection.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    loader = DataLoader(
-        Samples(seed, injection), batch_size=None, num_workers=1 if injection.wants_worker else 0
-    )
-    batches = prefetched(loader) if injection.wants_worker else iter(loader)
+    batches = epochs(Samples(seed, injection), injection)
+    if injection.prefetches:
+        batches = prefetched(batches)
     with Journal(directory / f"rank{rank}.log") as journal:
         for step in range(last):
             injection.begin(step)
             journal.begin()
             with traced(model):
-                inputs, targets = next(batches)
-                optimizer.zero_grad()
-                loss = train(inputs, targets)
+                for micro in range(injection.micro_batches):
+                    inputs, targets = next(batches)
+                    if micro == 0:
+                        optimizer.zero_grad()
+                    is_last = micro == injection.micro_batches - 1
+                    with nullcontext() if is_last else no_sync(model):
+                        loss = train(inputs, targets)
                 optimizer.step()
                 average(loss, injection, step, metrics)
                 if step % CHECKPOINT_STEPS == CHECKPOINT_STEPS - 1 and rank == 0:

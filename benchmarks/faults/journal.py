@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+NEWEST_SECONDS: Final = 10.0
+"""Of a fault that grows, the steps of this long before its end count; a verdict has as long a window."""
 SETTLED: Final = 20
 """Steps at the start, after an onset and after an end, that no average is taken of: things get warm."""
 
@@ -92,7 +94,7 @@ class Measured:
     """What a fault did to a job; seconds per step.
 
     Attributes:
-        before: The step before the onset.
+        before: The step before the onset; 0 where the fault was there from the start.
         after: The step after it, with the fault.
         injected: What the fault added to the slowest rank, as far as it timed itself.
         grown: By how much the mean step became longer.
@@ -108,12 +110,15 @@ class Measured:
     @property
     def without(self) -> float:
         """The step without the fault at the time of the fault: midway between those before and after it."""
-        return self.before if self.healed is None else (self.before + self.healed) / 2
+        if self.healed is None:
+            return self.before
+        return (self.before + self.healed) / 2 if self.before else self.healed
 
     @property
     def drift(self) -> float:
         """By how much steps without the fault differ before and after it, as a part of them."""
-        return 0.0 if self.healed is None else abs(self.healed - self.before) / self.without
+        known = self.healed is not None and self.before
+        return abs((self.healed or 0.0) - self.before) / self.without if known else 0.0
 
     @property
     def change(self) -> float:
@@ -122,7 +127,12 @@ class Measured:
 
 
 def measure(
-    ranks: Mapping[int, Sequence[Step]], onset: int, period: int, end_unix: float | None = None
+    ranks: Mapping[int, Sequence[Step]],
+    onset: int,
+    period: int,
+    end_unix: float | None = None,
+    *,
+    grows: bool = False,
 ) -> Measured:
     """Return a job's own measurement of its fault, which ended at ``end_unix``, in seconds; None: not ended.
 
@@ -139,13 +149,16 @@ def measure(
     most: dict[int, int] = {}
     for steps in ranks.values():
         later = [step for step in steps if onset + SETTLED <= step.step < healed]
+        if grows and later:
+            first_ns = later[-1].began_ns - NEWEST_SECONDS * 1e9
+            later = [step for step in later if step.began_ns >= first_ns]
         before_ns = [step.duration_ns for step in steps if SETTLED <= step.step < onset]
         after_ns = [step.duration_ns for step in later]
         healed_ns = [step.duration_ns for step in steps if healed + SETTLED <= step.step < end]
         befores.append(_usual(before_ns, period))
         afters.append(_usual(after_ns, period))
         heals.append(_usual(healed_ns, period))
-        if before_ns and after_ns:
+        if after_ns and (before_ns or healed_ns):
             well = [statistics.fmean(each) for each in (before_ns, healed_ns) if each]
             grown.append((statistics.fmean(after_ns) - statistics.fmean(well)) / 1e9)
         for step in later:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 FEATURES: Final = 64
 CLASSES: Final = 10
 _WIDTH: Final = 32
+_LAYERS: Final = 80
 _JITTER: Final = 0.03
 
 
@@ -123,7 +124,14 @@ def _transformer() -> list[nn.Module]:
     ]
 
 
-_KINDS: Final = {"mlp": _mlp, "convnet": _convnet, "transformer": _transformer}
+def _deep() -> list[nn.Module]:
+    return [
+        *(nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh()) for _ in range(_LAYERS)),
+        nn.Linear(FEATURES, CLASSES),
+    ]
+
+
+_KINDS: Final = {"mlp": _mlp, "deep": _deep, "convnet": _convnet, "transformer": _transformer}
 
 _TENSOR_PARALLEL: Final[dict[str, dict[str, ParallelStyle]]] = {
     "mlp": {"0.0": ColwiseParallel(), "1.0": RowwiseParallel()},

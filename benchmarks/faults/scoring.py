@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.faults.catalog import FAULTS, HANG, SIMULATED, Fault, Plan
+from benchmarks.faults.arms import NAMED
+from benchmarks.faults.catalog import HANG, SIMULATED, Fault, Plan
 from benchmarks.faults.trial import Answer, Trial
 
 from torchperfd_daemon.diagnosis.verdict import Cause
@@ -17,7 +18,6 @@ from torchperfd_daemon.diagnosis.whatif import Removed
 SILENT: Final = "(no answer)"
 """The class of answers that did not come."""
 
-_NAMED: Final = {fault.name: fault for fault in FAULTS}
 _LINE: Final = re.compile(r"\bjob\.py:(\d+)\b")
 
 
@@ -59,7 +59,7 @@ class Mark:
 
 def mark(trial: Trial) -> Mark:
     """Return how a trial was answered; the answer is the last one."""
-    plan, fault = trial.plan, _NAMED[trial.plan.fault]
+    plan, fault = trial.plan, NAMED[trial.plan.fault]
     last = trial.answers[-1] if trial.answers else None
     cost = true_cost(trial, fault)
     right = last is not None and last.cause == plan.cause
@@ -88,12 +88,14 @@ def mark(trial: Trial) -> Mark:
 def true_cost(trial: Trial, fault: Fault) -> float | None:
     """Return what a fault costs by the job's own measurement, seconds per step; None if not by the step.
 
-    That is what was injected. A device works through what is queued while its host is delayed: there it is at
-    most what steps have grown by.
+    That is what was injected, or the growth of the mean step where the job cannot time that. A device works
+    through what is queued while its host is delayed: there it is at most that growth. On a busy node it is
+    always the growth, since code that uses the CPU costs more there than its own time.
     """
     if not fault.costs:
         return None
-    cost = trial.measured.injected if fault.times_itself else trial.measured.grown
+    times_itself = fault.times_itself and not trial.plan.hogs
+    cost = trial.measured.injected if times_itself else trial.measured.grown
     if trial.plan.device == SIMULATED:
         cost = min(cost, trial.measured.grown)
     return cost if cost > 0 else None
@@ -164,6 +166,7 @@ class Score:
         culprit: The share of faults of single ranks whose rank is named.
         blame: The share of healthy jobs with a fault in the last answer.
         moments: The share of answers after the onset's step, in healthy jobs, by which time is lost.
+        green: Jobs with a fault of which the last answer is that nothing is wrong.
         false_hangs: Jobs that do not hang and were reported as hanging at any time.
         named_within_10_s: The share of faults of some ranks, step after step, whose rank is named to the end
             within ten seconds.
@@ -186,6 +189,7 @@ class Score:
     culprit: float
     blame: float
     moments: float
+    green: int
     false_hangs: int
     named_within_10_s: float
     within_10_s: float
@@ -201,7 +205,7 @@ class Score:
     stacks_line: float
 
 
-def _blames(answer: Answer) -> bool:
+def is_blamed(answer: Answer) -> bool:
     """Return whether an answer about a healthy job says that time is lost; not if too little is known."""
     if answer.cause == Cause.UNKNOWN.value:
         return bool(answer.cost)
@@ -232,7 +236,8 @@ def score(trials: Sequence[Trial]) -> Score:
         macro_f1=macro_f1(confusion(marks)),
         culprit=_share(each.right_rank for each in faulty if each.plan.culprits),
         blame=_share(not each.right_cause for each in healthy),
-        moments=_share(map(_blames, moments)),
+        moments=_share(map(is_blamed, moments)),
+        green=sum(each.answered == Cause.NONE.value for each in faulty),
         false_hangs=sum(
             trial.plan.cause != HANG and any(answer.cause == HANG for answer in trial.answers)
             for trial in ran
@@ -240,7 +245,7 @@ def score(trials: Sequence[Trial]) -> Score:
         named_within_10_s=_share(
             each.rank_seconds is not None and each.rank_seconds <= 10
             for each in slow
-            if _NAMED[each.plan.fault].straggles
+            if NAMED[each.plan.fault].straggles
         ),
         within_10_s=_share(each.seconds is not None and each.seconds <= 10 for each in slow),
         median_seconds=statistics.median(seconds) if seconds else math.nan,

@@ -16,11 +16,11 @@ import psutil
 from benchmarks.faults import journal
 from benchmarks.faults.catalog import HANG, PERIOD_STEPS, WITH_NVML, Plan
 from benchmarks.faults.gpus import Gpus
-from benchmarks.faults.injections import END_FILE
+from benchmarks.faults.injection import END_FILE
 from benchmarks.faults.journal import Measured, Step
 from benchmarks.faults.neighbours import Neighbours
 from benchmarks.faults.quota import Quota
-from tests.support.node import Node, free_port, import_path
+from tests.support.node import Node, eventually, free_port, import_path
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.service import translate_stacks
@@ -30,6 +30,10 @@ START_SECONDS: Final = 120.0
 """By then a job must be past its onset, on a machine however busy."""
 WATCH_SECONDS: Final = 13.0
 WATCH_HANG_SECONDS: Final = 20.0
+WATCH_SETTING_SECONDS: Final = 25.0
+"""From the first step on, of which the start of training is a part."""
+WATCH_CONTROL_SECONDS: Final = 16.0
+"""No run is called healthy before a window of samples is full."""
 QUICK_WATCH_SECONDS: Final = 8.0
 POLL_SECONDS: Final = 0.5
 HEALED_STEPS: Final = 100
@@ -147,8 +151,10 @@ def run(plan: Plan, watch_seconds: float, *, heal: bool, keep: Keep | None = Non
         gpus = Gpus(node.directory, plan.ranks, plan.pace_seconds) if plan.fault in WITH_NVML else None
         if gpus:
             node.env.update(gpus.env)
-        node.start_daemon()
+        node.start_daemon(wait=False)
+        eventually(lambda: node.get("/-/ready")[0] == 200, START_SECONDS, node.log)
         with (
+            busy(plan.hogs),
             running(plan, node) as job,
             grpc.insecure_channel(f"unix:{node.socket}") as channel,
         ):
@@ -164,6 +170,19 @@ def run(plan: Plan, watch_seconds: float, *, heal: bool, keep: Keep | None = Non
 
 
 @contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep so many processes busy, which are no part of the job."""
+    loop = [sys.executable, "-I", "-S", "-c", f"import os\nwhile os.getppid() == {os.getpid()}: pass"]
+    hogs = [subprocess.Popen(loop) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+@contextlib.contextmanager
 def running(plan: Plan, node: Node) -> "Iterator[subprocess.Popen[bytes]]":
     """Run the ranks; end all of them afterwards, the stopped ones, too."""
     path = node.directory / "plan.json"
@@ -175,7 +194,7 @@ def running(plan: Plan, node: Node) -> "Iterator[subprocess.Popen[bytes]]":
                 *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
                 *("-m", "torchperfd", "run", str(JOB), str(path), str(node.directory)),
             ],
-            env={**node.env, "TORCHPERFD_RUN": _RUN, "PYTHONPATH": import_path()},
+            env={**node.env, **plan.env, "TORCHPERFD_RUN": _RUN, "PYTHONPATH": import_path()},
             stdout=log,
             stderr=log,
         )
@@ -230,7 +249,7 @@ def _watch(
         failure = f"the job ended with {job.poll()}: {errors[0] if errors else 'no error output'}"
     return Trial(
         plan=plan,
-        measured=journal.measure(journals(plan, node), plan.onset, PERIOD_STEPS, end),
+        measured=journal.measure(journals(plan, node), plan.onset, PERIOD_STEPS, end, grows=plan.grows),
         answers=tuple(replace(answer, after_onset=at - (onset or latest)) for at, answer in said),
         standstill=stands,
         failure=failure,

@@ -15,8 +15,10 @@ import pytest
 import torch
 from benchmarks.faults import catalog, journal, peers, report
 from benchmarks.faults.__main__ import MOST_RUNS, numbers, run_alone
+from benchmarks.faults.arms import NAMED
 from benchmarks.faults.catalog import FAULTS, HANG, Plan
-from benchmarks.faults.injections import END_FILE, HOGS, injection_of
+from benchmarks.faults.injection import END_FILE
+from benchmarks.faults.injections import HOGS, injection_of
 from benchmarks.faults.journal import Journal, Measured, Step
 from benchmarks.faults.neighbours import Neighbours, own_seconds
 from benchmarks.faults.quota import Quota
@@ -29,7 +31,6 @@ from torchperfd_daemon.diagnosis.verdict import Cause
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "faults.txt"
-NAMED = {fault.name: fault for fault in FAULTS}
 BURN = "import time\nwhile time.process_time() < 1: pass"
 CLASSES = ("none", "input-bound", "slow rank", HANG)
 pairs = st.dictionaries(
@@ -63,8 +64,8 @@ def test_development_and_held_out_jobs_share_no_seed_or_model() -> None:
     assert not set(catalog.DEVELOPMENT_SEEDS) & set(catalog.HELD_OUT_SEEDS)
     assert not set(catalog.DEVELOPMENT_MODELS) & set(catalog.HELD_OUT_MODELS)
     assert catalog.split(1, "mlp-ddp") == "development"
-    assert catalog.split(301, "mlp-fsdp2") == "held out"
-    assert catalog.split(301, "mlp-ddp") == "mixed"
+    assert catalog.split(401, "mlp-fsdp2") == "held out"
+    assert catalog.split(401, "mlp-ddp") == "mixed"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
