@@ -140,7 +140,7 @@ class DaemonSession:
     def handle_command(self, message: "session_pb2.DaemonMessage") -> None:
         """Handle a command of the daemon."""
         if message.HasField("dump_stacks"):
-            if not message.dump_stacks.loading_only:
+            if not (message.dump_stacks.loading_only or message.dump_stacks.threads_only):
                 self._flusher.flush()  # so that the newest phase is known
             self._stacks.report(message.dump_stacks)
         elif message.HasField("tell_collectives"):

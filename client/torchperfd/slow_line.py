@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, fields
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
+
+THREAD: Final = "thread"
+"""The stage of samples of threads beside the training thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +14,7 @@ class SlowLine:
 
     Attributes:
         stage: Of loading: ``fetch``, ``collate``, ``pin``, ``sampler``, ``send`` or ``other``; of a step:
-            ``forward``, ``optimizer`` or ``other``.
+            ``forward``, ``optimizer`` or ``other``; ``thread`` for threads beside the training thread.
         stage_share: The part of the samples in this stage, 0 to 1.
         file: Of the line; empty where no line stands out.
         line: Its number.
@@ -50,13 +53,16 @@ class SlowLine:
         whole = "the workers' loading" if self.in_workers else "loading"
         if self.of_step:
             whole = "the host's work"
+        if self.stage == THREAD:
+            whole = "the time of other threads"
         if not self.file:
             return f"{self.stage} is {self.stage_share:.0%} of {whole}; no line of it stands out"
         calls = f", calls {self.call}" if self.call else ""
         caller = f", from {self.caller}" if self.caller else ""
+        stage = "" if self.stage == THREAD else f" ({self.stage} {self.stage_share:.0%})"
         return (
             f"{place_words(self.file, self.line, self.function)}{calls}:"
-            f" {self.share:.0%} of {whole} ({self.stage} {self.stage_share:.0%}){caller}"
+            f" {self.share:.0%} of {whole}{stage}{caller}"
         )
 
 

@@ -110,7 +110,8 @@ class StackReporter:
         )
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         # Frames keep the script's tensors alive, and one of these is our own: no reference outlives this.
-        frames = frames_at_random() if order.loading_only else sys._current_frames()
+        is_sample = order.loading_only or order.threads_only
+        frames = frames_at_random() if is_sample else sys._current_frames()
         try:
             for ident in list(frames)[:_MOST_THREADS]:
                 if order.loading_only and ident != self._training:
@@ -121,7 +122,8 @@ class StackReporter:
                 _pack(stack, stack_lines(frames.pop(ident)))
         finally:
             frames.clear()
-        self._add_workers(report, _SAMPLED_WORKERS if order.loading_only else MOST_WORKERS)
+        if not order.threads_only:
+            self._add_workers(report, _SAMPLED_WORKERS if order.loading_only else MOST_WORKERS)
         self._outbox.put(session_pb2.ClientMessage(stack_report=report))
 
     def _add_workers(self, report: "session_pb2.StackReport", most: int) -> None:

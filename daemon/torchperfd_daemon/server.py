@@ -269,7 +269,11 @@ class Daemon:
             samplers.families,
             samplers.gpus.newest,
             lambda identity: owners.of(identity).gpu_uuid,
-            lines=LineSampler(sessions.loading_stacks, self._coordinator.is_capturing),
+            lines=LineSampler(
+                sessions.loading_stacks,
+                self._coordinator.is_capturing,
+                threads_of=sessions.thread_stacks,
+            ),
         )
         measured: list[Source] = [
             TrainingMetrics(self._store, owners.of).families,

@@ -1563,16 +1563,20 @@ class DumpStacks(google.protobuf.message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     LOADING_ONLY_FIELD_NUMBER: builtins.int
+    THREADS_ONLY_FIELD_NUMBER: builtins.int
     request_id: builtins.int
     loading_only: builtins.bool
     """of the training thread and of the DataLoader workers; without the phase"""
+    threads_only: builtins.bool
+    """of all threads of the process, at a random moment; without workers and phase"""
     def __init__(
         self,
         *,
         request_id: builtins.int = ...,
         loading_only: builtins.bool = ...,
+        threads_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["loading_only", b"loading_only", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["loading_only", b"loading_only", "request_id", b"request_id", "threads_only", b"threads_only"]) -> None: ...
 
 global___DumpStacks = DumpStacks
 

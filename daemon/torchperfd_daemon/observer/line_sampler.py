@@ -9,12 +9,22 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Final
 
-from torchperfd.slow_line import SlowLine
+from torchperfd.slow_line import THREAD, SlowLine
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.line_counts import LineCounts
-from torchperfd_daemon.stacks import Part, ScriptLine, Stage, Thread, host_part, loading, script_lines
+from torchperfd_daemon.stacks import (
+    Part,
+    ScriptLine,
+    Stage,
+    Thread,
+    host_part,
+    loading,
+    running_line,
+    script_lines,
+)
 from torchperfd_daemon.store import Rank
 
 MOST_SAMPLES: Final = 40
@@ -30,8 +40,8 @@ _ANSWER_S: Final = 2.0
 _MOST_MISSED: Final = 3
 _MOST_AT_ONCE: Final = 4
 
-LoadingStacks = Callable[[Rank, float], Awaitable[tuple[Thread, ...] | None]]
-"""Returns the training thread and the workers of a rank within so many seconds; None without an answer."""
+SampleStacks = Callable[[Rank, float], Awaitable[tuple[Thread, ...] | None]]
+"""Returns threads of a rank within so many seconds; None without an answer."""
 
 _Key = tuple[str, Cause, int | None]
 _Line = tuple[str, int, str, str]
@@ -42,6 +52,7 @@ _OF_PHASES: Final = (Cause.SLOW_RANK, Cause.UNKNOWN, Cause.SCRIPT_CODE)
 # The loop is in these parts, so that lines around them are not those of the script's own code.
 _OF_TORCH: Final = frozenset({Part.BACKWARD, Part.OPTIMIZER})
 _NOTHING: Final = frozenset[Part]()
+_OTHER_THREADS: Final = frozenset({Part.THREAD})
 _OF_PHASE: Final[Mapping[str, frozenset[Part]]] = {
     "forward": frozenset({Part.FORWARD}),
     "loss": frozenset({Part.FORWARD, Part.OTHER}),
@@ -61,18 +72,21 @@ class LineSampler:
     """The slow lines of all runs.
 
     Args:
-        stacks_of: Asks a rank for its stacks.
+        stacks_of: Asks a rank for the stacks of its training thread and of its workers.
         is_capturing: Whether a capture of a run is under way; its ranks are left alone meanwhile.
+        threads_of: Asks a rank for the stacks of all threads of its process.
     """
 
     def __init__(
         self,
-        stacks_of: LoadingStacks,
+        stacks_of: SampleStacks,
         is_capturing: Callable[[str], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        threads_of: SampleStacks | None = None,
     ) -> None:
         self._stacks_of = stacks_of
+        self._threads_of = threads_of or stacks_of
         self._is_capturing = is_capturing
         self._clock = clock
         self._sleep = sleep
@@ -133,21 +147,27 @@ class LineSampler:
 
     async def _sample(self, verdict: Verdict, rank: Rank) -> SlowLine | None:
         parts = _parts(verdict)
-        counts, missed = LineCounts(of_step=parts != _LOADING), 0
+        is_of_threads = parts == _OTHER_THREADS
+        stacks_of = self._threads_of if is_of_threads else self._stacks_of
+        counts, missed = LineCounts(of_step=parts != _LOADING and not is_of_threads), 0
         for _ in range(MOST_SAMPLES):
             await self._sleep(self._chance.uniform(*_PAUSE_S))
             if self._is_capturing(verdict.run) or not rank.connected:
                 break
-            threads = await self._stacks_of(rank, _ANSWER_S)
+            threads = await stacks_of(rank, _ANSWER_S)
             missed = missed + 1 if threads is None else 0
             for thread in threads or ():
                 if parts == _LOADING:
                     _add_loading(counts, thread)
+                elif is_of_threads:
+                    _add_other_thread(counts, thread)
                 else:
                     _add_host_work(counts, thread, parts, verdict.cause)
             if counts.is_certain or missed >= _MOST_MISSED:
                 break
         result = counts.result()
+        if is_of_threads and result is not None and result.file:
+            rank.blocked_by = f"{result.function}() at {PurePath(result.file).name}:{result.line}"
         # That most of the forward is in the forward is no news.
         return result if result is None or result.file or not result.of_step else None
 
@@ -159,6 +179,8 @@ def _parts(verdict: Verdict) -> frozenset[Part]:
     """
     if verdict.phase == "data":
         return _LOADING
+    if verdict.cause is Cause.INTERPRETER_LOCK:
+        return _OTHER_THREADS
     if verdict.cause is Cause.HOST_BOUND:
         return frozenset({Part.FORWARD, Part.OPTIMIZER, Part.OTHER})
     # A part of the step that keeps a run from being called healthy has no cost: what is lost is unknown.
@@ -191,6 +213,12 @@ def _add_host_work(counts: LineCounts, thread: Thread, parts: frozenset[Part], c
         counts.add(part.value, lines[0] if lines else None, in_worker=False, callers=callers)
     elif part in _OF_TORCH:
         counts.add_elsewhere(lines)
+
+
+def _add_other_thread(counts: LineCounts, thread: Thread) -> None:
+    found = None if thread.training or thread.own or thread.worker_pid else running_line(thread.frames)
+    if found is not None:
+        counts.add(THREAD, _line(found), in_worker=False)
 
 
 def _line(found: ScriptLine) -> _Line:

@@ -143,6 +143,11 @@ class Session:
         request = session_pb2.DumpStacks(request_id=request_id, loading_only=True)
         self._send(session_pb2.DaemonMessage(dump_stacks=request))
 
+    def dump_thread_stacks(self, request_id: int) -> None:
+        """Ask it for the stacks of its threads, at a random moment."""
+        request = session_pb2.DumpStacks(request_id=request_id, threads_only=True)
+        self._send(session_pb2.DaemonMessage(dump_stacks=request))
+
     def tell_collectives(self, request_id: int) -> None:
         """Ask it for the progress of its process groups."""
         self._send(

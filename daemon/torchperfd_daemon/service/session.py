@@ -118,6 +118,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
         session = self._sessions.get(rank)
         return await self.stacks.loading_stacks(session, seconds) if session else None
 
+    async def thread_stacks(self, rank: Rank, seconds: float) -> tuple[Thread, ...] | None:
+        """Return a rank's threads, as they were at a random moment; None if it does not answer."""
+        session = self._sessions.get(rank)
+        return await self.stacks.thread_stacks(session, seconds) if session else None
+
     def stacks_of_run(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
         """Yield the stacks of a run's ranks on this node, waiting up to ``seconds`` for each."""
         return self.stacks_of(self._store.runs().get(run, []), seconds)

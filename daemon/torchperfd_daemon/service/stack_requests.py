@@ -59,6 +59,9 @@ class Asked(Protocol):
     def dump_loading_stacks(self, request_id: int) -> None:
         """Ask it for the stacks of its training thread and of its DataLoader workers."""
 
+    def dump_thread_stacks(self, request_id: int) -> None:
+        """Ask it for the stacks of its threads, at a random moment."""
+
     def tell_collectives(self, request_id: int) -> None:
         """Ask it for the progress of its process groups."""
 
@@ -123,10 +126,19 @@ class StackRequests:
 
     async def loading_stacks(self, asked: Asked, seconds: float) -> tuple[Thread, ...] | None:
         """Return a rank's training thread and its DataLoader workers; None if it does not answer itself."""
+        return await self._sample(asked, asked.dump_loading_stacks, seconds)
+
+    async def thread_stacks(self, asked: Asked, seconds: float) -> tuple[Thread, ...] | None:
+        """Return a rank's threads; None if it does not answer itself."""
+        return await self._sample(asked, asked.dump_thread_stacks, seconds)
+
+    async def _sample(
+        self, asked: Asked, dump: Callable[[int], None], seconds: float
+    ) -> tuple[Thread, ...] | None:
         if not asked.reports_stacks:
             return None
         deadline = asyncio.get_running_loop().time() + seconds
-        report = await self._answer(self._waiting, asked, asked.dump_loading_stacks, deadline)
+        report = await self._answer(self._waiting, asked, dump, deadline)
         return report.threads if report else None
 
     def on_report(self, asked: Asked, request_id: int, report: Report) -> None:

@@ -18,4 +18,5 @@ from torchperfd_daemon.stacks.model import Thread as Thread
 from torchperfd_daemon.stacks.model import tidy as tidy
 from torchperfd_daemon.stacks.py_spy import parse_py_spy as parse_py_spy
 from torchperfd_daemon.stacks.script_line import ScriptLine as ScriptLine
+from torchperfd_daemon.stacks.script_line import running_line as running_line
 from torchperfd_daemon.stacks.script_line import script_lines as script_lines

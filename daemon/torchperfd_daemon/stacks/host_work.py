@@ -14,13 +14,17 @@ _WAITS: Final = ("item", "cpu", "tolist", "numpy", "nonzero", "synchronize")
 
 
 class Part(Enum):
-    """A part of a step, by the frames of torch. In ``WAIT`` the host waits for something else."""
+    """A part of a step, by the frames of torch. In ``WAIT`` the host waits for something else.
+
+    ``THREAD`` is work of the process's other threads beside it.
+    """
 
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     OTHER = "other"
     WAIT = "wait"
+    THREAD = "thread"
 
 
 def host_part(frames: Sequence[Frame], *, on_device: bool = True) -> Part:

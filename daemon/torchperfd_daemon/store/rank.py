@@ -51,6 +51,8 @@ class Rank:
         """The time without a step during a hang of its run; 0 without a hang."""
         self.blocked_seconds = 0.0
         """The part of a step in which other threads may have kept its training thread from running."""
+        self.blocked_by = ""
+        """Where these threads are most often, such as ``spin() at train.py:20``; empty if not sampled."""
         self.queued_seconds = 0.0
         """The part of a step in which its training thread was ready to run without a CPU."""
         self.loader_advice: SettledAdvice | None = None

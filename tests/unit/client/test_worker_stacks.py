@@ -262,3 +262,14 @@ def test_loading_stacks_are_those_of_the_training_thread(client: torchperfd.Clie
     (thread,) = message.stack_report.threads
     assert thread.training
     assert thread.ident == threading.get_ident()
+
+
+def test_thread_stacks_are_those_of_all_threads(client: torchperfd.Client) -> None:
+    client.parts.outbox.take(0, 1000)
+    order = session_pb2.DumpStacks(request_id=7, threads_only=True)
+    client.parts.daemon_session.handle_command(session_pb2.DaemonMessage(dump_stacks=order))
+    (message,) = (one for one in client.parts.outbox.take(0, 1000) if one.HasField("stack_report"))
+    threads = message.stack_report.threads
+    assert threading.get_ident() in {thread.ident for thread in threads}
+    assert len(threads) > 1
+    assert not any(thread.worker_pid for thread in threads)

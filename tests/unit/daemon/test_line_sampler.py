@@ -206,3 +206,36 @@ def test_sampler_names_the_call_of_a_spread_function() -> None:
     line = sampled.sampler.with_lines(OWN).line
     assert line is not None
     assert line.words == "train.py:39 in main, calls confusion: 100% of the host's work (other 100%)"
+
+
+SPINS = Thread(2, "Thread-1", False, False, (Frame("/job/train.py", 9, "uploader", "str"),))
+WAITING = Thread(
+    3, "Thread-2", False, False, (Frame("/env/lib/python3.11/threading.py", 324, "wait", "acquire"),)
+)
+PINS = Thread(4, "Thread-3", False, False, (Frame("/job/train.py", 70, "idle", "sleep"),))
+OURS = Thread(5, "torchperfd-flusher", False, True, (Frame("/job/train.py", 1, "flush"),))
+BLOCKED = Verdict(Cause.INTERPRETER_LOCK, "bert", "a", 0, "", "blocked", 0.1, "")
+
+
+def test_sampler_names_the_thread_that_holds_the_interpreter() -> None:
+    sampled = Sampled()
+
+    async def threads_of(_rank: Rank, _seconds: float) -> tuple[Thread, ...]:
+        return training(Frame("/job/train.py", 20, "main")), SPINS, WAITING, PINS, OURS
+
+    sampler = LineSampler(sampled._ask, sleep=sampled.sleep, threads_of=threads_of)
+    assert sampler.due([BLOCKED], [sampled.rank]) is not None
+    asyncio.run(sampler.sample(BLOCKED, sampled.rank))
+    line = sampler.with_lines(BLOCKED).line
+    assert line is not None
+    assert (line.line, line.function, line.stage, line.of_step) == (9, "uploader", "thread", False)
+    assert line.words == "train.py:9 in uploader, calls str: 100% of the time of other threads"
+    assert sampled.rank.blocked_by == "uploader() at train.py:9"
+    assert sampled.asked == 0
+
+
+def test_sampler_names_no_thread_where_all_wait() -> None:
+    sampled = Sampled((training(Frame("/job/train.py", 20, "main")), WAITING, PINS, OURS))
+    sampled.sample(BLOCKED)
+    assert sampled.sampler.with_lines(BLOCKED).line is None
+    assert sampled.rank.blocked_by == ""

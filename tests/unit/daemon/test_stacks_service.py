@@ -51,6 +51,7 @@ class Rankling:
             self.requests.on_report(self, request_id, Report((FORWARD,), "forward", 118))
 
     dump_loading_stacks = dump_stacks
+    dump_thread_stacks = dump_stacks
 
     def tell_collectives(self, request_id: int) -> None:
         self.asked += 1
@@ -198,6 +199,11 @@ def test_loading_stacks_come_from_the_rank_itself_or_not_at_all() -> None:
 
     assert loading_stacks(answers=True) == (FORWARD,)
     assert loading_stacks(answers=False) is None
+
+
+def test_thread_stacks_come_from_the_rank_itself() -> None:
+    requests = StackRequests(read=Outside("never asked"))
+    assert asyncio.run(requests.thread_stacks(Rankling(requests), 60)) == (FORWARD,)
 
 
 def test_rank_is_asked_over_grpc_and_its_answer_returned() -> None:
