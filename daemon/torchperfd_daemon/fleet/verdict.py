@@ -73,7 +73,22 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool
     if missing and not limited.unseen_ranks:
         words = unseen_words(missing, len(job.all) + missing, _ELSEWHERE)
         limited = replace(limited, evidence=f"{limited.evidence}; {words}", unseen_ranks=missing)
-    return _next(limited)
+    return _next(_of_all_nodes(limited, parts))
+
+
+def _of_all_nodes(verdict: Verdict, parts: Sequence[NodePart]) -> Verdict:
+    """Return a verdict with the memory that grows on any node, and without one node's account."""
+    if len(parts) == 1:
+        return verdict
+    shown = {(each.rank, each.evidence) for each in (verdict, *verdict.others)}
+    growing = [
+        replace(each, others=(), account=None, node=each.node or part.node)
+        for part in parts
+        for each in (part.verdict, *part.verdict.others)
+        if each.cause is Cause.MEMORY_PRESSURE and not each.cost_seconds_per_step
+    ]
+    further = [each for each in growing if (each.rank, each.evidence) not in shown]
+    return replace(verdict, others=(*verdict.others, *further[:_MOST_NAMED]), account=None)
 
 
 def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) -> Verdict:

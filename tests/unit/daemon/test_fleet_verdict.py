@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 
 from torchperfd_daemon.commands import diagnose
@@ -243,3 +244,17 @@ def test_script_code_of_one_node_makes_its_rank_slow() -> None:
     verdict = judge(RUN, parts(job(4, {3: ("other", 0.03)}), NONE, own))
     assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.SLOW_RANK, 3, "other")
     assert judge(RUN, parts(job(4), own, own)).cause is Cause.SCRIPT_CODE
+
+
+def test_memory_that_grows_on_one_node_is_never_left_out() -> None:
+    growing = says(Cause.MEMORY_PRESSURE, rank=1, evidence="memory grows by 8.2 MiB/s and is full in 39 min")
+    slow = says(Cause.SLOW_RANK, 0.02, "node-2", 2)
+    beside = replace(slow, others=(growing,), account=uneven_account())
+    works = job(4, {2: ("forward", 0.02)})
+    found = judge(RUN, parts(works, NONE, beside))
+    assert found.cause is Cause.SLOW_RANK
+    assert [(each.cause, each.node) for each in found.others] == [(Cause.MEMORY_PRESSURE, "node-2")]
+    assert found.account is None, "one node's ranks are not the run's"
+    assert judge(RUN, parts(works, beside)).account == uneven_account()
+    alone = judge(RUN, parts(job(4), NONE, growing))
+    assert (alone.cause, alone.others) == (Cause.MEMORY_PRESSURE, ())
