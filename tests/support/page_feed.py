@@ -255,6 +255,7 @@ class PageFeed:
                 "last_step_unix_seconds": now - (300 if rank in self.silent else 0.4),
                 "dropped_steps": 0,
                 "gpu": str(rank),
+                "host_memory": {"resident_bytes": 6 * _GIB, "peak_bytes": 7 * _GIB},
                 "cuda": {"allocated_bytes": 52 * _GIB, "reserved_bytes": 60 * _GIB, "peak_bytes": 58 * _GIB},
                 "loader": {"workers": 4, "ready": 7},
             }

@@ -13,6 +13,7 @@ from torchperfd.hooks.fit_pauses import FitPauses
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import GcPauses
 from torchperfd.hooks.script_collectives import ScriptCollectives
+from torchperfd.host_memory import read_host_memory
 from torchperfd.process_settings import UNBOUND, ProcessSettings
 from torchperfd.steps.cpus import available_cpus
 from torchperfd.steps.phases import DATA
@@ -97,6 +98,7 @@ class ProcessCounters:
         overhead = self._replay.overhead
         totals.overhead, totals.degradation_level = overhead.ratio, overhead.degradation_level
         totals.cuda = self._accelerator.memory()
+        totals.host_memory = read_host_memory() or totals.host_memory
         totals.flops_per_step, totals.peak_flops = self._accelerator.flops()
         totals.script_collectives = self._script_collectives.longest()
         totals.hooks = self._hooks()

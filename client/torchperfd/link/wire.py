@@ -11,6 +11,7 @@ from torchperfd._version import __revision__, __version__
 from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
 from torchperfd.hook_state import HookState
+from torchperfd.host_memory import HostMemory
 from torchperfd.identity import Identity
 from torchperfd.input_stages import InputStages
 from torchperfd.link.flight_recorder import GroupProgress
@@ -157,6 +158,8 @@ def totals_message(
         message.binding.CopyFrom(session_pb2.CpuBinding(**asdict(totals.binding)))
     if blocks is not None:
         message.step_blocks = _pack_blocks(blocks, names)
+    if totals.host_memory is not None:
+        message.host_memory.CopyFrom(session_pb2.HostMemory(**asdict(totals.host_memory)))
     if totals.cuda is not None:
         message.cuda.allocated_bytes = totals.cuda.allocated
         message.cuda.reserved_bytes = totals.cuda.reserved
@@ -195,6 +198,9 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
         graph_limit=message.graph_limit,
         device_lag=_read_phase(message.device_lag),
     )
+    if message.HasField("host_memory"):
+        memory = message.host_memory
+        totals.host_memory = HostMemory(memory.resident_bytes, memory.peak_bytes)
     if message.HasField("cuda"):
         cuda = message.cuda
         totals.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes, cuda.device_uuid)

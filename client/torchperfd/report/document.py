@@ -50,6 +50,7 @@ def rank_document(
         }
         if memory is not None
         else None,
+        "host_memory": asdict(totals.host_memory) if totals.host_memory is not None else None,
         "flops_per_step": totals.flops_per_step,
         "peak_flops_per_second": totals.peak_flops,
         "model_flops_utilization": totals.flops_utilization(steady_steps(totals)),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torchperfd.host_memory import HostMemory
 from torchperfd.steps.phases import DATA, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
 
@@ -57,6 +58,7 @@ class Table:
         flops_per_second: Floating-point operations of those steps.
         flops_utilization: Part of the device's peak that this is (MFU), from 0 to 1.
         cuda: Memory of the device.
+        host_memory: Memory of the process on the host.
         saves: Checkpoints written between steps.
         save_seconds: Their time.
         background_saves: Checkpoints saved beside the steps.
@@ -81,6 +83,7 @@ class Table:
     flops_per_second: float | None
     flops_utilization: float | None
     cuda: CudaMemory | None
+    host_memory: HostMemory | None
     saves: int
     save_seconds: float
     background_saves: int
@@ -125,6 +128,7 @@ def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> T
         flops_per_second=_rate((totals.flops_per_step or 0.0) * train.steps, train.ns),
         flops_utilization=totals.flops_utilization(train),
         cuda=totals.cuda,
+        host_memory=totals.host_memory,
         saves=totals.checkpoint.calls,
         save_seconds=totals.checkpoint.seconds,
         background_saves=totals.background_saves.calls,

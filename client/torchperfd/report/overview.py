@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.durations import duration
+from torchperfd.host_memory import HostMemory
 from torchperfd.report.numbers import Table, fit_ns, steady_steps
 from torchperfd.report.rank import RankReport
 from torchperfd.steps.phases import PhaseNames
@@ -45,6 +46,7 @@ class RankRow:
 
     Attributes:
         phase_seconds: Mean time per step by phase.
+        host_memory: Of its process; None if unknown.
         own_seconds: The step less the wait for other ranks.
     """
 
@@ -52,6 +54,7 @@ class RankRow:
     steps: int
     step_seconds: float
     phase_seconds: Mapping[str, float]
+    host_memory: HostMemory | None = None
 
     @property
     def own_seconds(self) -> float:
@@ -83,6 +86,7 @@ def rank_rows(reports: Sequence[RankReport]) -> list[RankRow]:
             each.totals.train.steps,
             steady.mean_seconds if steady.steps else 0.0,
             _means(steady, each.names),
+            each.totals.host_memory,
         )
         for each in reports
         if (steady := steady_steps(each.totals)).steps
@@ -115,6 +119,8 @@ def remarks(report: RankReport) -> Iterator[str]:
         yield f"checkpoints in the background {table.background_saves}"
     if totals.warmup.steps and totals.train.steps > 1:
         yield f"first step {duration(totals.warmup.ns / 1e9)}"
+    if table.host_memory is not None:
+        yield f"memory {table.host_memory.words}".replace(" · ", ", ")
     if table.input_stages:
         yield table.input_stages
     if table.flops_utilization is not None:

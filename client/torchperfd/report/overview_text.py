@@ -26,6 +26,7 @@ _MOST_NAME: Final = 20
 _MOST_LABEL: Final = 32
 _BLOCKS: Final = " ▏▎▍▌▋▊▉"
 _LEAST_BAR: Final = 10
+_MEMORY: Final = "RSS / peak"
 _FIXED_COLUMNS: Final = 4 + len("1024  1000000  12345  12345  12345")
 """Width of a rank, its steps, its step, the rest and the wait, at their longest."""
 
@@ -113,14 +114,17 @@ def _ranks(rows: Sequence[RankRow], named: Collection[int], *, colour: bool, wid
     shown = shown_ranks(rows, list(named))
     phases = _columns(rows, width)
     waits = any(row.phase_seconds.get(WAIT) for row in rows)
-    heads = ["rank", "steps", "step", *map(_cut, phases), "rest", *(["wait"] if waits else [])]
+    memory = any(row.host_memory for row in rows)
+    last = [*(["wait"] if waits else []), *([_MEMORY] if memory else [])]
+    heads = ["rank", "steps", "step", *map(_cut, phases), "rest", *last]
     table = [heads]
     for row in shown:
         wait = row.phase_seconds.get(WAIT, 0.0)
         columns = [row.phase_seconds.get(name, 0.0) for name in phases]
         rest = max(0.0, row.step_seconds - wait - sum(columns))
         times = [row.step_seconds, *columns, rest, *([wait] if waits else [])]
-        table.append([str(row.rank), f"{row.steps}", *map(milliseconds, times)])
+        bytes_used = [row.host_memory.cell if row.host_memory else "-"] if memory else []
+        table.append([str(row.rank), f"{row.steps}", *map(milliseconds, times), *bytes_used])
     widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
     lines = ["  ".join(cell.rjust(size) for cell, size in zip(line, widths, strict=True)) for line in table]
     yield paint(f"    {lines[0]}", "dim", colour=colour)
@@ -141,7 +145,8 @@ def _columns(rows: Sequence[RankRow], width: int) -> list[str]:
     for row in rows:
         for name, seconds in row.phase_seconds.items():
             longest[name] = max(longest.get(name, 0.0), seconds)
-    room = width - _FIXED_COLUMNS
+    memory = [len(row.host_memory.cell) for row in rows if row.host_memory]
+    room = width - _FIXED_COLUMNS - (max(len(_MEMORY), *memory) + 2 if memory else 0)
     chosen: list[str] = []
     for name in sorted(longest, key=lambda name: -longest[name]):
         if name in (WAIT, REST) or longest[name] < LEAST_SHARE * step:

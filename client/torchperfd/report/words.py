@@ -82,6 +82,8 @@ def _facts(table: Table) -> Iterator[str]:
             f"CUDA memory: {size(memory.allocated)} allocated · {size(memory.reserved)} reserved"
             f" · {size(memory.peak)} at the peak"
         )
+    if table.host_memory is not None:
+        yield f"memory: {table.host_memory.words}"
     actions = {row.action for row in table.rows if row.phase == "train"}
     if "backward" in actions and "forward" not in actions and not table.degradation_level:
         yield (

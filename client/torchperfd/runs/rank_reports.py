@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from torchperfd.hook_state import HookState
+from torchperfd.host_memory import HostMemory
 from torchperfd.input_stages import InputStages
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.report import RankReport
@@ -56,6 +57,10 @@ def _totals(rank: dict[str, Any], names: PhaseNames) -> Totals:
     if fit is not None:
         # Only the distance is kept; a beginning of 0 would mean that it is unknown.
         totals.began_ns, totals.ended_ns = 1, 1 + _ns(fit)
+    if (memory := rank.get("host_memory")) is not None:
+        totals.host_memory = HostMemory(
+            *(count(memory[name], MOST_LARGE) for name in ("resident_bytes", "peak_bytes"))
+        )
     if (cuda := rank.get("cuda")) is not None:
         totals.cuda = CudaMemory(
             allocated=count(cuda["allocated_bytes"], MOST_LARGE),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torchperfd.coordinates import Coordinate
 from torchperfd.hook_state import HookState
+from torchperfd.host_memory import HostMemory
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.steps.phases import PHASE_SLOTS
@@ -177,6 +178,7 @@ class Totals:
         train_pass: Passes over a loader in training that have ended.
         validate_pass: Passes over a loader in validation that have ended.
         cuda: Memory of the device; None without CUDA.
+        host_memory: Memory of the process on the host; None if unknown.
         flops_per_step: Floating-point operations of a training step; None where not counted.
         peak_flops: What the device can do of them in a second; None where unknown.
         overhead: What the client costs, as a part of the time of training; None where not measured.
@@ -210,6 +212,7 @@ class Totals:
     train_pass: PhaseTotals = field(default_factory=PhaseTotals)
     validate_pass: PhaseTotals = field(default_factory=PhaseTotals)
     cuda: CudaMemory | None = None
+    host_memory: HostMemory | None = None
     flops_per_step: float | None = None
     peak_flops: float | None = None
     overhead: float | None = None

@@ -283,6 +283,7 @@ class RankStatus(google.protobuf.message.Message):
     LOADER_FIELD_NUMBER: builtins.int
     COORDINATES_FIELD_NUMBER: builtins.int
     THREADS_FIELD_NUMBER: builtins.int
+    HOST_MEMORY_FIELD_NUMBER: builtins.int
     UID_FIELD_NUMBER: builtins.int
     state: torchperfd.v1.session_pb2.RunState.ValueType
     connected: builtins.bool
@@ -312,6 +313,10 @@ class RankStatus(google.protobuf.message.Message):
 
     @property
     def coordinates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.Coordinate]: ...
+    @property
+    def host_memory(self) -> torchperfd.v1.session_pb2.HostMemory:
+        """as in Account"""
+
     def __init__(
         self,
         *,
@@ -328,10 +333,11 @@ class RankStatus(google.protobuf.message.Message):
         loader: torchperfd.v1.session_pb2.LoaderUse | None = ...,
         coordinates: collections.abc.Iterable[torchperfd.v1.session_pb2.Coordinate] | None = ...,
         threads: builtins.int | None = ...,
+        host_memory: torchperfd.v1.session_pb2.HostMemory | None = ...,
         uid: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_threads", b"_threads", "_uid", b"_uid", "identity", b"identity", "loader", b"loader", "threads", b"threads", "uid", b"uid"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_threads", b"_threads", "_uid", b"_uid", "connected", b"connected", "coordinates", b"coordinates", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "loader", b"loader", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped", "threads", b"threads", "uid", b"uid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_threads", b"_threads", "_uid", b"_uid", "host_memory", b"host_memory", "identity", b"identity", "loader", b"loader", "threads", b"threads", "uid", b"uid"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_threads", b"_threads", "_uid", b"_uid", "connected", b"connected", "coordinates", b"coordinates", "dropped_steps", b"dropped_steps", "host_memory", b"host_memory", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "loader", b"loader", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped", "threads", b"threads", "uid", b"uid"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_threads", b"_threads"]) -> typing.Literal["threads"] | None: ...
     @typing.overload

@@ -110,6 +110,8 @@ def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str],
     columns["VS PEERS"] = lambda rank: (
         "-" if rank.behind_ratio is None else _view.behind_text(rank.behind_ratio)
     )
+    if any(rank.host_memory for rank in view.ranks):
+        columns["RSS / PEAK"] = lambda rank: rank.host_memory.cell if rank.host_memory else "-"
     columns[""] = lambda rank: "◀" if rank.slow else ""
     return [*columns], [[cell(rank) for cell in columns.values()] for rank in view.ranks]
 

@@ -63,6 +63,13 @@
     return shares(report.rank === null ? "Phases of a step" : `Phases of a step of rank ${report.rank}`, report.headline, "phase", phases);
   }
 
+  // Memory of the ranks' processes on the host.
+  function memoryColumns() {
+    if (!report.ranks.some((row) => row.host_memory)) return [];
+    const column = (label, key) => ({ label: `${label} MiB`, of: (row) => row.host_memory?.[key] ?? 0, show: (bytes) => integer(Math.round(bytes / 2 ** 20)) });
+    return [column("RSS", "resident_bytes"), column("RSS peak", "peak_bytes")];
+  }
+
   function ranks() {
     if (report.ranks.length < 2) return null;
     const names = [...new Set(report.ranks.flatMap((row) => Object.keys(row.phase_seconds)))].filter((name) => name !== report.wait);
@@ -74,6 +81,7 @@
       { label: "rank", of: (row) => row.rank, show: String, kind: (row) => (row.is_named ? "worse" : "") },
       { label: "steps", of: (row) => row.steps, show: integer }, of("step", (row) => row.step_seconds), of("own work", (row) => row.own_seconds),
       of("wait for ranks", (row) => row.phase_seconds[report.wait] ?? 0), ...names.map((name) => of(name, (row) => row.phase_seconds[name] ?? 0)),
+      ...memoryColumns(),
     ];
     return section("Across ranks", element("p", { class: "soft" }, "Milliseconds per step. Own work is the step less the wait for other ranks; the rank with most of it is the one that the others wait for."),
       sortingTable("Across ranks", columns, report.ranks, 3));

@@ -166,6 +166,9 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
         uid=rank.process.uid,
         coordinates=translate_account.coordinate_messages(rank.totals.coordinates),
         threads=rank.totals.threads,
+        host_memory=None
+        if rank.totals.host_memory is None
+        else pack(session_pb2.HostMemory, rank.totals.host_memory),
     )
 
 

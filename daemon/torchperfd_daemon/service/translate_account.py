@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.host_memory import HostMemory
 from torchperfd.input_stages import InputStages
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.sync_wait import SyncWait
@@ -60,6 +61,7 @@ def totals(message: session_pb2.Account) -> Totals:
         )
         if message.HasField("cuda")
         else None,
+        host_memory=host_memory(message.host_memory) if message.HasField("host_memory") else None,
         flops_per_step=_quantity(message, "flops_per_step"),
         peak_flops=_quantity(message, "peak_flops"),
         overhead=_quantity(message, "overhead_ratio"),
@@ -124,6 +126,11 @@ def _lines(messages: Sequence[session_pb2.TimedLine]) -> tuple[TimedLine, ...]:
     )
 
 
+def host_memory(message: session_pb2.HostMemory) -> HostMemory:
+    """Unpack the memory of a process on the host."""
+    return HostMemory(count(message.resident_bytes), count(message.peak_bytes))
+
+
 def thread_count(value: int) -> int | None:
     """Return a number of threads; None for one that no process has, 0 included."""
     return value if 1 <= value <= _MOST_THREADS else None
@@ -180,6 +187,7 @@ def account_message(own: Totals) -> session_pb2.Account:
         )
         if own.cuda is not None
         else None,
+        host_memory=None if own.host_memory is None else pack(session_pb2.HostMemory, own.host_memory),
         overhead_ratio=own.overhead,
         shed_tiers=own.shed,
         epoch=_phase_message("", own.epoch),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from torchperfd.host_memory import HostMemory
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.store import (
     CudaMemory,
@@ -200,6 +201,7 @@ class SimulatedRanks:
             checkpoint=PhaseTotal(saves, saves * _SAVE_NS),
             gc=(GcTotal(steps // 50, steps // 50 * _MS),),
             loader_ready=progress.ready,
+            host_memory=HostMemory(6 * _GIB, 7 * _GIB),
             cuda=CudaMemory(allocated=52 * _GIB, reserved=61 * _GIB, peak=58 * _GIB),
             flops_per_step=_FLOPS_PER_STEP,
             peak_flops=_PEAK_FLOPS,

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Final
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.host_memory import HostMemory
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.sync_wait import SyncWait
 from torchperfd.timed_line import TimedLine
@@ -174,6 +175,7 @@ class Totals:
     background_saves: PhaseTotal | None = None
     loader_ready: int | None = None
     cuda: CudaMemory | None = None
+    host_memory: HostMemory | None = None
     flops_per_step: float | None = None
     peak_flops: float | None = None
     overhead: float | None = None

@@ -1,11 +1,12 @@
 """The data that the live commands show of runs and ranks, as numbers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from torchperfd.host_memory import HostMemory
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon import parallelism
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
@@ -37,6 +38,7 @@ class RankView:
             negative where below; None without a peer, and for the faster of two ranks.
         behind_ratio: The same as a part of the peers' own work.
         slow: Why it counts as a slow rank; None where it does not.
+        host_memory: Of its process; None if unknown.
     """
 
     rank: int
@@ -52,6 +54,7 @@ class RankView:
     behind_seconds: float | None
     behind_ratio: float | None
     slow: Straggler | None
+    host_memory: HostMemory | None = None
 
     @property
     def own_seconds(self) -> float:
@@ -221,6 +224,9 @@ def _rank(
         behind_seconds=behind,
         behind_ratio=behind / usual if behind is not None else None,
         slow=next((each for each in slow if each.rank == number), None),
+        host_memory=HostMemory(status.host_memory.resident_bytes, status.host_memory.peak_bytes)
+        if status.HasField("host_memory")
+        else None,
     )
 
 
@@ -237,6 +243,7 @@ def _rank_dict(rank: RankView) -> dict[str, Any]:
         "step_seconds": rank.step_seconds,
         "phase_seconds": rank.phase_seconds,
         "own_seconds": rank.own_seconds,
+        "host_memory": asdict(rank.host_memory) if rank.host_memory is not None else None,
         "behind_seconds": rank.behind_seconds,
         "behind_ratio": rank.behind_ratio,
         "slow": None

@@ -1,6 +1,7 @@
 """What the live page shows of a run beside ``torchperfd ps --json``: its state, rates, verdict and GPUs."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from torchperfd.v1 import control_pb2, session_pb2
@@ -105,12 +106,13 @@ def samples_per_step(totals: Totals) -> float | None:
 def _rank_more(rank: Rank, gpu_of: GpuOf) -> Mapping[str, Any]:
     totals, step = rank.totals, rank.mean_step_seconds()
     samples = samples_per_step(totals)
-    cuda, loader = totals.cuda, totals.loader
+    cuda, loader, memory = totals.cuda, totals.loader, totals.host_memory
     return {
         "world_size": rank.identity.world_size,
         "framework": rank.framework or None,
         "gpu": gpu_of(rank.identity) or None,
         "samples_per_second": samples / step if samples and step else None,
+        "host_memory": None if memory is None else asdict(memory),
         "cuda": None
         if cuda is None
         else {

@@ -8,6 +8,7 @@ from tests.support.accounts import uneven_account
 from tests.support.run_documents import run_file
 
 from torchperfd.durations import duration
+from torchperfd.host_memory import HostMemory
 from torchperfd.report import RankReport, run_document
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.overview import MOST_TABLES, RunOverview, read_overview
@@ -47,6 +48,7 @@ def report(rank: int = 0) -> RankReport:
         gc=(GcTotals(5, 500 * MS), GcTotals(), GcTotals(1, 100 * MS)),
         epoch=PhaseTotals(1, 11_000 * MS, (11_000.0 * MS) ** 2),
         cuda=CudaMemory(10**9, 2 * 10**9, 3 * 10**9),
+        host_memory=HostMemory(441 << 20, 1398 << 20),
         flops_per_step=3e13,
         peak_flops=9e14,
         overhead=0.002,

@@ -318,6 +318,7 @@ def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) ->
         "loader_ready_batches",
         "input_stages",
         "cuda",
+        "host_memory",
         "flops_per_step",
         "peak_flops_per_second",
         "model_flops_utilization",

@@ -14,6 +14,7 @@ from torchperfd import __version__
 from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
 from torchperfd.hook_state import HookState
+from torchperfd.host_memory import HostMemory
 from torchperfd.identity import read_identity
 from torchperfd.input_stages import InputStages
 from torchperfd.link import wire
@@ -185,6 +186,7 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         train_pass=_PHASE,
         validate_pass=_PHASE,
         cuda=st.none() | st.builds(CudaMemory, _COUNT, _COUNT, _COUNT),
+        host_memory=st.none() | st.builds(HostMemory, _COUNT, _COUNT),
         flops_per_step=_QUANTITY,
         peak_flops=_QUANTITY,
         overhead=_QUANTITY,

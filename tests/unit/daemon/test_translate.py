@@ -12,6 +12,7 @@ from tests.support.accounts import uneven_account
 from tests.support.served import columns, steps_message
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.host_memory import HostMemory
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
 from torchperfd.step_account import Part, PartKind
@@ -148,6 +149,7 @@ TOTALS = st.builds(
     gc=st.lists(st.builds(GcTotal, COUNTS, COUNTS), max_size=3).map(tuple),
     loader_ready=st.none() | st.integers(0, 2**32 - 1),
     cuda=st.none() | st.builds(CudaMemory, COUNTS, COUNTS, COUNTS),
+    host_memory=st.none() | st.builds(HostMemory, COUNTS, COUNTS),
     flops_per_step=QUANTITIES,
     peak_flops=QUANTITIES,
     overhead=QUANTITIES,

@@ -118,7 +118,7 @@ export class RunView {
     if (history) this._updateHistory(history, known, live, verdict);
     const { goodput } = documents.run;
     this._parts.goodput.update(goodput ?? null, () => (goodput ? [goodputCard(goodput)] : []));
-    this._parts.memory.update((entry.ranks ?? []).map((rank) => [rank.rank, rank.cuda]), () => (entry.ranks ?? []).some((rank) => rank.cuda) ? [memoryCard(entry.ranks)] : []);
+    this._parts.memory.update((entry.ranks ?? []).map((rank) => [rank.rank, rank.cuda, rank.host_memory]), () => (entry.ranks ?? []).some((rank) => rank.cuda || rank.host_memory) ? [memoryCard(entry.ranks)] : []);
   }
 
   _head(entry) {
@@ -240,14 +240,16 @@ function slowestWords({ step_percentiles: found }, name) {
 }
 
 function memoryCard(ranks) {
-  const known = ranks.filter((rank) => rank.cuda);
+  const known = ranks.filter((rank) => rank.cuda || rank.host_memory);
+  const columnsOf = (key, names) => (known.some((rank) => rank[key]) ? names.map(([name, field]) => (
+    { name, numeric: true, cell: (rank) => (rank[key] ? bytes(rank[key][field]) : "–") })) : []);
   const columns = [
     { name: "Rank", cell: (rank) => String(rank.rank) },
-    { name: "Allocated", numeric: true, cell: (rank) => bytes(rank.cuda.allocated_bytes) },
-    { name: "Reserved", numeric: true, cell: (rank) => bytes(rank.cuda.reserved_bytes) },
-    { name: "Peak", numeric: true, cell: (rank) => bytes(rank.cuda.peak_bytes) },
+    ...columnsOf("host_memory", [["RSS", "resident_bytes"], ["RSS peak", "peak_bytes"]]),
+    ...columnsOf("cuda", [["CUDA allocated", "allocated_bytes"], ["CUDA reserved", "reserved_bytes"], ["CUDA peak", "peak_bytes"]]),
   ];
-  return card("CUDA memory", { note: "Of torch's allocator, per rank." }, table("CUDA memory per rank", columns, known));
+  const note = "RSS is the process's memory on the host, without its workers. CUDA memory is of torch's allocator.";
+  return card("Memory", { note }, table("Memory per rank", columns, known));
 }
 
 function marksCard(marks) {
