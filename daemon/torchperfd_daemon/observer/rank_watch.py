@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.blocked import blocked_seconds
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
@@ -19,8 +18,10 @@ from torchperfd_daemon.observer.gpu_watch import GpuWatch
 from torchperfd_daemon.observer.memory_watch import MemoryWatch
 from torchperfd_daemon.observer.newest_rows import Float64, NewestRows, error_of_means
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
+from torchperfd_daemon.observer.step_growth import StepGrowth
+from torchperfd_daemon.observer.window_facts import WindowEdge, with_window_facts
 from torchperfd_daemon.parallelism import rank_in
-from torchperfd_daemon.store import HISTORY_STEPS, GcTotal, Rank, State, Totals
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
 
 _KEPT: Final = 18
 # Ranks with steps below 5 ms report every four seconds, and samples are a second apart.
@@ -65,8 +66,8 @@ class RankWatch:
         self._past_end: Float64 | None = None
         self._before: RankEvidence | None = None
         self._gpu = GpuWatch(now)
-        self._sync_waits: deque[tuple[SyncWait, ...]] = deque(maxlen=_KEPT)
-        self._collections: deque[tuple[GcTotal, ...]] = deque(maxlen=_KEPT)
+        self._edges: deque[WindowEdge] = deque(maxlen=_KEPT)
+        self._growth = StepGrowth()
         self._window = self._regime = 0
         self._memory = MemoryWatch()
         self._beside_saves = StepsBesideSaves()
@@ -132,8 +133,15 @@ class RankWatch:
         rows = self._rows.newest(WINDOW_SAMPLES)
         growth = self._memory.growth(rows[:, _AT], rows[:, _RESIDENT])
         evidence = self._between(first, last, before=self._before, growth=growth)
-        error = error_of_means(self._rows.newest(self._window + 1), _NS, _STEPS) / 1e9
-        return evidence and replace(evidence, sync_line=self._sync_line(), step_error_seconds=error)
+        if evidence is None:
+            return None
+        return replace(
+            with_window_facts(evidence, self._edges[-1 - self._window], self.rank.totals),
+            step_error_seconds=error_of_means(self._rows.newest(self._window + 1), _NS, _STEPS) / 1e9,
+            blocked_by=self.rank.blocked_by,
+            step_grows_seconds=self._growth.seconds,
+            step_grows_phase=self._names[self._growth.column] if self._growth.seconds else "",
+        )
 
     def remember(self, until: float) -> None:
         """Use the steps so far as the rank's past for comparisons.
@@ -177,7 +185,7 @@ class RankWatch:
         if not self._regime:
             return []
         steps = int(self._rows[0][_STEPS] - self._rows[self._regime][_STEPS])
-        now, before = self._collections[-1], self._collections[-1 - self._regime]
+        now, before = self._edges[-1].gc, self._edges[-1 - self._regime].gc
         if steps <= 0 or len(now) != len(before):
             return []
         return [
@@ -253,12 +261,12 @@ class RankWatch:
             context.ran.get(key, 0.0),
             context.others_ran.get(key, 0.0),
         )
-        self._sync_waits.append(totals.sync_waits)
-        self._collections.append(totals.gc)
+        self._edges.append(WindowEdge.of(totals))
         for number, name in enumerate(self._names):
             if name in phases:
                 row[_FIXED + number] = phases[name].ns
                 row[_FIXED + _PHASES + number] = phases[name].device_ns
+        self._growth.observe(row[_STEPS], row[_NS], row[_FIXED : _FIXED + _PHASES])
         if self._first is None:
             self._first = row.copy()
         else:
@@ -267,13 +275,6 @@ class RankWatch:
             self.rank.queued_seconds = whole.queued_seconds if whole else 0.0
             change = np.maximum(row - self._rows[1], 0.0)
             self._beside_saves.add(_saving(change), int(change[_STEPS]), float(change[_NS] / 1e9))
-
-    def _sync_line(self) -> str:
-        """Return the line in which the host has waited longest for its device in the newest window."""
-        before = {wait.place: wait.ns for wait in self._sync_waits[-1 - self._window]}
-        waits = self._sync_waits[-1]
-        longest = max(waits, key=lambda wait: wait.ns - before.get(wait.place, 0), default=None)
-        return longest.words if longest else ""
 
     def _between(
         self,

@@ -1,0 +1,73 @@
+"""Steps that become longer with each step, steadily since the start of the run."""
+
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.diagnosis.detect.growth import theil_sen
+from torchperfd_daemon.observer.newest_rows import Float64
+
+_MOST_POINTS: Final = 32
+_LEAST_SPANS: Final = 16
+_FIND_EVERY: Final = 5
+LEAST_SHARE: Final = 0.05
+"""Growth by less than this share of the step, over the whole run, is not reported."""
+_STEADY: Final = 0.3
+"""Each half of the run grows at this part of the whole rate at least; else the step has changed once."""
+
+
+class StepGrowth:
+    """Follows the mean step from sample to sample over the whole run, in memory of fixed size.
+
+    Attributes:
+        seconds: By how much each step is longer than the one before; 0 unless that is certain.
+        column: The index of the phase that contains most of that; -1 without growth.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.column = -1
+        self._points: list[Float64] = []
+        self._every = 1
+        self._samples = 0
+
+    def observe(self, steps: float, ns: float, phases_ns: Float64) -> None:
+        """Add a sample.
+
+        Args:
+            steps: Steps so far.
+            ns: What they have taken.
+            phases_ns: The same by phase; shape (phases,), of one length for all samples.
+        """
+        self._samples += 1
+        if self._samples % self._every:
+            return
+        self._points.append(np.concatenate(((steps, ns), phases_ns)))
+        if len(self._points) > _MOST_POINTS:
+            # Sums: what lies between two points stays as it is.
+            del self._points[1::2]
+            self._every *= 2
+        if len(self._points) % _FIND_EVERY == 0 or self.seconds:
+            self._find()
+
+    def _find(self) -> None:
+        self.seconds, self.column = 0.0, -1
+        if len(self._points) <= _LEAST_SPANS:
+            return
+        points = np.array(self._points)
+        added = np.diff(points, axis=0)
+        added = added[added[:, 0] > 0]
+        if len(added) < _LEAST_SPANS:
+            return
+        at = points[0, 0] + np.cumsum(added[:, 0]) - added[:, 0] / 2
+        means = added[:, 1:] / added[:, :1] / 1e9
+        slope = theil_sen(at, means[:, 0])
+        half = len(at) // 2
+        halves = [theil_sen(at[part], means[part, 0]) for part in (slice(half), slice(half, None))]
+        grown = slope.per_second * (at[-1] - at[0])
+        if slope.low <= 0 or grown < LEAST_SHARE * slope.level:
+            return
+        if min(each.per_second for each in halves) < _STEADY * slope.per_second:
+            return
+        self.seconds = slope.per_second
+        self.column = int(np.argmax([theil_sen(at, column).per_second for column in means[:, 1:].T]))
