@@ -232,7 +232,7 @@ def card_of(verdict: Any) -> VerdictCard:
     least = LEAST_SHARE * (1 - first[0].share if first else 1)
     others = [_cause(each, verdict.script) for each in verdict.others]
     # What costs no time may cost the run: memory that grows, until it is full.
-    further = [cause for cause in others if not cause.cost_seconds or cause.share >= least]
+    further = [cause for cause in others if cause.share >= least or _costs_no_time(cause)]
     also = tuple(verdict.remarks)
     return VerdictCard(
         verdict.run,
@@ -254,6 +254,10 @@ def unknown_card(run: str, remark: str, next_command: str = "") -> VerdictCard:
         remark: Why there is none.
     """
     return VerdictCard(run, remark=remark, next_command=next_command)
+
+
+def _costs_no_time(cause: CauseCard) -> bool:
+    return not cause.cost_seconds and cause.cause not in (HEALTHY, UNKNOWN)
 
 
 def _cause(verdict: Any, script: str) -> CauseCard:

@@ -157,8 +157,10 @@ class Observer:
         if not watch.verdicts:
             return None
         first, *others = watch.verdicts
-        # During a hang no steps end, so other causes cost nothing.
-        others = [] if first.cause is Cause.HANG else [*first.others, *others]
+        # During a hang no steps end, so other causes cost nothing; memory that grows may be why.
+        others = [*first.others, *others]
+        if first.cause is Cause.HANG:
+            others = [each for each in others if each.cause is Cause.MEMORY_PRESSURE]
         return replace(first, others=tuple(sorted(others, key=lambda each: -each.share)))
 
     def _with_growth(self, run: str, watch: RunWatch, found: Verdict | None) -> Verdict | None:

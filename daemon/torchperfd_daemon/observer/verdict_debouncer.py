@@ -32,7 +32,8 @@ class VerdictDebouncer:
     def __init__(self) -> None:
         self._candidates: dict[tuple[Cause, int | None], _Candidate] = {}
         self.verdicts: tuple[Verdict, ...] = ()
-        """The published verdicts, the one with the largest share of its own step first."""
+        """The published verdicts, the one with the largest share of its own step first. All have the account
+        and the note of the newest sample."""
 
     @property
     def first(self) -> Verdict | None:
@@ -60,7 +61,10 @@ class VerdictDebouncer:
         published = _one_of_each_cause([each for each in self._candidates.values() if each.published])
         troubles = [verdict for verdict in published if verdict.cause is not Cause.NONE]
         ordered = sorted(troubles or published, key=lambda each: -self._weight(each, before))
-        self.verdicts = tuple(_within_one_step(ordered))
+        # These are of the run, whichever cause is first, and of the newest sample.
+        account = next((each.account for each in found if each.account is not None), None)
+        note = next((each.note for each in found if each.note), "")
+        self.verdicts = tuple(replace(each, account=account, note=note) for each in _within_one_step(ordered))
         first = self.first
         if first is None or before is None:
             return first is not before

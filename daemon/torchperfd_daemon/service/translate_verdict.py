@@ -59,7 +59,8 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         fix=fix_of(verdict),
         stages=pack(session_pb2.InputStages, verdict.stages) if verdict.stages else None,
         line=slow_line_message(verdict.line) if verdict.line else None,
-        others=[verdict_message(other) for other in verdict.others],
+        # The account and the note are of the run; the first cause has them.
+        others=[verdict_message(replace(other, account=None, note="")) for other in verdict.others],
     )
     if verdict.account is not None:
         verdict.account.fill_message(message.account)

@@ -194,6 +194,9 @@ def test_card_has_the_note_above_its_causes() -> None:
 def test_card_keeps_every_cause_that_costs_no_time() -> None:
     """A hang, memory that grows: none of them has a share of the step, all of them end the run."""
     names = [cause.cause for cause in card_of(GROWING).causes]
+    unsure = control_pb2.Verdict.FromString(GROWING.SerializeToString())
+    unsure.others.add(cause="unknown", rank=-1, evidence="too early")
+    assert [cause.cause for cause in card_of(unsure).causes] == names
     assert names == ["input-bound", "CPU contention", "memory pressure"]
     assert [cause.cause for cause in card_of(QUIETLY_GROWING).causes] == ["memory pressure"]
     assert "MEMORY PRESSURE · grows by 8.2 MiB/s, full in 39 min" in card_of(GROWING).to_text()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperfd.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
@@ -43,6 +44,21 @@ def test_verdict_with_an_onset_is_published_after_two_samples() -> None:
     assert [each.cause.value if each else "" for each in reported] == (
         ["", "", "none", "none"] + ["none"] + ["slow rank"] * 2 + ["slow rank"] * 2 + ["none"] * 2
     )
+
+
+def test_first_verdict_has_the_newest_account_and_note() -> None:
+    """Whichever verdict is first: another one had them when its sample was taken."""
+    slow, starved = verdict(Cause.SLOW_RANK, 0.03, 2), verdict(Cause.INPUT_BOUND, 0.02)
+    held = VerdictDebouncer()
+    for seconds in (1.0, 2.0, 3.0):
+        account = Account(seconds, seconds, ())
+        held.update([replace(starved, account=account, note=f"{seconds:.0f}"), slow])
+    first = held.first
+    assert first is not None
+    assert (first.cause, first.account, first.note) == (Cause.SLOW_RANK, Account(3.0, 3.0, ()), "3")
+    held.update([slow, starved])
+    assert held.first is not None
+    assert (held.first.account, held.first.note) == (None, "")
 
 
 def test_intermittent_finding_is_never_published() -> None:
