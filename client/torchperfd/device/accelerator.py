@@ -84,6 +84,11 @@ class Accelerator:
         """Whether steps run on a device."""
         return self._times is not None
 
+    @property
+    def lag(self) -> tuple[int, int]:
+        """How often it was sampled how far the device is behind the host, and the sum of that in ns."""
+        return (self._times.lags, self._times.lag_ns) if self._times is not None else (0, 0)
+
     def memory(self) -> "CudaMemory | None":
         """Return what the allocators hold, None without CUDA."""
         return read_cuda_memory()

@@ -107,6 +107,7 @@ class ProcessCounters:
         if self._accelerator.is_timed:
             self._sync_waits.start(self._replay.thread)
             totals.sync_waits = self._sync_waits.waits(totals.train, totals.validate)
+            totals.device_lag = PhaseTotals(*self._accelerator.lag)
         self.fill_loader(totals)
         if not samples:
             return

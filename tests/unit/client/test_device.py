@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperfd.device.clock import (
+    MARKS,
     NO_PHASE,
     DeviceTimes,
     apart_from_captures,
@@ -32,6 +33,7 @@ class Device:
     def __init__(self) -> None:
         self.launched = 0
         self.done = 0
+        self.now = 0
         self.capturing = False
         self.apart = 0
         self.made: list[FakeEvent] = []
@@ -58,7 +60,13 @@ class Device:
 
     def times(self, capacity: int = 64) -> DeviceTimes:
         return DeviceTimes(
-            self.event, record_without_stream, lambda: self.capturing, self.kept_apart, capacity
+            self.event,
+            record_without_stream,
+            lambda: self.capturing,
+            self.kept_apart,
+            capacity,
+            clock=lambda: self.now,
+            chance=lambda _: 0,
         )
 
 
@@ -810,3 +818,37 @@ def test_cuda_events_have_timing_and_are_read_outside_captures(
     assert set(modes) == {1}
     assert current == [device]
     assert driver.mode == 0
+
+
+@pytest.mark.parametrize(
+    ("works", "lag"),
+    [
+        (1.0, 0),  # the device waits for the host
+        (4.0, 48_000),  # it has done a quarter of what was launched in 64 us
+    ],
+)
+def test_lag_is_since_the_first_event_that_the_device_has_not_passed(works: float, lag: int) -> None:
+    device = Device()
+    script = Script(device, capacity=256)
+    for _ in range(MARKS):
+        device.launch(1000)
+        device.now += 1000
+        device.run(round(1000 / works))
+        script.boundary(FORWARD)
+    assert script.times.lags == 1
+    assert script.times.lag_ns == pytest.approx(lag, abs=2000)
+    script.boundary(FORWARD)
+    assert script.times.lags == 1
+    script.times.allow()
+    for _ in range(3 * MARKS):
+        script.boundary(FORWARD)
+    assert script.times.lags == 2
+
+
+def test_lag_is_not_sampled_while_a_graph_is_captured() -> None:
+    device = Device()
+    script = Script(device, capacity=256)
+    device.capturing = True
+    for _ in range(MARKS):
+        script.boundary(FORWARD)
+    assert (script.times.lags, script.times.lag_ns) == (0, 0)
