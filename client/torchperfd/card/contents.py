@@ -186,6 +186,7 @@ class VerdictCard:
             "state": "bad" if self.causes or self.failure else "good" if self.is_healthy else "unknown",
             "summary": self.summary,
             "heading": self.heading,
+            "title": self.state if not self.causes and not self.failure else self.heading,
             "remark": self.failure or self.remark,
             "note": self.note,
             "causes": [

@@ -7,7 +7,7 @@ import { Part } from "./parts.js";
 import { coverageOf, newestOf, scopeWords } from "./scope.js";
 import { sparkline } from "./sparkline.js";
 import { stateKind } from "./states.js";
-import { verdictKind, verdictReason, verdictWords } from "./verdict.js";
+import { verdictKind, verdictReason, verdictTitle, verdictWords } from "./verdict.js";
 
 export class Overview {
   constructor(feed, place) {
@@ -113,7 +113,7 @@ function finishedCard(finished, options) {
     { name: "Steps", numeric: true, cell: (run) => (run.steps ?? 0).toLocaleString("en-US") },
     { name: "Step", numeric: true, cell: (run) => duration(run.step_seconds) },
     { name: "Goodput", numeric: true, cell: (run) => percent(run.goodput_ratio) },
-    { name: "Verdict", cell: (run) => (run.verdict ? chip(verdictWords(run.verdict), verdictKind(run.verdict)) : "–") },
+    { name: "Verdict", cell: (run) => (run.verdict ? chip(verdictTitle(run.verdict), verdictKind(run.verdict)) : "–") },
     { name: "Step time", cell: (run) => sparkline(run.sparkline?.step_seconds ?? [], `Step time of ${run.run}`) },
   ];
   return card("Finished in the last day", { wide: true }, table("Runs that ended in the last day", columns, finished));

@@ -15,6 +15,11 @@ export function verdictWords(verdict) {
   return verdict?.card?.heading ?? "no verdict yet";
 }
 
+/** Return a verdict in the few words that a cell of a table has room for. */
+export function verdictTitle(verdict) {
+  return verdict?.card?.title ?? "no verdict yet";
+}
+
 /** Return the measurements of a verdict, or why there is no cause. */
 export function verdictReason(verdict) {
   return verdict?.card?.causes[0]?.parts.find((part) => part.name === "why")?.words ?? verdict?.card?.remark ?? "";
