@@ -275,6 +275,7 @@ class Daemon:
                 threads_of=sessions.thread_stacks,
             ),
         )
+        self._coordinator.advice_of = observer.settle_loader_advice
         measured: list[Source] = [
             TrainingMetrics(self._store, owners.of).families,
             DiagnosisMetrics(self._store, observer).families,

@@ -129,7 +129,7 @@ def test_loader_rule_number_is_among_what_tune_tries() -> None:
         assert expected is not None
         script = ScriptFacts((ScriptLoader(None, "DataLoader", 0, 0, False, False, False),), cpus=4.0)
         trial = Trial(step, 100, {"data": data}, facts=script, loader=facts)
-        groups, _ = candidates.propose(trial, (), candidates.Requested(only=(LOADER,)), COST)
+        groups, _ = candidates.propose(trial, (), candidates.Requested(only=(LOADER,)), expected)
         tried = [dict(each.values).get("num_workers") for group in groups for each in group.changes]
         assert expected.workers in tried
 

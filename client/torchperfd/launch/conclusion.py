@@ -96,7 +96,7 @@ class Conclusion:
         from torchperfd.launch import kept_run
         from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
         from torchperfd.launch.earlier_runs import EarlierRuns, main_file
-        from torchperfd.launch.verdict_document import verdict_document
+        from torchperfd.launch.verdict_document import loader_advice_document, verdict_document
         from torchperfd.report import run_document
         from torchperfd.runs.ending import TERMINATED, Ending
         from torchperfd.text_tables import terminal_width
@@ -118,6 +118,7 @@ class Conclusion:
             answer.verdict.script = options.script.words
         ranks = _rank_reports(own, answer)
         document: dict[str, Any] = run_document(client.run, ranks, verdict_document(answer))
+        document["loader_advice"] = loader_advice_document(answer)
         kept_run.add_facts(document, client, began=options.began, ended=ended)
         cause = cause_elsewhere(answer, client.rank)
         document["exit"] |= {"cause": cause} if cause and ended is not None else {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.errors import TorchperfdError
 from torchperfd.launch.keeping_options import KeepingOptions
+from torchperfd.runs.advised_run import MOST_BYTES, script_digest, script_marker
 from torchperfd.runs.previous_run import outcome_of
 from torchperfd.runs.promise_outcome import PromiseOutcome
 from torchperfd.runs.record import RunRecord, read_record, record_of
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST_CANDIDATES: Final = 8
 """Earlier runs of the script that are read whole."""
-_MOST_BYTES: Final = 8 << 20
 _MOST_FILES: Final = 512
 _MOST_SOURCE_BYTES: Final = 16 << 20
 _DIGITS: Final = 16
@@ -80,8 +80,8 @@ class EarlierRuns:
     def _read(self) -> None:
         with suppress(Exception):
             source = source_document(self._script, self._arguments, self._began)
-            marker = f'"path":"{source["path"]}"'.encode()
-            for run_id, content in self._store.newest_with(marker, MOST_CANDIDATES, _MOST_BYTES):
+            found = self._store.newest_with(script_marker(self._script), MOST_CANDIDATES, MOST_BYTES)
+            for run_id, content in found:
                 with suppress(TorchperfdError):
                     self._records.append((run_id, read_record(content, run_id)))
             self._source = source
@@ -96,7 +96,7 @@ def source_document(script: str, arguments: tuple[str, ...], began: float) -> di
         began: When the run began, Unix seconds.
     """
     return {
-        "path": _digest(script.encode("utf-8", "surrogateescape"))[:_DIGITS],
+        "path": script_digest(script),
         "code": _code_digest(script, began),
         "arguments": _digest("\0".join(arguments).encode("utf-8", "surrogateescape"))[:_FEW_DIGITS],
     }

@@ -53,6 +53,7 @@ def add_facts(
         "environment": _environment(),
         "settings": {},
         "promise": None,
+        "loader_advice": document.get("loader_advice"),
         "verdict": verdict,
         "ranks": ranks,
     }

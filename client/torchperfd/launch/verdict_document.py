@@ -26,6 +26,16 @@ def verdict_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, A
     }
 
 
+def loader_advice_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
+    """Return what the run was advised on its loaders; None if that was not settled."""
+    from torchperfd.settled_advice import SettledAdvice
+
+    if answer is None or not answer.HasField("loader_advice"):
+        return None
+    settled = SettledAdvice.of_message(answer.loader_advice)
+    return None if settled is None else settled.to_dict()
+
+
 def _cause(verdict: "control_pb2.Verdict", script: str) -> dict[str, Any]:
     from torchperfd.card.script_name import name_script
     from torchperfd.input_stages import InputStages

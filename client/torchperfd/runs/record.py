@@ -10,6 +10,7 @@ from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.promise import Promise, RunSource, promises_of
 from torchperfd.runs.promise_outcome import PromiseOutcome
 from torchperfd.runs.values import MOST_LARGE, clean, count, number, optional, text
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd.step_account import Account, Part, part_kind
 
 SCHEMA: Final = "torchperfd.run/1"
@@ -79,6 +80,7 @@ class RunRecord:
         exit_error: What has made it fail, in one line; empty if nothing has, or that is unknown.
         exit_cause: The failure of another rank, because of which it ended; empty without one.
         unseen_ranks: Ranks of the job that the verdict knows nothing about.
+        loader_advice: What it was advised on its loaders; None if that was not settled.
         account: Where each millisecond of the step went; None without one, and in reports of older versions.
         source: What it has executed; None in reports of older versions.
         settings: Workers and batch size of its loader, by name, as far as they are known.
@@ -100,6 +102,7 @@ class RunRecord:
     exit_error: str = ""
     exit_cause: str = ""
     unseen_ranks: int = 0
+    loader_advice: SettledAdvice | None = None
     account: Account | None = None
     source: RunSource | None = None
     settings: dict[str, str] = field(default_factory=dict)
@@ -197,6 +200,7 @@ def record_of(document: dict[str, Any]) -> RunRecord:
         exit_error=ending.error,
         exit_cause=ending.cause,
         unseen_ranks=count(verdict.get("unseen_ranks") or 0),
+        loader_advice=SettledAdvice.from_dict(document.get("loader_advice")),
         account=None if account is None else _account(account),
         source=RunSource.of_document(document.get("source")),
         settings=_texts(document.get("settings") or {}),

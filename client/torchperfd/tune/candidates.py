@@ -7,9 +7,7 @@ from typing import Any, Final
 
 from torchperfd.loader_workers import (
     MOST_WORKERS,
-    UNMEASURED_COST,
     LoaderAdvice,
-    WorkerCost,
     most_computing_workers,
 )
 from torchperfd.tune.changes import (
@@ -63,7 +61,7 @@ class Group:
 
 
 def propose(
-    trial: Trial, kept: Sequence[Change], requested: Requested, cost: WorkerCost = UNMEASURED_COST
+    trial: Trial, kept: Sequence[Change], requested: Requested, advice: LoaderAdvice | None = None
 ) -> tuple[list[Group], list[str]]:
     """Return what to try next, the largest share first, and what is not worth it, in words.
 
@@ -71,13 +69,13 @@ def propose(
         trial: A run with what has been kept so far.
         kept: Those changes.
         requested: What else may be tried.
-        cost: Of moving a batch from a worker on this machine.
+        advice: On the loader.
     """
     facts = trial.facts
     groups: list[Group] = []
     skipped: list[str] = []
     for group, reason in (
-        _loader(trial, kept, trial.loader_advice(cost)),
+        _loader(trial, kept, advice),
         _optimizer(trial, kept),
         _zero_grad(trial),
         _threads(trial, kept),
@@ -150,7 +148,8 @@ def _worker_counts(trial: Trial, workers: int, advice: LoaderAdvice | None) -> l
     rest = max(trial.step_seconds - data, 1e-6)
     # One more than keeps up on average, since batches do not come evenly.
     needed = min(most, math.ceil(data / rest) + 1)
-    return sorted({*advised, needed, max(1, min(most, most_computing_workers(cpus)))} - {0}, reverse=True)
+    others = sorted({needed, max(1, min(most, most_computing_workers(cpus)))}, reverse=True)
+    return [count for count in dict.fromkeys([*advised, *others]) if count]
 
 
 def _optimizer(trial: Trial, kept: Sequence[Change]) -> Proposal:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from torchperfd.bench.functions_bench import Comparison, compare_rounds
 from torchperfd.durations import duration
 from torchperfd.loader_workers import UNMEASURED_COST, LoaderAdvice, WorkerCost
+from torchperfd.runs.advised_run import AdvisedRun
 from torchperfd.tune.candidates import Group, Requested, propose
 from torchperfd.tune.changes import THREADS, Change, change, merged
 from torchperfd.tune.losses import LossCheck, check_losses, repeats
@@ -116,7 +117,9 @@ class Tuning:
             was not measured.
         unverified: Why the new processes gave no ``total``, in words; empty if they did, or were not started.
         ended: Why it ended early: ``interrupted`` or ``time``; empty for not at all.
-        advice: What the rule of the live verdict advises for the loader of the unchanged script.
+        advice: What the card of a kept run advised for the script's loader; else what the rule of the live
+            verdict advises.
+        advised_by: That run; empty for the rule.
     """
 
     unchanged: Trial
@@ -128,6 +131,7 @@ class Tuning:
     unverified: str = ""
     ended: str = ""
     advice: LoaderAdvice | None = None
+    advised_by: str = ""
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -163,6 +167,7 @@ class TuningSearch:
         budget: Seconds. No run and no pair begins that usually takes longer than what is left of them.
         progress: Called with what is measured next.
         cost: Of moving a batch from a loader's worker on this machine.
+        advised: What the card of a kept run of the script advised; None without one.
     """
 
     def __init__(
@@ -173,8 +178,10 @@ class TuningSearch:
         budget: float,
         progress: Callable[[str], None],
         cost: WorkerCost = UNMEASURED_COST,
+        advised: AdvisedRun | None = None,
     ) -> None:
         self._cost = cost
+        self._advised = advised
         self._trials = trials
         self._requested = requested
         self._clock = clock
@@ -191,6 +198,9 @@ class TuningSearch:
         """
         unchanged = self._run((), "the script as it is")
         found = Tuning(unchanged, advice=unchanged.loader_advice(self._cost))
+        run = self._advised
+        if run is not None and unchanged.has_workers(run.settled.workers_now):
+            found.advice, found.advised_by = run.settled.advice, run.run_id
         try:
             self._search(found)
         except KeyboardInterrupt:
@@ -205,7 +215,7 @@ class TuningSearch:
         # The script's own setting is what its other settings are measured beside.
         tried = {change(THREADS, threads=found.unchanged.facts.threads)}
         while True:
-            groups, skipped = propose(current, found.changes, self._requested, self._cost)
+            groups, skipped = propose(current, found.changes, self._requested, self._advice(found, current))
             found.skipped = found.skipped or skipped
             remaining = (
                 Group(new, group.share)
@@ -221,6 +231,10 @@ class TuningSearch:
                 current = with_it
         if found.kept:
             self._verify(found)
+
+    def _advice(self, found: Tuning, current: Trial) -> LoaderAdvice | None:
+        """Return the advice on the loader: that of the card, if there was one, else by the newest figures."""
+        return found.advice if found.advised_by else current.loader_advice(self._cost)
 
     def _try(self, found: Tuning, current: Trial, group: Group) -> Trial | None:
         """Try alternatives; return a run with the best of them where that is kept."""

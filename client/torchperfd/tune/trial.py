@@ -117,6 +117,10 @@ class Trial:
         """Return the share of a step that a phase has, 0 to 1."""
         return self.phases.get(phase, 0.0) / self.step_seconds if self.step_seconds else 0.0
 
+    def has_workers(self, count: int) -> bool:
+        """Return whether this is the number of workers of the script's loaders."""
+        return any(each.workers == count for each in self.facts.loaders)
+
     def loader_advice(self, cost: WorkerCost) -> LoaderAdvice | None:
         """Return what the rule of the live verdict advises for the loader; None without advice.
 

@@ -72,7 +72,8 @@ def _outcome(found: Tuning, seconds: float) -> list[str]:
             lines.append(f"best      {name}: {gain_words(best.beside)}")
     if (advice := found.advice) is not None:
         lines.append(f"advised   {advice.setting}, for {duration(advice.step_seconds)} a step,")
-        lines.append("          by the rule of diagnose")
+        by = f"the card of the run {found.advised_by}" if found.advised_by else "the rule of diagnose"
+        lines.append(f"          by {by}")
     if found.repeated == ANY:
         lines.append("losses    not checked: two unchanged runs differ, or no losses were seen")
     return lines
@@ -89,6 +90,7 @@ def tune_document(found: Tuning, edits: Edits, seconds: float) -> dict[str, Any]
         "phases_seconds": dict(found.unchanged.phases),
         "is_deterministic": found.repeated != ANY,
         "advice": None if advice is None else asdict(advice),
+        "advised_by": found.advised_by or None,
         "advised_workers": counted.workers if counted else None,
         "advised_step_seconds": counted.step_seconds if counted else None,
         "speedup": _speedup(total) if total is not None else None,

@@ -21,6 +21,7 @@ from torchperfd_daemon.analysis.processes import by_process
 from torchperfd_daemon.analysis.rank_files import RankFile
 from torchperfd_daemon.analysis.summary import Summary, summarise
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.worker_cost import of_this_machine
 
 
@@ -33,6 +34,7 @@ class Request:
         comm_pattern: A further regular expression for the names of communication kernels.
         samples: Whether to take the tables apart by step, which `compare` needs.
         rectangles: How many the timeline of a page may have; 0 for no picture.
+        loader_advice: What the run was advised on its loaders; None to follow the rule on the trace alone.
         nice: The niceness of the workers, 0 to 19.
         max_memory: Bytes that a worker may allocate; None for no limit.
     """
@@ -41,6 +43,7 @@ class Request:
     comm_pattern: str | None = None
     samples: bool = False
     rectangles: int = 0
+    loader_advice: SettledAdvice | None = None
     nice: int = 0
     max_memory: int | None = None
 
@@ -102,6 +105,7 @@ def answer(path: Path, request: Request) -> Summary | TorchperfdError:
                 samples=request.samples,
                 rectangles=request.rectangles,
                 worker_cost=of_this_machine,
+                loader_advice=request.loader_advice,
             )
             for trace in by_process(load(path))
         ]

@@ -18,7 +18,7 @@ from torchperfd_daemon.analysis.quality import Quality, assess
 from torchperfd_daemon.analysis.samples import Samples, sample
 from torchperfd_daemon.analysis.steps import Step, StepSource, TimedBy, find_steps, whole_recording
 from torchperfd_daemon.analysis.trace import Trace
-from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd_daemon.loader_workers import UNMEASURED_COST, SettledAdvice, WorkerCost
 
 SummaryTable = Literal["operators", "kernels", "steps"]
 
@@ -97,6 +97,7 @@ def summarise(
     samples: bool = False,
     rectangles: int = 0,
     worker_cost: Callable[[], WorkerCost] = lambda: UNMEASURED_COST,
+    loader_advice: SettledAdvice | None = None,
 ) -> Summary:
     """Return the complete analysis of one trace.
 
@@ -106,6 +107,7 @@ def summarise(
         samples: Whether to take the tables apart by step, which `compare` needs.
         rectangles: How many the timeline of the picture may have; 0 for no picture.
         worker_cost: Returns the cost of a loader's worker on the machine; called only if advice needs it.
+        loader_advice: What the run was advised on its loaders; None to follow the rule on the trace alone.
 
     Raises:
         UsageError: ``comm_pattern`` is no regular expression.
@@ -131,6 +133,7 @@ def summarise(
         timed_by=marks.timed_by,
         is_whole=not found,
         device=device,
+        loader_advice=loader_advice,
     )
     return Summary(
         path=trace.path,

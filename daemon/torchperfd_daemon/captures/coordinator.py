@@ -20,6 +20,7 @@ from torchperfd_daemon.captures.attempt import Attempt, Progress
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import (
     FILE_NAME,
+    CaptureKind,
     CaptureOptions,
     CaptureRecord,
     CaptureState,
@@ -32,6 +33,7 @@ from torchperfd_daemon.captures.queue import QueueEntry, RunQueue
 from torchperfd_daemon.captures.rank_attempts import Ack, Participant, PendingAttempts, Result, apply, failure
 from torchperfd_daemon.captures.schedule import SOON, When
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.loader_workers import SettledAdvice
 
 log = logging.getLogger("torchperfd.captures")
 
@@ -71,6 +73,8 @@ class Coordinator:
         self._queue = RunQueue()
         self._live: dict[str, tuple[CaptureRecord, QueueEntry]] = {}
         self.counts = CaptureCounts()
+        self.advice_of: Callable[[str], SettledAdvice | None] = lambda _: None
+        """Returns what a run is advised on its loaders, which is kept with each of its traces."""
 
     @property
     def live(self) -> list[str]:
@@ -325,6 +329,8 @@ class Coordinator:
             if record.state is not CaptureState.COMPLETE:
                 record.reason = record.cancellation
         record.ended_at = self._wall()
+        if record.options.kind is CaptureKind.TRACE and record.state is not CaptureState.FAILED:
+            record.loader_advice = self.advice_of(record.run)
 
     def _abandon(self, record: CaptureRecord, participants: list[Participant]) -> None:
         """End a capture whose caller has left."""

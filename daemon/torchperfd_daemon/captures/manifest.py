@@ -6,6 +6,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from torchperfd_daemon.loader_workers import SettledAdvice
+
 SCHEMA: Final = "torchperfd.capture/1"
 FILE_NAME: Final = "manifest.json"
 LATEST: Final = 1e11
@@ -172,6 +174,7 @@ class CaptureRecord:
         ends_by: When it will have ended at the latest, whatever happens; 0 when unknown.
         ended_at: When it ended; 0 before.
         cancelled_by: ``command``, ``script``, or ``caller`` that left; empty when it was not cancelled.
+        loader_advice: What the run was advised on its loaders when it ended; None when that was not settled.
     """
 
     capture_id: str
@@ -189,6 +192,7 @@ class CaptureRecord:
     ends_by: _Time = 0.0
     ended_at: _Time = 0.0
     cancelled_by: str = ""
+    loader_advice: SettledAdvice | None = None
     schema: str = SCHEMA
 
     @property

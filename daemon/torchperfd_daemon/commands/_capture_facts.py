@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.loader_workers import SettledAdvice
 
 
-def capture_facts(paths: Sequence[Path]) -> dict[str, Any] | None:
-    """Return run, job, nodes, versions and time of the capture that traces are of; times in Unix seconds.
+def capture_record(paths: Sequence[Path]) -> CaptureRecord | None:
+    """Return the capture that traces are of.
 
     None where they lie in no capture's folder, or in those of several, or where its manifest cannot be read.
     """
@@ -21,7 +23,19 @@ def capture_facts(paths: Sequence[Path]) -> dict[str, Any] | None:
         found = Catalog(folder.parent).found(folder.name)
     except (TorchperfdError, OSError):
         return None
-    record = None if found is None else found.record
+    return None if found is None else found.record
+
+
+def loader_advice(paths: Sequence[Path]) -> SettledAdvice | None:
+    """Return what the run of a capture was advised on its loaders; None if the capture has no such advice."""
+    record = capture_record(paths)
+    settled = None if record is None else record.loader_advice
+    return settled if settled is not None and settled.is_sound() else None
+
+
+def capture_facts(paths: Sequence[Path]) -> dict[str, Any] | None:
+    """Return run, job, nodes, versions and time of the capture that traces are of; times in Unix seconds."""
+    record = capture_record(paths)
     if record is None:
         return None
 

@@ -16,7 +16,7 @@ import click
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from torchperfd_daemon import analysis, memory
-from torchperfd_daemon.commands._capture_facts import capture_facts
+from torchperfd_daemon.commands._capture_facts import capture_facts, loader_advice
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._completion import complete_traces
 from torchperfd_daemon.commands._foreign_files import refuse_foreign_files
@@ -110,6 +110,7 @@ def command(
         group_by=group_by,
         comm_pattern=comm_pattern,
         rectangles=analysis.rectangles_for(len(files)) if html else 0,
+        loader_advice=loader_advice(paths),
     )
     for file, answer in zip(files, analysis.analyse(files, request, workers), strict=True):
         if isinstance(answer, TorchperfdError):

@@ -2,10 +2,12 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Final
 
 import click
 
+from torchperfd.runs.advised_run import newest_advised
 from torchperfd.tune.candidates import Requested
 from torchperfd.tune.changes import LOADER, OPTIMIZER, THREADS, ZERO_GRAD
 from torchperfd.tune.edits import suggest_edits
@@ -14,6 +16,7 @@ from torchperfd.tune.trial_process import ScriptTrials, TrialFailedError, TrialS
 from torchperfd.tune.tune_text import tune_document, tune_text
 from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._measuring import results_on_sigterm, warn_if_busy
+from torchperfd_daemon.commands._runs_dir import open_runs, runs_dir_option
 from torchperfd_daemon.commands._status_line import StatusLine
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.text import printable
@@ -68,6 +71,7 @@ _TIME_IS_UP: Final = 124
     type=click.Choice(["high", "medium"]),
     help="Try this precision of float32 products also; it changes what is computed.",
 )
+@runs_dir_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(
     words: tuple[str, ...],
@@ -80,6 +84,7 @@ def command(
     amp: bool,
     compiles: bool,
     matmul_precision: str | None,
+    runs_dir: Path | None,
     as_json: bool,
 ) -> int:
     """Find settings under which a training script is faster, and verify the gain.
@@ -106,7 +111,13 @@ def command(
         requested = Requested(amp, compiles, matmul_precision or "", only)
         try:
             search = TuningSearch(
-                ScriptTrials(script), requested, time.monotonic, limit, status.show, of_this_machine()
+                ScriptTrials(script),
+                requested,
+                time.monotonic,
+                limit,
+                status.show,
+                of_this_machine(),
+                None if module is not None else newest_advised(open_runs(runs_dir), target),
             )
             found = search.tune()
         except TrialFailedError as error:

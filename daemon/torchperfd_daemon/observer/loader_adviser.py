@@ -25,6 +25,7 @@ from torchperfd_daemon.loader_workers import (
     step_with,
 )
 
+FEWEST_SAMPLES: Final = 3
 AGREEING: Final = 8
 """So many samples in a row that give the same advice are enough to publish it on a quiet machine."""
 MOST_SAMPLES_BEFORE: Final = 30
@@ -72,10 +73,12 @@ class LoaderAdviser:
 
     Args:
         cost: Returns what a worker costs on this machine.
+        fewest: Samples before which it is too early for any advice.
     """
 
-    def __init__(self, cost: Callable[[], WorkerCost]) -> None:
+    def __init__(self, cost: Callable[[], WorkerCost], fewest: int = FEWEST_SAMPLES) -> None:
         self.cost = cost
+        self._fewest = fewest
         self.published: SettledAdvice | None = None
         """None until enough samples were seen."""
         self._newest: LoaderSample | None = None
@@ -112,8 +115,8 @@ class LoaderAdviser:
             self._review()
 
     def settle(self) -> SettledAdvice | None:
-        """Publish what is known so far, unless something is published; return that. None without a sample."""
-        if self.published is None and self._newest is not None:
+        """Publish what is known so far, unless something is; return that, None if it is too early."""
+        if self.published is None and self._newest is not None and self._seen >= self._fewest:
             pooled = self._pooled()
             self._publish(pooled, self._advice(pooled))
         return self.published

@@ -34,7 +34,7 @@ def loader_advice_of(ranks: Sequence[Rank]) -> SettledAdvice | None:
     settled = next((rank.loader_advice for rank in ranks if rank.loader_advice is not None), None)
     if settled is not None or not all(rank.has_ended for rank in ranks):
         return settled
-    adviser = LoaderAdviser(THIS_MACHINE.get)
+    adviser = LoaderAdviser(THIS_MACHINE.get, fewest=1)
     adviser.observe([*mean_step_samples(ranks)])
     return adviser.settle()
 

@@ -15,6 +15,7 @@ from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.profile import LEAST_STEPS
 from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.diagnosis.windows import SAMPLE_S
+from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.hang import find_culprit
 from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, LineSampler
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
@@ -177,6 +178,11 @@ class Observer:
         """Return the verdict on the mean step of a run, if its line is known."""
         verdict = self._lines.with_lines(verdict_on_mean_step(run, self._store.runs().get(run, [])))
         return verdict if verdict.line or any(other.line for other in verdict.others) else None
+
+    def settle_loader_advice(self, run: str) -> SettledAdvice | None:
+        """Settle what a run is advised on its loaders, if it is not yet; None while too little was seen."""
+        watch = self._runs.get(run)
+        return watch.settle_loader_advice() if watch else None
 
     def device_work(self, rank: Rank) -> RankWork | None:
         """Return a rank's newest steps on its device, in means of a second; None without device times."""

@@ -17,7 +17,7 @@ from torchperfd_daemon.observer.cause_onsets import CauseOnsets
 from torchperfd_daemon.observer.hang import lasting
 from torchperfd_daemon.observer.lateness import Lateness, find_lateness
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
-from torchperfd_daemon.observer.mean_step import mean_step_samples
+from torchperfd_daemon.observer.mean_step import loader_advice_of
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.slowdown import SlowdownTracker
@@ -112,10 +112,12 @@ class RunWatch:
         return watch.collections_in_regime() if watch else ()
 
     def settle_loader_advice(self) -> SettledAdvice | None:
-        """Settle what the run is advised on its loaders, if it is not yet; return that, None if unknown."""
-        if self._adviser.settle() is None:
-            self._adviser.observe([*mean_step_samples(self._watches)])
-            self._adviser.settle()
+        """Settle what the run is advised on its loaders, if it is not yet; None while too little was seen.
+
+        Of a run that has ended before enough was seen, its mean step decides.
+        """
+        if self._adviser.settle() is None and self.is_over:
+            self._adviser.published = loader_advice_of([*self._watches])
         self._hand_out_advice()
         return self._adviser.published
 

@@ -15,6 +15,7 @@ from torchperfd_daemon.captures.missing import whole_job
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
+from torchperfd_daemon.observer.mean_step import loader_advice_of
 from torchperfd_daemon.service import (
     download,
     kept_captures,
@@ -144,6 +145,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             run=request.run,
             ranks=[translate.rank_account(rank) for rank in ranks],
             verdict=of_job or verdicts(ranks, self._verdict)[0],
+            loader_advice=None if (advice := loader_advice_of(ranks)) is None else advice.to_message(),
         )
         if request.end_seconds > 0 and is_part and of_job is None:
             note_unseen(response.verdict, ranks)

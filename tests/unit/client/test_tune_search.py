@@ -403,8 +403,8 @@ def test_proposal_begins_with_the_rule_of_the_verdict() -> None:
     trial = replace(made_up(data=0.05, facts=facts), loader=waits)
     advice = trial.loader_advice(UNMEASURED_COST)
     assert advice is not None
-    (group,), _ = propose(trial, (), Requested())
-    assert advice.workers in [dict(each.values)["num_workers"] for each in group.changes]
+    (group,), _ = propose(trial, (), Requested(), advice)
+    assert dict(group.changes[0].values)["num_workers"] == advice.workers
 
 
 def test_proposal_after_workers_has_more_of_them() -> None:

@@ -16,6 +16,7 @@ from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.captures.schedule import start_step
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.service import translate
 
 FIVE = CaptureOptions(steps=5)
@@ -533,3 +534,24 @@ def test_a_trace_beyond_its_share_fails_its_rank_only(tmp_path: Path) -> None:
         assert node.catalog.get(last.record.capture_id) == last.record
 
     play(scenario())
+
+
+def test_advice_on_the_loader_is_kept_with_the_trace(node: CapturingNode) -> None:
+    settled = SettledAdvice(0, 0, 0.1, 0.05)
+    asked: list[str] = []
+
+    def advice_of(run: str) -> SettledAdvice:
+        asked.append(run)
+        return settled
+
+    async def scenario() -> None:
+        node.coordinator.advice_of = advice_of
+        *_, last = await node.capture(Rank(node, 0))
+        assert last.record.loader_advice == settled
+        found = node.catalog.found(last.record.capture_id)
+        assert found is not None
+        assert found.record is not None
+        assert found.record.loader_advice == settled
+
+    play(scenario())
+    assert asked == ["bert"]

@@ -55,7 +55,9 @@ def advise(context: AdviceContext) -> tuple[Advice, ...]:
     ]
     unrecorded = context.trace.unrecorded_phase_ns
     found = [
-        replace(
+        finding
+        if finding.is_settled
+        else replace(
             finding, saves_ns=min(finding.saves_ns, unrecorded.get(_WITHIN.get(finding.rule, ""), math.inf))
         )
         for finding in found

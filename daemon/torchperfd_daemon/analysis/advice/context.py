@@ -23,7 +23,7 @@ from torchperfd_daemon.analysis.spans import outermost
 from torchperfd_daemon.analysis.start_up import ColdStart, find_cold_start, find_launches, is_capturing
 from torchperfd_daemon.analysis.steps import Step, TimedBy
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
-from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd_daemon.loader_workers import UNMEASURED_COST, SettledAdvice, WorkerCost
 
 Float64 = npt.NDArray[np.float64]
 
@@ -116,6 +116,7 @@ class AdviceContext:
         timed_by: Whose times the steps are: the device's where the host runs ahead of it.
         is_whole: The one step is the whole recording, since nothing marks steps in it.
         device: The device events, if they have been sorted before.
+        loader_advice: What the run was advised on its loaders, which is repeated; None if that is unknown.
 
     Attributes:
         step_ns: The length of one step, without the cost of recording.
@@ -137,8 +138,10 @@ class AdviceContext:
         timed_by: TimedBy = "host",
         is_whole: bool = False,
         device: DeviceTime | None = None,
+        loader_advice: SettledAdvice | None = None,
     ) -> None:
         self.worker_cost = worker_cost
+        self.loader_advice = loader_advice
         self._links = links or find_links(trace)
         self._device = device or DeviceTime(trace)
         self.overheads = find_overheads(trace)

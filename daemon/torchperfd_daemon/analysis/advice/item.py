@@ -54,6 +54,7 @@ class Finding:
         of_idle: It saves time in which the device idles, which all such findings share.
         risk: It is worth reporting although it saves nothing.
         waits: It saves waiting for others, which recording does not lengthen.
+        is_settled: It repeats what the run was advised, with that saving.
     """
 
     rule: str
@@ -64,6 +65,7 @@ class Finding:
     of_idle: bool = False
     risk: bool = False
     waits: bool = False
+    is_settled: bool = False
 
 
 def weigh(

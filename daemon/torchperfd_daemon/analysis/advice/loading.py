@@ -5,14 +5,16 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import ns_text
+from torchperfd.durations import duration, ns_text
 from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext
 from torchperfd_daemon.analysis.advice.item import Finding
 from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, Rule
 from torchperfd_daemon.analysis.trace import Int64
-from torchperfd_daemon.loader_workers import LoaderFacts, advise_loader
+from torchperfd_daemon.loader_workers import LoaderFacts, SettledAdvice, advise_loader
 
 _IN_PROCESS: Final = "_SingleProcessDataLoaderIter"
+# A rank that waits for a smaller part of the time than the run's advice is on has another loader, or none.
+_LIKE_ITS_RANK: Final = 0.5
 # The time to take over a batch that a worker has ready.
 _HAND_OVER_NS: Final = 1_000_000
 _FROM_PAGEABLE: Final = "HtoD (Pageable"
@@ -29,6 +31,8 @@ def loader_workers(context: AdviceContext) -> Iterator[Finding]:
     in the trace on unrecorded steps. A trace without them shows only the wait, and not the number of workers:
     they now deliver one batch a step, and twice as many deliver two. Taking over a finished batch is not
     waiting.
+
+    What the run was advised is repeated instead: a trace of a few steps has no better figures.
     """
     draws = context.annotated(DRAW)
     waited = context.lasted(draws)
@@ -38,6 +42,9 @@ def loader_workers(context: AdviceContext) -> Iterator[Finding]:
     in_process = any(_IN_PROCESS in trace.names[name] for name in set(trace.name[draws.row].tolist()))
     facts, step_ns = trace.loader, context.step_ns
     unrecorded = trace.unrecorded_phase_ns.get("data", 0.0)
+    if context.loader_advice is not None:
+        yield from _settled(context.loader_advice, min(unrecorded or waited, step_ns))
+        return
     if facts is not None and in_process is not (facts.workers == 0):
         facts = None  # the newest sample was of another loader
     if facts is not None and 0 < unrecorded <= trace.unrecorded_step_ns:
@@ -68,6 +75,29 @@ def loader_workers(context: AdviceContext) -> Iterator[Finding]:
         advice.setting,
         # Figures of unrecorded steps need no correction for recording.
         waits=trace.loader is facts,
+    )
+
+
+def _settled(settled: SettledAdvice, waited: float) -> Iterator[Finding]:
+    """Repeat what the run was advised, for a rank that waits as the one does that the advice is on."""
+    advice = settled.advice
+    if advice is None or waited / 1e9 < _LIKE_ITS_RANK * settled.data_seconds:
+        return
+    share = settled.data_seconds / settled.step_seconds
+    waits = f"{duration(settled.data_seconds)} of each step of {duration(settled.step_seconds)} ({share:.0%})"
+    evidence = (
+        f"the training process waits for its {settled.workers_now} DataLoader workers: {waits}"
+        if settled.workers_now
+        else f"the training process makes its batches itself: {waits}"
+    )
+    yield Finding(
+        advice.rule,
+        f"{evidence}, as the run was observed" + (f"; {advice.assumes}" if advice.assumes else ""),
+        advice.saves_seconds * 1e9,
+        advice.change,
+        advice.setting,
+        waits=True,
+        is_settled=True,
     )
 
 
