@@ -324,6 +324,13 @@ def test_run_of_yesterday_is_its_row_and_its_end(browser: Browser, scheme: str) 
         assert not browser.run("document.querySelector('#view canvas').checkVisibility()")
 
 
+def test_run_view_names_its_window_and_the_ranks_memory(browser: Browser, url: str) -> None:
+    show(browser, url, "#/run/demo")
+    browser.wait_for(f"{MAIN}.includes('are of the last 10 s of each rank')", "the window")
+    browser.wait_for(f"{MAIN}.includes('RSS peak')", "the memory of the ranks")
+    browser.wait_for(f"{MAIN}.includes('7.00 GiB')", "its peak")
+
+
 def test_run_view_has_percentiles_and_the_slowest_rank(browser: Browser, url: str, feed: PageFeed) -> None:
     show(browser, url, "#/run/demo")
     browser.wait_for("document.querySelectorAll('tr.slow td').length > 0", "the table of ranks")

@@ -20,6 +20,9 @@ import { Stream } from "./stream.js";
 import { PhasesStacked, StepTimes, markWords } from "./time_charts.js";
 import { verdictCard } from "./verdict.js";
 
+// The window that tiles, table and verdict have in common.
+const LIVE_WINDOW = "Times, verdict and table are of the last 10 s of each rank, and of at least twelve steps.";
+const ENDED_WINDOW = "The run has ended: times and table are of the last steps of each rank, at most 256.";
 /** The slowest rank is named where its percentile differs from that of all ranks by a larger part. */
 const SAME_RATIO = 0.01;
 
@@ -38,7 +41,7 @@ export class RunView {
     this._series = null;
     this._stacks = element("div", {});
     const { head, verdict, account, legend: colours, chosen, ranks, goodput, memory, marks } = this._parts;
-    const ranksCard = card("Own work and wait per rank", { wide: true, note: "Means of recent steps; p50 and p95 of the step time are of the newest 256 steps. Own work is the step without the wait for other ranks." }, ranks.box);
+    const ranksCard = card("Own work and wait per rank", { wide: true, note: "Own work is the step without the wait for other ranks." }, ranks.box);
     this.box = element(
       "div",
       {},
@@ -149,6 +152,7 @@ export class RunView {
       entry.job_name && entry.job_name !== entry.run ? element("p", { class: "note" }, `job ${entry.job_name}`) : null,
       hasNoStepsLeft(this._feed) ? element("p", { class: "note" }, "The daemon no longer has the steps of this run.") : null,
       element("dl", { class: "tiles" }, facts.map(([name, value, detail]) => tile(name, value, detail))),
+      hasNoStepsLeft(this._feed) ? null : element("p", { class: "note" }, hasEnded ? ENDED_WINDOW : LIVE_WINDOW),
       noHistory && !hasEnded ? element("p", { class: "notice bad" }, `No history: ${noHistory.message}.`) : null,
     ].filter(Boolean);
   }
@@ -228,7 +232,7 @@ function headFacts(entry) {
   ];
 }
 
-// The tiles, the table and the verdict are of the same ten seconds; the mean of the whole run is beside them.
+// The mean of the whole run is beside the mean of the window.
 function wholeWords({ whole_step_seconds: whole }) {
   return isNumber(whole) ? `slowest rank; ${duration(whole)} over the whole run` : "slowest rank";
 }
