@@ -188,6 +188,7 @@ class VerdictCard:
             "heading": self.heading,
             "title": self.state if not self.causes and not self.failure else self.heading,
             "remark": self.failure or self.remark,
+            "failure": self.failure,
             "note": self.note,
             "causes": [
                 {
@@ -243,6 +244,7 @@ def card_of(verdict: Any) -> VerdictCard:
         is_healthy=verdict.cause == HEALTHY and is_quiet and not also,
         next_command=verdict.next_command,
         also=also,
+        failure=verdict.failure,
         note=verdict.note,
         account=Account.of_verdict(verdict),
     )

@@ -801,6 +801,7 @@ class Verdict(google.protobuf.message.Message):
     UNSEEN_RANKS_FIELD_NUMBER: builtins.int
     ACCOUNT_FIELD_NUMBER: builtins.int
     NOTE_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
     cause: builtins.str
     run: builtins.str
     node: builtins.str
@@ -830,6 +831,8 @@ class Verdict(google.protobuf.message.Message):
     """of the job, those that were not seen, where the verdict depends on them"""
     note: builtins.str
     """the state of the machine with what it costs; empty if it is nothing to know of"""
+    failure: builtins.str
+    """of a run that is over: why a rank of it failed; for the run's user only"""
     @property
     def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Verdict]:
         """further causes of the same run, the costliest first; they have none"""
@@ -876,9 +879,10 @@ class Verdict(google.protobuf.message.Message):
         unseen_ranks: builtins.int = ...,
         account: global___StepAccount | None = ...,
         note: builtins.str = ...,
+        failure: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "account", b"account", "line", b"line", "onset_step", b"onset_step", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "account", b"account", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "note", b"note", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "remarks", b"remarks", "run", b"run", "saves_seconds", b"saves_seconds", "script", b"script", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "unseen_ranks", b"unseen_ranks", "window_seconds", b"window_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "account", b"account", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "failure", b"failure", "fix", b"fix", "line", b"line", "next_command", b"next_command", "node", b"node", "note", b"note", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "remarks", b"remarks", "run", b"run", "saves_seconds", b"saves_seconds", "script", b"script", "stages", b"stages", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "unseen_ranks", b"unseen_ranks", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict

@@ -149,7 +149,8 @@ def _add_ranks(shapes: dict[int, _Shape], index: int, most: int, lines: Callable
 
 
 def _is_well(verdict: control_pb2.Verdict | None) -> bool:
-    return verdict is None or not card_of(verdict).causes
+    card = card_of(verdict) if verdict is not None else None
+    return card is None or not (card.causes or card.failure)
 
 
 def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | None) -> RenderableType:
@@ -160,7 +161,7 @@ def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | 
     title = f"{run.run} · {run.here} of {_table.count(run.world_size, 'rank')}{step}{last}"
     card = card_of(verdict) if verdict is not None else None
     parts = [_verdict(card)]
-    further = card.causes[1:] if card is not None else ()
+    further = card.causes[0 if card.failure else 1 :] if card is not None else ()
     if not shape.framed:
         parts += [_also(cause) for cause in further if not cause.cost_seconds]
         name = Text(f" {title}", style="bold", no_wrap=True, overflow="ellipsis")
@@ -280,6 +281,8 @@ def _level_of(behind: float) -> str:
 def _verdict(card: VerdictCard | None) -> RenderableType:
     if card is None:
         return Text("? no verdict yet", style="green")
+    if card.failure:
+        return Text.assemble(("✗ ", "red"), card.summary)
     if not card.causes:
         return Text.assemble(("✓ " if card.is_healthy else "? ", "green"), card.summary)
     return Text("✗ ", style="red").append_text(_cause(card.causes[0]))

@@ -114,10 +114,11 @@ class Rights:
             wait.ClearField("line")
 
     def redact_verdict(self, verdict: control_pb2.Verdict, uids: Iterable[int | None]) -> None:
-        """Remove source lines and the script from the verdict on a run of users, and from further causes."""
+        """Remove what only the users of a run may see from the verdict on it, and from further causes."""
         if self.may_command_all(uids):
             return
         verdict.ClearField("script")
+        verdict.ClearField("failure")
         verdict.note = _LINE.sub("", verdict.note)
         for each in (verdict, *verdict.others):
             each.ClearField("line")

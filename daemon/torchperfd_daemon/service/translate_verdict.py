@@ -32,9 +32,10 @@ def verdict_on_ranks(
         ranks: Those that are here.
         ended: Those that were here and are not any more; they have the script's name only.
     """
+    is_over = all(rank.has_ended for rank in ranks)
     command = working_command(
         verdict.next_command,
-        is_over=all(rank.has_ended for rank in ranks),
+        is_over=is_over,
         has_cuda=any(rank.totals.cuda is not None for rank in ranks),
     )
     message = verdict_message(replace(verdict, next_command=command))
@@ -42,6 +43,8 @@ def verdict_on_ranks(
     long_steps = find_long_steps([*ranks, *ended])
     if long_steps is not None:
         message.remarks.append(long_steps.words(with_mean=LONG_STEPS_WORDS not in verdict.evidence))
+    if is_over:
+        message.failure = failure_words((*ranks, *ended))
     identities = [rank.identity for rank in (*ranks, *ended)]
     message.script = script_words((each.command, each.script) for each in identities)
     return message
@@ -65,6 +68,16 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
     if verdict.account is not None:
         verdict.account.fill_message(message.account)
     return message
+
+
+def failure_words(ranks: Iterable[Rank]) -> str:
+    """Return the exception that ended the first of a run's ranks that failed; empty if none did."""
+    failed = min((rank for rank in ranks if rank.failure), key=lambda rank: rank.identity.rank, default=None)
+    if failed is None:
+        return ""
+    return (
+        f"rank {failed.identity.rank}: {failed.failure}" if failed.identity.world_size > 1 else failed.failure
+    )
 
 
 def switch_remarks(switches: Iterable[str]) -> list[str]:

@@ -202,6 +202,14 @@ def test_card_keeps_every_cause_that_costs_no_time() -> None:
     assert "MEMORY PRESSURE · grows by 8.2 MiB/s, full in 39 min" in card_of(GROWING).to_text()
 
 
+def test_card_of_a_failed_run_leads_with_its_failure() -> None:
+    failed = control_pb2.Verdict.FromString(HEALTHY.SerializeToString())
+    failed.failure = "rank 1: ValueError: bad"
+    card = card_of(failed)
+    assert card.to_text().startswith("✗ FAILED\n  why   rank 1: ValueError: bad\n")
+    assert (card.to_dict()["state"], card.to_dict()["title"]) == ("bad", "failed")
+
+
 def test_card_without_a_cause_says_what_is_largest() -> None:
     card = card_of(with_account(UNSEEN, uneven_account()))
     words = "48% is waiting for ranks whose work differs from step to step"

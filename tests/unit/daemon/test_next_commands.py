@@ -129,3 +129,16 @@ def test_card_of_an_ended_run_needs_no_run(cause: Cause, medium: str) -> None:
     for words in commands_in(ENDED[medium](verdict(cause))):
         check_usage(words)
         assert words[0] not in NEED_THE_RUN, words
+
+
+def test_verdict_of_an_ended_run_has_its_first_failure() -> None:
+    store = Store()
+    failed = [store.join(RankIdentity(RUN, rank, world_size=4)) for rank in (2, 1, 0)]
+    failed[0].failure, failed[1].failure = "RuntimeError: peer closed", "ValueError: bad"
+    found = Verdict(Cause.NONE, RUN, "", None, "", "", 0.0, "")
+    assert verdict_on_ranks(found, failed).failure == "", "a rank may come back"
+    for rank in failed:
+        rank.state = State.FINISHED
+    assert verdict_on_ranks(found, failed).failure == "rank 1: ValueError: bad"
+    assert verdict_on_ranks(found, (), ended=failed).failure == "rank 1: ValueError: bad"
+    assert verdict_on_ranks(found, (), ended=failed[2:]).failure == ""

@@ -105,6 +105,13 @@ def test_redact_verdict_hides_the_name_of_the_script(caller: int, name: str) -> 
     assert ("train.py" in str(verdict)) == (caller == ADA)
 
 
+@pytest.mark.parametrize(("caller", "words"), [(ADA, "OSError: /home/ada/x"), (BOB, "")])
+def test_redact_verdict_hides_why_the_run_failed(caller: int, words: str) -> None:
+    verdict = control_pb2.Verdict(failure="OSError: /home/ada/x")
+    rights(caller).redact_verdict(verdict, [ADA])
+    assert verdict.failure == words
+
+
 def test_redact_verdict_hides_the_line_that_waits() -> None:
     evidence = "9 ms idle after waits, most of it in item() at train.py:50; step 7 ms, most of it in data"
     verdict = control_pb2.Verdict(

@@ -165,6 +165,16 @@ def test_top_always_shows_memory_that_grows(height: int) -> None:
     assert "also: memory pressure · grows by 8.2 MiB/s, full in 39 min" in text
 
 
+@pytest.mark.parametrize("height", [8, 40])
+def test_top_shows_why_a_run_failed_before_its_causes(height: int) -> None:
+    failed = grown("a")
+    failed.failure = "rank 1: ValueError: bad"
+    text = unwrapped(lines([run("a")], [failed], height=height))
+    assert "✗ failed · rank 1: ValueError: bad" in text
+    assert "also: memory pressure" in text
+    assert ("also: GPU throttling" in text) == (height > 8)
+
+
 def test_top_without_a_cause_says_what_is_largest() -> None:
     unknown = control_pb2.Verdict(cause="unknown", run="a", rank=-1, evidence="no rank is slow")
     text = unwrapped(lines([run("a")], [with_account(unknown, uneven_account())]))

@@ -31,8 +31,9 @@ export function verdictCard(verdict, { run, canAct, hasEnded, onStacks }) {
     const words = hasEnded ? "There was no verdict when the run ended." : "No verdict yet: it takes a few seconds of steps.";
     return card("Verdict", { wide: true }, element("p", { class: "soft" }, words));
   }
-  const { state, heading, remark, causes, note, account, also, next_command: next } = verdict.card;
-  const heads = causes.length ? causes : [{ heading, parts: [{ name: "why", words: remark }] }];
+  const { state, heading, remark, failure, causes, note, account, also, next_command: next } = verdict.card;
+  const alone = { heading, parts: [{ name: "why", words: failure || remark }] };
+  const heads = failure || !causes.length ? [alone, ...causes] : causes;
   const action = !canAct ? null : nextAction(verdict, run, onStacks);
   return card(
     "Verdict",
