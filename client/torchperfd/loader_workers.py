@@ -136,6 +136,23 @@ class LoaderFacts:
         """The share of the workers' time in which they wait for indices; 0 if unknown."""
         return (self.stages.idle or 0.0) if self.stages is not None else 0.0
 
+    @property
+    def respawns_workers(self) -> bool:
+        """Whether each pass over the loader starts workers of its own, once a few passes have."""
+        return self.workers > 0 and self.starts >= _LEAST_STARTS
+
+    @property
+    def handover_seconds(self) -> float:
+        """What handing a batch over takes both sides: a ready batch's draw, and sending; 0 if unknown."""
+        sending = (self.stages.send_seconds or 0.0) if self.stages is not None else 0.0
+        return (self.receive_seconds or 0.0) + sending if self.workers else 0.0
+
+    @property
+    def costs_more_to_hand_over(self) -> bool:
+        """Whether workers take longer to hand a batch over than to make it, and wait most of their time."""
+        making = self.stages.making_seconds if self.stages is not None else 0.0
+        return self.idle >= _IDLE and 0 < making < self.handover_seconds
+
     def is_sound(self) -> bool:
         """Return whether all figures are such as a loader can have; they come from a wire or from a file."""
         figures = [getattr(self, each.name) for each in fields(self) if each.name != "stages"]
@@ -380,7 +397,7 @@ class _Model:
     def persistent_workers(self, *, on_device: bool) -> LoaderAdvice | None:
         """Return the advice to keep the workers between epochs, if most of the wait is for their starts."""
         facts = self._facts
-        if facts.starts < _LEAST_STARTS or facts.start_seconds is None or not facts.workers:
+        if not facts.respawns_workers or facts.start_seconds is None:
             return None
         # A kept worker still makes a first batch, as it makes any other.
         spent = facts.start_seconds - (facts.stages.making_seconds if facts.stages is not None else 0.0)

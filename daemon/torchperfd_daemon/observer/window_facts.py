@@ -8,7 +8,6 @@ from typing import Final
 from torchperfd.sync_wait import SyncWait
 from torchperfd.timed_line import TimedLine
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.store import GcTotal, PhaseTotal, Totals
 
 _WAIT: Final = "collective_wait"
@@ -69,14 +68,9 @@ def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -
         script_collective_line=own_line.words if own_line else "",
         epoch_start_seconds=min(starts, evidence.phase_seconds.get(_DATA, 0.0)),
         epoch_steps=now.train.steps / (now.epoch_starts.calls + 1) if now.epoch_starts.calls else 0.0,
-        workers_respawn=starts_workers_anew(now.loader),
+        workers_respawn=now.loader is not None and now.loader.respawns_workers,
         device_lag_seconds=lag.ns / lag.calls / 1e9 if lag.calls > 0 else None,
     )
-
-
-def starts_workers_anew(facts: LoaderFacts | None) -> bool:
-    """Return whether each pass over a loader starts workers of its own."""
-    return facts is not None and facts.workers > 0 and facts.starts >= _LEAST_STARTS
 
 
 def _epoch_start_seconds(now: Totals) -> float:

@@ -7,7 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.process_settings import ANOMALY_DETECTION
+from torchperfd.process_settings import (
+    ANOMALY_DETECTION,
+    DETERMINISTIC,
+    PYTHON_PROFILER,
+    PYTHON_TRACER,
+    TORCH_PROFILER,
+)
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.fixes import fix_of
@@ -84,6 +90,10 @@ def switch_remarks(switches: Iterable[str]) -> list[str]:
     """Return what the debugging switches of a run's ranks cost, one line each."""
     costs = {
         ANOMALY_DETECTION: "forward and backward of small operators take several times as long",
+        DETERMINISTIC: "some operators have no fast deterministic form",
+        TORCH_PROFILER: "each operator of its steps is recorded",
+        PYTHON_PROFILER: "each call of a function runs the profiler",
+        PYTHON_TRACER: "each line of Python code runs the tracer",
         "CUDA_LAUNCH_BLOCKING": "the host waits for each kernel",
         "TORCH_DISTRIBUTED_DEBUG": "collectives are checked on all ranks before each one",
         "PYTHONMALLOC": "each allocation of Python is checked",

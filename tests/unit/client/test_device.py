@@ -827,7 +827,7 @@ def test_cuda_events_have_timing_and_are_read_outside_captures(
         (4.0, 48_000),  # it has done a quarter of what was launched in 64 us
     ],
 )
-def test_lag_is_since_the_first_event_that_the_device_has_not_passed(works: float, lag: int) -> None:
+def test_lag_is_since_the_first_event_not_passed(works: float, lag: int) -> None:
     device = Device()
     script = Script(device, capacity=256)
     for _ in range(MARKS):

@@ -29,6 +29,17 @@ def test_idle_workers_are_too_many_or_none_needed() -> None:
     assert advice.setting == "DataLoader(..., num_workers=0)"
 
 
+def test_workers_for_tiny_items_cost_more_than_they_save() -> None:
+    stages = InputStages(4, 20, fetch_seconds=0.0002, collate_seconds=0.0001, send_seconds=0.0003, idle=0.96)
+    tiny = replace(WORKERS, stages=stages, receive_seconds=0.0008)
+    assert tiny.handover_seconds == 0.0011
+    assert tiny.costs_more_to_hand_over
+    assert not replace(tiny, stages=replace(stages, idle=0.1)).costs_more_to_hand_over
+    assert not replace(tiny, stages=replace(stages, fetch_seconds=0.002)).costs_more_to_hand_over
+    assert not replace(tiny, stages=None).costs_more_to_hand_over
+    assert LoaderFacts(stages=stages, receive_seconds=0.0008).handover_seconds == 0.0
+
+
 def test_workers_that_compete_for_cpus_are_not_to_be_more() -> None:
     """Without the time in line for a CPU they seem to wait for storage."""
     facts = LoaderFacts(workers=8, cpus=2.0, worker_cpu_seconds=0.01, worker_queued=0.7)

@@ -1,4 +1,4 @@
-"""Steps that become longer with each step, told from steps that do not."""
+"""Steps that become longer with each step, compared with steps that do not."""
 
 from collections.abc import Callable
 

@@ -59,7 +59,7 @@ def test_starts_of_epochs_cost_what_exceeds_the_usual_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    "loader", [None, LoaderFacts(), LoaderFacts(workers=2, starts=1), LoaderFacts(starts=0)]
+    "loader", [None, LoaderFacts(), LoaderFacts(workers=2, starts=2), LoaderFacts(starts=9)]
 )
 def test_workers_that_persist_do_not_start_anew(loader: LoaderFacts | None) -> None:
     assert not facts(replace(NOW, loader=loader)).workers_respawn
