@@ -14,6 +14,8 @@ LEAST_SHOWN_SHARE: Final = 0.01
 """Parts below this share of the step are summed as the rest, wherever people read an account."""
 LEAST_OPEN_SHARE: Final = 0.1
 """A part of this share that is not computing, and that no cause explains, is said in words."""
+MOST_ERROR: Final = 0.05
+"""Beyond this error of the replay, as a share of the step, the parts are not certain."""
 REST: Final = "rest"
 _UNITS: Final = ((0.99949, 1.0, "s"), (0.99949e-3, 1e-3, "ms"), (0.0, 1e-6, "µs"))
 """The unit of a step and of its parts: the least step in seconds, the unit in seconds, and its name."""
@@ -193,6 +195,14 @@ class Account:
         whole = self.step_seconds / unit
         shown = (f"{_number(row.seconds / unit, whole)} {row.words}" for row in rows)
         return f"of each {step}: {', '.join(shown)}"
+
+    @property
+    def doubt(self) -> str:
+        """That the parts are not certain, in words, if the model does not replay the step; else empty."""
+        if self.error <= MOST_ERROR:
+            return ""
+        replayed = duration(self.replayed_seconds)
+        return f"not certain: a replay of the same records takes {replayed}, {self.error:.0%} off"
 
     @property
     def open_words(self) -> str:

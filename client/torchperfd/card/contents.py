@@ -164,11 +164,14 @@ class VerdictCard:
 
     @property
     def account_lines(self) -> tuple[str, ...]:
-        """The account of the step, and that the gains of several causes do not add up; empty if unknown."""
+        """The account of the step, whether it is certain, and that the gains of several causes do not add up;
+        empty if unknown.
+        """
         if self.account is None:
             return ()
         costs = [cause for cause in self.causes if cause.cost_seconds]
-        return (self.account.words, *([GAINS_REMARK] if len(costs) > 1 else []))
+        lines = (self.account.words, self.account.doubt, GAINS_REMARK if len(costs) > 1 else "")
+        return tuple(line for line in lines if line)
 
     @property
     def account_rows(self) -> list[dict[str, Any]]:

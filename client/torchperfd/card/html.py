@@ -41,8 +41,8 @@ def _lines(card: "VerdictCard") -> Iterator[str]:
         yield f"<div>{escape(card.remark)}</div></div>"
     for position, cause in enumerate(card.causes):
         yield from _cause(cause, is_first=not position and not card.failure)
-    for name, words in zip(("step", ""), card.account_lines, strict=False):
-        yield _part(name, words, is_code=False)
+    for at, words in enumerate(card.account_lines):
+        yield _part("" if at else "step", words, is_code=False)
     for words in card.also:
         yield _part("also", words, is_code=False)
     if card.outcome:

@@ -46,8 +46,8 @@ def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
         yield from part("why", card.remark, colour=colour, width=width)
     for position, cause in enumerate(card.causes):
         yield from _cause(cause, is_first=not position and not card.failure, colour=colour, width=width)
-    for name, words in zip(("step", ""), card.account_lines, strict=False):
-        yield from part(name, words, colour=colour, width=width)
+    for at, words in enumerate(card.account_lines):
+        yield from part("" if at else "step", words, colour=colour, width=width)
     for words in card.also:
         yield from part("also", words, colour=colour, width=width)
     if card.outcome:

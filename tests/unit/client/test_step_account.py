@@ -80,6 +80,14 @@ def test_account_without_time_has_no_rows() -> None:
     assert (empty.rows, empty.error, empty.share(PartKind.DATA), empty.open_words) == ((), 0.0, 0.0, "")
 
 
+@pytest.mark.parametrize(
+    ("replayed", "words"),
+    [(1.04, ""), (0.92, "not certain: a replay of the same records takes 920 ms, 8% off")],
+)
+def test_doubt_is_said_where_the_replay_is_off(replayed: float, words: str) -> None:
+    assert Account(1.0, replayed, (computing(1.0),)).doubt == words
+
+
 def test_open_words_name_the_largest_part_beside_work() -> None:
     wait = "48% is waiting for ranks whose work differs from step to step"
     assert uneven_account().open_words == wait

@@ -181,6 +181,8 @@ def test_card_says_once_that_gains_do_not_add_up() -> None:
     assert card_of(BUSY).to_text().count(remark) == 1
     assert card_of(BUSY).to_html().count(remark) == 1
     alone = control_pb2.Verdict.FromString(BUSY.SerializeToString())
+    alone.account.replayed_seconds = 2 * alone.account.step_seconds
+    assert "\n        not certain: a replay of" in card_of(alone).to_text()
     del alone.others[:]
     assert remark not in card_of(alone).to_text()
 
