@@ -27,8 +27,10 @@ _RANKS_HERE_BUDGET_S: Final = 0.2
 """The same where the daemons of other nodes are asked afterwards."""
 _ANSWER_S: Final = 0.1
 """What an answer takes beyond the time for which other nodes are asked."""
-_EARLIER_RUNS_S: Final = 0.2
-"""For which earlier runs are waited for; they are read from the beginning of the report on."""
+_EARLIER_RUNS_S: Final = 0.3
+"""For which the comparison with earlier runs is waited for."""
+_KEEPING_S: Final = 0.35
+"""Of the time until the deadline, what is left for keeping the report and for the daemon."""
 _LEAVE_BUDGET_S: Final = 0.9
 _LEAST_LEFT_S: Final = 0.4
 
@@ -123,7 +125,9 @@ class Conclusion:
         cause = cause_elsewhere(answer, client.rank)
         document["exit"] |= {"cause": cause} if cause and ended is not None else {}
         ending = Ending.of_document(document["exit"])
-        outcome = earlier.add_to(document, own, min(_EARLIER_RUNS_S, deadline - time.monotonic()))
+        outcome = earlier.add_to(
+            document, own, min(_EARLIER_RUNS_S, deadline - _KEEPING_S - time.monotonic())
+        )
         facts = [("ended", ending.words)] if ending.state == TERMINATED else []
         if answer is not None and answer.HasField("verdict"):
             # Shown here only: what is kept has no arguments, which may hold secrets.

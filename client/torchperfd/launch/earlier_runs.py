@@ -1,9 +1,12 @@
 """What a run has executed, and earlier runs of the same script: read at its end, on a thread of its own."""
 
 import hashlib
+import itertools
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_CANDIDATES: Final = 8
 """Earlier runs of the script that are read whole."""
+_MOST_WAIT_S: Final = 10.0
 _MOST_FILES: Final = 512
 _MOST_SOURCE_BYTES: Final = 16 << 20
 _DIGITS: Final = 16
@@ -34,7 +38,7 @@ _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{o
 
 
 class EarlierRuns:
-    """Reads them from its beginning on. A disk that hangs costs the comparison, and no more.
+    """Reads them on its thread, and compares. A disk that hangs costs the comparison, and no more.
 
     Args:
         options: Where runs are kept.
@@ -51,7 +55,10 @@ class EarlierRuns:
         self._arguments = arguments
         self._began = began
         self._source: dict[str, Any] | None = None
-        self._records: list[tuple[str, RunRecord]] = []
+        self._document: dict[str, Any] = {}
+        self._has_source = threading.Event()
+        self._is_complete = threading.Event()
+        self._outcome: PromiseOutcome | None = None
         self._thread = threading.Thread(target=self._read, name="torchperfd-earlier-runs", daemon=True)
         self._thread.start()
 
@@ -66,25 +73,33 @@ class EarlierRuns:
         Returns:
             The outcome; None without one, and where reading has taken longer.
         """
-        self._thread.join(max(0.0, seconds))
-        if self._thread.is_alive() or self._source is None:
-            return None
-        document["source"] = self._source
-        document["settings"] = settings_of(own)
-        outcome = None
-        with suppress(TorchperfdError, ArithmeticError, ValueError, TypeError, KeyError):
-            outcome = outcome_of(record_of(document), self._records)
+        deadline = time.monotonic() + max(0.0, seconds)
+        self._has_source.wait(max(0.0, seconds))
+        source = self._source
+        self._document = document | {"source": source, "settings": settings_of(own)}
+        self._is_complete.set()
+        if source is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        outcome = None if self._thread.is_alive() else self._outcome
+        document["source"], document["settings"] = source, self._document["settings"]
         document["promise"] = None if outcome is None else outcome.to_dict()
         return outcome
 
     def _read(self) -> None:
         with suppress(Exception):
-            source = source_document(self._script, self._arguments, self._began)
-            found = self._store.newest_with(script_marker(self._script), MOST_CANDIDATES, MOST_BYTES)
-            for run_id, content in found:
-                with suppress(TorchperfdError):
-                    self._records.append((run_id, read_record(content, run_id)))
-            self._source = source
+            self._source = source_document(self._script, self._arguments, self._began)
+            self._has_source.set()
+            records = self._records()
+            # Most often the newest one decides: it is read while the run's own report is made.
+            newest = [*itertools.islice(records, 1)]
+            if newest and self._is_complete.wait(_MOST_WAIT_S):
+                self._outcome = outcome_of(record_of(self._document), itertools.chain(newest, records))
+
+    def _records(self) -> Iterator[tuple[str, RunRecord]]:
+        marker = script_marker(self._script)
+        for run_id, content in self._store.newest_with(marker, MOST_CANDIDATES, MOST_BYTES):
+            with suppress(TorchperfdError):
+                yield run_id, read_record(content, run_id)
 
 
 def source_document(script: str, arguments: tuple[str, ...], began: float) -> dict[str, Any]:
