@@ -24,6 +24,8 @@ THREADED_SIZE: Final = 200_000
 """Elements of an operation that several threads share."""
 KEPT_FLOATS: Final = 4_096
 """What a step that keeps its graph adds to it."""
+CHECKED_PARTS: Final = 16
+"""Collectives of a step whose groups are checked."""
 GROWN_STEPS: Final = 200
 """Steps that grow are longer by the plan's seconds after so many."""
 
@@ -206,24 +208,25 @@ class _AnomalyDetection(Injection):
 class _DistributedDebug(Injection):
     """Collectives of a group that was made under TORCH_DISTRIBUTED_DEBUG=DETAIL are checked each time.
 
-    The gradients are reduced one by one. Without the fault they go over a group that is not checked.
+    The gradients are reduced in parts. Without the fault that is done over a group that is not checked. torch
+    2.13 crashes where it makes ``DistributedDataParallel`` on a checked group, so only this hook uses it.
     """
 
-    def prepare(self, model: nn.Module) -> None:
+    @classmethod
+    def before_groups(cls) -> None:
         set_debug_level(DebugLevel.OFF)
+
+    def prepare(self, model: nn.Module) -> None:
         self._unchecked = dist.new_group()
         set_debug_level(DebugLevel.DETAIL)
         self._checked = dist.new_group()
         assert isinstance(model, nn.parallel.DistributedDataParallel)
         model.register_comm_hook(None, self._reduce)
 
-    def group(self, metrics: dist.ProcessGroup) -> dist.ProcessGroup:
-        return metrics if self.strikes else self._unchecked
-
-    def _reduce(self, state: object, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
+    def _reduce(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         group = self._checked if self.strikes else self._unchecked
-        for gradient in bucket.gradients():
-            dist.all_reduce(gradient, group=group)
+        for part in bucket.buffer().chunk(CHECKED_PARTS):
+            dist.all_reduce(part, group=group)
         reduced: torch.futures.Future[Tensor] = torch.futures.Future()
         reduced.set_result(bucket.buffer() / self.plan.ranks)
         return reduced

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from benchmarks.faults.catalog import (
     SIMULATED,
     USUAL_STEP_SECONDS,
@@ -62,6 +61,10 @@ class Injection:
         self._healthy_ns: list[int] = []
         self._lock = threading.Lock()  # the script's own, not torchperfd's: communication threads spend, too
 
+    @classmethod
+    def before_groups(cls) -> None:
+        """Prepare, before the process groups are made."""
+
     def prepare(self, model: nn.Module) -> None:
         """Prepare, before the first step."""
 
@@ -86,10 +89,6 @@ class Injection:
     def keeps_workers(self) -> bool:
         """Whether the workers of the epoch that begins are kept for the next one."""
         return True
-
-    def group(self, metrics: dist.ProcessGroup) -> dist.ProcessGroup:
-        """Return the group over which the metric is averaged."""
-        return metrics
 
     def compute(self) -> None:
         """The forward is under way."""

@@ -383,6 +383,11 @@ _INJECTIONS: Final[dict[str, type[Injection]]] = {
 }
 
 
+def kind_of(plan: Plan) -> type[Injection]:
+    """Return the kind of the plan's fault."""
+    return _INJECTIONS[plan.fault]
+
+
 def injection_of(plan: Plan, rank: int, directory: Path) -> Injection:
     """Return what the plan's fault does in a rank."""
-    return _INJECTIONS[plan.fault](plan, rank, directory)
+    return kind_of(plan)(plan, rank, directory)

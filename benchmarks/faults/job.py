@@ -27,7 +27,7 @@ from benchmarks.faults.catalog import (
     is_pipeline,
 )
 from benchmarks.faults.injection import Injection
-from benchmarks.faults.injections import injection_of
+from benchmarks.faults.injections import injection_of, kind_of
 from benchmarks.faults.journal import Journal
 from benchmarks.faults.models import CLASSES, FEATURES, Kernels, Pace, build
 from benchmarks.faults.pipeline import Pipeline
@@ -92,7 +92,7 @@ def average(metric: Tensor, injection: Injection, step: int, metrics: dist.Proce
     """Average a metric over the ranks, unless the fault has this rank do something else."""
     match injection.in_place_of_average(step):
         case "":
-            dist.all_reduce(metric, group=injection.group(metrics))
+            dist.all_reduce(metric, group=metrics)
         case "skipped collective":
             dist.barrier()  # hangs: skipped collective
         case "mismatched collective":
@@ -148,6 +148,7 @@ def main(plan: Plan, directory: Path, tool: str = "") -> None:
         traced, last = traceml.trace_step, plan.onset + STEPS_TO_TELL
     torch.set_num_threads(1)
     device = install() if plan.device == SIMULATED else None
+    kind_of(plan).before_groups()
     dist.init_process_group(BACKEND if device else "gloo", timeout=timedelta(seconds=600))
     rank = dist.get_rank()
     metrics = dist.new_group()

@@ -167,7 +167,9 @@ def write(directory: Path, trial: Trial, onset_unix: float, load: tuple[float, f
     """
     directory.mkdir(parents=True, exist_ok=True)
     plan = trial.plan
-    name = re.sub(r"[^a-z0-9]+", "-", f"{plan.device} {plan.fault} {plan.model} {plan.seed}".lower())
+    where = "busy " if plan.hogs else ""
+    words = f"{where}{plan.device} {plan.fault} {plan.model} {plan.seed}"
+    name = re.sub(r"[^a-z0-9]+", "-", words.lower())
     path = directory / f"{name}{ENDING}"
     head = {"trial": trial.to_dict(), "onset_unix": onset_unix, "load": load}
     with gzip.open(path, "wt") as file:
