@@ -17,6 +17,7 @@ LEAST_OPEN_SHARE: Final = 0.1
 MOST_ERROR: Final = 0.05
 """Beyond this error of the replay, as a share of the step, the parts are not certain."""
 REST: Final = "rest"
+_LEAST_REST: Final = 0.001
 _UNITS: Final = ((0.99949, 1.0, "s"), (0.99949e-3, 1e-3, "ms"), (0.0, 1e-6, "µs"))
 """The unit of a step and of its parts: the least step in seconds, the unit in seconds, and its name."""
 _WHOLE: Final = 50
@@ -167,13 +168,13 @@ class Account:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The parts that people read, the largest first, then the rest. They sum to the step."""
+        """The parts that people read, the largest first, then the rest. They sum to the step within 0.1 %."""
         return self._rows(self.parts)
 
     @property
     def hidden_rows(self) -> tuple[Row, ...]:
-        """The time beside the step, as :attr:`rows` has that of the step."""
-        return tuple(replace(row, is_hidden=True) for row in self._rows(self.hidden))
+        """The time beside the step, the largest first, without what is below the least shown share."""
+        return tuple(replace(row, is_hidden=True) for row in self._rows(self.hidden) if row.kind is not None)
 
     @property
     def has_more_than_phases(self) -> bool:
@@ -192,6 +193,8 @@ class Account:
         computing = Part(PartKind.COMPUTING, "", self.seconds(PartKind.COMPUTING))
         others = (part for part in self.parts if part.kind is not PartKind.COMPUTING)
         rows = sorted(self._rows((computing, *others)), key=lambda row: row.kind is not PartKind.COMPUTING)
+        # In few digits, a smaller rest is nothing.
+        rows = [row for row in rows if row.share >= LEAST_SHOWN_SHARE / 2]
         whole = self.step_seconds / unit
         shown = (f"{_number(row.seconds / unit, whole)} {row.words}" for row in rows)
         return f"of each {step}: {', '.join(shown)}"
@@ -226,15 +229,16 @@ class Account:
         return seconds / self.step_seconds if self.step_seconds > 0 else 0.0
 
     def _rows(self, parts: Iterable[Part]) -> tuple[Row, ...]:
-        found: dict[str, Row] = {}
+        found: dict[tuple[PartKind, str], Row] = {}
         for part in parts:
-            row = found.get(part.words) or Row(part.words, part.label, 0.0, 0.0, part.kind)
-            found[part.words] = self._with(row, part.seconds)
-        is_large = {row: row.share >= LEAST_SHOWN_SHARE for row in found.values()}
-        rest = sum(row.seconds for row, large in is_large.items() if not large)
-        rows = sorted((row for row, large in is_large.items() if large), key=lambda row: -row.seconds)
-        last = self._with(Row(REST, REST, 0.0, 0.0), rest)
-        return (*rows, *([last] if last.share >= LEAST_SHOWN_SHARE / 2 else []))
+            key = part.kind, part.words
+            row = found.get(key) or Row(part.words, part.label, 0.0, 0.0, part.kind)
+            found[key] = self._with(row, part.seconds)
+        large = [row for row in found.values() if row.share >= LEAST_SHOWN_SHARE]
+        small = [row.seconds for row in found.values() if row.share < LEAST_SHOWN_SHARE]
+        rest = self._with(Row(REST, REST, 0.0, 0.0), sum(small))
+        large.sort(key=lambda row: -row.seconds)
+        return (*large, *([rest] if rest.share >= _LEAST_REST else []))
 
     def _with(self, row: Row, seconds: float) -> Row:
         summed = row.seconds + seconds

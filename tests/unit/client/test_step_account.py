@@ -1,6 +1,8 @@
 """The account of a step: its words, its rows, and what carries it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.accounts import uneven_account, with_account
 
 from torchperfd.launch.verdict_document import verdict_document
@@ -68,6 +70,24 @@ def test_rows_sum_to_the_step_with_small_parts_as_rest() -> None:
     [hidden] = account.hidden_rows
     assert hidden.is_hidden
     assert hidden.seconds == 0.0031
+
+
+KINDS = st.sampled_from([*PartKind])
+PARTS = st.builds(
+    Part, KINDS, st.sampled_from(["", "forward", "data"]), st.floats(0, 10, allow_subnormal=False)
+)
+
+
+@given(st.lists(PARTS, min_size=1, max_size=40))
+def test_rows_of_any_account_sum_to_its_step(parts: list[Part]) -> None:
+    step = sum(part.seconds for part in parts)
+    account = Account(step, step, tuple(parts), tuple(parts))
+    assert sum(row.seconds for row in account.rows) == pytest.approx(step, rel=1e-3)
+    assert all(row.seconds >= 0 for row in (*account.rows, *account.hidden_rows))
+    message = control_pb2.Verdict()
+    account.fill_message(message.account)
+    assert Account.of_verdict(message) == account
+    assert account.words.startswith("of each ")
 
 
 def test_rows_sum_parts_of_the_same_words() -> None:
