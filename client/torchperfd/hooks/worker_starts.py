@@ -1,5 +1,6 @@
 """The workers of a DataLoader as its iterator sees them: their starts, and one that holds the others up."""
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any, Final
 _REMEMBERED: Final = 32
 _LEAST_SAMPLES: Final = 8
 _MOST_OF: Final = 0.75
+_DEVIATIONS: Final = 3.0
+"""By so many standard deviations of equal workers one of them stands out."""
 
 
 class WorkerStarts:
@@ -72,13 +75,16 @@ class FirstDraw:
 
 
 class SlowWorker:
-    """Samples for which worker finished batches of the others wait, about once a second.
+    """Samples for which worker the others wait, about once a second.
 
-    Batches are delivered in order: the training thread waits for one, and keeps those that came earlier.
+    Batches are delivered in order: the training thread waits for one, and keeps those that came earlier. The
+    others wait if they have finished all that was asked of them meanwhile. In a loader whose workers are
+    equally fast, they are at work on the next batches then.
     """
 
     def __init__(self) -> None:
         self._awaited: deque[int] = deque(maxlen=_REMEMBERED)
+        self._workers = 0
 
     def clear(self) -> None:
         """Forget the samples: they are of another loader."""
@@ -89,20 +95,29 @@ class SlowWorker:
         try:
             tasks = dict(iterator._task_info)
             awaited = tasks.get(iterator._rcvd_idx)
+            self._workers = iterator._num_workers
         except (AttributeError, RuntimeError):  # another torch, or changed meanwhile
             return
         # A task is its worker's number, and with that the batch once it was received.
-        if awaited is not None and len(awaited) == 1 and any(len(task) > 1 for task in tasks.values()):
+        unfinished = {task[0] for task in tasks.values() if len(task) == 1}
+        if (
+            awaited is not None
+            and unfinished == {awaited[0]}
+            and len(tasks) > sum(task[0] == awaited[0] for task in tasks.values())
+        ):
             self._awaited.append(int(awaited[0]))
 
     @property
     def number(self) -> int | None:
-        """The worker for which the others' batches wait most often; None if none stands out."""
+        """The worker for which the others wait most often; None if none stands out."""
         samples = Counter(self._awaited)
-        if samples.total() < _LEAST_SAMPLES:
+        total = samples.total()
+        if total < _LEAST_SAMPLES:
             return None
         worker, times = samples.most_common(1)[0]
-        return worker if times >= _MOST_OF * samples.total() else None
+        by_chance = 1 / max(2, self._workers)
+        least = total * by_chance + _DEVIATIONS * math.sqrt(total * by_chance * (1 - by_chance))
+        return worker if times >= max(_MOST_OF * total, least) else None
 
 
 def has_all_indices(iterator: Any) -> bool:

@@ -1,14 +1,25 @@
 """How a loader is used: sampled draws of a loader made up, and of torch's own."""
 
 import os
+import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    get_worker_info,
+)
 
 from torchperfd.hooks.loader_use import LoaderSampler, describe_loader
 from torchperfd.hooks.worker_starts import SlowWorker, WorkerStarts, has_all_indices
@@ -271,15 +282,69 @@ def test_starts_leave_validation_and_exceptions_alone() -> None:
 def test_slow_worker_is_the_one_that_is_awaited(awaited: list[int], number: int | None) -> None:
     slow = SlowWorker()
     for worker in awaited:
-        tasks = {7: (worker,), 8: ((worker + 1) % 4, "batch"), 9: (0,)}
-        slow.observe(SimpleNamespace(_task_info=tasks, _rcvd_idx=7))
-    # Nothing waits for these: no batch of another worker is there.
-    for _ in range(9):
-        slow.observe(SimpleNamespace(_task_info={7: (1,), 8: (2,)}, _rcvd_idx=7))
+        tasks = {7: (worker,), 8: ((worker + 1) % 4, "batch"), 11: (worker,)}
+        slow.observe(SimpleNamespace(_task_info=tasks, _rcvd_idx=7, _num_workers=4))
+    # Another worker is at work as well, or nothing of the others is there.
+    quiet: list[dict[int, tuple[int, ...] | tuple[int, str]]] = [
+        {7: (1,), 8: (2,)},
+        {7: (1,), 8: (2, "batch"), 9: (0,)},
+        {7: (1,)},
+        {8: (1,), 9: (2, "batch")},
+    ]
+    for others in quiet:
+        for _ in range(9):
+            slow.observe(SimpleNamespace(_task_info=others, _rcvd_idx=7, _num_workers=4))
     slow.observe(SimpleNamespace())
     assert slow.number == number
     slow.clear()
     assert slow.number is None
+
+
+def test_one_of_two_equal_workers_does_not_stand_out_by_chance() -> None:
+    slow = SlowWorker()
+    for worker in [0] * 7 + [1]:
+        tasks = {7: (worker,), 8: (1 - worker, "batch")}
+        slow.observe(SimpleNamespace(_task_info=tasks, _rcvd_idx=7, _num_workers=2))
+    assert slow.number is None
+
+
+class Slowed(Dataset[int]):
+    """Items of which one worker's take longer."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        info = get_worker_info()
+        time.sleep(0.03 if info is not None and info.id == 1 else 0.001)
+        return index
+
+
+class SlowedStream(IterableDataset[int]):
+    """The same as a stream."""
+
+    def __iter__(self) -> Generator[int]:
+        yield from (Slowed()[index] for index in range(1000))
+
+
+@pytest.mark.parametrize("dataset", [Slowed(), SlowedStream()], ids=["items", "stream"])
+def test_slow_worker_of_a_real_loader_is_found(dataset: Dataset[int]) -> None:
+    slow, has_ended = SlowWorker(), threading.Event()
+    batches = iter(DataLoader(dataset, batch_size=2, num_workers=3))
+
+    def observe() -> None:
+        while not has_ended.wait(0.01):
+            slow.observe(batches)
+
+    watching = threading.Thread(target=observe)
+    watching.start()
+    try:
+        for _ in range(40):
+            next(batches)
+    finally:
+        has_ended.set()
+        watching.join()
+    assert slow.number == 1
 
 
 @pytest.mark.parametrize(("outstanding", "has_all"), [(4, False), (3, False), (2, True), (0, True)])
