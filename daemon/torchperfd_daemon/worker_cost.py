@@ -6,20 +6,23 @@ plain shared memory takes the same way, and the same time, without torch.
 
 import contextlib
 import fcntl
+import functools
 import json
 import math
 import mmap
 import multiprocessing
 import os
+import platform
 import secrets
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, Final
@@ -40,8 +43,12 @@ _MOST_FILE_BYTES: Final = 4096
 _LONGEST_S: Final = 0.1
 # On a busier machine the measuring process waited for a CPU for more than this share of the time.
 _LOADED: Final = 0.05
-_LOADED_KEPT_S: Final = 600.0
-_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+# Below these nothing else wants the CPUs: of the time in which any task waits for one, else the load per CPU.
+_QUIET_PERCENT: Final = 5.0
+_QUIET_LOAD: Final = 0.5
+_PRESSURE: Final = Path("/proc/pressure/cpu")
+_MACHINE_ID: Final = Path("/etc/machine-id")
+_CPUINFO: Final = Path("/proc/cpuinfo")
 
 
 class MachineCost:
@@ -71,23 +78,48 @@ THIS_MACHINE: Final = MachineCost()
 """That of the daemon."""
 
 
-def of_this_machine(path: Path | None = None) -> WorkerCost:
-    """Return the cost on this machine, measured if it was not yet.
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A measurement: whether the machine was busy then, and the cost."""
 
-    A process of low priority does not measure, because the result would reflect the priority.
+    loaded: bool
+    cost: WorkerCost
+
+
+def of_this_machine(path: Path | None = None) -> WorkerCost:
+    """Return the cost on this machine, measured if it never was.
+
+    What was measured while the machine was busy is measured again, but only once it is quiet. So advice does
+    not change with the load. A process of low priority does not measure, because the result would reflect the
+    priority.
 
     Args:
         path: Where it is kept; that of the user's cache when None.
     """
     path = path or cache_path()
-    known = _read(path)
-    if known is None and os.getpriority(os.PRIO_PROCESS, 0) <= 0:
+    kept = _read(path)
+    if _is_due(kept) and os.getpriority(os.PRIO_PROCESS, 0) <= 0:
         with _alone(path):
-            known = _read(path)
-            if known is None and (measured := measure_in_process()) is not None:
-                known, loaded = measured
-                _write(path, known, time.time() + _LOADED_KEPT_S if loaded else None)
-    return known or UNMEASURED_COST
+            kept = _read(path)
+            if _is_due(kept) and (measured := measure_in_process()) is not None:
+                cost, loaded = measured
+                if kept is None or not loaded:
+                    kept = _Kept(loaded, cost)
+                    _write(path, kept)
+    return kept.cost if kept is not None else UNMEASURED_COST
+
+
+def _is_due(kept: _Kept | None) -> bool:
+    return kept is None or (kept.loaded and is_quiet())
+
+
+def is_quiet() -> bool:
+    """Return whether hardly anything on this machine waits for a CPU now; False where that is unknown."""
+    try:
+        words = _PRESSURE.read_text().split()
+        return float(words[1].removeprefix("avg10=")) < _QUIET_PERCENT
+    except (OSError, ValueError, IndexError):
+        return os.getloadavg()[0] < _QUIET_LOAD * (os.cpu_count() or 1)
 
 
 @contextlib.contextmanager
@@ -108,7 +140,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def cache_path() -> Path:
-    """Return where the cost is kept, of this boot of the machine."""
+    """Return where the cost is kept, of this machine."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (
         (Path(base) if base.startswith("/") else Path("~/.cache").expanduser())
@@ -117,22 +149,20 @@ def cache_path() -> Path:
     )
 
 
-def _read(path: Path) -> WorkerCost | None:
-    """Return the cost that a file has, None where it has none for this boot, or for another reason."""
+def _read(path: Path) -> _Kept | None:
+    """Return what a file has, None where it has no cost of this machine, or for another reason."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             found = json.loads(file.read(_MOST_FILE_BYTES))
-        if found["boot"] != _boot() or (found["until"] is not None and time.time() >= float(found["until"])):
-            return None
-        return _parsed(found["cost"])
+        return _Kept(bool(found["loaded"]), _parsed(found["cost"])) if found["machine"] == machine() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(path: Path, cost: WorkerCost, until: float | None) -> None:
-    """Keep the cost in a file, until a time; where that cannot be written it is measured again next time."""
-    text = json.dumps({"boot": _boot(), "until": until, "cost": asdict(cost)})
+def _write(path: Path, kept: _Kept) -> None:
+    """Keep the cost in a file; where that cannot be written it is measured again next time."""
+    text = json.dumps({"machine": machine(), "loaded": kept.loaded, "cost": asdict(kept.cost)})
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -273,10 +303,26 @@ def _parsed(found: dict[str, float]) -> WorkerCost:
     return WorkerCost(**parts)
 
 
-def _boot() -> str:
+@functools.cache
+def machine() -> str:
+    """Return what tells this machine from others: its id, else its name, its processor, and its CPUs."""
+    identity = _first_line(_MACHINE_ID) or socket.gethostname()
+    return f"{identity} {_model()} {os.cpu_count()}"
+
+
+def _model() -> str:
     try:
-        return _BOOT.read_text().strip()
+        lines = _CPUINFO.read_text().splitlines()
     except OSError:
+        return platform.machine()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
         return ""
 
 

@@ -2,8 +2,7 @@
 
 import json
 import os
-import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -63,29 +62,51 @@ def test_worker_cost_impossible_figures_are_not_read(
     assert len(measured) == 2
 
 
-def test_worker_cost_of_another_boot_is_measured_again(tmp_path: Path, measured: list[int]) -> None:
+def test_worker_cost_of_another_machine_is_measured_again(tmp_path: Path, measured: list[int]) -> None:
     path = tmp_path / "cost.json"
     worker_cost.of_this_machine(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"boot": "another"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
     worker_cost.of_this_machine(path)
     assert len(measured) == 2
 
 
-def test_worker_cost_of_a_loaded_machine_is_kept_a_while(
+def test_worker_cost_of_a_busy_machine_is_kept_until_quiet(
     tmp_path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 1e9
-    monkeypatch.setattr(time, "time", lambda: now)
+    """Load never changes it: not the first measurement, nor one that became busy while it was made."""
     loaded = WorkerCost(2e-3, 2e-3, 1e-9, 1e-3, 1e-3, 1e-9)
-    monkeypatch.setattr(worker_cost, "measure_in_process", lambda: (loaded, True))
+    other = replace(loaded, receive=5e-3)
     path = tmp_path / "cost.json"
-    assert worker_cost.of_this_machine(path) == loaded
-    monkeypatch.setattr(worker_cost, "measure_in_process", lambda: (COST, False))
-    assert worker_cost.of_this_machine(path) == loaded
-    now += 601
-    assert worker_cost.of_this_machine(path) == COST
-    now += 1e6
-    assert worker_cost.of_this_machine(path) == COST
+    for is_quiet, found, kept in (
+        (False, (loaded, True), loaded),
+        (False, (other, True), loaded),
+        (True, (other, True), loaded),
+        (True, (COST, False), COST),
+        (True, (other, False), COST),
+    ):
+        monkeypatch.setattr(worker_cost, "is_quiet", lambda is_quiet=is_quiet: is_quiet)
+        monkeypatch.setattr(worker_cost, "measure_in_process", lambda found=found: found)
+        assert worker_cost.of_this_machine(path) == kept
+
+
+@pytest.mark.parametrize(
+    ("pressure", "load", "expected"),
+    [
+        ("some avg10=0.40 avg60=9.00 avg300=9.00 total=1", 30.0, True),
+        ("some avg10=35.10 avg60=9.00 avg300=9.00 total=1", 0.0, False),
+        ("", 0.1, True),
+        (None, 400.0, False),
+    ],
+)
+def test_machine_is_quiet_if_nothing_waits_for_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pressure: str | None, load: float, *, expected: bool
+) -> None:
+    path = tmp_path / "cpu"
+    if pressure is not None:
+        path.write_text(pressure)
+    monkeypatch.setattr(worker_cost, "_PRESSURE", path)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    assert worker_cost.is_quiet() is expected
 
 
 def test_worker_cost_link_in_the_cache_is_not_followed(tmp_path: Path, measured: list[int]) -> None:
