@@ -1,29 +1,29 @@
 """Publishes a verdict only after several samples agree, and withdraws it only after several without it."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS
+from torchperfd_daemon.observer.held_figures import HeldFigures
 
 LEAST_FINDINGS_WITH_ONSET: Final = 2
 """A verdict with an onset is published sooner, since onset detection has confirmed that it lasts."""
 _REPLACES_ABOVE: Final = 1.25
 """Another verdict replaces the first one only if its share of the step is this many times as large."""
 
-# A setting whose step is shorter by a fifth replaces the one that was advised before.
-_CLEARLY_BETTER: Final = 0.8
-_NUMBER: Final = re.compile(r"\d+")
-
 
 @dataclass(slots=True)
 class _Candidate:
-    verdict: Verdict
+    figures: HeldFigures
     found: int = 0
     missed: int = 0
     published: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.figures.verdict
 
 
 class VerdictDebouncer:
@@ -45,8 +45,9 @@ class VerdictDebouncer:
         for candidate in self._candidates.values():
             candidate.missed += 1
         for verdict in found:
-            candidate = self._candidates.setdefault((verdict.cause, verdict.rank), _Candidate(verdict))
-            candidate.verdict = _with_settled_fix(candidate.verdict, verdict)
+            key = verdict.cause, verdict.rank
+            candidate = self._candidates.setdefault(key, _Candidate(HeldFigures(verdict)))
+            candidate.figures.update(verdict)
             candidate.found = candidate.found + 1 if candidate.missed == 1 or not candidate.found else 1
             candidate.missed = 0
             candidate.published = candidate.published or candidate.found >= (
@@ -73,32 +74,6 @@ class VerdictDebouncer:
     def _weight(self, verdict: Verdict, first: Verdict | None) -> float:
         is_first = first is not None and _same(verdict, first)
         return verdict.share * (_REPLACES_ABOVE if is_first else 1.0)
-
-
-def _with_settled_fix(before: Verdict, verdict: Verdict) -> Verdict:
-    """Return a verdict with the fix of the sample before, unless the new number in it is clearly better.
-
-    A step that is measured anew each second would change the advised number of workers each second.
-    """
-    if before.fix == verdict.fix or not (_promises(before) and _promises(verdict)):
-        return verdict
-    if _NUMBER.sub("", _setting(before.fix)) != _NUMBER.sub("", _setting(verdict.fix)):
-        return verdict
-    was_left = 1 - before.saves_seconds / before.step_seconds
-    is_left = 1 - verdict.saves_seconds / verdict.step_seconds
-    if is_left < _CLEARLY_BETTER * was_left:
-        return verdict
-    saves = min((1 - was_left) * verdict.step_seconds, verdict.cost_seconds_per_step)
-    return replace(verdict, fix=before.fix, saves_seconds=saves)
-
-
-def _promises(verdict: Verdict) -> bool:
-    return 0 < verdict.saves_seconds < verdict.step_seconds
-
-
-def _setting(fix: str) -> str:
-    """Return the setting of a fix, without the remark on its assumptions."""
-    return fix.partition(") (")[0]
 
 
 def _one_of_each_cause(candidates: Sequence[_Candidate]) -> list[Verdict]:

@@ -1,0 +1,92 @@
+"""Holds the figures of a verdict until they change beyond their own error. Pure.
+
+The cost of a steady loop differs from window to window. A verdict that followed each window would show
+another figure each second, and each reader of it another one.
+"""
+
+import re
+import statistics
+from collections import deque
+from dataclasses import replace
+from typing import Final
+
+from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.diagnosis.windows import WINDOW_SAMPLES
+
+_ERRORS: Final = 5.0
+"""Figures change if they differ by more than so many standard deviations of a window's."""
+_LEAST: Final = 0.01
+"""Smaller changes than this part of the step are none."""
+_REMEMBERED: Final = 12 * WINDOW_SAMPLES
+_TO_DEVIATION: Final = 1.4826 / 2**0.5
+"""A median of absolute differences between two windows, times this, is the standard deviation of one."""
+_NUMBER: Final = re.compile(r"[\d.,]+")
+
+
+class HeldFigures:
+    """The verdict on one cause, with figures that are held.
+
+    Its cost, its step and what its fix saves are those of one window. They are replaced by those of the
+    newest window if these differ by more than windows of this run do, and once when the first whole window is
+    there. The evidence is renewed after each window, and at once when it says something else.
+
+    Attributes:
+        verdict: As it is published.
+    """
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self._figures: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
+        self._found = 0
+        self._renewed = 0
+
+    def update(self, newest: Verdict) -> None:
+        """Add the verdict of a window; windows overlap."""
+        self._found += 1
+        self._figures.append(_figures(newest))
+        held = self.verdict
+        is_whole = self._found == WINDOW_SAMPLES
+        if is_whole or self._has_changed(newest) or not newest.step_seconds:
+            self.verdict, self._renewed = newest, self._found
+        elif _words(newest) != _words(held) or self._found - self._renewed >= WINDOW_SAMPLES:
+            figures = replace(
+                newest,
+                cost_seconds_per_step=held.cost_seconds_per_step,
+                step_seconds=held.step_seconds,
+            )
+            saves = held.saves_seconds if newest.fix == held.fix else newest.saves_seconds
+            self.verdict = replace(figures, saves_seconds=min(saves, held.cost_seconds_per_step))
+            self._renewed = self._found
+
+    def _has_changed(self, newest: Verdict) -> bool:
+        """Return whether a figure differs from the held one by more than windows differ by chance."""
+        rows = [*self._figures]
+        for column, (now, held) in enumerate(zip(_figures(newest), _figures(self.verdict), strict=True)):
+            # Windows that do not overlap, so that their difference has the error of both.
+            pairs = zip(rows, rows[WINDOW_SAMPLES:], strict=False)
+            apart = [abs(later[column] - earlier[column]) for earlier, later in pairs]
+            deviation = _TO_DEVIATION * statistics.median(apart) if apart else 0.0
+            if abs(now - held) > max(_LEAST * (held if column else 1.0), _ERRORS * deviation):
+                return True
+        return False
+
+
+def _figures(verdict: Verdict) -> tuple[float, float]:
+    """Return the cost as a part of the step, and the step in seconds."""
+    return verdict.share, verdict.step_seconds
+
+
+def _words(verdict: Verdict) -> tuple[object, ...]:
+    """Return what a verdict says besides its figures."""
+    line = verdict.line.words if verdict.line else ""
+    return (
+        _NUMBER.sub("", verdict.evidence),
+        verdict.fix,
+        verdict.phase,
+        verdict.node,
+        verdict.onset_step,
+        verdict.has_grown,
+        verdict.next_command,
+        verdict.unseen_ranks,
+        _NUMBER.sub("", line),
+    )
