@@ -196,6 +196,11 @@ class LoaderSampler:
         self._read_settings()
         self._ended = (time.perf_counter_ns(), time.process_time_ns(), *before)
 
+    @property
+    def workers(self) -> int:
+        """Worker processes of the training loader; 0 without, or before a draw was sampled."""
+        return self._workers
+
     def _size(self, batch: Any) -> tuple[int, int]:
         """Return how many tensors a batch holds, and of how many bytes; of plain ones in plain containers."""
         tensors = size = 0

@@ -166,6 +166,7 @@ class Flusher:
         totals = self.totals.copy()
         drained = self._replay.drain(again=again)
         totals.add(drained)
+        self._counters.add_steps(drained)
         self._counters.fill(totals, samples=not extra)
         self.totals = totals
         self._pace.add(drained)

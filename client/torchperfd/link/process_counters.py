@@ -1,6 +1,6 @@
 """Process counters: the parts of the totals that do not come from steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torchperfd.coordinates import Coordinate
@@ -16,8 +16,10 @@ from torchperfd.hooks.script_collectives import ScriptCollectives
 from torchperfd.host_memory import read_host_memory
 from torchperfd.process_settings import UNBOUND, ProcessSettings
 from torchperfd.steps.cpus import available_cpus
+from torchperfd.steps.epoch_starts import EpochStarts
 from torchperfd.steps.phases import DATA
 from torchperfd.steps.replay import Replay
+from torchperfd.steps.step_batch import StepBatch
 from torchperfd.steps.totals import GcTotals, PhaseTotals, Totals
 
 
@@ -64,6 +66,7 @@ class ProcessCounters:
         self._settings = settings
         self._script_collectives = script_collectives
         self._cpus = 0.0
+        self._epoch_starts = EpochStarts()
         self._hooks = hooks
         self._coordinates = coordinates
 
@@ -91,7 +94,7 @@ class ProcessCounters:
         totals.ready = loop.ready if loop.ready >= 0 else None
         totals.train.tokens, totals.warmup.tokens = loop.tokens, loop.warmup_tokens
         epochs = self._replay.epochs
-        totals.epoch_starts = replace(epochs.starts)
+        totals.epoch_starts = replace(self._epoch_starts.totals)
         totals.epoch = replace(epochs.epoch)
         totals.train_pass = replace(epochs.train)
         totals.validate_pass = replace(epochs.validate)
@@ -116,6 +119,13 @@ class ProcessCounters:
             phase = totals.of(spent.kind).phases[spent.phase]
             phase.device_ns += spent.ns
             phase.device_calls += spent.calls
+
+    def add_steps(self, drained: Sequence[StepBatch]) -> None:
+        """Add the steps that were drained just now, ahead of :meth:`fill`."""
+        begun = self._replay.epochs.begun
+        count = len(begun)
+        self._epoch_starts.add(drained, begun[:count], self._loader.workers)
+        del begun[:count]
 
     def fill_loader(self, totals: Totals) -> None:
         """Bring what is known of the loader up to date, and what is sampled beside it."""

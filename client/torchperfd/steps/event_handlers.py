@@ -32,7 +32,7 @@ class EventHandlers:
         handlers: dict[int, Callable[[int], None]] = {
             codes.DRAW: self._draw,
             codes.CLOSURE_DRAW: lambda _: loop.closure_draw_begin(),
-            codes.DRAWN: self._drawn,
+            codes.DRAWN: loop.draw_end,
             codes.EXHAUSTED: self._exhausted,
             codes.FORWARD: lambda _: loop.forward_begin(True),
             codes.EVALUATE: self._evaluate,
@@ -55,7 +55,7 @@ class EventHandlers:
             codes.STEP: lambda samples: loop.client_step(samples),
             codes.SAMPLES: loop.count,
             codes.OUTER_DRAW: self._draw,
-            codes.OUTER_DRAWN: self._drawn,
+            codes.OUTER_DRAWN: loop.draw_end,
             codes.BETWEEN: lambda _: loop.finish(),
             codes.ADOPT: self._adopt,
             codes.ABANDON: lambda _: self.abandon(),
@@ -89,11 +89,6 @@ class EventHandlers:
         )
         if outermost and iterator:
             self._epochs.draw(iterator, self._clock.now, loop.train_steps, loop.validate_steps)
-
-    def _drawn(self, samples: int) -> None:
-        self._loop.draw_end(samples)
-        if self._epochs.is_starting and not self._recorder.inside(DATA):
-            self._epochs.drawn(self._clock.now)
 
     def _exhausted(self, iterator: int) -> None:
         loop = self._loop

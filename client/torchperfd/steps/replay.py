@@ -25,7 +25,6 @@ from torchperfd.steps.templates import StepTemplates, TemplateRecorder
 
 _EVENT_BYTES: Final = calcsize(codes.EVENT_FORMAT)
 _SLICE: Final = 512 * _EVENT_BYTES
-_MOST_BEFORE_BATCH: Final = 4
 _MAX_UNKNOWN_STEPS: Final = 4
 """After this many steps without a template the rest of the buffer is handled event by event."""
 
@@ -123,7 +122,7 @@ class Replay:
         """Catch up, and take all steps that have ended."""
         with self._lock:
             self.catch_up(again=again)
-            self.epochs.count_starts(self.loop.train_steps)
+            self.epochs.find_begun(self.loop.train_steps)
             return self.recorder.drain()
 
     def watch(self, watcher: StepWatcher) -> None:
@@ -172,7 +171,7 @@ class Replay:
             self._read()
             try:
                 self.loop.finish()
-                self.epochs.count_starts(self.loop.train_steps)
+                self.epochs.find_begun(self.loop.train_steps)
                 self.epochs.finish()
             except Exception as error:
                 if is_from_script(error):
@@ -251,8 +250,6 @@ class Replay:
         """Read while steps go as those before; return up to where, and whether another has begun there."""
         position, patience = 0, _MAX_UNKNOWN_STEPS
         while position < len(events) and patience and not self._given_up:
-            if self.epochs.is_starting:
-                self._note_first_batch(events[position:])
             repeated, begun = self._step_templates.repeat(events[position:], self._newest)
             if repeated:
                 position, patience = position + repeated, _MAX_UNKNOWN_STEPS
@@ -267,13 +264,6 @@ class Replay:
                 with self._step_templates.learn() as learning:
                     position += self._handle(events[position:], learning, to_edge=True)
         return position, False
-
-    def _note_first_batch(self, events: "memoryview[int]") -> None:
-        """Note when the first batch of a pass has come: a template starts between its draw and the batch."""
-        for now, word in iter_unpack(codes.EVENT_FORMAT, events[: _MOST_BEFORE_BATCH * _EVENT_BYTES]):
-            if word & codes.CODE_MASK == codes.DRAWN:
-                self.epochs.drawn(now)
-                return
 
     def _handle(
         self, events: "memoryview[int]", learning: TemplateRecorder | None = None, *, to_edge: bool = False

@@ -191,7 +191,8 @@ class Totals:
         cpus: How many CPUs the process may use; None if unknown.
         binding: To how many CPUs the process is bound, if these are fewer than its share.
         switches: Debugging switches that are on, as they are written.
-        epoch_starts: First draws of training passes, without the first pass.
+        epoch_starts: Waits for the first batches of training passes beyond the usual wait; without the first
+            pass.
         collect_calls: The lines whose calls of ``gc.collect()`` within training took longest.
         script_collectives: The lines whose own collectives took longest.
         graph_limit: A function that torch.compile has given up on, with its place; empty for none.

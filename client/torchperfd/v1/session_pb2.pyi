@@ -707,7 +707,7 @@ class Account(google.protobuf.message.Message):
 
     @property
     def epoch_starts(self) -> global___PhaseAccount:
-        """first draws of training passes, without the first pass"""
+        """Waits for the first batches of training passes beyond the usual wait; without the first pass."""
 
     @property
     def collect_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedLine]:

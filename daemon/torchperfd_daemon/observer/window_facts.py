@@ -12,7 +12,6 @@ from torchperfd_daemon.store import GcTotal, PhaseTotal, Totals
 
 _WAIT: Final = "collective_wait"
 _DATA: Final = "data"
-_NOTHING: Final = PhaseTotal()
 _LEAST_STARTS: Final = 2
 
 
@@ -74,16 +73,12 @@ def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -
 
 
 def _epoch_start_seconds(now: Totals) -> float:
-    """Return the wait for first batches beyond the usual wait, spread over the steps of the whole run.
+    """Return the waits for first batches, spread over the steps of the whole run.
 
     A window has few of them, and by chance one more or less.
     """
-    starts, data = now.epoch_starts, now.train.phases.get(_DATA, _NOTHING)
-    others = data.calls - starts.calls
-    if starts.calls < _LEAST_STARTS or others <= 0:
-        return 0.0
-    usual = max(0.0, data.ns - starts.ns) / others
-    return max(0.0, starts.ns - starts.calls * usual) / now.train.steps / 1e9
+    starts = now.epoch_starts
+    return starts.ns / now.train.steps / 1e9 if starts.calls >= _LEAST_STARTS else 0.0
 
 
 def _since(before: Sequence[TimedLine], now: Sequence[TimedLine]) -> tuple[PhaseTotal, TimedLine | None]:

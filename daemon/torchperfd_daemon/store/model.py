@@ -201,7 +201,7 @@ class Totals:
     switches: tuple[str, ...] = ()
     """Debugging switches that are on, as they are written."""
     epoch_starts: PhaseTotal = PhaseTotal()
-    """First draws of training passes, without the first pass."""
+    """Waits for the first batches of training passes beyond the usual wait; without the first pass."""
     collect_calls: tuple[TimedLine, ...] = ()
     """The lines whose calls of ``gc.collect()`` within training took longest."""
     script_collectives: tuple[TimedLine, ...] = ()

@@ -88,34 +88,33 @@ def test_whatever_is_drawn_times_are_never_negative(
     assert passes.epoch.ns <= now
 
 
-def test_starts_of_training_passes_are_timed_but_the_first() -> None:
+def test_steps_with_which_training_passes_begin_are_found() -> None:
     passes = EpochTracker()
     for epoch in range(3):
         began = 1000 * epoch
-        passes.draw(TRAIN, began, 5 * epoch, 0)
-        passes.drawn(began + 300 + epoch)
-        passes.draw(TRAIN, began + 400, 5 * epoch + 1, 0)
-        passes.count_starts(5 * epoch + 1)
-        passes.count_starts(5 * epoch + 2)
-        passes.exhausted(TRAIN, began + 500, 5 * epoch + 5, 0)
-        passes.draw(VALIDATE, began + 600, 5 * epoch + 5, epoch)
-        passes.drawn(began + 900)
-        passes.exhausted(VALIDATE, began + 950, 5 * epoch + 5, epoch + 1)
-    assert (passes.starts.calls, passes.starts.ns) == (2, 301 + 302)
+        passes.draw(TRAIN, began, 5 * epoch, epoch)
+        passes.find_begun(5 * epoch)
+        passes.draw(TRAIN, began + 400, 5 * epoch + 1, epoch)
+        passes.find_begun(5 * epoch + 1)
+        passes.draw(VALIDATE, began + 450, 5 * epoch + 2, epoch)
+        passes.exhausted(VALIDATE, began + 460, 5 * epoch + 2, epoch + 1)
+        passes.find_begun(5 * epoch + 4)
+        passes.exhausted(TRAIN, began + 500, 5 * epoch + 5, epoch + 1)
+    assert passes.begun == [0, 5, 10]
 
 
-def test_starts_of_loops_that_are_left_early_are_timed() -> None:
+def test_loops_that_are_left_early_begin_with_their_step() -> None:
     """Another iterator may get the id of one that is gone."""
     passes = EpochTracker()
     for epoch in range(4):
         passes.draw(TRAIN, 1000 * epoch, 5 * epoch, 0)
-        passes.drawn(1000 * epoch + 200)
         passes.left(TRAIN, 5 * epoch + 5)
-    assert (passes.starts.calls, passes.starts.ns) == (3, 600)
+    assert passes.begun == [0, 5, 10, 15]
 
 
-def test_empty_pass_starts_nothing() -> None:
+def test_empty_pass_begins_no_step() -> None:
     passes = EpochTracker()
     passes.draw(TRAIN, 0, 0, 0)
     passes.exhausted(TRAIN, 10, 0, 0)
-    assert (passes.starts.calls, passes.is_starting) == (0, False)
+    passes.find_begun(7)
+    assert passes.begun == []

@@ -49,11 +49,12 @@ def test_calls_of_collect_are_named_by_their_line() -> None:
     assert (again.called_collection_seconds, again.collect_line) == (0.0, "")
 
 
-def test_starts_of_epochs_cost_what_exceeds_the_usual_wait() -> None:
+def test_starts_of_epochs_are_spread_over_all_steps() -> None:
     starts = PhaseTotal(10, 550_000_000)
     seen = facts(replace(NOW, epoch_starts=starts, loader=LoaderFacts(workers=2, starts=11)))
-    usual = (1_500_000_000 - 550_000_000) / 190
-    assert seen.epoch_start_seconds == pytest.approx((550_000_000 - 10 * usual) / 200 / 1e9)
+    assert seen.epoch_start_seconds == pytest.approx(0.55 / 200)
+    assert facts(replace(NOW, epoch_starts=PhaseTotal(10, 10**11))).epoch_start_seconds == 0.02
+    assert facts(replace(NOW, epoch_starts=PhaseTotal(1, 10**9))).epoch_start_seconds == 0.0
     assert seen.epoch_steps == pytest.approx(200 / 11)
     assert seen.workers_respawn
 
