@@ -81,7 +81,7 @@ BUSY: Final = (
 
 
 def _control(name: str, **more: Any) -> Fault:
-    return replace(Fault(name, Cause.NONE.value, onset_steps=(40, 60)), **more)
+    return replace(Fault(name, Cause.NONE.value, onset_steps=(25, 35)), **more)
 
 
 CONTROLS: Final = (
@@ -125,8 +125,8 @@ class Arm:
     hogs: int = 0
 
     def on(self, plan: Plan) -> Plan:
-        """Return a job as this arm runs it."""
-        return replace(plan, hogs=self.hogs)
+        """Return a job as this arm runs it: with half of the healthy steps where busy processes slow them."""
+        return replace(plan, hogs=self.hogs, onset=plan.onset // 2) if self.hogs else plan
 
 
 USUAL: Final = "faults"

@@ -85,7 +85,7 @@ def _answer(verdict: Verdict | None, after_onset: float) -> Answer:
 
 
 def trials(directory: Path, only: Sequence[str]) -> list[Trial]:
-    """Judge all recordings in a directory, printing a line for each.
+    """Judge all recordings in a directory, printing a line for each, with the machine's load at the time.
 
     Args:
         directory: Where they are.
@@ -96,5 +96,6 @@ def trials(directory: Path, only: Sequence[str]) -> list[Trial]:
     for recording in recordings.read_all(directory):
         if not only or any(part in recording.trial.plan.fault for part in only):
             made.append(judged(recording))
-            print(report.line(made[-1]))
+            before, after = recording.load
+            print(f"{report.line(made[-1])}  (load {before:.0f} to {after:.0f})")
     return made

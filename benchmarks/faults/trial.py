@@ -32,7 +32,7 @@ WATCH_SECONDS: Final = 13.0
 WATCH_HANG_SECONDS: Final = 20.0
 WATCH_SETTING_SECONDS: Final = 25.0
 """From the first step on, of which the start of training is a part."""
-WATCH_CONTROL_SECONDS: Final = 16.0
+WATCH_CONTROL_SECONDS: Final = 14.0
 """No run is called healthy before a window of samples is full."""
 QUICK_WATCH_SECONDS: Final = 8.0
 POLL_SECONDS: Final = 0.5
