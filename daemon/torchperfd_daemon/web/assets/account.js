@@ -11,14 +11,15 @@ export function accountCard({ account, card: { account_rows: rows } }) {
   const parts = rows.filter((row) => !row.is_hidden);
   const named = parts.map((row) => ({ name: `${row.words}: ${percent(row.share)}`, className: rowClass(row), value: row.seconds }));
   const swatch = (row) => (row.is_hidden ? null : element("i", { class: `swatch ${rowClass(row)}` }));
+  const hidden = parts.length < rows.length ? " What is hidden is beside the step and costs nothing." : "";
   const columns = [
     { name: "Part", class: "name", cell: (row) => element("span", {}, swatch(row), row.words) },
     { name: "Per step", numeric: true, cell: (row) => duration(row.seconds) },
-    { name: "Share", numeric: true, cell: (row) => (row.is_hidden ? "beside the step, costs nothing" : percent(row.share)) },
+    { name: "Share", numeric: true, cell: (row) => (row.is_hidden ? "hidden" : percent(row.share)) },
   ];
   return card(
     "Where a step goes",
-    { wide: true, note: `The parts sum to the mean step of the verdict's window, ${duration(whole)}.` },
+    { wide: true, note: `The parts sum to the mean step of the verdict's window, ${duration(whole)}.${hidden}` },
     partsBar(named, whole, `Parts of a step: ${named.map((part) => part.name).join(", ")}`),
     table("Parts of a step", columns, rows),
   );
