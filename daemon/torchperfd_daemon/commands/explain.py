@@ -23,11 +23,17 @@ _ITEM: Final = re.compile(r" *(?:- |\d+\. )")
 _LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 _ALIASES: Final[Mapping[str, Cause]] = {"healthy": Cause.NONE}
 """What screens call a cause."""
-_HOST: Final = (Cause.HOST_BOUND, Cause.CPU_CONTENTION, Cause.GARBAGE_COLLECTION)
+_HOST: Final = (
+    *(Cause.HOST_BOUND, Cause.CPU_CONTENTION, Cause.GARBAGE_COLLECTION),
+    *(Cause.TOO_MANY_THREADS, Cause.INTERPRETER_LOCK, Cause.DEBUG_SWITCH, Cause.GROWING_STEPS),
+)
 _OF_PHASES: Final[Mapping[str, tuple[Cause, ...]]] = {
-    "data": (Cause.INPUT_BOUND, Cause.SLOW_IO),
+    "data": (
+        *(Cause.INPUT_BOUND, Cause.SLOW_IO),
+        *(Cause.EPOCH_START, Cause.SLOW_WORKER, Cause.WORKER_OVERHEAD, Cause.CPU_AFFINITY),
+    ),
     "h2d": (Cause.SYNCHRONISATION,),
-    "collective_wait": (Cause.SLOW_RANK, Cause.COLLECTIVE),
+    "collective_wait": (*(Cause.SLOW_RANK, Cause.UNEVEN_WORK, Cause.SCRIPT_COLLECTIVES, Cause.COLLECTIVE),),
     "checkpoint": (Cause.CHECKPOINT,),
     "other": (Cause.SCRIPT_CODE, *_HOST),
 }
