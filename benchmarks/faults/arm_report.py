@@ -28,6 +28,7 @@ class ArmScore:
         costs: The share of right causes whose cost is as near to the true one as the arm wants.
         median_cost_error: Unsigned.
         blamed: Healthy jobs with a cause in their last answer.
+        cleared: Healthy jobs of which the last answer is that nothing is wrong.
         healthy: How many healthy jobs ran.
         green: Jobs with a fault of which the last answer is that nothing is wrong.
     """
@@ -39,6 +40,7 @@ class ArmScore:
     costs: float
     median_cost_error: float
     blamed: int
+    cleared: int
     healthy: int
     green: int
 
@@ -59,6 +61,7 @@ def score_arm(arm: Arm, trials: Sequence[Trial]) -> ArmScore:
         costs=_mean([error <= arm.cost_within for error in errors]),
         median_cost_error=statistics.median(errors) if errors else math.nan,
         blamed=sum(bool(trial.answers) and is_blamed(trial.answers[-1]) for trial in healthy),
+        cleared=sum(bool(trial.answers) and trial.answers[-1].cause == Cause.NONE.value for trial in healthy),
         healthy=len(healthy),
         green=sum(each.answered == Cause.NONE.value for each in faulty),
     )
@@ -78,6 +81,7 @@ def summary(title: str, arm: Arm, trials: Sequence[Trial]) -> str:
         (f"cost within {arm.cost_within:.0%}, of these", _percent(result.costs), "all"),
         ("median error of the cost", _percent(result.median_cost_error), ""),
         ("healthy jobs blamed", f"{result.blamed} of {result.healthy}", "0"),
+        ("healthy jobs answered none", f"{result.cleared} of {result.healthy}", ""),
         ("jobs with a fault, answered none", str(result.green), "0"),
     )
     lines = [f"{name:<34} {value:>8}   {wanted}".rstrip() for name, value, wanted in figures]

@@ -210,7 +210,7 @@ def test_arm_score_counts_what_its_bounds_are_about() -> None:
     assert (found.jobs, found.failed, found.healthy) == (6, 1, 3)
     assert found.right == pytest.approx(2 / 3)
     assert (found.culprits, found.costs) == (1.0, 0.5)
-    assert (found.blamed, found.green) == (1, 1)
+    assert (found.blamed, found.cleared, found.green) == (1, 1, 1)
     assert [text.split()[0] for text in arm_report.wrong(ARMS["causes"], found)] == ["67%", "50%", "1", "1"]
     busy_score = arm_report.score_arm(ARMS["busy"], trials[:1])
     assert (busy_score.costs, arm_report.wrong(ARMS["busy"], busy_score)) == (1.0, [])
