@@ -128,6 +128,8 @@ class Conclusion:
         outcome = earlier.add_to(
             document, own, min(_EARLIER_RUNS_S, deadline - _KEEPING_S - time.monotonic())
         )
+        if outcome is not None and outcome.words:
+            client.parts.flusher.announce_outcome(outcome.words)
         facts = [("ended", ending.words)] if ending.state == TERMINATED else []
         if answer is not None and answer.HasField("verdict"):
             # Shown here only: what is kept has no arguments, which may hold secrets.

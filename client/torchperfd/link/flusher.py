@@ -69,6 +69,7 @@ class Flusher:
         self.blocks = StepBlocks()
         self.reports_blocks = False
         self.failure = ""
+        self.outcome = ""
         self._replay = replay
         self._recorder = replay.recorder
         self._names = names
@@ -232,9 +233,19 @@ class Flusher:
         # Asked while the loop runs, which it does not yet when a script attaches.
         self._framework = self._framework or framework_around(self._replay.thread)
         change = session_pb2.StateChange(
-            state=session_pb2.RunState.ValueType(state), framework=self._framework, failure=self.failure
+            state=session_pb2.RunState.ValueType(state),
+            framework=self._framework,
+            failure=self.failure,
+            outcome=self.outcome,
         )
         self._outbox.put_newest("state", session_pb2.ClientMessage(state=change))
+
+    def announce_outcome(self, words: str) -> None:
+        """Tell the daemon what the run has made of the promise of an earlier one; the run has ended."""
+        from torchperfd.v1 import session_pb2
+
+        self.outcome = words
+        self.announce(session_pb2.RUN_STATE_FINISHED)
 
     def greet(self) -> None:
         """Bring a daemon that has just welcomed us up to date."""

@@ -11,6 +11,7 @@ from torchperfd.runs.values import number, text
 _ARGUMENT: Final = re.compile(r"\b\w+=[\w.]+")
 _CALL: Final = re.compile(r"[\w.]+\([^()]*\)")
 _ENDS: Final = re.compile(r"[;:,]| \(")
+_FILE: Final = ".py"
 _LONGEST_SETTING: Final = 60
 _SETTINGS: Final = {
     "num_workers": re.compile(r"\bnum_workers=(\d+)"),
@@ -101,8 +102,10 @@ def promises_of(verdict: Mapping[str, Any], step_seconds: float | None) -> tuple
 
 
 def short_fix(fix: str) -> str:
-    """Return the setting, the call or the first words of a fix."""
+    """Return the setting, the call or the first words of a fix; nothing that names a file.
+
+    Other users may read it, and may not see the script.
+    """
     found = _ARGUMENT.search(fix) or _CALL.match(fix)
-    if found is not None:
-        return found[0]
-    return _ENDS.split(fix, maxsplit=1)[0].strip()[:_LONGEST_SETTING]
+    words = found[0] if found is not None else _ENDS.split(fix, maxsplit=1)[0].strip()[:_LONGEST_SETTING]
+    return "" if _FILE in words else words

@@ -1233,19 +1233,23 @@ class StateChange(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     FRAMEWORK_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
     state: global___RunState.ValueType
     framework: builtins.str
     """whose loop it is (lightning, transformers …); empty for a plain one"""
     failure: builtins.str
     """the exception that ended the script, in one line; empty if none has"""
+    outcome: builtins.str
+    """what the run made of an earlier run's promise, in one line; empty without one"""
     def __init__(
         self,
         *,
         state: global___RunState.ValueType = ...,
         framework: builtins.str = ...,
         failure: builtins.str = ...,
+        outcome: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failure", b"failure", "framework", b"framework", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "framework", b"framework", "outcome", b"outcome", "state", b"state"]) -> None: ...
 
 global___StateChange = StateChange
 

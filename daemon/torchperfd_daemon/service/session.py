@@ -320,6 +320,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
             if message.state.failure and not rank.failure:
                 rank.failure = translate.reason(message.state.failure)
                 rank.failed_unix_seconds = time.time()
+            if message.state.outcome:
+                rank.outcome = translate.reason(message.state.outcome)
         elif body == "capture_ack":
             ack = message.capture_ack
             self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack(ack))

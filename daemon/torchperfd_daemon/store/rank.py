@@ -39,6 +39,8 @@ class Rank:
         """The exception that has ended its script, in one line; empty if none has."""
         self.failed_unix_seconds = 0.0
         """When this daemon received that; 0 without one."""
+        self.outcome = ""
+        """What its run made of the promise of an earlier run, in one line; empty without one."""
         self.connected = True
         self.joined_at = now
         self.left_at: float | None = None

@@ -20,7 +20,7 @@ from torchperfd_daemon.views import percentiles
 from torchperfd_daemon.views.history import sparkline
 from torchperfd_daemon.views.verdicts import verdict_dict
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.run_rows import ended_state
+from torchperfd_daemon.web.run_rows import ended_state, outcome_of
 from torchperfd_daemon.web.runs_file import KeptRun, RunRow, RunsFile, Sparkline
 
 log = logging.getLogger("torchperfd.http")
@@ -242,6 +242,7 @@ class PastRuns:
             step_seconds=max(rank.totals.steady_means()[1] for rank in ranks) or None,
             sparkline=Sparkline(**sparkline(ranks)),
             step_percentiles=percentiles.of_run(percentiles.recent_durations(ranks)),
+            outcome=outcome_of(ranks),
         )
         # Nothing of it is here by the time it is shown.
         message = None if verdict is None else verdict_on_ranks(verdict, (), ended=ranks)

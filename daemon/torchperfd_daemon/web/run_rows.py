@@ -75,6 +75,7 @@ def run_row(run: control_pb2.Run, ranks: Sequence[Rank], gpu_of: GpuOf) -> dict[
         steps_per_second=1 / slowest if slowest and connected else None,
         samples_per_second=sum(samples) if samples else None,
         sparkline=sparkline(ranks) if ranks else None,
+        outcome=outcome_of(ranks),
         gpus=sorted({gpu for own in row["ranks"] if (gpu := own.get("gpu"))}),
     )
     return row
@@ -95,6 +96,11 @@ def add_percentiles(row: dict[str, Any], ranks: Sequence[Rank], durations: Durat
         of_rank = found.get(own["rank"])
         if of_rank is not None and own["node"] == nodes[of_rank.rank]:
             own.update(step_p50_seconds=of_rank.p50_seconds, step_p95_seconds=of_rank.p95_seconds)
+
+
+def outcome_of(ranks: Iterable[Rank]) -> str:
+    """Return what a run made of the promise of an earlier one, in one line; empty without one."""
+    return next((rank.outcome for rank in ranks if rank.outcome), "")
 
 
 def samples_per_step(totals: Totals) -> float | None:

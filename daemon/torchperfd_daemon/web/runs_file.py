@@ -49,6 +49,7 @@ class RunRow:
     step_seconds: float | None
     sparkline: Sparkline
     step_percentiles: StepPercentiles | None = None
+    outcome: str = ""
 
 
 @dataclass(slots=True)

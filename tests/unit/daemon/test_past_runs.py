@@ -128,14 +128,14 @@ def test_lines_in_the_verdict_of_an_ended_run_stay_hidden() -> None:
     assert "secret" in str(history.past.rows(Access.OWNER, {}))
 
 
-def finished(history: History, run: str = "a", uid: int | None = None) -> None:
+def finished(history: History, run: str = "a", uid: int | None = None, outcome: str = "") -> None:
     """Let a run begin and end."""
     rank = history.store.join(RankIdentity(run, 0, 2, job_name="job"), uid=uid)
     ends = array("q", [int(history.now * NS)])
     history.store.add_steps(rank, StepColumns(ends, array("q", [NS]), {}))
     history.later()
     history.past.add_mark(run, kind="capture", unix_seconds=history.now, capture_id="c1", text="complete")
-    rank.state = State.FINISHED
+    rank.state, rank.outcome = State.FINISHED, outcome
     history.store.leave(rank)
     history.later()
 
@@ -164,11 +164,20 @@ def test_run_kept_by_an_older_daemon_is_read(tmp_path: Path) -> None:
     history.past.close()
     [file] = (tmp_path / ".page").iterdir()
     [kept] = json.loads(file.read_text())
-    del kept["row"]["step_percentiles"]
+    del kept["row"]["step_percentiles"], kept["row"]["outcome"]
     file.write_text(json.dumps([kept]))
     history.start()
     [row] = history.past.rows(Access.OWNER, {})
-    assert (row["run"], row["step_percentiles"]) == ("a", None)
+    assert (row["run"], row["step_percentiles"], row["outcome"]) == ("a", None, "")
+
+
+def test_outcome_of_a_promise_is_kept_with_its_run(tmp_path: Path) -> None:
+    history = History(tmp_path / ".page")
+    finished(history, outcome="your change: +18 % (85.6 → 101 ms)")
+    history.past.close()
+    history.start()
+    [row] = history.past.rows(Access.STRANGER, {})
+    assert row["outcome"] == "your change: +18 % (85.6 → 101 ms)"
 
 
 def test_run_in_progress_after_a_restart_has_its_marks(tmp_path: Path) -> None:

@@ -123,6 +123,21 @@ def test_failure_of_a_script_is_kept_once() -> None:
     play(scenario)
 
 
+def test_outcome_of_a_promise_is_kept_in_one_line() -> None:
+    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+        rank = RankStream(channel)
+        await rank.join()
+        for outcome in ("", "your change: +18 %\n" + "x" * 999):
+            change = session_pb2.StateChange(state=session_pb2.RUN_STATE_FINISHED, outcome=outcome)
+            await rank.say(session_pb2.ClientMessage(state=change))
+        await rank.leave()
+        [kept] = served.store.ranks()
+        assert kept.outcome.startswith("your change: +18 %?xx")
+        assert len(kept.outcome) == 500
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     ("command", "kept"),
     [

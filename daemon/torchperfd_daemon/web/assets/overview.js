@@ -105,6 +105,12 @@ function runCard(run, options) {
   );
 }
 
+// The verdict on a run that has ended, and what it made of the promise of an earlier one.
+function endWords({ verdict, outcome }) {
+  const words = verdict ? chip(verdictTitle(verdict), verdictKind(verdict)) : "–";
+  return outcome ? element("div", {}, words, element("p", { class: "note" }, outcome)) : words;
+}
+
 function finishedCard(finished, options) {
   const columns = [
     { name: "Run", class: "name", cell: (run) => element("a", { href: address({ view: "run", run: run.run, options }), "data-key": `done ${run.run}` }, run.run) },
@@ -113,7 +119,7 @@ function finishedCard(finished, options) {
     { name: "Steps", numeric: true, cell: (run) => (run.steps ?? 0).toLocaleString("en-US") },
     { name: "Step", numeric: true, cell: (run) => duration(run.step_seconds) },
     { name: "Goodput", numeric: true, cell: (run) => percent(run.goodput_ratio) },
-    { name: "Verdict", cell: (run) => (run.verdict ? chip(verdictTitle(run.verdict), verdictKind(run.verdict)) : "–") },
+    { name: "Verdict", cell: endWords },
     { name: "Step time", cell: (run) => sparkline(run.sparkline?.step_seconds ?? [], `Step time of ${run.run}`) },
   ];
   return card("Finished in the last day", { wide: true }, table("Runs that ended in the last day", columns, finished));

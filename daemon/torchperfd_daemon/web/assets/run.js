@@ -152,6 +152,7 @@ export class RunView {
       entry.job_name && entry.job_name !== entry.run ? element("p", { class: "note" }, `job ${entry.job_name}`) : null,
       hasNoStepsLeft(this._feed) ? element("p", { class: "note" }, "The daemon no longer has the steps of this run.") : null,
       element("dl", { class: "tiles" }, facts.map(([name, value, detail]) => tile(name, value, detail))),
+      entry.outcome ? element("p", { class: "note" }, entry.outcome) : null,
       hasNoStepsLeft(this._feed) ? null : element("p", { class: "note" }, hasEnded ? ENDED_WINDOW : LIVE_WINDOW),
       noHistory && !hasEnded ? element("p", { class: "notice bad" }, `No history: ${noHistory.message}.`) : null,
     ].filter(Boolean);
