@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.node import Node
+from tests.support.node import Node, eventually
 from tests.support.run_documents import run_file
 
 SCRIPT = """
@@ -144,8 +144,15 @@ def test_faster_loader_is_compared_with_its_promise(node: Node, tmp_path: Path) 
     promised = json.loads((node.directory / "state/torchperfd/runs/first.json").read_text())["verdict"]
     assert promised["cause"] == "input-bound"
     script.write_text(WAITING_SCRIPT.replace("0.004", "0.001"))
+    node.start_daemon()
     second = node.command("run", "--name", "second", str(script), "--lr", "1", timeout=300)
     assert "  done  your change: \N{MINUS SIGN}" in second.stderr, second.stderr
+
+    def finished() -> list[str]:
+        rows = json.loads(node.get("/api/v1/runs")[1])["finished"]
+        return [row["outcome"] for row in rows if row["run"] == "second"]
+
+    eventually(lambda: finished() and finished()[0].startswith("your change: "), 60)
     node.command("run", "--name", "third", str(script), "--lr", "1", timeout=300)
     listed = {each["id"]: each["promise"] for each in node.json("runs")["runs"]}
     assert listed["first"] is None
