@@ -44,7 +44,9 @@ class LongSteps:
         Args:
             with_mean: Also the mean and the percentile.
         """
-        few = f"about {self.count:,} of {self.of_steps:,} steps are long, {duration(self.seconds)} each"
+        length = duration(self.seconds)
+        are_long = f"steps are long, {length} each" if self.count > 1 else f"steps is long, {length}"
+        few = f"about {self.count:,} of {self.of_steps:,} {are_long}"
         mean, p95 = duration(self.mean_seconds), duration(self.p95_seconds)
         beside = f": the mean is {mean}, and 95% of the newest steps take at most {p95}" if with_mean else ""
         named = [f"{step:,}" for step in self.steps[-_MOST_NAMED:]]
@@ -70,6 +72,9 @@ def find_long_steps(ranks: Sequence[Rank]) -> LongSteps | None:
     durations = rank.history.newest_durations(rank.steady_steps)
     first = rank.next_step - len(durations)
     long = tuple(first + at for at, ns in enumerate(durations) if ns / 1e9 >= FAR_ABOVE * p95)
+    if not long and _compiled(rank.totals, _MOSTLY * sum(excess[rank].values()) * steps):
+        # Compilations at the start are over.
+        return None
     reason = _reason(rank.totals, excess[rank], len(ranks))
     return LongSteps(max(1, round(share * steps)), steps, seconds, mean, p95, reason, long)
 
@@ -117,7 +122,7 @@ def _why(totals: Totals, phase: str, spent: float) -> str:
     collections = sum(each.calls for each in totals.gc)
     if sum(each.ns for each in totals.gc) / 1e9 >= _MOSTLY * spent:
         return f": Python's garbage collector ({collections:,} collections)"
-    if totals.compiled is not None and totals.compiled.ns / 1e9 >= _MOSTLY * spent:
+    if totals.compiled is not None and _compiled(totals, _MOSTLY * spent):
         return f": compilations ({totals.compiled.calls:,})"
     if phase == "data" and totals.train_pass.calls:
         return f": the first batch of an epoch ({totals.train_pass.calls:,} have ended)"
@@ -126,3 +131,8 @@ def _why(totals: Totals, phase: str, spent: float) -> str:
     if phase == "validate":
         return ": validation within steps"
     return ""
+
+
+def _compiled(totals: Totals, seconds: float) -> bool:
+    """Return whether compilations have taken so long, at least."""
+    return totals.compiled is not None and totals.compiled.ns / 1e9 >= seconds

@@ -105,6 +105,13 @@ def test_long_steps_that_are_none_or_not_few(rank: Rank) -> None:
     assert words(rank) == ""
 
 
+def test_long_steps_of_compilations_at_the_start_are_over() -> None:
+    rank = rank_of([{"forward": 4000.0 if at == 2 else 2.0} for at in range(600)])
+    assert "about 1 of 600 steps is long, 4 s: the mean is" in words(rank)
+    rank.totals = replace(rank.totals, compiled=PhaseTotal(3, 3900 * MS))
+    assert words(rank) == ""
+
+
 def test_long_steps_of_an_unknown_deviation_are_none() -> None:
     rank = run_of("data")
     rank.totals = replace(rank.totals, train=replace(rank.totals.train, squares=0.0))
