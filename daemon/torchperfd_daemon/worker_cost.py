@@ -305,7 +305,7 @@ def _parsed(found: dict[str, float]) -> WorkerCost:
 
 @functools.cache
 def machine() -> str:
-    """Return what distinguishes this machine from others: its id, else its name, its processor, and its CPUs."""
+    """Return what distinguishes this machine from others: its id or its name, its processor, and its CPUs."""
     identity = _first_line(_MACHINE_ID) or socket.gethostname()
     return f"{identity} {_model()} {os.cpu_count()}"
 
