@@ -139,9 +139,26 @@ def test_collection_that_python_begins_has_no_line(process: Process) -> None:
 
 
 def test_call_that_began_no_collection_names_no_later_one(process: Process) -> None:
+    """A call within a collection returns at once."""
     fit = FitPauses(process.pauses)
     process.now = 1_050
-    process.pauses._collect(0)
+    process.pauses.install()
+    within: list[int] = []
+
+    def call_within(phase: str, _facts: dict[str, int]) -> None:
+        if not within:
+            within.append(gc.collect())
+
+    # Of the client's own callbacks none is called: these collections are not seen.
+    for callback in process.pauses.callbacks:
+        gc.callbacks.remove(callback)
+    gc.callbacks.append(call_within)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(call_within)
+        process.pauses.uninstall()
+    assert within == [0]
     process.collect(10**9, 10, 2)
     fit.settle(1_000, 2 * 10**9)
     assert (fit.calls[2], fit.longest_calls) == (1, ())
