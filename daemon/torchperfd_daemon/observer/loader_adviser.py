@@ -28,7 +28,7 @@ from torchperfd_daemon.loader_workers import (
 FEWEST_SAMPLES: Final = 3
 AGREEING: Final = 8
 """So many samples in a row that give the same advice are enough to publish it on a quiet machine."""
-MOST_SAMPLES_BEFORE: Final = 30
+MOST_SAMPLES_BEFORE: Final = 20
 """After so many it is published although they differ, or although other programs want the CPUs."""
 _QUIET: Final = 0.2
 """Up to this share of the time without a CPU, successive samples are not of a burst of others."""

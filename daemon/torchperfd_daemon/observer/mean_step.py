@@ -34,6 +34,11 @@ def loader_advice_of(ranks: Sequence[Rank]) -> SettledAdvice | None:
     settled = next((rank.loader_advice for rank in ranks if rank.loader_advice is not None), None)
     if settled is not None or not all(rank.has_ended for rank in ranks):
         return settled
+    return advice_on_mean_step(ranks)
+
+
+def advice_on_mean_step(ranks: Iterable[Rank]) -> SettledAdvice | None:
+    """Return what the mean step of all steps so far advises on loaders; None without a loader."""
     adviser = LoaderAdviser(THIS_MACHINE.get, fewest=1)
     adviser.observe([*mean_step_samples(ranks)])
     return adviser.settle()

@@ -12,12 +12,13 @@ from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
 from torchperfd_daemon.diagnosis.remedies import advised_remedy, is_usual
 from torchperfd_daemon.diagnosis.whatif import Pauses
+from torchperfd_daemon.diagnosis.windows import WARM_STEPS
 from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.cause_onsets import CauseOnsets
 from torchperfd_daemon.observer.hang import lasting
 from torchperfd_daemon.observer.lateness import Lateness, find_lateness
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
-from torchperfd_daemon.observer.mean_step import loader_advice_of
+from torchperfd_daemon.observer.mean_step import advice_on_mean_step
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.slowdown import SlowdownTracker
@@ -114,10 +115,11 @@ class RunWatch:
     def settle_loader_advice(self) -> SettledAdvice | None:
         """Settle what the run is advised on its loaders, if it is not yet; None while too little was seen.
 
-        Of a run that has ended before enough was seen, its mean step decides.
+        Before there are samples, or where there never will be, the mean of all steps decides.
         """
-        if self._adviser.settle() is None and self.is_over:
-            self._adviser.published = loader_advice_of([*self._watches])
+        steps = max((rank.steady_steps for rank in self._watches), default=0)
+        if self._adviser.settle() is None and (self.is_over or steps >= WARM_STEPS):
+            self._adviser.published = advice_on_mean_step(self._watches)
         self._hand_out_advice()
         return self._adviser.published
 

@@ -1,0 +1,109 @@
+"""What a simulated job is advised on its loader: settled once, and repeated by every verdict on it."""
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from tests.unit.daemon.test_observer import RUN, Watched
+
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.loader_workers import LoaderFacts
+from torchperfd_daemon.observer.mean_step import loader_advice_of, verdict_on_mean_step
+from torchperfd_daemon.store import State
+
+
+class Loading(Watched):
+    """A job whose ranks make their batches themselves, with noise, and wait rather than compute."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(ranks=2, seed=seed, spread=0.1)
+        self._random = random.Random(seed)
+
+    def load(self, seconds: int, making: float) -> list[Verdict | None]:
+        """Train so many seconds with batches that take so long to make."""
+        reported = []
+        for _ in range(seconds):
+            seconds_more = making * self._random.lognormvariate(0, 0.3)
+            self.job.train(1.0, partial(_waits, seconds_more))
+            queued = self._random.uniform(0.0, 0.4)
+            for rank in self.job.ranks:
+                facts = LoaderFacts(0, 4.0, 0.05, 1.0, 2, 400_000, 16, batches_per_step=1.0, queued=queued)
+                rank.totals = replace(rank.totals, loader=facts)
+            self.observer.sample()
+            reported.append(self.observer.verdict(RUN))
+        return reported
+
+
+def _waits(seconds: float, _rank: int, _step: int) -> dict[str, float]:
+    return {"data": seconds}
+
+
+def advised(reported: list[Verdict | None]) -> list[str]:
+    """Return the settings that verdicts on the loader promise, each once in a row."""
+    settings: list[str] = []
+    for verdict in reported:
+        for each in () if verdict is None else (verdict, *verdict.others):
+            promises = each.cause is Cause.INPUT_BOUND and each.saves_seconds > 0
+            if promises and each.fix not in settings[-1:]:
+                settings.append(each.fix)
+    return settings
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steady_job_is_advised_one_setting_by_all_verdicts(seed: int) -> None:
+    job = Loading(seed)
+    [setting] = advised(job.load(120, 0.3))
+    settled = job.observer.settle_loader_advice(RUN)
+    assert settled is not None
+    assert settled.advice is not None
+    assert setting.startswith(settled.advice.setting)
+    assert all(rank.loader_advice == settled for rank in job.job.ranks)
+    assert verdict_on_mean_step(RUN, job.job.ranks).fix == setting
+    for rank in job.job.ranks:
+        rank.state = State.FINISHED
+    job.observer.sample()
+    assert job.verdict.fix == setting
+    assert loader_advice_of(job.job.ranks) == settled
+
+
+def test_capture_in_the_first_seconds_settles_the_number() -> None:
+    """By the mean of all steps; the run keeps it."""
+    job = Loading(1)
+    assert job.observer.settle_loader_advice(RUN) is None
+    job.load(1, 0.3)
+    assert job.observer.settle_loader_advice(RUN) is None, "two steps are too few"
+    job.load(11, 0.3)
+    settled = job.observer.settle_loader_advice(RUN)
+    assert settled is not None
+    assert settled.advice is not None
+    settings = advised(job.load(120, 0.3))
+    assert len(settings) == 1
+    assert settings[0].startswith(settled.advice.setting)
+
+
+def test_run_that_ends_before_it_is_settled_has_one_number() -> None:
+    job = Loading(2)
+    job.load(14, 0.3)
+    for rank in job.job.ranks:
+        rank.state = State.FINISHED
+    job.observer.sample()
+    settled = job.observer.settle_loader_advice(RUN)
+    assert settled is not None
+    assert settled.advice is not None
+    verdict = job.observer.verdict(RUN) or verdict_on_mean_step(RUN, job.job.ranks)
+    assert verdict.cause is Cause.INPUT_BOUND
+    assert verdict.fix.startswith(settled.advice.setting)
+
+
+def test_loader_twice_as_slow_changes_what_the_setting_saves() -> None:
+    job = Loading(0)
+    job.load(60, 0.3)
+    before = job.observer.settle_loader_advice(RUN)
+    job.load(60, 0.9)
+    after = job.observer.settle_loader_advice(RUN)
+    assert before is not None
+    assert after is not None
+    assert before.advice is not None
+    assert after.advice is not None
+    assert after.advice.saves_seconds > 1.5 * before.advice.saves_seconds
