@@ -145,11 +145,15 @@ def test_advice_before_enough_samples_is_settled_on_request() -> None:
         kept.observe([sample])
     assert kept.published is None
     assert kept.advise(samples[0].facts, 1.0, 0.9, on_device=False) is None
+    assert kept.settle() is None, "a window has three samples"
+    for sample in samples[2:5]:
+        kept.observe([sample])
+    assert kept.published is None
     settled = kept.settle()
     assert settled is not None
     assert settled.advice is not None
     assert kept.settle() is settled
-    assert number(followed(kept, iter(samples[2:]))[-1]) == number(settled)
+    assert number(followed(kept, iter(samples[5:]))[-1]) == number(settled)
 
 
 def test_adviser_without_a_loader_has_nothing_to_say() -> None:
