@@ -105,8 +105,10 @@ class PromiseOutcome:
             return "", ""
         measured = {NOISE: "none", MACHINE: "machine"}.get(self.state) or percent(self.ratio)
         is_predicted = self.promised_ratio is not None
-        promised = percent(self.promised_ratio or 0.0) if is_predicted else f"(cost {self.cost_ratio:.0%})"
-        return measured, promised.replace("%)", " %)")
+        promised = (
+            percent(self.promised_ratio or 0.0) if is_predicted else f"cost {100 * self.cost_ratio:.0f} %"
+        )
+        return measured, promised
 
     @property
     def _measured(self) -> str:

@@ -73,7 +73,8 @@ def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
     has_outcome = any(record and record.outcome and record.outcome.words for _, record, _ in read)
     rows = [_cells(each, record, with_outcome=has_outcome) for each, record, _ in read]
     if has_outcome:
-        heads[-1:-1] = _OUTCOME
+        # In place of the size: all of it has to fit into 80 columns.
+        heads[-1:] = _OUTCOME
     left = ("RUN", "SCRIPT", "WHEN", "VERDICT")
     click.echo("\n".join(fitted(heads, rows, left=left, shorten="SCRIPT", lift=("RUN",))))
     if len(kept) > len(shown):
@@ -156,7 +157,7 @@ def _summary(kept: KeptRun, record: RunRecord | None, problem: str) -> dict[str,
 def _cells(kept: KeptRun, record: RunRecord | None, *, with_outcome: bool) -> list[str]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.modified))
     outcome = record.outcome.cells if record is not None and record.outcome is not None else ("", "")
-    last = [*(outcome if with_outcome else ()), size(kept.bytes)]
+    last = [*(outcome if with_outcome else [size(kept.bytes)])]
     if record is None:
         return [kept.run_id, "", when, "", "", "damaged", *last]
     step = record.step_seconds

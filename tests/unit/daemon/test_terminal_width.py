@@ -106,9 +106,10 @@ class FakeDaemon:
 
 def keep_runs(directory: Path) -> None:
     store = RunStore(str(directory))
-    for run in (RUN, OTHER):
+    outcome = {"run": RUN, "state": "changed", "fix": "n" * 60, "ratio": -0.41, "promised_ratio": -0.46}
+    for run, promise in ((RUN, None), (OTHER, outcome)):
         document = run_file(run, steps=600, seconds={"data": 0.1, "forward": 1.0})
-        store.keep(document | {"script": SCRIPT, "host": HOSTS.format("a")})
+        store.keep(document | {"script": SCRIPT, "host": HOSTS.format("a"), "promise": promise})
 
 
 def keep_captures(directory: Path, *, uploads: bool) -> None:
