@@ -1,0 +1,247 @@
+"""Fits the model of a step to what ranks recorded: takes the waits out of their times. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.diagnosis.step_model import ALONE, DEVICE, HOST, Float64, StepModel, replay
+
+LEAST_SHARE: Final = 0.005
+"""Waits below this share of the step are none."""
+_BEFORE: Final = ("h2d", "zero_grad", "forward", "loss", "backward")
+_AFTER: Final = ("optimizer", "other", "validate", "checkpoint")
+_NOT_LAUNCHING: Final = frozenset({"data", "collective_wait", "other", "checkpoint", "idle"})
+_DEPTHS: Final = (1, 2, 4, 8)
+_BISECTIONS: Final = 24
+# A device that idles for less of the step keeps the host waiting before it launches more.
+_BOUND: Final = 0.02
+_IDLE_COUNTS: Final = 0.05
+_LAUNCH_COUNTS: Final = 0.02
+# The phases in which a host that waits for its device stands: where nothing else says it, the loss is read.
+_END: Final = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What one rank recorded over some steps, in seconds; each array has one number for each step.
+
+    Attributes:
+        host: Exclusive host time by phase, which sums to the step.
+        device: Exclusive device time by phase, waits for other ranks included; empty without device times.
+        sync: The part of the host's phases that waits for the device.
+        workers: Of its loader; 0 if the training thread makes the batches.
+        make_seconds: What the loader takes for a batch, as far as it is known; else 0.
+    """
+
+    rank: int
+    host: Mapping[str, Float64]
+    device: Mapping[str, Float64] = field(default_factory=dict)
+    sync: Float64 | None = None
+    workers: int = 0
+    make_seconds: float = 0.0
+
+    @property
+    def steps(self) -> Float64:
+        """The length of each step."""
+        total: Float64 = np.sum([*self.host.values()], axis=0)
+        return total
+
+
+def fit(records: Sequence[RankRecord], warm: int = 0) -> StepModel:
+    """Return the model of which the replay gives the recorded steps.
+
+    Args:
+        records: Of the same steps of each rank; at least one.
+        warm: The first steps, which count for nothing.
+    """
+    return _Fit(records, warm).model()
+
+
+class _Fit:
+    """The records as arrays of shape (ranks, steps)."""
+
+    def __init__(self, records: Sequence[RankRecord], warm: int) -> None:
+        self._records = records
+        self._warm = warm
+        names = {name for record in records for name in record.host}
+        own = sorted(names - {*_BEFORE, *_AFTER, "data", "collective_wait"})
+        self._before = tuple(name for name in (*own, *_BEFORE) if name in names)
+        self._after = tuple(name for name in _AFTER if name in names or name == _END)
+        self._shape = len(records), len(records[0].steps)
+        self._steps = np.array([record.steps for record in records])
+        none = np.zeros(self._shape[1])
+        self._sync = np.array([none if record.sync is None else record.sync for record in records])
+        self._host_wait = self._host("collective_wait")
+        self._device_wait = self._device("collective_wait")
+        on_device = float(self._device_wait.mean()) > float(self._host_wait.mean())
+        waits = self._device_wait if on_device else self._host_wait
+        together = len(records) > 1 and bool((waits.mean(axis=1) >= LEAST_SHARE * self._steps.mean()).any())
+        self.barrier = (DEVICE if on_device else HOST) if together else ALONE
+        self._waits = waits
+        busy = np.sum([self._device(name) for name in names - _NOT_LAUNCHING], axis=0)
+        self._idle = self._steps - busy - (waits if self.barrier == DEVICE else 0.0)
+
+    def model(self) -> StepModel:
+        """Return the model: of the places where hosts may wait for their devices, those that fit best."""
+        phases = (*self._before, *self._after)
+        host = np.array([self._host(name) for name in phases])
+        if self.barrier == ALONE:
+            # What a rank waits for in collectives of which no other rank is seen is its own time.
+            host[len(self._before)] += self._host_wait
+        work = np.array(
+            [np.zeros(self._shape) if name in _NOT_LAUNCHING else self._device(name) for name in phases]
+        )
+        workers = max(record.workers for record in self._records)
+        make, handover = self._loader(workers)
+        model = StepModel(
+            before=self._before,
+            after=self._after,
+            host=host,
+            device=work,
+            syncs=np.zeros(len(phases), dtype=bool),
+            make=make,
+            handover=handover,
+            workers=workers,
+            exchange=self._waits.min(axis=0) if self.barrier != ALONE else np.zeros(self._shape[1]),
+            barrier=self.barrier,
+            warm=self._warm,
+        )
+        if not work.any():
+            return model
+        synced = float(self._sync.mean()) >= LEAST_SHARE * float(self._steps.mean())
+        if synced:
+            return min(self._with_syncs(model), key=lambda each: self._error(each) + self._unlike(each))
+        return min(self._with_depths(model), key=self._error)
+
+    def _error(self, model: StepModel) -> float:
+        """Return by how much a replay differs from what was recorded, in seconds per step."""
+        replayed, later = replay(model), slice(self._warm, None)
+        pairs = (
+            (1.0, replayed.steps, self._steps),
+            (1.0, replayed.synced, self._sync),
+            # Gaps within a phase are in its time where the device records them, and not in this one.
+            (_IDLE_COUNTS, replayed.idle, self._idle),
+        )
+        return sum(
+            weight * float(np.abs(now[:, later].mean(axis=1) - then[:, later].mean(axis=1)).max())
+            for weight, now, then in pairs
+        )
+
+    def _unlike(self, model: StepModel) -> float:
+        """Return by how much launching takes longer in one phase than in others, for as much work.
+
+        Of places for waits that explain as much, those with the least of it are chosen.
+        """
+        launching = self._launching(model.device)
+        beyond = [
+            model.host[each] - self._launch(each, launching, model.host, model.device) for each in launching
+        ]
+        # All ranks run the same script: what one of them spends in a phase is no wait of all.
+        return _LAUNCH_COUNTS * sum(float(np.median(np.abs(each.mean(axis=1)))) for each in beyond)
+
+    def _host(self, name: str) -> Float64:
+        none = np.zeros(self._shape[1])
+        return np.array([record.host.get(name, none) for record in self._records])
+
+    def _device(self, name: str) -> Float64:
+        none = np.zeros(self._shape[1])
+        return np.array([record.device.get(name, none) for record in self._records])
+
+    def _with_syncs(self, model: StepModel) -> Iterator[StepModel]:
+        """Yield the model with the host's waits at the end, in one of the phases that launch, or in both."""
+        phases = model.phases
+        end = phases.index(_END)
+        reads = phases.index("other") if "other" in phases else end
+        launching = self._launching(model.device)
+        for early in (None, *launching):
+            for at_end in (True, False):
+                waits = self._sync.copy()
+                host, syncs = model.host.copy(), model.syncs.copy()
+                if early is not None:
+                    beyond = host[early] - self._launch(early, launching, host, model.device)
+                    first = np.clip(beyond, 0.0, waits) if at_end else waits
+                    host[early] -= first
+                    syncs[early] = True
+                    waits = waits - first
+                if at_end:
+                    host[reads] -= waits
+                    syncs[end] = True
+                if early is not None or at_end:
+                    yield replace(model, host=np.maximum(0.0, host), syncs=syncs)
+
+    def _launching(self, work: Float64) -> list[int]:
+        return [number for number in range(len(self._before)) if work[number].any()]
+
+    def _launch(self, number: int, launching: Sequence[int], host: Float64, work: Float64) -> Float64:
+        """Return what a phase's launches should take: as much for its work as in the other phases."""
+        rates = [
+            host[each].mean(axis=1, keepdims=True) / np.maximum(work[each].mean(axis=1, keepdims=True), 1e-12)
+            for each in launching
+            if each != number
+        ]
+        least: Float64 = np.min(rates, axis=0) * work[number] if rates else host[number]
+        return least
+
+    def _with_depths(self, model: StepModel) -> Iterator[StepModel]:
+        """Yield the model with devices that may be behind the host by different numbers of steps.
+
+        Where devices do not idle, the host's wait before its first launch is taken out of that phase.
+        """
+        bound = self._idle.mean(axis=1) <= _BOUND * self._steps.mean(axis=1)
+        launching = self._launching(model.device)
+        if launching and bound.any():
+            first, host = launching[0], model.host.copy()
+            launch = self._launch(first, launching, host, model.device)
+            host[first][bound] = np.minimum(host[first], launch)[bound]
+            model = replace(model, host=host)
+        for depth in _DEPTHS:
+            yield replace(model, depth=depth)
+
+    def _loader(self, workers: int) -> tuple[Float64, Float64]:
+        """Return what batches take to make, and to take over from a worker."""
+        data = self._host("data")
+        if not workers:
+            return data, np.zeros(self._shape)
+        handover = np.repeat(data.min(axis=1, keepdims=True), self._shape[1], axis=1)
+        make = np.zeros(self._shape)
+        for rank, record in enumerate(self._records):
+            waited = float((data[rank] - handover[rank]).mean())
+            spent = self._steps[rank] - data[rank]
+            known = record.make_seconds
+            if waited < LEAST_SHARE * float(self._steps[rank].mean()):
+                # Workers that keep up take at most their share of the step.
+                make[rank] = min(known, workers * float(self._steps[rank].mean()))
+                continue
+            low, high = 0.0, 2.0 * workers * float(self._steps[rank].mean())
+            for _ in range(_BISECTIONS):
+                middle = (low + high) / 2
+                if loader_wait(middle, spent, float(handover[rank, 0]), workers) < waited:
+                    low = middle
+                else:
+                    high = middle
+            make[rank] = (low + high) / 2
+        return make, handover
+
+
+def loader_wait(make: float, spent: Float64, handover: float, workers: int) -> float:
+    """Return the mean wait for batches of equal cost, if the loop spends such times between them.
+
+    Args:
+        make: What a worker takes for a batch.
+        spent: What the loop takes for everything else, by step.
+    """
+    free = [0.0] * workers
+    taken: list[float] = []
+    now = waited = 0.0
+    for step, spends in enumerate(spent.tolist()):
+        begin = free[step % workers]
+        if step >= 2 * workers:
+            begin = max(begin, taken[step - 2 * workers])
+        ready = free[step % workers] = begin + make
+        waited += max(0.0, ready - now)
+        now = max(now, ready) + handover
+        taken.append(now)
+        now += spends
+    return waited / max(1, len(spent))
