@@ -1,6 +1,6 @@
 """Edits of a step's model: what a job would be without some of its time. Pure.
 
-An edit takes a model and returns another one; the difference of their replays is what the edit would give back.
+An edit takes a model and returns another one. The difference of their replays is what it would give back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -101,15 +101,26 @@ def less_host(seconds: Mapping[int, float], phase: str = "", *, peaks: bool = Fa
     return edit
 
 
-def less_device(seconds: Mapping[int, float]) -> Edit:
-    """Return the edit that takes time from the device's work, all phases in proportion."""
+def less_device(seconds: Mapping[int, float], idle: Mapping[int, float]) -> Edit:
+    """Return the edit that takes time from the device's work, all phases in proportion.
+
+    The host's phases have that time, too, since it waits for its device in them; unless the device idles for
+    longer, because the host keeps it waiting.
+
+    Args:
+        seconds: By the rank's place in the model, the mean per step.
+        idle: How long the rank's device idles.
+    """
 
     def edit(model: StepModel) -> StepModel:
         device = model.device.copy()
+        waited = {}
         for rank, less in seconds.items():
             work = float(device[:, rank].sum(axis=0).mean())
             device[:, rank] *= max(0.0, 1 - less / work) if work > 0 else 1.0
-        return replace(model, device=device)
+            if less > idle.get(rank, 0.0):
+                waited[rank] = less
+        return less_host(waited)(replace(model, device=device))
 
     return edit
 

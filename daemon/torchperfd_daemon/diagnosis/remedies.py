@@ -72,10 +72,12 @@ class Remedy:
     Attributes:
         fix: What to do, the code to write first; empty if none is known.
         saves_seconds: Its predicted saving per step; 0 without a prediction.
+        sets_threads: Whether it names a number of threads, of which there are more than CPUs.
     """
 
     fix: str = ""
     saves_seconds: float = 0.0
+    sets_threads: bool = False
 
 
 def stage_words(facts: LoaderFacts | None) -> str:
@@ -179,7 +181,8 @@ def contention_remedy(
     bound = binding_fix(binding) if binding.allowed else ""
     measure = "" if on_device or ranks > 1 or threads == 1 else TUNE_THREADS
     fewer = _FEWER_WORKERS if facts is not None and _crowd_each_other(facts) else ""
-    return Remedy("; or ".join(filter(None, (bound, setting, measure, fewer, _MORE_CPU))))
+    fix = "; or ".join(filter(None, (bound, setting, measure, fewer, _MORE_CPU)))
+    return Remedy(fix, sets_threads=bool(setting))
 
 
 def without_fewer_workers(fix: str) -> str:

@@ -11,9 +11,9 @@ starts its next piece of work when it is free and what that work needs is there:
   host has launched all of it;
 - a collective ends on all ranks when the last rank has come to it and the exchange is done.
 
-A :class:`StepModel` has the recorded times without these waits. :func:`replay` yields the steps that follow.
-The same idea with other parts: Daydream (Zhu et al., USENIX ATC 2020) replays the kernels of one trace, Lin et
-al. (OSDI 2025) whole jobs from their operations, to size what stragglers cost.
+A :class:`StepModel` has the recorded times without these waits. :func:`replay` yields the steps.
+The same idea with other parts: Daydream (Zhu et al., USENIX ATC 2020) replays the kernels of one trace, Lin
+et al. (OSDI 2025) whole jobs from their operations, to size what stragglers cost.
 """
 
 from dataclasses import dataclass, replace

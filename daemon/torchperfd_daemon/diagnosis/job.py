@@ -1,0 +1,184 @@
+"""One run's ranks over a window of steps: their evidence, and the model of their step. Pure."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
+from torchperfd_daemon.diagnosis.edits import Edit, own_work, phase_work
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.step_model import ALONE, Float64, Replayed, StepModel, replay
+from torchperfd_daemon.diagnosis.step_records import RankRecord, fit
+from torchperfd_daemon.diagnosis.waits import are_material
+
+_WAIT: Final = "collective_wait"
+# Steps on devices are known by their means: so many equal ones, of which the first fill the pipeline.
+_MEAN_STEPS: Final = 12
+_WARM: Final = 6
+_LEAST_STEPS: Final = 12
+_MOST_STEPS: Final = 256
+# Phases in which the host launches work, where the device's own times are not known.
+_LAUNCHING: Final = ("forward", "loss", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run's ranks, and the model of their step.
+
+    Attributes:
+        ranks: The evidence of those with a step, at least one; the model has them in the same order.
+        has_steps: Whether the model is of single steps, and not of their means.
+    """
+
+    ranks: tuple[RankEvidence, ...]
+    model: StepModel
+    has_steps: bool
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankEvidence], works: Mapping[int, RankWork] | None = None) -> "Job":
+        """Return the job of these ranks.
+
+        Args:
+            ranks: Those with a step; at least one.
+            works: Their single steps, by rank; means are used where some are missing.
+        """
+        on_device = any(rank.device_busy is not None for rank in ranks)
+        count = 0 if on_device or not works else _common_steps(ranks, works)
+        records = [_record(rank, (works or {}).get(rank.rank), count) for rank in ranks]
+        if on_device:
+            # Without a reading of a device's utilization, what hides behind it is not known.
+            records = [_repeated(record) for record in records]
+        model = fit(records, _WARM if on_device else 0)
+        return cls(tuple(ranks), _calibrated(model, ranks) if on_device else model, count > 0)
+
+    @cached_property
+    def replayed(self) -> Replayed:
+        """The steps that the model yields."""
+        return replay(self.model)
+
+    @property
+    def step_seconds(self) -> float:
+        """The run's mean step: the median of its ranks'."""
+        return statistics.median(rank.step_seconds for rank in self.ranks)
+
+    @property
+    def together(self) -> bool:
+        """Whether ranks wait for each other, and the waits show who is late."""
+        return self.model.barrier != ALONE and are_material(
+            [(rank.wait_seconds, rank.step_seconds) for rank in self.ranks]
+        )
+
+    def gain(self, edit: Edit) -> float:
+        """Return by how much an edit shortens the mean step, in seconds, at least 0."""
+        return max(0.0, self.replayed.mean - replay(edit(self.model)).mean)
+
+    def edited(self, edit: Edit) -> "Job":
+        """Return the job after an edit, with the evidence as it was."""
+        return Job(self.ranks, edit(self.model), self.has_steps)
+
+    def left(self, place: int, phase: str) -> float:
+        """Return the mean time of a phase on the host of the rank at a place, in seconds."""
+        return float(phase_work(self.model, phase)[place].mean())
+
+    @cached_property
+    def own(self) -> Float64:
+        """Each rank's mean own work, in seconds; shape (ranks,)."""
+        mean: Float64 = own_work(self.model).mean(axis=1)
+        return mean
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """The places of ranks that do the same work: those of each pipeline stage."""
+        stages: dict[int | None, list[int]] = {}
+        for place, rank in enumerate(self.ranks):
+            stages.setdefault(rank.stage, []).append(place)
+        return [*stages.values()]
+
+
+def _common_steps(ranks: Sequence[RankEvidence], works: Mapping[int, RankWork]) -> int:
+    """Return how many of the newest steps all ranks have; 0 if these are too few to say more than means."""
+    lengths = [
+        min((len(column) for column in works[rank.rank].phase_seconds.values()), default=0)
+        if rank.rank in works and not works[rank.rank].are_means
+        else 0
+        for rank in ranks
+    ]
+    common = min(lengths)
+    return min(common, _MOST_STEPS) if common >= _LEAST_STEPS else 0
+
+
+def _record(rank: RankEvidence, work: RankWork | None, count: int) -> RankRecord:
+    """Return what a rank recorded in its newest steps, or their means if ``count`` is 0.
+
+    Single steps are scaled to the evidence, which may be of a longer window.
+    """
+    host = _host_means(rank)
+    if work is None or not count:
+        return RankRecord(rank.rank, {name: np.array([mean]) for name, mean in host.items()}, _device(rank))
+    columns = {}
+    for name, mean in host.items():
+        column = work.phase_seconds.get(name, np.zeros(count))[-count:]
+        recorded = float(column.mean()) if len(column) == count else 0.0
+        columns[name] = column * (mean / recorded) if recorded > 0 else np.full(count, mean)
+    return RankRecord(rank.rank, columns)
+
+
+def _host_means(rank: RankEvidence) -> dict[str, float]:
+    """Return the mean host phases, which sum to the step.
+
+    Where the device waits for other ranks and its utilization is not known, the host's phases have that wait,
+    too: while it waits for its device, or else anywhere.
+    """
+    host = dict(rank.phase_seconds) or {"forward": rank.step_seconds}
+    hidden = rank.wait_seconds - sum(host.get(name, 0.0) for name in WAITING)
+    if rank.device_busy is not None or hidden <= 0:
+        return host
+    own = {name: seconds for name, seconds in host.items() if name not in WAITING}
+    first = min(hidden, rank.sync_seconds, own.get("other", 0.0))
+    own["other"] = own.get("other", 0.0) - first
+    total = sum(own.values())
+    share = max(0.0, 1 - (hidden - first) / total) if total > 0 else 1.0
+    return {**{name: share * seconds for name, seconds in own.items()}, _WAIT: rank.wait_seconds}
+
+
+def _device(rank: RankEvidence) -> dict[str, Float64]:
+    """Return the device's mean work by phase, with its wait for other ranks; empty where it is not known."""
+    if rank.device_busy is None:
+        return {}
+    timed = rank.device_phase_seconds or {
+        name: seconds for name, seconds in rank.phase_seconds.items() if name in _LAUNCHING
+    }
+    computed = {name: seconds for name, seconds in timed.items() if name in _LAUNCHING and seconds > 0}
+    computed = computed or {"forward": 1.0}
+    work = min(rank.step_seconds * rank.device_busy, rank.step_seconds)
+    whole = sum(computed.values())
+    waits = sum(rank.device_phase_seconds.get(name, 0.0) for name in WAITING)
+    # What the driver calls busy includes the kernels that wait for other ranks.
+    work = max(0.0, min(work, rank.step_seconds - waits))
+    found = {name: np.array([work * seconds / whole]) for name, seconds in computed.items()}
+    return {**found, _WAIT: np.array([waits])}
+
+
+def _repeated(record: RankRecord) -> RankRecord:
+    """Return a record of means as one of several equal steps."""
+    ones = np.ones(_MEAN_STEPS)
+    return RankRecord(
+        record.rank,
+        {name: column[-1] * ones for name, column in record.host.items()},
+        {name: column[-1] * ones for name, column in record.device.items()},
+        None if record.sync is None else record.sync[-1] * ones,
+    )
+
+
+def _calibrated(model: StepModel, ranks: Sequence[RankEvidence]) -> StepModel:
+    """Return the model with the time that it cannot explain as the host's own, behind everything else."""
+    missing = statistics.median(rank.step_seconds for rank in ranks) - replay(model).mean
+    if missing <= 0:
+        return model
+    host = model.host.copy()
+    host[-1] += missing
+    return model.with_host(host)

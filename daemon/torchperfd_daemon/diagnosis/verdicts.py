@@ -1,0 +1,260 @@
+"""The verdicts on a run: the causes of its lost time, by what the reader gains from removing them. Pure."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from torchperfd.durations import duration
+from torchperfd_daemon.diagnosis.accounting import account_of
+from torchperfd_daemon.diagnosis.cause_table import EXPLAINED, LEAST_SHARE
+from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
+from torchperfd_daemon.diagnosis.edits import DATA
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
+from torchperfd_daemon.diagnosis.job import Job
+from torchperfd_daemon.diagnosis.remedies import (
+    ReadWorkerCost,
+    Remedy,
+    contention_remedy,
+    loader_remedy,
+    stage_words,
+    unmeasured,
+)
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
+
+Works = Mapping[int, RankWork]
+
+
+def rank_causes(
+    run: str,
+    ranks: Sequence[RankEvidence],
+    cost: ReadWorkerCost = unmeasured,
+    works: Works | None = None,
+) -> list[Verdict]:
+    """Return the causes of a run's lost time, the largest gain first; the first verdict has the account.
+
+    What a cause costs is the measured step less the replayed step without it. Costs are each for itself and
+    need not sum to anything; the account sums to the step. For a run that has become slower, the costs of
+    causes that come with it are what they take beyond the past, and losses that were there before and last
+    are listed beside them. If less than :data:`~.cause_table.EXPLAINED` of a slowdown has a cause, a verdict
+    ``UNKNOWN`` costs the rest. A lack of processors that all ranks have had since the start is the state of
+    the machine: a note beside causes that the run's owner can remove.
+
+    If nothing is lost, the only verdict is ``NONE``, or ``UNKNOWN`` for ranks whose waits the host does not
+    see. Whether a job without a cause is healthy is for :func:`~.claims.limit_claim` to decide.
+
+    Args:
+        cost: Returns the cost of a loader's worker on this machine.
+        works: The single steps of each rank, by rank.
+    """
+    seen = [rank for rank in ranks if rank.step_seconds > 0]
+    if not seen:
+        return [Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")]
+    pasts = [rank.before for rank in seen if rank.before and rank.before.step_seconds > 0]
+    past = Job.of(pasts) if len(pasts) == len(seen) else None
+    walk = Walk(Job.of(seen, works), past)
+    found = walk.run()
+    if past is not None:
+        found = _with_lasting(seen, pasts, works, found)
+    found.sort(key=lambda each: -each.cost_seconds)
+    found, note = _without_state(walk, found)
+    unknown = _unknown(walk)
+    verdicts = [_verdict(run, seen, each, cost) for each in found]
+    if unknown is not None:
+        verdicts.insert(0, _verdict(run, seen, unknown, cost))
+    if not verdicts and hide_waits(seen):
+        verdicts = [_cannot_compare(run, seen, walk.step)]
+    if not verdicts:
+        verdicts = [_nothing(run, walk)]
+    verdicts[0] = replace(verdicts[0], account=account_of(walk), note=note)
+    return verdicts
+
+
+def _nothing(run: str, walk: Walk) -> Verdict:
+    words = f"nothing takes {LEAST_SHARE:.0%} of a {duration(walk.step)} step without need"
+    if walk.usual:
+        words = f"nothing stands out of a {duration(walk.step)} step: {'; '.join(walk.usual)}"
+    return Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))
+
+
+def _without_state(walk: Walk, found: Sequence[Finding]) -> tuple[list[Finding], str]:
+    """Return the findings without the machine's state, and that in words, if the owner can remove others."""
+    states = [each for each in found if each.cause is Cause.CPU_CONTENTION and each.rank is None]
+    others = [each for each in found if each not in states and each.cost_seconds > 0]
+    if not states or not others or not walk.since_start or _own_cause(states[0]) is not Cause.CPU_CONTENTION:
+        return [*found], ""
+    queued = statistics.median(rank.queued_seconds for rank in walk.job.ranks)
+    served = max(walk.step - queued, LEAST_SHARE * walk.step)
+    note = (
+        f"busy node: everything takes {walk.step / served:.1f} times as long; with the CPUs to itself, a step"
+        f" would take {duration(served)} in place of {duration(walk.step)}"
+    )
+    return [each for each in found if each not in states], note
+
+
+def _with_lasting(
+    seen: Sequence[RankEvidence], pasts: Sequence[RankEvidence], works: Works | None, found: list[Finding]
+) -> list[Finding]:
+    """Return the causes of a slowdown with the losses that all ranks had before it, too.
+
+    A slowdown of a few percent must not hide that most of the step waits for data.
+    """
+    then = {each.cause for each in Walk(Job.of(pasts), None).run() if each.rank is None and each.lasts}
+    if not then:
+        return found
+    now = Walk(Job.of([replace(rank, before=None) for rank in seen], works), None).run()
+    for lasting in now:
+        if lasting.cause not in then or lasting.rank is not None or not lasting.lasts:
+            continue
+        same = next((each for each in found if each.cause is lasting.cause), None)
+        if same is not None and same.rank is not None:
+            continue
+        if same is not None:
+            more = f", {duration(same.cost_seconds)} of it more than before"
+            lasting = replace(lasting, words=f"{lasting.words}{more}", has_grown=True)
+        found = [*(each for each in found if each is not same), lasting]
+    return found
+
+
+def _unknown(walk: Walk) -> Finding | None:
+    """Return a slowdown that is mostly unexplained, with the phase that has grown most."""
+    slowed = [
+        (rank.step_seconds - rank.before.step_seconds, rank, rank.before)
+        for rank in walk.job.ranks
+        if rank.before
+    ]
+    if not slowed:
+        return None
+    slower, rank, before = max(slowed, key=lambda each: each[0])
+    unexplained = walk.growth
+    if slower < LEAST_SHARE * walk.step or unexplained <= (1 - EXPLAINED) * slower:
+        return None
+    if any(each.cause is Cause.CPU_CONTENTION for each in walk.found):
+        # The wait of the ranks' other threads for a processor is not measured and may be the rest.
+        return None
+    knock_on = _knock_on(slowed, slower, walk)
+    unexplained -= knock_on
+    own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
+    phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")
+    words = (
+        f"steps take {duration(slower)} more than before, {duration(unexplained)} of it without a known cause"
+    )
+    words += f", and {duration(knock_on)} in exchanges that have grown with it" if knock_on else ""
+    words += f"; {phase} has grown most" if phase else ""
+    cause, grows = Cause.UNKNOWN, max(each.step_grows_seconds for each in walk.job.ranks)
+    if grows > 0:
+        cause, where = Cause.GROWING_STEPS, max(walk.job.ranks, key=lambda each: each.step_grows_seconds)
+        phase = where.step_grows_phase or phase
+        words = f"{words}; each step takes {duration(grows)} more than the one before"
+    return Finding(cause, rank, None, phase, unexplained, words, lambda model: model, has_grown=True)
+
+
+def _knock_on(slowed: Sequence[tuple[float, RankEvidence, RankEvidence]], slower: float, walk: Walk) -> float:
+    """Return the part of a slowdown that is in exchanges if most of it is in the ranks' own work; else 0.
+
+    Ranks that all work longer also arrive less evenly by chance, which makes exchanges longer. Less than
+    :data:`LEAST_SHARE` of the slowdown counts as 0.
+
+    Args:
+        slowed: For each rank the growth of its step, its evidence and its past.
+    """
+    own = statistics.median(rank.own_seconds - past.own_seconds for _, rank, past in slowed)
+    exchange = sum(each.cost_seconds for each in walk.found if each.cause is Cause.COLLECTIVE)
+    beyond = slower - own - exchange
+    return beyond if own >= _MOST_OF * slower and beyond >= LEAST_SHARE * slower else 0.0
+
+
+_MOST_OF: Final = 0.75
+
+
+def _own_cause(found: Finding) -> Cause:
+    """Return the cause that the evidence shows behind a general one."""
+    rank, facts = found.where, found.where.loader
+    if found.cause is Cause.CPU_CONTENTION:
+        if rank.binding.allowed:
+            return Cause.CPU_AFFINITY
+        remedy = contention_remedy(facts, rank.threads, cpus=rank.cpus, ranks=2)
+        return Cause.TOO_MANY_THREADS if remedy.sets_threads else Cause.CPU_CONTENTION
+    if found.cause is Cause.INPUT_BOUND:
+        if facts is not None and facts.slow_worker is not None:
+            return Cause.SLOW_WORKER
+        waited = rank.phase_seconds.get(DATA, 0.0)
+        if rank.workers_respawn and rank.epoch_start_seconds >= EXPLAINED * waited:
+            return Cause.EPOCH_START
+    return found.cause
+
+
+def _remedy(found: Finding, seen: Sequence[RankEvidence], cost: ReadWorkerCost) -> Remedy:
+    """Return what the evidence says to change; an empty one for what is usual."""
+    rank = found.where
+    ranks = max(len(seen), rank.world_size)
+    if found.cause is Cause.CPU_CONTENTION:
+        return contention_remedy(
+            rank.loader,
+            rank.threads,
+            cpus=rank.cpus,
+            binding=rank.binding,
+            on_device=rank.on_device,
+            ranks=ranks,
+        )
+    if found.cause is Cause.INPUT_BOUND:
+        return loader_remedy(
+            rank.loader,
+            rank.step_seconds,
+            rank.phase_seconds.get(DATA, 0.0),
+            cost,
+            most_seconds=found.cost_seconds or math.inf,
+            on_device=rank.device_busy is not None,
+            ranks=ranks,
+            binding=rank.binding,
+        )
+    if found.cause is Cause.GARBAGE_COLLECTION and rank.collect_line:
+        if rank.called_collection_seconds >= EXPLAINED * rank.collected_seconds:
+            return Remedy(f"call gc.collect() less often: {rank.collect_line} does in the loop")
+    if found.cause is Cause.RECOMPILATION and rank.graph_limit_reached:
+        where = rank.graph_limit_function or "a function"
+        return Remedy(
+            f"torch.compile(model, dynamic=True): {where} has reached the limit of recompilations and runs"
+            " without torch.compile since"
+        )
+    return Remedy()
+
+
+def _verdict(run: str, seen: Sequence[RankEvidence], found: Finding, cost: ReadWorkerCost) -> Verdict:
+    cause, remedy = _own_cause(found), _remedy(found, seen, cost)
+    words = found.words
+    if found.cause is Cause.INPUT_BOUND:
+        words += stage_words(found.where.loader)
+    elif found.cause is Cause.GARBAGE_COLLECTION and seen[0].collects_apart:
+        words += ", because ranks collect at different steps and wait for each other"
+    elif found.cause is Cause.INTERPRETER_LOCK and found.where.blocked_by:
+        words += f", most often {found.where.blocked_by}"
+    elif found.cause is Cause.SCRIPT_COLLECTIVES and found.where.script_collective_line:
+        words += f", most of them in {found.where.script_collective_line}"
+    return Verdict(
+        cause,
+        run,
+        found.where.node,
+        found.rank,
+        found.phase,
+        words,
+        found.cost_seconds,
+        next_command(cause, run),
+        has_grown=found.has_grown,
+        fix=remedy.fix,
+        saves_seconds=remedy.saves_seconds,
+    )
+
+
+def _cannot_compare(run: str, ranks: Sequence[RankEvidence], step_seconds: float) -> Verdict:
+    longest = max(rank.wait_seconds for rank in ranks)
+    waits = f"ranks wait for {duration(longest)} of" if longest else "no wait for another rank is seen in"
+    words = (
+        f"cannot determine which rank is slow: {waits} each {duration(step_seconds)} step, as far as"
+        f" devices show it; no other cause takes {LEAST_SHARE:.0%} of it"
+    )
+    return Verdict(
+        Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, next_command(Cause.UNKNOWN, run)
+    )
