@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from torchperfd_daemon.diagnosis.predictions import Removed
 from torchperfd_daemon.diagnosis.verdict import Cause
-from torchperfd_daemon.diagnosis.whatif import Removed
 
 HANG: Final = Cause.HANG.value
 """The class of faults after which no step ends."""

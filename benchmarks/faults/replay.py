@@ -12,8 +12,8 @@ from benchmarks.faults.trial import Answer, Prediction, Trial
 from torchperfd_daemon.diagnosis import Cause, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.evidence import do_devices_wait, hide_waits
+from torchperfd_daemon.diagnosis.predictions import predict as predict_steps
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel
-from torchperfd_daemon.diagnosis.whatif import replay
 from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 
@@ -24,7 +24,8 @@ _LEAST_STEPS: Final = 20
 def find_causes(sample: Sample) -> list[Verdict]:
     """Return the verdicts of the present diagnosis on a sample; empty where it is too early for any."""
     evidence = sample.evidence
-    first, *others = rank_causes(_RUN, evidence, RuleCounsel(lambda: sample.cost))
+    works = {rank.evidence.rank: rank.window_work for rank in sample.ranks}
+    first, *others = rank_causes(_RUN, evidence, RuleCounsel(lambda: sample.cost), works)
     unseen = max(each.world_size for each in evidence) - len(evidence)
     slowest = max(sample.ranks, key=lambda rank: rank.evidence.step_seconds)
     first = limit_claim(first, evidence, unseen, p95_seconds=slowest.p95_seconds)
@@ -48,11 +49,11 @@ def predict(sample: Sample) -> list[Prediction]:
     if end - since >= _LEAST_STEPS:
         past = [rank.work(first, since) for rank in ranks] if since - first >= _LEAST_STEPS else []
         now = [rank.work(since, end) for rank in ranks]
-        answers = replay(now, pauses, past, hidden=on_device or hide_waits(evidence))
+        answers = predict_steps(now, pauses, past, hidden=on_device or hide_waits(evidence))
     if on_device:
         count = min(rank.device_samples for rank in ranks)
         if count >= LEAST_WINDOW_SAMPLES:
-            newest = replay([rank.device_work(count) for rank in ranks], pauses)
+            newest = predict_steps([rank.device_work(count) for rank in ranks], pauses)
             answers = newest.with_growth_of(answers) if answers else newest
     return [
         Prediction(each.removed.value, each.rank, each.phase, each.step_seconds)

@@ -12,8 +12,8 @@ from benchmarks.faults.arms import NAMED
 from benchmarks.faults.catalog import HANG, SIMULATED, Fault, Plan
 from benchmarks.faults.trial import Answer, Trial
 
+from torchperfd_daemon.diagnosis.predictions import Removed
 from torchperfd_daemon.diagnosis.verdict import Cause
-from torchperfd_daemon.diagnosis.whatif import Removed
 
 SILENT: Final = "(no answer)"
 """The class of answers that did not come."""

@@ -11,7 +11,7 @@ from tests.scenarios.whatif_ranks import CULPRIT, LATE_S, STEPS, is_late
 from tests.support.node import Node, torchrun
 
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
-from torchperfd_daemon.diagnosis.whatif import Removed, replay
+from torchperfd_daemon.diagnosis.predictions import Removed, predict
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
@@ -52,7 +52,7 @@ def test_whatif_gain_of_removing_lateness_matches_measurement(recorded: list[dic
     # The first step connects the ranks.
     late = [step for step in range(1, STEPS) if is_late(step)]
     well = [step for step in range(1, STEPS) if not is_late(step)]
-    reported = replay(
+    reported = predict(
         [
             RankWork(rank, {name: np.array(column)[late] for name, column in each["phase_seconds"].items()})
             for rank, each in enumerate(recorded[:_RANKS])

@@ -17,7 +17,8 @@ from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
-from torchperfd_daemon.diagnosis.whatif import Pauses, Removed, Replay, WhatIf, replay
+from torchperfd_daemon.diagnosis.edits import Pauses
+from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf, predict
 from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.service.translate import comparison
@@ -104,7 +105,7 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
         )
 
 
-def not_modelled(verdict: control_pb2.Verdict, predictions: Replay) -> list[control_pb2.Verdict]:
+def not_modelled(verdict: control_pb2.Verdict, predictions: Predictions) -> list[control_pb2.Verdict]:
     """Return a verdict and its further causes, those of them that no prediction removes.
 
     One rank's loss is part of its excess over its peers, and what has come since the onset is growth.
@@ -123,7 +124,7 @@ def not_modelled(verdict: control_pb2.Verdict, predictions: Replay) -> list[cont
 def text(
     run: str,
     world_size: int,
-    predictions: Replay,
+    predictions: Predictions,
     since: int | None = None,
     hang: str = "",
     left_out: Sequence[control_pb2.Verdict] = (),
@@ -183,6 +184,8 @@ def describe(answer: WhatIf) -> str:
         return f"what rank {answer.rank} needs more than its peers, most of it in {answer.phase}"
     if answer.removed is Removed.SLOW_RANKS:
         return "what any rank needs more than its peers"
+    if answer.removed is Removed.UNEVEN_WORK:
+        return "differences of the ranks' work from step to step"
     if answer.removed is Removed.GARBAGE_COLLECTION:
         return "Python's garbage collections"
     if answer.removed is Removed.EXCHANGE:
@@ -194,8 +197,8 @@ def describe(answer: WhatIf) -> str:
     )
 
 
-def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Replay | None:
-    """Replay a run's newest steps: those on the devices if ranks wait for each other there.
+def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Predictions | None:
+    """Predictions a run's newest steps: those on the devices if ranks wait for each other there.
 
     Args:
         since: The step since which it is slower; 0 where it has not slowed down.
@@ -210,7 +213,7 @@ def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Repl
     if count < LEAST_WINDOW_SAMPLES:
         return None
     pauses = {message.status.identity.rank: _pauses(message) for message in messages}
-    newest = replace(replay([_part(work, -count, None) for work in times.works], pauses), on_device=True)
+    newest = replace(predict([_part(work, -count, None) for work in times.works], pauses), on_device=True)
     # The past is known by steps, which are as long on the host as on the device.
     by_steps = _replay_common_steps(messages, since, hidden=True)
     return newest.with_growth_of(by_steps) if by_steps is not None else newest
@@ -218,8 +221,8 @@ def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Repl
 
 def _replay_common_steps(
     messages: Sequence[control_pb2.RankSteps], since: int, *, hidden: bool
-) -> Replay | None:
-    """Replay the steps from ``since`` on that all ranks have in common; None where these are too few."""
+) -> Predictions | None:
+    """Predictions the steps from ``since`` on that all ranks have in common; None where these are too few."""
     first = max(since, *(message.first_step for message in messages))
     count = min(message.first_step + message.count for message in messages) - first
     if count < LEAST_STEPS:
@@ -227,7 +230,7 @@ def _replay_common_steps(
     works = [(_view.work(message), message.first_step) for message in messages]
     earliest = max(WARM_STEPS, *(start for _, start in works))
     enough = since - earliest >= LEAST_STEPS
-    return replay(
+    return predict(
         [_part(work, first - start, first - start + count) for work, start in works],
         {message.status.identity.rank: _pauses(message) for message in messages},
         [_part(work, earliest - start, since - start) for work, start in works] if enough else (),
@@ -250,7 +253,7 @@ def _pauses(message: control_pb2.RankSteps) -> list[Pauses]:
     return [Pauses.of(each.calls, each.ns, steps) for each in message.gc if each.calls and steps]
 
 
-def _dict(run: str, world_size: int, predictions: Replay) -> dict[str, Any]:
+def _dict(run: str, world_size: int, predictions: Predictions) -> dict[str, Any]:
     return {
         "run": run,
         "ranks": predictions.ranks,

@@ -22,6 +22,9 @@ EXPLAINED: Final = 0.5
 MOST_OF: Final = 0.75
 """A cause that explains this share of a rank's lateness gets all of it."""
 
+_OWN_WORK: Final = 0.5
+"""A wait for processors that has grown by at most twice as much as a rank's own work has grown with it."""
+
 Left = Callable[[str], float]
 """Returns what earlier causes have left of a phase of the same rank, in seconds per step."""
 Measure = Callable[[RankEvidence, Left], float]
@@ -85,7 +88,7 @@ def device_idle(rank: RankEvidence) -> float:
     return rank.step_seconds - device_work(rank) - rank.wait_seconds
 
 
-def _unserved(rank: RankEvidence, left: Left) -> float:
+def _unserved(rank: RankEvidence, _: Left) -> float:
     """Return the wait for a processor, which for the threads of collectives counts beyond the past's only.
 
     Several of these wait one after the other and beside the step's own work, in every run to some degree. A
@@ -97,6 +100,9 @@ def _unserved(rank: RankEvidence, left: Left) -> float:
         return queued
     does, did = rank.own_seconds - rank.queued_seconds, past.own_seconds - past.queued_seconds
     more = max(1.0, does / did) if did > 0 else 1.0
+    if does - did >= _OWN_WORK * (rank.queued_seconds - past.queued_seconds) > 0:
+        # It computes so much more that processors are lacking for that: the wait comes back with the work.
+        return past.queued_seconds - past.throttled_seconds
     grown = rank.exchange_queued_seconds - more * past.exchange_queued_seconds
     return queued - (more - 1) * past.queued_seconds + max(0.0, grown)
 
@@ -164,13 +170,6 @@ MEASURED: Final[Sequence[Row]] = (
         "standing still while another thread of the process holds Python's interpreter",
         lambda rank, _: rank.blocked_seconds,
         ever_since=0.2,
-        lasts=True,
-    ),
-    Row(
-        Cause.SCRIPT_COLLECTIVES,
-        "in collectives that the script itself starts",
-        lambda rank, _: rank.script_collective_seconds,
-        ever_since=0.1,
         lasts=True,
     ),
     CONTENTION,

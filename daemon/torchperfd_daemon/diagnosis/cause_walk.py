@@ -35,7 +35,12 @@ from torchperfd_daemon.diagnosis.job import Job
 from torchperfd_daemon.diagnosis.memory_growth import full_first
 from torchperfd_daemon.diagnosis.step_model import StepModel
 from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.waits import find_imbalance
 
+LEAST_COLLECTIVES: Final = 2
+"""Collectives of the script's own are a cause from so many in a step on..."""
+COLLECTIVES_SHARE: Final = 0.1
+"""...and from this share of the step on."""
 UNEVEN_SHARE: Final = 0.1
 """Work that differs from step to step is a cause from this share of the step on: all work does a little."""
 _AS_LATE: Final = 0.9
@@ -102,6 +107,7 @@ class Walk:
         """Return all causes, in the order of the table."""
         for row in MEASURED:
             self.measure(row)
+        self.find_script_collectives()
         self.find_memory_growth()
         self.find_synchronisation()
         self.find_lateness()
@@ -306,6 +312,30 @@ class Walk:
         if has_grown:
             self._with_growth = self._with_growth.edited(edit)
 
+    def find_script_collectives(self) -> None:
+        """Find collectives that the script starts itself, several in each step.
+
+        Their time on the rank that waits least is the exchange; the rest is the wait for the last rank, which
+        they do not cause.
+        """
+        ranks = self.job.ranks
+        if min(rank.script_collectives for rank in ranks) < LEAST_COLLECTIVES or not self.job.together:
+            return
+        seconds = min(rank.script_collective_seconds for rank in ranks)
+        seconds = min(seconds, float(self.rest.model.exchange.mean()))
+        edit = less_exchange(seconds)
+        cost = min(seconds, self.job.gain(edit))
+        if cost < COLLECTIVES_SHARE * self.step:
+            return
+        where = max(ranks, key=lambda rank: rank.script_collective_seconds)
+        words = (
+            f"{duration(cost)} of each {duration(self.step)} step in {where.script_collectives:.0f}"
+            " collectives that the script starts itself"
+        )
+        words += f", most of them in {where.script_collective_line}" if where.script_collective_line else ""
+        row = Row(Cause.SCRIPT_COLLECTIVES, "", lambda *_: 0.0, phase="collective_wait", lasts=True)
+        self._add(row, where, None, cost, words, edit, ever_since=True)
+
     def find_memory_growth(self) -> None:
         """Find memory that will soon be full.
 
@@ -368,10 +398,7 @@ class Walk:
         rank, excess = ranks[place], late[place]
         if excess < LEAST_SHARE * self.step:
             return
-        is_known = rank.late_phase in rank.phase_seconds and self.job.left(place, rank.late_phase) >= excess
-        edit = both(
-            less_host({place: excess}, rank.late_phase if is_known else ""), self._device_as_peers(place)
-        )
+        edit = both(less_host({place: excess}, peaks=True), self._device_as_peers(place))
         cost = min(excess, self.job.gain(edit)) if self.job.together else excess
         idled = 0.0 if rank.late_ever_since else self._absorbed(rank, cost)
         cost -= idled
@@ -382,7 +409,7 @@ class Walk:
         ]
         if others:
             # Each of several late ranks costs nothing alone, and all of them together what they are late by.
-            cost = max(cost, min(excess, self.job.gain(less_host(dict(enumerate(late))))))
+            cost = max(cost, min(excess, self.job.gain(less_host(dict(enumerate(late)), peaks=True))))
         if cost < LEAST_SHARE * self.step:
             return
         words = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
@@ -394,7 +421,7 @@ class Walk:
         cause = _OF_PHASE.get(rank.late_phase, Cause.SLOW_RANK)
         if all(each.cause is not cause for each in self.found):
             row = Row(cause, "", lambda *_: 0.0, phase=rank.late_phase)
-            edit = less_host(dict(enumerate(late))) if others else edit
+            edit = less_host(dict(enumerate(late)), peaks=True) if others else edit
             self._add(row, rank, rank.rank, cost, words, edit, ever_since=rank.late_ever_since)
 
     def _device_as_peers(self, place: int) -> Edit:
@@ -413,33 +440,19 @@ class Walk:
         return edit
 
     def find_imbalance(self) -> None:
-        """Find a pipeline whose stages work for different times.
-
-        Its step takes as long as its longest stage needs. With equal stages it would take their mean.
-        """
+        """Find a pipeline whose stages work for different times."""
         own = self.rest.own
-        # Of an even number the lower one: a slow rank makes its stage no longer, not even of two.
-        stages = {
-            self.job.ranks[group[0]].stage: statistics.median_low(float(own[place]) for place in group)
-            for group in self.job.groups
-        }
-        if None in stages or len(stages) < 2 or not self.job.together:
-            return
-        longest = max(stages, key=lambda stage: stages[stage])
-        mean = statistics.fmean(stages.values())
-        cost = stages[longest] - mean
-        if cost < LEAST_SHARE * self.step:
-            return
-        wait = statistics.median(rank.wait_seconds for rank in self.job.ranks)
-        words = (
-            f"stage {longest} works {duration(stages[longest])} of each {duration(self.step)} step, the"
-            f" {len(stages)} stages {duration(mean)} on average; ranks wait for {duration(wait)} of it; move"
-            f" layers from stage {longest} to others"
+        found = find_imbalance(
+            (rank.stage, float(seconds), rank.wait_seconds)
+            for rank, seconds in zip(self.job.ranks, own, strict=True)
         )
-        where = next(rank for rank in self.job.ranks if rank.stage == longest)
+        if not found or not self.job.together or found.cost_seconds < LEAST_SHARE * self.step:
+            return
+        where = next(rank for rank in self.job.ranks if rank.stage == found.stage)
         edit = equal_work([range(len(self.job.ranks))])
         row = Row(Cause.PIPELINE_IMBALANCE, "", lambda *_: 0.0)
-        self._add(row, where, None, cost, words, edit, ever_since=True)
+        words = found.words(where.step_seconds)
+        self._add(row, where, None, found.cost_seconds, words, edit, ever_since=True)
 
     def find_uneven_work(self) -> None:
         """Find work that differs from step to step, so that each step waits for another rank."""
@@ -456,7 +469,7 @@ class Walk:
             " step to step; no rank is slow by itself"
         )
         row = Row(Cause.UNEVEN_WORK, "", lambda *_: 0.0, lasts=True)
-        self._add(row, where, None, cost, words, edit, ever_since=True)
+        self._add(row, where, None, cost, words, edit, ever_since=self.growth < EXPLAINED * cost)
 
     def find_exchange(self) -> None:
         """Find a growth of the time that even the last rank to arrive spends in collectives.

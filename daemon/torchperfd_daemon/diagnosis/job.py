@@ -17,10 +17,11 @@ from torchperfd_daemon.diagnosis.waits import are_material
 
 _WAIT: Final = "collective_wait"
 # Steps on devices are known by their means: so many equal ones, of which the first fill the pipeline.
-_MEAN_STEPS: Final = 12
-_WARM: Final = 6
+_MEAN_STEPS: Final = 8
+_WARM: Final = 4
 _LEAST_STEPS: Final = 12
 _MOST_STEPS: Final = 256
+_MOST_TIMES: Final = 1 << 16
 # Phases in which the host launches work, where the device's own times are not known.
 _LAUNCHING: Final = ("forward", "loss", "backward", "optimizer")
 
@@ -47,12 +48,13 @@ class Job:
             works: Their single steps, by rank; means are used where some are missing.
         """
         on_device = any(rank.device_busy is not None for rank in ranks)
-        count = 0 if on_device or not works else _common_steps(ranks, works)
+        by_means = on_device or any(rank.on_device for rank in ranks)
+        count = 0 if by_means or not works else _common_steps(ranks, works)
         records = [_record(rank, (works or {}).get(rank.rank), count) for rank in ranks]
         if on_device:
             # Without a reading of a device's utilization, what hides behind it is not known.
             records = [_repeated(record) for record in records]
-        model = fit(records, _WARM if on_device else 0)
+        model = fit(records, _WARM if on_device else 0, steady=on_device)
         return cls(tuple(ranks), _calibrated(model, ranks) if on_device else model, count > 0)
 
     @cached_property
@@ -108,7 +110,9 @@ def _common_steps(ranks: Sequence[RankEvidence], works: Mapping[int, RankWork]) 
         for rank in ranks
     ]
     common = min(lengths)
-    return min(common, _MOST_STEPS) if common >= _LEAST_STEPS else 0
+    # Of many ranks fewer steps say as much, and cost less.
+    most = max(_LEAST_STEPS, min(_MOST_STEPS, _MOST_TIMES // len(ranks)))
+    return min(common, most) if common >= _LEAST_STEPS else 0
 
 
 def _record(rank: RankEvidence, work: RankWork | None, count: int) -> RankRecord:

@@ -93,6 +93,7 @@ class Replayed:
         waits: For the other ranks, on the resource that the barrier holds; of the same shape.
         idle: The device's time without work, of the same shape.
         synced: The host's waits for its device, of the same shape.
+        streams: From the end of the device's work of one step to that of the next, of the same shape.
         warm: How many of the first steps count for nothing.
     """
 
@@ -101,12 +102,17 @@ class Replayed:
     waits: Float64
     idle: Float64
     synced: Float64
+    streams: Float64
     warm: int
 
     @property
     def mean(self) -> float:
-        """The mean step of the slowest rank, in seconds."""
-        return float(self.steps[:, self.warm :].mean(axis=1).max())
+        """The mean step of the slowest rank, in seconds.
+
+        A host that is faster than its device runs ahead of it at first: the slower one of both counts.
+        """
+        means = (each[:, self.warm :].mean(axis=1).max() for each in (self.steps, self.streams))
+        return float(max(means))
 
 
 def replay(model: StepModel) -> Replayed:
@@ -128,7 +134,7 @@ def _replay_on_host(model: StepModel) -> Replayed:
         since = ahead + np.roll(behind, 1, axis=1)
         waits = since.max(axis=0) - since + model.exchange
     none = np.zeros_like(ahead)
-    return Replayed(ahead + waits + behind, model.make, waits, none, none, model.warm)
+    return Replayed(ahead + waits + behind, model.make, waits, none, none, none, model.warm)
 
 
 class _Pipeline:
@@ -142,12 +148,12 @@ class _Pipeline:
         self._free = np.zeros((max(1, model.workers), ranks))
         self._taken: list[Float64] = []
         self._ends: list[Float64] = []
-        self._out = np.zeros((5, ranks, steps))
+        self._out = np.zeros((6, ranks, steps))
         self._works = [bool(each.any()) for each in model.device]
 
     def run(self) -> Replayed:
         """Return the replayed steps."""
-        model, (steps, data, waits, idle, synced) = self._model, self._out
+        model, (steps, data, waits, idle, synced, streams) = self._model, self._out
         ahead = len(model.before)
         for step in range(model.make.shape[1]):
             start, stream = self._host.copy(), self._stream.copy()
@@ -162,8 +168,9 @@ class _Pipeline:
                 busy += self._phase(phase, step, 0.0)
             self._ends.append(self._stream)
             steps[:, step] = self._host - start
+            streams[:, step] = self._stream - stream
             idle[:, step] = self._stream - stream - busy - (waits[:, step] if model.barrier == DEVICE else 0)
-        return Replayed(steps, data, waits, np.maximum(idle, 0.0), synced, model.warm)
+        return Replayed(steps, data, waits, np.maximum(idle, 0.0), synced, streams, model.warm)
 
     def _stall(self) -> Float64:
         """Return for how long the host cannot launch, because the device is too many steps behind."""

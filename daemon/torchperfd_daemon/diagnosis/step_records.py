@@ -49,22 +49,27 @@ class RankRecord:
         return total
 
 
-def fit(records: Sequence[RankRecord], warm: int = 0) -> StepModel:
+def fit(
+    records: Sequence[RankRecord], warm: int = 0, *, least_wait: float = LEAST_SHARE, steady: bool = False
+) -> StepModel:
     """Return the model of which the replay gives the recorded steps.
 
     Args:
         records: Of the same steps of each rank; at least one.
         warm: The first steps, which count for nothing.
+        least_wait: The share of the step from which waits show that ranks wait for each other.
+        steady: Whether all steps are equal, so that what is queued on devices does not matter.
     """
-    return _Fit(records, warm).model()
+    return _Fit(records, warm, least_wait, steady=steady).model()
 
 
 class _Fit:
     """The records as arrays of shape (ranks, steps)."""
 
-    def __init__(self, records: Sequence[RankRecord], warm: int) -> None:
+    def __init__(self, records: Sequence[RankRecord], warm: int, least_wait: float, *, steady: bool) -> None:
         self._records = records
         self._warm = warm
+        self._depths = _DEPTHS[1:2] if steady else _DEPTHS
         names = {name for record in records for name in record.host}
         own = sorted(names - {*_BEFORE, *_AFTER, "data", "collective_wait"})
         self._before = tuple(name for name in (*own, *_BEFORE) if name in names)
@@ -77,7 +82,7 @@ class _Fit:
         self._device_wait = self._device("collective_wait")
         on_device = float(self._device_wait.mean()) > float(self._host_wait.mean())
         waits = self._device_wait if on_device else self._host_wait
-        together = len(records) > 1 and bool((waits.mean(axis=1) >= LEAST_SHARE * self._steps.mean()).any())
+        together = len(records) > 1 and bool((waits.mean(axis=1) > least_wait * self._steps.mean()).any())
         self.barrier = (DEVICE if on_device else HOST) if together else ALONE
         self._waits = waits
         busy = np.sum([self._device(name) for name in names - _NOT_LAUNCHING], axis=0)
@@ -196,7 +201,7 @@ class _Fit:
             launch = self._launch(first, launching, host, model.device)
             host[first][bound] = np.minimum(host[first], launch)[bound]
             model = replace(model, host=host)
-        for depth in _DEPTHS:
+        for depth in self._depths:
             yield replace(model, depth=depth)
 
     def _loader(self, workers: int) -> tuple[Float64, Float64]:

@@ -15,12 +15,12 @@ from torchperfd_daemon.diagnosis.edits import DATA
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.job import Job
 from torchperfd_daemon.diagnosis.remedies import (
-    ReadWorkerCost,
+    UNMEASURED,
+    LoaderCounsel,
     Remedy,
     contention_remedy,
     loader_remedy,
     stage_words,
-    unmeasured,
 )
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
 
@@ -30,7 +30,7 @@ Works = Mapping[int, RankWork]
 def rank_causes(
     run: str,
     ranks: Sequence[RankEvidence],
-    cost: ReadWorkerCost = unmeasured,
+    counsel: LoaderCounsel = UNMEASURED,
     works: Works | None = None,
 ) -> list[Verdict]:
     """Return the causes of a run's lost time, the largest gain first; the first verdict has the account.
@@ -46,7 +46,7 @@ def rank_causes(
     see. Whether a job without a cause is healthy is for :func:`~.claims.limit_claim` to decide.
 
     Args:
-        cost: Returns the cost of a loader's worker on this machine.
+        counsel: What the run is advised on its loaders.
         works: The single steps of each rank, by rank.
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0]
@@ -61,9 +61,9 @@ def rank_causes(
     found.sort(key=lambda each: -each.cost_seconds)
     found, note = _without_state(walk, found)
     unknown = _unknown(walk)
-    verdicts = [_verdict(run, seen, each, cost) for each in found]
+    verdicts = [_verdict(run, seen, each, counsel) for each in found]
     if unknown is not None:
-        verdicts.insert(0, _verdict(run, seen, unknown, cost))
+        verdicts.insert(0, _verdict(run, seen, unknown, counsel))
     if not verdicts and hide_waits(seen):
         verdicts = [_cannot_compare(run, seen, walk.step)]
     if not verdicts:
@@ -87,6 +87,8 @@ def _without_state(walk: Walk, found: Sequence[Finding]) -> tuple[list[Finding],
         return [*found], ""
     queued = statistics.median(rank.queued_seconds for rank in walk.job.ranks)
     served = max(walk.step - queued, LEAST_SHARE * walk.step)
+    if served <= 0:
+        return [*found], ""
     note = (
         f"busy node: everything takes {walk.step / served:.1f} times as long; with the CPUs to itself, a step"
         f" would take {duration(served)} in place of {duration(walk.step)}"
@@ -167,6 +169,7 @@ def _knock_on(slowed: Sequence[tuple[float, RankEvidence, RankEvidence]], slower
 
 
 _MOST_OF: Final = 0.75
+_APART: Final = 1.5
 
 
 def _own_cause(found: Finding) -> Cause:
@@ -186,7 +189,7 @@ def _own_cause(found: Finding) -> Cause:
     return found.cause
 
 
-def _remedy(found: Finding, seen: Sequence[RankEvidence], cost: ReadWorkerCost) -> Remedy:
+def _remedy(found: Finding, seen: Sequence[RankEvidence], counsel: LoaderCounsel) -> Remedy:
     """Return what the evidence says to change; an empty one for what is usual."""
     rank = found.where
     ranks = max(len(seen), rank.world_size)
@@ -204,15 +207,15 @@ def _remedy(found: Finding, seen: Sequence[RankEvidence], cost: ReadWorkerCost) 
             rank.loader,
             rank.step_seconds,
             rank.phase_seconds.get(DATA, 0.0),
-            cost,
+            counsel,
             most_seconds=found.cost_seconds or math.inf,
             on_device=rank.device_busy is not None,
             ranks=ranks,
             binding=rank.binding,
         )
-    if found.cause is Cause.GARBAGE_COLLECTION and rank.collect_line:
-        if rank.called_collection_seconds >= EXPLAINED * rank.collected_seconds:
-            return Remedy(f"call gc.collect() less often: {rank.collect_line} does in the loop")
+    is_called = rank.called_collection_seconds >= EXPLAINED * rank.collected_seconds
+    if found.cause is Cause.GARBAGE_COLLECTION and rank.collect_line and is_called:
+        return Remedy(f"call gc.collect() less often: {rank.collect_line} does in the loop")
     if found.cause is Cause.RECOMPILATION and rank.graph_limit_reached:
         where = rank.graph_limit_function or "a function"
         return Remedy(
@@ -222,17 +225,15 @@ def _remedy(found: Finding, seen: Sequence[RankEvidence], cost: ReadWorkerCost) 
     return Remedy()
 
 
-def _verdict(run: str, seen: Sequence[RankEvidence], found: Finding, cost: ReadWorkerCost) -> Verdict:
-    cause, remedy = _own_cause(found), _remedy(found, seen, cost)
+def _verdict(run: str, seen: Sequence[RankEvidence], found: Finding, counsel: LoaderCounsel) -> Verdict:
+    cause, remedy = _own_cause(found), _remedy(found, seen, counsel)
     words = found.words
     if found.cause is Cause.INPUT_BOUND:
         words += stage_words(found.where.loader)
-    elif found.cause is Cause.GARBAGE_COLLECTION and seen[0].collects_apart:
+    elif found.cause is Cause.GARBAGE_COLLECTION and _collect_apart(found, seen):
         words += ", because ranks collect at different steps and wait for each other"
     elif found.cause is Cause.INTERPRETER_LOCK and found.where.blocked_by:
         words += f", most often {found.where.blocked_by}"
-    elif found.cause is Cause.SCRIPT_COLLECTIVES and found.where.script_collective_line:
-        words += f", most of them in {found.where.script_collective_line}"
     return Verdict(
         cause,
         run,
@@ -246,6 +247,12 @@ def _verdict(run: str, seen: Sequence[RankEvidence], found: Finding, cost: ReadW
         fix=remedy.fix,
         saves_seconds=remedy.saves_seconds,
     )
+
+
+def _collect_apart(found: Finding, seen: Sequence[RankEvidence]) -> bool:
+    """Return whether collections cost more than any rank collects: each one delays all ranks."""
+    longest = max(rank.collected_seconds for rank in seen)
+    return seen[0].collects_apart or found.cost_seconds >= _APART * longest
 
 
 def _cannot_compare(run: str, ranks: Sequence[RankEvidence], step_seconds: float) -> Verdict:

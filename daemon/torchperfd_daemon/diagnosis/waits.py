@@ -1,13 +1,15 @@
-"""Where ranks wait for each other, and whether these waits show who is late.
+"""Where ranks wait for each other, whether these waits show who is late, and which stage the others wait for.
 
 With gloo the host waits in the collective. With NCCL the host only launches it, which takes microseconds, and
 the device waits.
 """
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
 
 _MATERIAL: Final = 0.01
@@ -102,3 +104,61 @@ def mean_step(work: RankWork) -> float:
 def _mean(work: RankWork, *, waiting: bool) -> float:
     columns = [column for name, column in work.phase_seconds.items() if (name in WAITING) is waiting]
     return float(sum(column.mean() for column in columns if len(column)))
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """The longest stage of a pipeline, and what it costs.
+
+    Attributes:
+        stages: How many stages were seen.
+        own_seconds: The own work of the longest stage per step: the median of its ranks; of two, the faster.
+        mean_seconds: The mean of all stages.
+        wait_seconds: The median wait of all ranks per step.
+    """
+
+    stage: int
+    stages: int
+    own_seconds: float
+    mean_seconds: float
+    wait_seconds: float
+
+    @property
+    def cost_seconds(self) -> float:
+        """What equal stages would save per step."""
+        return self.own_seconds - self.mean_seconds
+
+    def words(self, step_seconds: float) -> str:
+        """Return the evidence in words."""
+        return (
+            f"stage {self.stage} works {duration(self.own_seconds)} of each {duration(step_seconds)} step,"
+            f" the {self.stages} stages {duration(self.mean_seconds)} on average; ranks wait for"
+            f" {duration(self.wait_seconds)} of it; move layers from stage {self.stage} to others"
+        )
+
+
+def find_imbalance(ranks: Iterable[tuple[int | None, float, float]]) -> Imbalance | None:
+    """Return the longest stage of a pipeline; None for fewer than two stages.
+
+    The step takes as long as the longest stage needs. With equal stages it would take their mean.
+
+    Args:
+        ranks: Of each rank, its stage, own work and wait for others, in seconds per step; ranks without a
+            stage are left out.
+    """
+    placed = [(stage, own, wait) for stage, own, wait in ranks if stage is not None]
+    stages = {
+        # Of an even number the lower one: a slow rank makes its stage no longer, not even of two.
+        stage: statistics.median_low(own for there, own, _ in placed if there == stage)
+        for stage in dict.fromkeys(stage for stage, _, _ in placed)
+    }
+    if len(stages) < 2:
+        return None
+    longest = max(stages, key=lambda stage: stages[stage])
+    return Imbalance(
+        longest,
+        len(stages),
+        stages[longest],
+        statistics.fmean(stages.values()),
+        statistics.median(wait for _, _, wait in placed),
+    )

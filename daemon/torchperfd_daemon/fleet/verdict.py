@@ -16,12 +16,11 @@ import numpy as np
 
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis import Cause, RankProfile, Verdict
-from torchperfd_daemon.diagnosis.attribution import LEAST_SHARE
+from torchperfd_daemon.diagnosis.cause_table import LEAST_SHARE
 from torchperfd_daemon.diagnosis.claims import limit_claim, unseen_words
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_peers
-from torchperfd_daemon.diagnosis.imbalance import find_imbalance
-from torchperfd_daemon.diagnosis.waits import are_material, mean_own, mean_wait
+from torchperfd_daemon.diagnosis.waits import are_material, find_imbalance, mean_own, mean_wait
 
 _MOST_NAMED: Final = 8
 _ELSEWHERE: Final = "on no node that answers"

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.attribution import MOST_OF
+from torchperfd_daemon.diagnosis.cause_table import MOST_OF
 from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import (
     LEAST_SAMPLES,

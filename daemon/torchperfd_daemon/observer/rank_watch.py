@@ -11,7 +11,7 @@ from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.blocked import blocked_seconds
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
-from torchperfd_daemon.diagnosis.whatif import Pauses
+from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_S, WARM_STEPS, WINDOW_SAMPLES
 from torchperfd_daemon.observer.background_saves import StepsBesideSaves
 from torchperfd_daemon.observer.gpu_watch import GpuWatch

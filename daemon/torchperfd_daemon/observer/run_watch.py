@@ -10,8 +10,8 @@ from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdic
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
+from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.remedies import advised_remedy, is_usual
-from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.diagnosis.windows import WARM_STEPS
 from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.cause_onsets import CauseOnsets
@@ -220,6 +220,7 @@ class RunWatch:
         window = max(each.window_seconds for each in seen.values())
         steps = {each.rank: each.step_seconds for each in seen.values()}
         usual = self._step_seconds = statistics.median(steps.values())
+        works = {evidence.rank: watch.work({}) for watch, evidence in seen.items()}
         ranks = with_staggered([*zip(seen, self._with_lateness(seen), strict=True)])
         self._adviser.observe([*_loader_samples(ranks)])
         self._hand_out_advice()
@@ -230,7 +231,7 @@ class RunWatch:
                 step_seconds=usual if verdict.rank is None else steps.get(verdict.rank, usual),
                 stages=_stages(verdict, ranks),
             )
-            for verdict in rank_causes(self.run, ranks, self._adviser)
+            for verdict in rank_causes(self.run, ranks, self._adviser, works)
         ]
         if verdicts[0].cause is Cause.NONE:
             # A slowdown that is too gradual for the onset detector.

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.attribution import LEAST_SHARE
-from torchperfd_daemon.diagnosis.whatif import Pauses, without_pauses
+from torchperfd_daemon.diagnosis.cause_table import LEAST_SHARE
+from torchperfd_daemon.diagnosis.edits import Pauses, without_pauses
 from torchperfd_daemon.observer.rank_watch import RankWatch
 
 _ALIKE: Final = 0.5
@@ -31,12 +31,14 @@ def with_staggered(ranks: Seen) -> list[RankEvidence]:
     at the same steps.
 
     The cost is what the newest steps lose without all ranks' pauses
-    (:func:`~torchperfd_daemon.diagnosis.whatif.without_pauses`). How often and how long ranks collect is
+    (:func:`~torchperfd_daemon.diagnosis.edits.without_pauses`). How often and how long ranks collect is
     taken from all samples of this regime, or from the whole run if some rank has not collected in them: short
     collections of the start say nothing about long ones of now.
     """
     evidence = [each for _, each in ranks]
-    if len(ranks) < 2 or not any(each.wait_seconds for each in evidence):
+    # Without a device, diagnosis replays single steps, each with the pauses of its own rank.
+    by_means = any(each.on_device or each.device_busy is not None for each in evidence)
+    if len(ranks) < 2 or not by_means or not any(each.wait_seconds for each in evidence):
         return evidence
     pauses = _pauses([watch for watch, _ in ranks])
     collected = [sum(each.per_step * each.seconds for each in rank) for rank in pauses]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis.detect import RankWork
-from torchperfd_daemon.diagnosis.whatif import Pauses
+from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.service.survey import DeviceWork, RecentCollections, ranks_of

@@ -7,7 +7,7 @@ import numpy as np
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
-from torchperfd_daemon.diagnosis.whatif import Pauses
+from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.service import translate, translate_verdict
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store

@@ -320,7 +320,8 @@ def test_exchanges_that_grow_with_all_work_are_no_network_cause() -> None:
     ]
     assert [verdict.cause for verdict in rank_causes("r", twice)] == [Cause.UNKNOWN]
     starved = [replace(each, queued_seconds=0.02) for each in twice]
-    assert [verdict.cause for verdict in rank_causes("r", starved)] == [Cause.CPU_CONTENTION]
+    # Ranks that compute so much more wait for processors because of that.
+    assert [verdict.cause for verdict in rank_causes("r", starved)] == [Cause.UNKNOWN]
 
 
 def test_equally_late_ranks_give_the_same_name_each_sample() -> None:

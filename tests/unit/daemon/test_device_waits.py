@@ -10,8 +10,8 @@ from torchperfd.v1 import control_pb2, fleet_pb2
 from torchperfd_daemon.commands import ranks, steps, whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.predictions import Removed
 from torchperfd_daemon.diagnosis.waits import compare
-from torchperfd_daemon.diagnosis.whatif import Removed
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.fanout import PeerError
 from torchperfd_daemon.fleet.surveys import judge_all

@@ -8,8 +8,8 @@ from tests.unit.daemon.test_observer import RUN, Watched
 from torchperfd_daemon.commands import ranks, whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
-from torchperfd_daemon.diagnosis.imbalance import find_imbalance
-from torchperfd_daemon.diagnosis.whatif import Removed
+from torchperfd_daemon.diagnosis.predictions import Removed
+from torchperfd_daemon.diagnosis.waits import find_imbalance
 from torchperfd_daemon.fleet.surveys import judge_all
 from torchperfd_daemon.views import live as _view
 

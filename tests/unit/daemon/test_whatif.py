@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import whatif
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
-from torchperfd_daemon.diagnosis.whatif import (
-    LEAST_GAIN,
-    Pauses,
-    Removed,
-    Replay,
-    as_before,
-    as_peers,
-    replay,
-    without_pauses,
-)
+from torchperfd_daemon.diagnosis.edits import Pauses, at_most, quantiles_of, without_pauses
+from torchperfd_daemon.diagnosis.predictions import LEAST_GAIN, Predictions, Removed, predict
 
 STEPS = 128
 WITHIN = 0.05
@@ -95,7 +87,7 @@ def later(
     ]
 
 
-def gain(reported: Replay, removed: Removed, rank: int | None = None, phase: str | None = None) -> float:
+def gain(reported: Predictions, removed: Removed, rank: int | None = None, phase: str | None = None) -> float:
     """Return the predicted gain; 0 without a prediction."""
     found = [
         each.gain_seconds
@@ -116,7 +108,7 @@ def test_a_ranks_excess(job: Job, seconds: float, often: float, culprit: int) ->
     slow = replace(job, forward=later(job.forward, {culprit}, seconds, often, 1))
     works, before = trained(slow)
     _, after = trained(job)
-    reported = replay(works)
+    reported = predict(works)
     assert reported.synchronous
     assert reported.step_seconds == pytest.approx(before, rel=0.01)
     assert gain(reported, Removed.RANK_EXCESS, culprit) == pytest.approx(before - after, abs=WITHIN * before)
@@ -130,7 +122,7 @@ def test_two_slow_ranks_are_only_worth_something_together(job: Job, seconds: flo
     slow = replace(job, forward=later(job.forward, {0, 3}, seconds, 1.0, 1))
     works, before = trained(slow)
     _, after = trained(job)
-    reported = replay(works)
+    reported = predict(works)
     assert gain(reported, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
     assert max(gain(reported, Removed.RANK_EXCESS, rank) for rank in (0, 3)) <= WITHIN * before
 
@@ -141,7 +133,7 @@ def test_data(job: Job, seconds: float, often: float, ranks: set[int]) -> None:
     starved = replace(job, data=later(job.data, ranks, seconds, often, 2))
     works, before = trained(starved)
     _, after = trained(replace(job, data=[[0.0] * STEPS for _ in job.ranks]))
-    reported = gain(replay(works), Removed.PHASE, phase="data")
+    reported = gain(predict(works), Removed.PHASE, phase="data")
     assert reported == pytest.approx(before - after, abs=WITHIN * before)
 
 
@@ -153,7 +145,7 @@ def test_checkpoints_of_one_rank(job: Job, seconds: float) -> None:
     ]
     works, before = trained(replace(job, checkpoint=saved))
     _, after = trained(job)
-    reported = gain(replay(works), Removed.PHASE, phase="checkpoint")
+    reported = gain(predict(works), Removed.PHASE, phase="checkpoint")
     assert reported == pytest.approx(before - after, abs=WITHIN * before)
 
 
@@ -162,7 +154,7 @@ def test_checkpoints_of_one_rank(job: Job, seconds: float) -> None:
 def test_the_exchange(job: Job, seconds: float) -> None:
     works, before = trained(replace(job, exchange=seconds))
     _, after = trained(replace(job, exchange=0.0))
-    assert gain(replay(works), Removed.EXCHANGE) == pytest.approx(before - after, abs=WITHIN * before)
+    assert gain(predict(works), Removed.EXCHANGE) == pytest.approx(before - after, abs=WITHIN * before)
 
 
 @settings(max_examples=30)
@@ -174,7 +166,7 @@ def test_collections_that_each_rank_has_at_its_own_time(job: Job, seconds: float
     ]
     works, before = trained(replace(job, forward=paused))
     _, after = trained(job)
-    reported = replay(works, {rank: [Pauses(1 / period, seconds)] for rank in job.ranks})
+    reported = predict(works, {rank: [Pauses(1 / period, seconds)] for rank in job.ranks})
     assert gain(reported, Removed.GARBAGE_COLLECTION) == pytest.approx(before - after, abs=WITHIN * before)
 
 
@@ -188,9 +180,9 @@ def test_what_has_grown_since_the_past(job: Job, seconds: float, exchange: float
     )
     past, after = trained(job)
     works, before = trained(slow)
-    reported = gain(replay(works, past=past), Removed.GROWTH)
+    reported = gain(predict(works, past=past), Removed.GROWTH)
     assert reported == pytest.approx(before - after, abs=WITHIN * before)
-    assert gain(replay(works), Removed.GROWTH) == 0
+    assert gain(predict(works), Removed.GROWTH) == 0
 
 
 @settings(max_examples=30)
@@ -204,7 +196,7 @@ def test_what_grows_with_a_slow_rank_goes_too(job: Job, seconds: float, part: fl
     )
     past, after = trained(job)
     works, before = trained(slow)
-    reported = gain(replay(works, past=past), Removed.RANK_EXCESS, culprit)
+    reported = gain(predict(works, past=past), Removed.RANK_EXCESS, culprit)
     assert reported == pytest.approx(before - after, abs=WITHIN * before)
 
 
@@ -218,7 +210,7 @@ def test_what_grows_with_two_slow_ranks_goes_too(job: Job, seconds: float, part:
     )
     past, after = trained(job)
     works, before = trained(slow)
-    reported = replay(works, past=past)
+    reported = predict(works, past=past)
     assert gain(reported, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
 
 
@@ -244,7 +236,7 @@ def test_what_others_gain_by_a_rank_that_sleeps_is_lost_again(
     past, after = trained(job)
     works, before = trained(slow)
     removed, rank = (Removed.SLOW_RANKS, None) if culprits > 1 else (Removed.RANK_EXCESS, 0)
-    reported = gain(replay(works, past=past), removed, rank)
+    reported = gain(predict(works, past=past), removed, rank)
     assert reported == pytest.approx(before - after, abs=WITHIN * before)
 
 
@@ -255,7 +247,7 @@ def test_a_past_step_that_took_very_long_does_not_come_back() -> None:
     past, _ = trained(replace(job, forward=hiccup))
     works, before = trained(replace(job, forward=later(job.forward, {2}, 0.05, 1.0, 1)))
     _, after = trained(job)
-    reported = replay(works, past=past)
+    reported = predict(works, past=past)
     for removed, rank in ((Removed.RANK_EXCESS, 2), (Removed.GROWTH, None)):
         assert gain(reported, removed, rank) == pytest.approx(before - after, abs=0.003)
 
@@ -264,7 +256,7 @@ def test_what_all_ranks_take_more_is_no_slow_ranks() -> None:
     job = even(6, 0.02, 1)
     past, _ = trained(job)
     works, _ = trained(replace(job, forward=later(job.forward, set(job.ranks), 0.05, 1.0, 1)))
-    reported = replay(works, past=past)
+    reported = predict(works, past=past)
     assert gain(reported, Removed.GROWTH) == pytest.approx(0.05, abs=0.005)
     assert gain(reported, Removed.SLOW_RANKS) < 0.005
 
@@ -275,7 +267,7 @@ def test_what_has_grown_without_a_slow_rank_stays() -> None:
     works, _ = trained(
         replace(job, forward=later(job.forward, {2}, 0.06, 1.0, 1), exchange=job.exchange + 0.04)
     )
-    reported = replay(works, past=past)
+    reported = predict(works, past=past)
     assert gain(reported, Removed.RANK_EXCESS, 2) == pytest.approx(0.06, abs=0.001)
     assert gain(reported, Removed.GROWTH) == pytest.approx(0.05, abs=0.001)
 
@@ -283,7 +275,7 @@ def test_what_has_grown_without_a_slow_rank_stays() -> None:
 def test_ranks_that_do_not_wait_are_replayed_alone() -> None:
     slow = RankWork(1, {"data": np.full(20, 0.3), "forward": np.full(20, 0.1), "augment": np.full(20, 0.1)})
     quick = RankWork(0, {"data": np.full(20, 0.1), "forward": np.full(20, 0.2)})
-    reported = replay([quick, slow])
+    reported = predict([quick, slow])
     assert not reported.synchronous
     assert reported.step_seconds == pytest.approx(0.5)
     assert [(each.removed, each.phase) for each in reported.answers] == [
@@ -296,7 +288,7 @@ def test_ranks_that_do_not_wait_are_replayed_alone() -> None:
 
 def test_only_relevant_gains_are_listed_greatest_first() -> None:
     works, _ = trained(replace(even(3, 0.02, 5), exchange=0.05))
-    reported = replay(works)
+    reported = predict(works)
     gains = [each.gain_seconds for each in reported.answers]
     assert gains == sorted(gains, reverse=True)
     assert gains
@@ -313,7 +305,7 @@ def test_only_relevant_gains_are_listed_greatest_first() -> None:
 )
 def test_steps_that_are_not_the_same_are_refused(ranks: list[RankWork]) -> None:
     with pytest.raises(ValueError, match="same steps"):
-        replay(ranks)
+        predict(ranks)
 
 
 seconds = st.lists(st.floats(0, 10), min_size=5, max_size=5)
@@ -321,7 +313,8 @@ seconds = st.lists(st.floats(0, 10), min_size=5, max_size=5)
 
 @given(seconds, st.lists(seconds, min_size=1, max_size=4))
 def test_as_its_peers(own: list[float], peers: list[list[float]]) -> None:
-    mapped = as_peers(np.array(own), [np.array(each) for each in peers]).tolist()
+    usual = np.median([np.sort(np.array(each)) for each in peers], axis=0)
+    mapped = at_most(np.array(own), usual).tolist()
     usual = [statistics.median(column) for column in zip(*map(sorted, peers), strict=True)]
     assert sorted(mapped) == pytest.approx(sorted(map(min, sorted(own), usual)))
     assert all(less <= before for less, before in zip(mapped, own, strict=True))
@@ -332,12 +325,12 @@ def test_as_its_peers(own: list[float], peers: list[list[float]]) -> None:
 
 
 @given(seconds, st.lists(st.floats(0, 10), min_size=1, max_size=30))
-def test_as_before(now: list[float], past: list[float]) -> None:
-    mapped = as_before(np.array(now), np.array(past)).tolist()
+def test_quantiles_of(now: list[float], past: list[float]) -> None:
+    mapped = quantiles_of(np.array(now), np.array(past)).tolist()
     assert all(less <= took for less, took in zip(mapped, now, strict=True))
     assert all(less <= max(past) + 1e-9 for less in mapped)
-    assert as_before(np.array(now), np.array(now) + 1).tolist() == now
-    assert sorted(as_before(np.array(now), np.sort(now)[::-1]).tolist()) == pytest.approx(sorted(now))
+    assert quantiles_of(np.array(now), np.array(now) + 1).tolist() == now
+    assert sorted(quantiles_of(np.array(now), np.sort(now)[::-1]).tolist()) == pytest.approx(sorted(now))
     for one in range(5):
         for other in range(5):
             if now[one] < now[other]:
@@ -373,7 +366,7 @@ def test_replay_slow_loader_of_one_rank_is_one_cause() -> None:
         )
         for rank, data in enumerate((0.005, 0.131))
     ]
-    reported = replay(works)
+    reported = predict(works)
     found = [(each.removed, each.rank, each.is_part) for each in reported.answers[:2]]
     assert found == [(Removed.PHASE, None, False), (Removed.RANK_EXCESS, 1, True)]
     assert [each.gain_seconds for each in reported.answers[:2]] == pytest.approx([0.131, 0.126])
@@ -395,7 +388,7 @@ def test_replay_excess_in_another_phase_is_a_cause_of_its_own() -> None:
         )
         for rank, forward in enumerate((0.03, 0.08))
     ]
-    reported = replay(works)
+    reported = predict(works)
     assert [(each.removed, each.is_part) for each in reported.answers] == [
         (Removed.RANK_EXCESS, False),
         (Removed.PHASE, False),
@@ -407,7 +400,7 @@ def test_whatif_without_gain_names_what_is_not_modelled() -> None:
     starved = control_pb2.Verdict(
         cause="CPU contention", rank=-1, cost_seconds_per_step=0.043, step_seconds=0.05
     )
-    reported = replay([RankWork(0, {"forward": np.full(40, 0.05)})])
+    reported = predict([RankWork(0, {"forward": np.full(40, 0.05)})])
     left_out = whatif.not_modelled(starved, reported)
     text = " ".join(whatif.text("r", 1, reported, left_out=left_out).split())
     assert "no phase, rank or exchange that the replay can remove would make a step shorter" in text
@@ -417,4 +410,4 @@ def test_whatif_without_gain_names_what_is_not_modelled() -> None:
 def test_whatif_growth_removes_what_came_with_it() -> None:
     starved = control_pb2.Verdict(cause="CPU contention", rank=-1, cost_seconds_per_step=0.04)
     now, past = ({"forward": np.full(40, seconds)} for seconds in (0.1, 0.05))
-    assert whatif.not_modelled(starved, replay([RankWork(0, now)], past=[RankWork(0, past)])) == []
+    assert whatif.not_modelled(starved, predict([RankWork(0, now)], past=[RankWork(0, past)])) == []

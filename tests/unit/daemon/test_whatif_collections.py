@@ -5,7 +5,7 @@ from tests.unit.daemon.test_device_waits import steps_of
 from tests.unit.daemon.test_observer import Watched, collecting
 
 from torchperfd_daemon.commands import whatif
-from torchperfd_daemon.diagnosis.whatif import Removed
+from torchperfd_daemon.diagnosis.predictions import Removed
 
 SHORT_S, LONG_S, EVERY = 0.0002, 0.05, 20
 
