@@ -95,7 +95,7 @@ def configuration_page() -> str:
 
 def verdicts_page() -> str:
     """Return the page of all causes: the least share from which each is reported, and the next command."""
-    from torchperfd_daemon.diagnosis.attribution import EVER_SINCE, LEAST_SHARE
+    from torchperfd_daemon.diagnosis.cause_table import EVER_SINCE, LEAST_SHARE
     from torchperfd_daemon.diagnosis.fixes import fix_of
     from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
 

@@ -17,6 +17,12 @@ from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, SCRIPT_CODE_S
 
 LEAST_SHARE: Final = 0.05
 """A cause that costs a smaller share of the step is not reported."""
+UNEVEN_SHARE: Final = 0.1
+"""Work that differs from step to step is a cause from this share of the step on: all work does a little."""
+LEAST_COLLECTIVES: Final = 2
+"""Collectives of the script's own are a cause from so many in a step on..."""
+COLLECTIVES_SHARE: Final = 0.1
+"""...and from this share of the step on."""
 EXPLAINED: Final = 0.5
 """A slowdown of which a smaller share has a cause gets the cause ``UNKNOWN``."""
 MOST_OF: Final = 0.75
@@ -248,3 +254,11 @@ def _host_beyond_device(rank: RankEvidence, left: Left) -> float:
         return 0.0
     working = sum(left(name) for name in rank.phase_seconds if name not in _NOT_HOST)
     return working - device_work(rank)
+
+
+EVER_SINCE: Final[Mapping[Cause, float]] = {
+    **{row.cause: row.ever_since for row in (*MEASURED, SYNCHRONISATION, HOST_BOUND, script_code("other"))},
+    Cause.UNEVEN_WORK: UNEVEN_SHARE,
+    Cause.SCRIPT_COLLECTIVES: COLLECTIVES_SHARE,
+}
+"""Least shares of the step for losses of all ranks since the start, by cause."""

@@ -8,13 +8,16 @@ from typing import Final
 
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.cause_table import (
+    COLLECTIVES_SHARE,
     CONTENTION,
     EXPLAINED,
     HOST_BOUND,
+    LEAST_COLLECTIVES,
     LEAST_SHARE,
     MEASURED,
     MOST_OF,
     SYNCHRONISATION,
+    UNEVEN_SHARE,
     Row,
     device_idle,
     script_code,
@@ -37,12 +40,6 @@ from torchperfd_daemon.diagnosis.step_model import StepModel
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.diagnosis.waits import find_imbalance
 
-LEAST_COLLECTIVES: Final = 2
-"""Collectives of the script's own are a cause from so many in a step on..."""
-COLLECTIVES_SHARE: Final = 0.1
-"""...and from this share of the step on."""
-UNEVEN_SHARE: Final = 0.1
-"""Work that differs from step to step is a cause from this share of the step on: all work does a little."""
 _AS_LATE: Final = 0.9
 """Ranks whose lateness reaches this share of the longest one differ only by chance."""
 _SHOWN_SHARE: Final = 0.25

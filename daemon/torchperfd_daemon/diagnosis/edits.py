@@ -256,4 +256,6 @@ def without_pauses(own: Float64, pauses: Sequence[Pauses]) -> Float64:
 def _less_alike(times: Float64, less: float) -> Float64:
     """Return times whose mean is smaller by so much, all in proportion; at least 0."""
     mean = float(times.mean())
-    return times * max(0.0, 1 - less / mean) if mean > 0 else times
+    share = max(0.0, 1 - less / mean) if mean > 0 else 1.0
+    shorter: Float64 = times * share
+    return shorter
