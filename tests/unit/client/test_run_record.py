@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.run_documents import run_file
+from tests.support.run_documents import PREDICTED, kept_run, run_file
 
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.overview import read_overview
+from torchperfd.runs.promise_outcome import CHANGED, PromiseOutcome
 from torchperfd.runs.record import RunRecord, read_record
 
 JSON = st.recursive(
@@ -60,11 +61,17 @@ def test_record_of_something_else_is_a_clear_error(content: bytes) -> None:
         read_record(content, "run.json")
 
 
+WHOLE = kept_run({"forward": 0.03}, run="train-1", steps=4, verdict=PREDICTED) | {
+    "promise": PromiseOutcome("train-0", CHANGED, promised_ratio=-0.5, before_seconds=0.1).to_dict()
+}
+"""A report with all that a run may keep of itself and of an earlier one."""
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_record_of_any_damage_is_read_or_an_error(data: st.DataObject) -> None:
     """One value anywhere is replaced by another, or removed."""
-    document: Any = copy.deepcopy(run_file("train-1", steps=4, seconds={"forward": 0.03}))
+    document: Any = copy.deepcopy(WHOLE)
     place = document
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
@@ -82,7 +89,7 @@ def test_record_of_any_damage_is_read_or_an_error(data: st.DataObject) -> None:
 
 @given(st.integers(0, 3000), st.binary(max_size=4))
 def test_record_cut_or_overwritten_is_read_or_an_error(position: int, other: bytes) -> None:
-    whole = json.dumps(run_file("train-1", steps=4, seconds={"forward": 0.03})).encode()
+    whole = json.dumps(WHOLE).encode()
     _read_or_refuse(whole[:position])
     _read_or_refuse(whole[:position] + other + whole[position + len(other) :])
 
