@@ -330,7 +330,7 @@ class SlowedStream(IterableDataset[int]):
 @pytest.mark.parametrize("dataset", [Slowed(), SlowedStream()], ids=["items", "stream"])
 def test_slow_worker_of_a_real_loader_is_found(dataset: Dataset[int]) -> None:
     slow, has_ended = SlowWorker(), threading.Event()
-    batches = iter(DataLoader(dataset, batch_size=2, num_workers=3))
+    batches = iter(DataLoader(dataset, batch_size=2, num_workers=2))
 
     def observe() -> None:
         while not has_ended.wait(0.01):
