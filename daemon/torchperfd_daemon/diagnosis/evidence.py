@@ -70,8 +70,9 @@ class RankEvidence:
         script_collective_line: The line that starts most of them, such as ``all_reduce() at train.py:22``.
         called_collection_seconds: The part of ``collected_seconds`` in calls of ``gc.collect()``.
         collect_line: The line of most of these calls, such as ``train.py:31``.
-        device_lag_seconds: How far the device is behind the host when a step ends; about 0 if the device
-            waits for the host. None without device times.
+        device_lag_seconds: How far the device is behind the host, by samples within steps: several steps if
+            it bounds the loop, less than one if it waits for the host, or the host for it in each step. None
+            without device times.
     """
 
     rank: int
