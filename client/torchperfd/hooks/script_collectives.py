@@ -89,11 +89,9 @@ class ScriptCollectives:
                 return
             is_own = _is_of_script(frame) and not self._is_gradient(arguments)
             site = self._sites[key] = _Site(code, offset, is_own=is_own)
-        if not site.is_own or name in BETWEEN_RANKS:
+        if not site.is_own or name in BETWEEN_RANKS or not self._is_training():
             return
         if name != WAIT:
-            if not self._is_training():
-                return
             site.calls += 1
             # Each size takes some microseconds to read.
             if (site.calls < _SIZES_READ or site.calls % _SIZES_READ == 0) and _bytes(
