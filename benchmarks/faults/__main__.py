@@ -33,9 +33,9 @@ from benchmarks.faults.scoring import score
 from benchmarks.faults.trial import (
     QUICK_WATCH_SECONDS,
     WATCH_CONTROL_SECONDS,
+    WATCH_EARLY_SECONDS,
     WATCH_HANG_SECONDS,
     WATCH_SECONDS,
-    WATCH_SETTING_SECONDS,
     Trial,
     run,
 )
@@ -87,10 +87,8 @@ def watch_seconds(fault: Fault, *, quick: bool) -> float:
     """Return how long a job with this fault is watched after its onset."""
     if fault.hangs or fault.name == "one long checkpoint":
         return WATCH_HANG_SECONDS
-    if fault.from_start:
-        return WATCH_SETTING_SECONDS
-    if fault.is_control and fault in arms.CONTROLS:
-        return WATCH_CONTROL_SECONDS
+    if fault.is_early:
+        return WATCH_CONTROL_SECONDS if fault.is_control else WATCH_EARLY_SECONDS
     return QUICK_WATCH_SECONDS if quick else WATCH_SECONDS
 
 

@@ -42,7 +42,7 @@ CAUSES: Final = (
     _measured("uneven work, by length", Cause.UNEVEN_WORK, 0.03, whole_only=True, devices=_BOTH),
     _measured("interpreter held", Cause.INTERPRETER_LOCK, 0.0, culprits=1, work_seconds=0.004, in_quick=True),
     _measured("respawned workers", Cause.EPOCH_START, 0.03, from_start=True),
-    _measured("one slow worker", Cause.SLOW_WORKER, 0.03, ranks=2),
+    _measured("one slow worker", Cause.SLOW_WORKER, 0.03, ranks=2, onset_steps=(20, 30)),
     _measured("pinned", Cause.CPU_AFFINITY, 0.0, ranks=1, from_start=True),
     _measured("more threads than CPUs", Cause.TOO_MANY_THREADS, 0.0, ranks=2, from_start=True),
     _measured("growing steps", Cause.GROWING_STEPS, 0.05, from_start=True, grows=True),

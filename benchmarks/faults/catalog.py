@@ -131,6 +131,11 @@ class Fault:
         return self.cause == Cause.NONE.value
 
     @property
+    def is_early(self) -> bool:
+        """Whether a job has hardly trained before it, so that all evidence comes after its onset."""
+        return self.from_start or self.onset_steps[1] < ONSET_STEPS[0]
+
+    @property
     def hangs(self) -> bool:
         """Whether no step ends after its onset."""
         return self.cause == HANG

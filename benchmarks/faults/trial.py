@@ -30,8 +30,8 @@ START_SECONDS: Final = 120.0
 """By then a job must be past its onset, on a machine however busy."""
 WATCH_SECONDS: Final = 13.0
 WATCH_HANG_SECONDS: Final = 20.0
-WATCH_SETTING_SECONDS: Final = 25.0
-"""From the first step on, of which the start of training is a part."""
+WATCH_EARLY_SECONDS: Final = 25.0
+"""Of faults that are there from the start, or nearly so: all evidence comes after their onset."""
 WATCH_CONTROL_SECONDS: Final = 14.0
 """No run is called healthy before a window of samples is full."""
 QUICK_WATCH_SECONDS: Final = 8.0
