@@ -37,5 +37,16 @@ def blocked_seconds(
     if on_device or ran <= 0 or threads is None:
         return 0.0
     computing = sum(phases.get(name, 0.0) for name in _COMPUTES)
-    strangers_ran = others_ran - (threads - 1) * ran
+    strangers_ran = strangers_seconds(ran=ran, others_ran=others_ran, threads=threads)
     return max(0.0, min(computing - ran - queued, strangers_ran))
+
+
+def strangers_seconds(*, ran: float, others_ran: float, threads: int | None) -> float:
+    """Return the CPU time of a process's threads beyond those that compute with the training thread.
+
+    Args:
+        ran: CPU time of the training thread per step, in seconds; 0 if unknown.
+        others_ran: CPU time of all other threads of the process.
+        threads: How many threads an operation may use; None if unknown.
+    """
+    return max(0.0, others_ran - (threads - 1) * ran) if ran > 0 and threads is not None else 0.0

@@ -57,6 +57,9 @@ class RankEvidence:
         cpus: How many CPUs its process may use; None if unknown.
         binding: To how many CPUs it is bound, if these are fewer than its share.
         world_size: How many ranks its job has, on all nodes.
+        other_threads_seconds: CPU time of the process's threads beyond those that compute with it. On a busy
+            node a thread that takes the interpreter makes the training thread wait for a CPU each time that
+            it gets the lock back, so that little of the wait is in ``blocked_seconds``.
         epoch_start_seconds: The wait for first batches of epochs beyond the usual wait, spread over steps.
         epoch_steps: Training steps of an epoch; 0 while no training pass over a loader has ended.
         workers_respawn: Whether each epoch starts the workers of its loader anew.
@@ -116,6 +119,7 @@ class RankEvidence:
     stage: int | None = None
     step_error_seconds: float = 0.0
     blocked_by: str = ""
+    other_threads_seconds: float = 0.0
     epoch_start_seconds: float = 0.0
     epoch_steps: float = 0.0
     workers_respawn: bool = False

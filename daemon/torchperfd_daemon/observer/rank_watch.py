@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.blocked import blocked_seconds
+from torchperfd_daemon.diagnosis.blocked import blocked_seconds, strangers_seconds
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.diagnosis.edits import Pauses
@@ -323,6 +323,11 @@ class RankWatch:
                 others_ran=per_step(_OTHERS_RAN_S),
                 threads=self.rank.totals.threads,
                 on_device=self._is_on_device,
+            ),
+            other_threads_seconds=strangers_seconds(
+                ran=per_step(_RAN_S),
+                others_ran=per_step(_OTHERS_RAN_S),
+                threads=self.rank.totals.threads,
             ),
             throttled_seconds=per_step(_THROTTLED_S),
             disk_seconds=min(per_step(_DISK_S), phases.get("data", 0.0)),

@@ -7,6 +7,7 @@ import pytest
 from torchperfd.sync_wait import SyncWait
 from torchperfd.timed_line import TimedLine
 from torchperfd_daemon.diagnosis import RankEvidence
+from torchperfd_daemon.diagnosis.blocked import strangers_seconds
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.observer.window_facts import WindowEdge, with_window_facts
 from torchperfd_daemon.store import KindTotal, PhaseTotal, Totals
@@ -83,3 +84,20 @@ def test_line_that_waits_longest_in_the_window_is_named() -> None:
     before = replace(BEFORE, sync_waits=(SyncWait("t.py", 5, "item", 900),))
     now = replace(NOW, sync_waits=(SyncWait("t.py", 5, "item", 910), SyncWait("t.py", 9, "cpu", 20)))
     assert facts(now, before).sync_line == "cpu() at t.py:9"
+
+
+@pytest.mark.parametrize(
+    ("ran", "others_ran", "threads", "strangers"),
+    [
+        (0.002, 0.005, 1, 0.005),
+        (0.002, 0.005, 2, 0.003),
+        (0.002, 0.005, 8, 0.0),
+        (0.0, 0.005, 1, 0.0),
+        (0.002, 0.005, None, 0.0),
+    ],
+)
+def test_threads_that_do_not_compute_are_those_beyond(
+    ran: float, others_ran: float, threads: int | None, strangers: float
+) -> None:
+    found = strangers_seconds(ran=ran, others_ran=others_ran, threads=threads)
+    assert found == pytest.approx(strangers)
