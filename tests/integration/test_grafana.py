@@ -42,7 +42,6 @@ EMPTY = {
     "Storage": NO_PROCESS,
     "Memory of the process": NO_PROCESS,
     "Hooks": NO_PROCESS,
-    "Account of a step": "no verdict has an account yet",
     "Behind its peers": "no rank is late while no GPU is hot",
     "Ranks that the others wait for": "no rank is late while no GPU is hot",
     "GPU-hours lost by cause": "no cause has cost anything yet",
