@@ -41,7 +41,7 @@ _UNDER_WAY_SHARE: Final = 20
 # Operators that launch nothing compute where they take so long in a gap, and each of them so long, or all
 # together much longer: shorter ones are views, allocations and the like on the way to the next launch.
 _COMPUTING_NS: Final = 100_000
-_COMPUTING_EACH_NS: Final = 20_000
+COMPUTING_EACH_NS: Final = 20_000
 _COMPUTING_TOGETHER_NS: Final = 1_000_000
 _OPERATOR: Final = "cpu_op"
 _ANNOTATION: Final = "user_annotation"
@@ -93,13 +93,18 @@ class Launches:
         return rows[rows >= 0]
 
 
+def collective_spans(trace: Trace) -> Int64:
+    """Return the rows of a backend's spans (``gloo:all_reduce``), which any thread may be in."""
+    annotated = np.flatnonzero(trace.of_categories({_OPERATOR, _ANNOTATION}))
+    return trace.named(annotated, lambda name: name.startswith(ASYNC_PREFIXES))
+
+
 class Kinds:
     """The host's calls of a trace by what they mean for a gap."""
 
     def __init__(self, trace: Trace, launches: Launches) -> None:
         operators = np.flatnonzero(trace.of_categories({_OPERATOR}))
         operators = trace.named(operators, lambda name: not is_tools(name))
-        annotated = np.flatnonzero(trace.of_categories({_OPERATOR, _ANNOTATION}))
         python = np.flatnonzero(trace.of_categories({PYTHON}))
         waiting = trace.named(launches.calls, lambda name: WAITING_CALL.fullmatch(name) is not None)
         collective = trace.named(operators, lambda name: name.startswith(_COLLECTIVE_CALLS))
@@ -109,11 +114,25 @@ class Kinds:
         self.waiting = ByThread(trace, np.union1d(waiting, launches.of_copies(_TO_PAGEABLE)))
         self.calls = ByThread(trace, np.concatenate((operators, launches.calls)))
         self.operators = ByThread(trace, np.setdiff1d(operators, collective, assume_unique=True))
+        self.launching = launches.launching
         self.launches = ByThread(trace, np.union1d(launches.launching, waiting))
         self.asking = ByThread(trace, trace.named(operators, _asks))
         self.users = ByThread(trace, trace.named(python, _is_users))
         self.profiler = find_overheads(trace).profilers
-        self.collective_spans = trace.named(annotated, lambda name: name.startswith(ASYNC_PREFIXES))
+        self.collective_spans = collective_spans(trace)
+
+    def computing(self, trace: Trace, thread: int, at_least_ns: int = 0) -> Int64:
+        """Return the operators of a thread in which nothing is launched, and no wait is made.
+
+        Args:
+            at_least_ns: Leave out shorter ones.
+        """
+        operators = self.operators.on(thread)
+        operators = operators[trace.end[operators] - trace.start[operators] >= at_least_ns]
+        calls = np.sort(trace.start[self.launches.on(thread)])
+        first, last = (np.searchsorted(calls, edge[operators]) for edge in (trace.start, trace.end))
+        without: Int64 = operators[first == last]
+        return without
 
 
 class Host:
@@ -138,10 +157,10 @@ class Host:
             for number, rows in enumerate(self._filling)
         )
         self._calls = self._cover(kinds.calls.on(thread))
-        self._computing = self._without_launch(kinds.operators.on(thread), kinds.launches.on(thread))
+        self._computing = kinds.computing(trace, thread)
         spans = trace.end[self._computing] - trace.start[self._computing]
         self._computes = self._cover(self._computing)
-        self._computes_long = self._cover(self._computing[spans >= _COMPUTING_EACH_NS])
+        self._computes_long = self._cover(self._computing[spans >= COMPUTING_EACH_NS])
         self._layers = [
             (number, self._cover(rows))
             for number, rows in enumerate((kinds.profiler, drawing, staging, collective, waiting))
@@ -228,15 +247,6 @@ class Host:
             cover.up_to(end) - cover.up_to(start) for cover in (self._computes, self._computes_long)
         )
         return np.where(every >= _COMPUTING_TOGETHER_NS, every, long)
-
-    def _without_launch(self, operators: Int64, launches: Int64) -> Int64:
-        """Return the operators in which nothing is launched, and no wait is made."""
-        calls = np.sort(self._trace.start[launches])
-        first, last = (
-            np.searchsorted(calls, edge[operators]) for edge in (self._trace.start, self._trace.end)
-        )
-        without: Int64 = operators[first == last]
-        return without
 
     def _within(self, start: Int64, end: Int64) -> Int64:
         """Return how much of each window each kind of wait had, as rows in order of precedence."""

@@ -25,10 +25,6 @@ RULES: Final[tuple[Rule, ...]] = (
     *communication.RULES,
     *memory.RULES,
 )
-# These save time of the host.
-_ON_HOST: Final = frozenset({"loader-workers", "whole-batches", "data-parallel"})
-
-
 _WITHIN: Final = {
     "loader-workers": "data",
     "whole-batches": "data",
@@ -45,22 +41,14 @@ def advise(context: AdviceContext) -> tuple[Advice, ...]:
     """
     if not LONG_ENOUGH.holds(context):
         return ()
-    found = [finding for rule in RULES for finding in rule.apply(context)]
-    if context.on_device:
-        # Beside a busy device the host's time costs nothing.
-        found = [replace(each, of_idle=each.of_idle or each.rule in _ON_HOST) for each in found]
-    found = [
-        finding if finding.waits else replace(finding, saves_ns=finding.saves_ns / context.inflation)
-        for finding in found
-    ]
     unrecorded = context.trace.unrecorded_phase_ns
     found = [
-        finding
-        if finding.is_settled
-        else replace(
-            finding, saves_ns=min(finding.saves_ns, unrecorded.get(_WITHIN.get(finding.rule, ""), math.inf))
-        )
-        for finding in found
+        replace(finding, most_ns=unrecorded.get(_WITHIN.get(finding.rule, ""), math.inf))
+        for rule in RULES
+        for finding in rule.apply(context)
     ]
+    if not found:
+        return ()
     per: Per = "recording" if context.is_whole else "step"
-    return weigh(found, context.step_ns / context.inflation, context.idle_ns, per)
+    savings = context.savings
+    return weigh(found, savings.of, savings.step_ns, per, savings.margin_ns)

@@ -18,6 +18,7 @@ from torchperfd_daemon.analysis.advice.rules import (
 )
 from torchperfd_daemon.analysis.advice.updating import STEP
 from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.replay import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.trace import Int64
 
 _DDP_FORWARD: Final = "DistributedDataParallel.forward"
@@ -60,21 +61,25 @@ _CALLS: Final[dict[str, str]] = {
 def gradient_accumulation(context: AdviceContext) -> Iterator[Finding]:
     """Gradients are exchanged after each of k > 1 forwards per optimizer step.
 
-    All exchanges but the last are needless: (k - 1) / k of the exposed time is saved. On the CPU, the same
-    share is saved of two more costs: DDP fills and empties its buckets and sends the module's buffers; and
+    All exchanges but the last are needless: (k - 1) / k of the communication is taken away. On the CPU this
+    is the exposed time, and the same share of two more costs: DDP fills and empties its buckets and sends the module's buffers; and
     operators beside an exchange take longer, because it uses cores and memory bandwidth.
     """
     exposed, rounds = _exposed(context), _rounds(context)
     if not exposed or rounds < _SEVERAL:
         return
+    edit = (
+        Edit(device=(DeviceWork(context.communication, 1 / rounds),))
+        if context.on_device
+        else context.without_host((exposed + _on_the_host(context)) * (1 - 1 / rounds), recorded=False)
+    )
     yield Finding(
         "gradient-accumulation",
         f"{ns_text(exposed)} of {context.each_step} are communication with nothing beside it,"
         f" for {rounds:.0f} exchanges of gradients before one step of the optimizer",
-        (exposed + _on_the_host(context)) * (1 - 1 / rounds),
+        edit,
         "exchange gradients only after the last of the accumulated backward passes",
         "with model.no_sync(): loss.backward()  # for all micro-batches but the last",
-        waits=True,
     )
 
 
@@ -86,7 +91,7 @@ def compressed_gradients(context: AdviceContext) -> Iterator[Finding]:
     yield Finding(
         "exposed-communication",
         _evidence(context, exposed),
-        _sum(exposed) * (1 - 1 / _COMPRESSED),
+        _scaled(exposed, 1 / _COMPRESSED),
         "send gradients in half precision",
         "model.register_comm_hook(None, "
         "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
@@ -101,7 +106,7 @@ def smaller_buckets(context: AdviceContext) -> Iterator[Finding]:
     yield Finding(
         "exposed-communication",
         _evidence(context, exposed),
-        _hideable(context, exposed),
+        _hidden(context, exposed),
         "let the exchange begin earlier in backward, so that computing covers more of it",
         "DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)",
     )
@@ -122,7 +127,7 @@ def sharded_prefetch(context: AdviceContext) -> Iterator[Finding]:
         change += ", and keep them until backward if memory allows"
         setting += f"; {kept}"
     yield Finding(
-        "exposed-communication", _evidence(context, exposed), _hideable(context, exposed), change, setting
+        "exposed-communication", _evidence(context, exposed), _hidden(context, exposed), change, setting
     )
 
 
@@ -133,7 +138,7 @@ def sharded_optimizer(context: AdviceContext) -> Iterator[Finding]:
     yield Finding(
         "exposed-communication",
         _evidence(context, exposed),
-        _hideable(context, exposed),
+        _hidden(context, exposed),
         "exchange shards while backward computes",
         '{"zero_optimization": {"overlap_comm": true}}'
         if "DeepSpeed" in context.run.wrappers
@@ -150,7 +155,7 @@ def asynchronous_exchange(context: AdviceContext) -> Iterator[Finding]:
     yield Finding(
         "exposed-communication",
         _evidence(context, exposed),
-        _hideable(context, exposed),
+        _hidden(context, exposed),
         "start the exchange as soon as its input is ready, and wait for it where its result is needed"
         if context.run.trains
         else "exchange one half of the batch while the other half is computed",
@@ -184,10 +189,18 @@ def _sum(exposed: Sequence[Exposed]) -> float:
     return sum(each.ns for each in exposed)
 
 
-def _hideable(context: AdviceContext, exposed: Sequence[Exposed]) -> float:
-    """Return half of the exposed time that computing without communication beside it could cover."""
+def _scaled(exposed: Sequence[Exposed], keep: float) -> Edit:
+    """Return the edit that leaves this part of some exchanges."""
+    return Edit(device=tuple(DeviceWork(each.rows, keep) for each in exposed))
+
+
+def _hidden(context: AdviceContext, exposed: Sequence[Exposed]) -> Edit:
+    """Return the edit that hides half of the exposed time that computing alone could cover."""
     free = sum(each.compute_ns - each.overlap_ns for each in context.breakdowns)
-    return min(_sum(exposed), context.per_step(free)) / 2
+    hidden = min(_sum(exposed), context.per_step(free)) / 2
+    trace = context.trace
+    whole = context.per_step(sum(int((trace.end - trace.start)[each.rows].sum()) for each in exposed))
+    return _scaled(exposed, max(1 - hidden / whole, 0.0) if whole else 1.0)
 
 
 def _rounds(context: AdviceContext) -> float:
@@ -209,10 +222,9 @@ def backend(context: AdviceContext) -> Iterator[Finding]:
         "backend",
         f"gloo exchanges tensors beside a device: {ns_text(alone)} of {context.each_step} in which "
         "the device does nothing",
-        alone * (1 - 1 / _NCCL_SPEED),
+        Edit(host=(HostTime(spans.start, spans.end, 1 / _NCCL_SPEED),)),
         f"exchange device tensors with {context.run.device_type.backend}",
         f'torch.distributed.init_process_group("{context.run.device_type.backend}")',
-        of_idle=True,
     )
 
 
@@ -228,7 +240,7 @@ def data_parallel(context: AdviceContext) -> Iterator[Finding]:
         "data-parallel",
         f"DataParallel spends {ns_text(copying)} of {context.each_step} on copying the model"
         " and on gathering",
-        copying,
+        context.without_host(copying, context.spans_of(rows)),
         "run one process for each device",
         "DistributedDataParallel(model, device_ids=[local_rank]); torchrun --nproc-per-node=gpu train.py",
     )

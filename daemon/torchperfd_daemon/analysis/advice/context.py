@@ -14,11 +14,14 @@ from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.idle_share import IdleShare
 from torchperfd_daemon.analysis.advice.recording import RecordingCost
 from torchperfd_daemon.analysis.advice.run_facts import RunFacts
+from torchperfd_daemon.analysis.advice.savings import Savings
 from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown, DeviceTime
 from torchperfd_daemon.analysis.idle import Cause, Idle
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.links import Links, find_links
 from torchperfd_daemon.analysis.profiler_overhead import find_overheads
+from torchperfd_daemon.analysis.replay import Edit, HostCost, HostTime
+from torchperfd_daemon.analysis.replayed_trace import HostCalls, find_host_calls, timeline
 from torchperfd_daemon.analysis.spans import outermost
 from torchperfd_daemon.analysis.start_up import ColdStart, find_cold_start, find_launches, is_capturing
 from torchperfd_daemon.analysis.steps import Step, TimedBy
@@ -66,12 +69,14 @@ class Calls:
         depth: How many operators it is within.
         own_ns: Its time less that of the operators in it.
         between_ns: Of a call within no other, the Python until the next one.
+        gap_ns: The same as it was recorded.
     """
 
     row: Int64
     depth: Int64
     own_ns: Int64
     between_ns: Int64
+    gap_ns: Int64
 
     @property
     def work_ns(self) -> Int64:
@@ -180,10 +185,12 @@ class AdviceContext:
         else:
             lengths = lengths - self._alone(self.overheads.profilers)
         self.step_ns: float = float(lengths.mean())
-        if timed_by == "host" and self.on_device and trace.unrecorded_step_ns:
+        self._step_is_known = timed_by == "host" and self.on_device and trace.unrecorded_step_ns > 0
+        if self._step_is_known:
             # Recording costs the host of a device more than its events explain, because of CUPTI: steps
             # that an H200's host bounds took 2.1 times as long.
             self.step_ns = min(self.step_ns, max(float(trace.unrecorded_step_ns), float(busy.mean())))
+        self._recorded_ns = recorded
         self.inflation: float = self._recording.inflation(self.step_ns)
         self._idle_share = IdleShare(
             idle, self._kept, self.step_ns - float(busy.mean()), recorded - self.step_ns
@@ -252,29 +259,89 @@ class AdviceContext:
         windows = list(zip(self._starts.tolist(), self._ends.tolist(), strict=True))
         return find_cold_start(self.trace, self.overheads, windows)
 
-    @property
-    def model_share(self) -> float:
-        """The share of the unrecorded step in which the host runs the model, 0 to 1; 1 if unknown."""
+    def model_share(self, *others: str) -> float:
+        """Return the model's part of the host's time in an unrecorded step, 0 to 1; 1 if it is unknown.
+
+        Args:
+            others: Phases that are no part of that time.
+        """
         phases = self.trace.unrecorded_phase_ns
-        whole = sum(phases.values())
+        whole = sum(ns for name, ns in phases.items() if name not in others)
         return sum(phases.get(name, 0.0) for name in _OF_MODEL) / whole if whole else 1.0
 
     def idle_for(self, cause: Cause) -> float:
         """Return the device's idle time of this cause in a step, in ns, without the part of recording."""
         return self._idle_share.of(cause)
 
-    def avoidable_for(self, cause: Cause) -> float:
-        """Return the idle time that goes away with its cause: no more than the host waited for it."""
-        return self._idle_share.avoidable(cause)
+    @cached_property
+    def host_calls(self) -> HostCalls:
+        """The calls in which the host waits for the device, or computes by itself."""
+        first, last = self._replayed
+        return find_host_calls(self.trace, self._links, self.overheads, int(first[0]), int(last[-1]))
 
-    @property
-    def device_bound(self) -> float:
-        """The share of a kernel's time by which the step gets shorter without that kernel, 0 to 1.
+    @cached_property
+    def _replayed(self) -> tuple[Int64, Int64]:
+        """Starts and ends of the steps on the host that are replayed."""
+        if not (self.is_whole and self.on_device):
+            return self._starts, self._ends
+        # What the host did before its first launch, and after the device's work, is no part of a loop.
+        moments = self._links.launched_at(self.trace)
+        first = int(moments[moments >= 0].min(initial=int(self._windows[0, 0])))
+        return np.array([first], dtype=np.int64), np.maximum(self._windows[:1, 1], first + 1)
 
-        The rest turns into idle time where the host cannot launch fast enough.
+    @cached_property
+    def savings(self) -> Savings:
+        """The replay of the steps, which says what an edit saves."""
+        graph = timeline(self.trace, self._links, self.host_calls, self.overheads, *self._replayed)
+        return Savings(
+            graph,
+            HostCost(self._recording.up_to, self._cost_free()),
+            self._recorded_ns,
+            self.step_ns / self.inflation,
+            is_known=self._step_is_known,
+        )
+
+    def _cost_free(self) -> tuple[HostTime, ...]:
+        """Return the spans that take another part of their time when nothing is recorded."""
+        trace, rows = self.trace, self.overheads.profilers
+        spans = [HostTime(trace.start[rows], trace.end[rows])]
+        draws = self.annotated(DRAW)
+        unrecorded, drawn = trace.unrecorded_phase_ns.get("data", 0.0), self.lasted(draws)
+        if self.on_device and 0 < unrecorded < drawn:
+            spans.append(HostTime(draws.start, draws.end, unrecorded / drawn))
+        return tuple(spans)
+
+    def without_host(
+        self, ns: float, spans: "Spans | None" = None, *, of: float = 0.0, recorded: bool = True
+    ) -> Edit:
+        """Return the edit that takes so much of a step's host time away.
+
+        Args:
+            ns: Host time of a step.
+            spans: Where it is; None if it is spread, or if the host has no device to keep busy.
+            of: How long the spans last in a step, in ns; 0 for their time in the recording.
+            recorded: The time is that of recorded operators, which are longer than others.
         """
-        busy = self.per_step(sum(each.busy_ns for each in self.breakdowns))
-        return busy / (busy + self.idle_for("launch")) if busy else 0.0
+        if spans is not None and self.on_device:
+            lasted = of or self.lasted(spans)
+            keep = max(1 - ns / lasted, 0.0) if lasted else 1.0
+            return Edit(host=(HostTime(spans.start, spans.end, keep),))
+        share = ns / self.step_ns * (1.0 if recorded else self.inflation) if self.step_ns else 0.0
+        return Edit(host_share=min(share, 1.0))
+
+    def outside(self, *spans: "Spans | HostTime") -> HostTime:
+        """Return the host's time in none of the spans, from the first step to the last."""
+        starts, ends = (np.concatenate([getattr(each, side) for each in spans]) for side in ("start", "end"))
+        order = np.argsort(starts, kind="stable")
+        reached = np.maximum.accumulate(np.append(self._starts[0], ends[order]))
+        begin, until = reached, np.append(starts[order], self._ends[-1])
+        free = until > begin
+        return HostTime(begin[free], until[free])
+
+    def calls_of(self, rows: Int64) -> Int64:
+        """Return the launching calls of some device events, without those that are not in the file."""
+        launch = self._links.launch[np.searchsorted(self._links.event, rows)]
+        return np.unique(launch[launch >= 0])
 
     def per_step(self, ns: float) -> float:
         """Return a sum over all steps as one step's part."""
@@ -300,7 +367,10 @@ class AdviceContext:
 
     def spans(self, chosen: Flags) -> Spans:
         """Return those of the chosen events that begin within a step."""
-        rows = np.flatnonzero(chosen)
+        return self.spans_of(np.flatnonzero(chosen))
+
+    def spans_of(self, rows: Int64) -> Spans:
+        """Return those of some rows that begin within a step."""
         rows = rows[self.within(self.trace.start[rows])]
         rows = rows[np.argsort(self.trace.start[rows], kind="stable")]
         return Spans(rows, self.trace.start[rows], self.trace.end[rows])
@@ -360,10 +430,11 @@ class AdviceContext:
         same = np.append(trace.thread[rows[outer]][1:] == trace.thread[rows[outer]][:-1], [False])[
             : len(outer)
         ]
-        between = np.zeros(len(rows), dtype=np.int64)
+        between, gap = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+        gap[outer] = np.where(same, np.clip(gaps, 0, _BETWEEN_NS), 0)
         recorded = round(self._recording.outermost_ns)
         between[outer] = np.where(same, np.clip(gaps, recorded, _BETWEEN_NS) - recorded, 0)
-        return Calls(rows, depth, own, between)
+        return Calls(rows, depth, own, between, gap)
 
     @cached_property
     def outer(self) -> Outer:

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.categories import COPY
+from torchperfd_daemon.analysis.trace import Int64
 
 CollectiveKind = Literal[
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "point-to-point", "unknown"
@@ -40,11 +41,13 @@ class Exposed:
     Attributes:
         dtype: The elements' type, as torch names it; empty if the file does not show it.
         ns: Their exposed time in a step.
+        rows: Their rows in the trace.
     """
 
     kind: CollectiveKind
     dtype: str
     ns: float
+    rows: Int64
 
     @property
     def text(self) -> str:
@@ -65,13 +68,14 @@ def exposed_exchanges(context: AdviceContext) -> list[Exposed]:
     for row, key in zip(rows.tolist(), _keys(context), strict=True):
         groups.setdefault(key, []).append(row)
     found = [
-        Exposed(kind, dtype, context.exposed(np.array(members, dtype=np.int64), computing))
+        Exposed(kind, dtype, context.exposed(those, computing), those)
         for (kind, dtype), members in groups.items()
+        for those in [np.array(members, dtype=np.int64)]
     ]
     # Collectives of two kinds at once are exposed once.
     whole = sum(each.ns for each in found)
     share = min(exposed_ns / whole, 1.0) if whole else 0.0
-    scaled = [Exposed(each.kind, each.dtype, each.ns * share) for each in found if each.ns]
+    scaled = [replace(each, ns=each.ns * share) for each in found if each.ns]
     return sorted(scaled, key=lambda each: -each.ns)
 
 

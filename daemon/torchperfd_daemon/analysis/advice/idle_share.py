@@ -28,13 +28,10 @@ class IdleShare:
 
     def __init__(self, idle: Idle | None, kept: Sequence[int], most_ns: float, recording_ns: float) -> None:
         self._ns: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
-        self._avoidable = dict(self._ns)
         if idle is not None:
             for cause in CAUSES:
-                for table, steps in ((self._ns, idle.steps), (self._avoidable, idle.avoidable)):
-                    table[cause] = sum(steps[step].get(cause, 0) for step in kept) / len(kept)
-        recorded = dict(self._ns)
-        whole = sum(recorded.values())
+                self._ns[cause] = sum(idle.steps[step].get(cause, 0) for step in kept) / len(kept)
+        whole = sum(self._ns.values())
         left = max(min(whole - recording_ns, most_ns), 0.0)
         excess = whole - left
         for cause in _FIRST:
@@ -47,14 +44,8 @@ class IdleShare:
         for cause in CAUSES:
             if cause not in _FIRST and others:
                 self._ns[cause] *= max(1 - excess / others, 0.0)
-            if recorded[cause]:
-                self._avoidable[cause] *= self._ns[cause] / recorded[cause]
         self.ns = sum(self._ns.values())
 
     def of(self, cause: Cause) -> float:
         """Return the idle time of a cause, in ns."""
         return self._ns[cause]
-
-    def avoidable(self, cause: Cause) -> float:
-        """Return the part that goes away with its cause, in ns."""
-        return self._avoidable[cause]

@@ -1,8 +1,11 @@
 """One piece of advice, the choice among several findings, and the advice of several ranks as one list."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+from torchperfd_daemon.analysis.replay import NOTHING, Edit
 
 Per = Literal["step", "recording"]
 LEAST_NS: Final = 50_000
@@ -28,6 +31,7 @@ class Advice:
         setting: The code to write, or the setting to make.
         ranks: The ranks with a material saving; empty for a trace without a rank.
         per: The unit that ``saves_ns_per_step`` refers to; the whole recording if it has no steps.
+        margin_ns: How far the saving may be off either way; 0 if replaying the steps explains them.
     """
 
     rule: str
@@ -38,6 +42,7 @@ class Advice:
     setting: str
     ranks: tuple[int, ...] = ()
     per: Per = "step"
+    margin_ns: float = 0.0
 
     @property
     def per_what(self) -> str:
@@ -50,54 +55,68 @@ class Finding:
     """The finding of a rule, before it is weighed against other findings.
 
     Attributes:
-        saves_ns: Per step, had nothing else been changed.
-        of_idle: It saves time in which the device idles, which all such findings share.
+        edit: What the change does to a step; its saving is that of the replayed step.
         risk: It is worth reporting although it saves nothing.
-        waits: It saves waiting for others, which recording does not lengthen.
-        is_settled: It repeats what the run was advised, with that saving.
+        most_ns: The most that it can save of a step, where the run shows a limit.
     """
 
     rule: str
     evidence: str
-    saves_ns: float
+    edit: Edit
     change: str
     setting: str
-    of_idle: bool = False
     risk: bool = False
-    waits: bool = False
-    is_settled: bool = False
+    most_ns: float = math.inf
 
 
 def weigh(
-    findings: Iterable[Finding], step_ns: float, idle_ns: float, per: Per = "step"
+    findings: Iterable[Finding],
+    saved: Callable[[Edit], float],
+    step_ns: float,
+    per: Per = "step",
+    margin_ns: float = 0.0,
 ) -> tuple[Advice, ...]:
     """Return the findings that save enough as advice, most time saved first.
 
-    No two findings save the same time: each is cut to what the larger ones leave of the step, and of the idle
-    time where it saves that. So all savings together are never more than the step. Of several findings of one
-    rule, which are variants of one change, only the largest counts.
+    No two findings save the same time: each counts for what its edit saves beyond the edits of those that
+    save more, and never for more than it saves alone. So all savings together are never more than the step. Of several findings of one rule, which
+    are variants of one change, only the largest counts. A saving that may be nothing is left out.
 
     Args:
+        saved: Returns what an edit saves of a step, in ns.
         per: The unit of the savings, if it is not a step of the loop.
+        margin_ns: How far each saving may be off, in ns.
     """
+    alone = [(min(saved(finding.edit), finding.most_ns), finding) for finding in findings]
     advice = []
     seen: set[str] = set()
-    left = step_ns
-    for finding in sorted(findings, key=lambda each: (-each.saves_ns, each.rule)):
+    edits, together, left = NOTHING, 0.0, step_ns
+    for own, finding in sorted(alone, key=lambda each: (-each[0], each[1].rule)):
         if finding.rule in seen:
             continue
-        saves = min(finding.saves_ns, left, idle_ns if finding.of_idle else left)
+        with_it = saved(edits + finding.edit)
+        saves = min(max(with_it - together, 0.0), own, left)
         share = saves / step_ns if step_ns else 0.0
-        if saves < LEAST_NS or share < LEAST_SHARE:
+        margin = min(margin_ns, step_ns)
+        if saves - margin < LEAST_NS or share < LEAST_SHARE:
             if not finding.risk:
                 continue
-            saves = share = 0.0
+            saves = share = margin = 0.0
         else:
+            edits, together = edits + finding.edit, with_it
             left -= saves
-            idle_ns -= saves if finding.of_idle else 0.0
         seen.add(finding.rule)
         advice.append(
-            Advice(finding.rule, finding.evidence, saves, share, finding.change, finding.setting, per=per)
+            Advice(
+                finding.rule,
+                finding.evidence,
+                saves,
+                share,
+                finding.change,
+                finding.setting,
+                per=per,
+                margin_ns=margin,
+            )
         )
     return tuple(sorted(advice, key=lambda each: -each.saves_ns_per_step))
 

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from torchperfd.durations import ns_text
-from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, DRAW, AdviceContext
-from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, DRAW, AdviceContext, Spans
+from torchperfd_daemon.analysis.advice.item import LEAST_SHARE, Finding
 from torchperfd_daemon.analysis.advice.rules import (
     COMPILES,
     HAS_GRAPHS,
@@ -25,7 +25,10 @@ from torchperfd_daemon.analysis.advice.rules import (
 )
 from torchperfd_daemon.analysis.advice.updating import STEP, ZERO_GRAD
 from torchperfd_daemon.analysis.breakdown import KERNEL
-from torchperfd_daemon.analysis.trace import Flags
+from torchperfd_daemon.analysis.host_activity import collective_spans
+from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.replay import Edit, HostTime
+from torchperfd_daemon.analysis.trace import Flags, Int64
 
 _ACCUMULATE: Final = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 # From so many calls a step, an operator on inputs of one shape is taken for a loop over samples or time:
@@ -37,7 +40,8 @@ _CALLS_OF_A_PARAMETER: Final = 4
 _LITTLE_ELSE: Final = 0.9
 _ENGINE: Final = "autograd::engine::evaluate_function: "
 # To launch a kernel takes the host some 5 µs; kernels up to twice that cannot be kept queued.
-_TINY_KERNEL_NS: Final = 10_000
+_LAUNCH_NS: Final = 5_000
+_TINY_KERNEL_NS: Final = 2 * _LAUNCH_NS
 # With this share of the device's memory free, a batch twice as large fits.
 _HALF: Final = 0.5
 _MOST_PLACES: Final = 5
@@ -91,7 +95,7 @@ def small_operators(context: AdviceContext) -> Iterator[Finding]:
         f"{int(times[often].sum()) / context.count:,.0f} operators a step repeat themselves, "
         f"{ns_text(context.per_step(saved))} of dispatch and Python; most of all {name}{on}, "
         f"{times[top] / context.count:,.0f} times",
-        context.per_step(saved),
+        context.without_host(context.per_step(saved)),
         "make one operator on a whole batch of the loop, or let the compiler fuse it",
         "torch.vmap(f)(batch), or torch.compile(f)",
     )
@@ -108,24 +112,23 @@ def _around(context: AdviceContext, repeated: Flags) -> Flags:
 def tiny_kernels(context: AdviceContext) -> Iterator[Finding]:
     """The device idles because the host does not launch fast enough, and kernels are shorter than a launch.
 
-    Launching many at once saves that idle time as far as it is in the model, which is what is compiled.
+    The edit takes away the host's time in the model, which is what is compiled: a graph is one launch.
     """
     if (found := _launching(context)) is None or found.median_ns >= _TINY_KERNEL_NS:
         return
     yield Finding(
         "tiny-kernels",
         found.evidence,
-        found.idle_ns * context.model_share,
+        _without_model(context, 0.0),
         "launch whole graphs of kernels at once",
         'model = torch.compile(model, mode="reduce-overhead")',
-        of_idle=True,
     )
 
 
 def batch_size(context: AdviceContext) -> Iterator[Finding]:
     """The device idles for launches of longer kernels, and has memory for a batch of twice the size.
 
-    Half of the idle time is saved: each sample then has half the launches.
+    Each sample then has half of the host's time but the loader's, and the same kernels' time.
     """
     trace = context.trace
     reserved = int(trace.memory.reserved.max(initial=0))
@@ -136,15 +139,17 @@ def batch_size(context: AdviceContext) -> Iterator[Finding]:
     yield Finding(
         "batch-size",
         f"{found.evidence}; {1 - reserved / trace.device_memory:.0%} of its memory is free",
-        found.idle_ns / 2,
+        Edit(host=(replace(context.outside(*_per_sample(context)), keep=0.5),)),
         "double the batch, and see whether the learning rate wants to follow",
         "DataLoader(..., batch_size=2 * batch_size)",
-        of_idle=True,
     )
 
 
 def host_bound(context: AdviceContext) -> Iterator[Finding]:
-    """The device idles because the host does not launch fast enough, and neither of the two above applies."""
+    """The device idles because the host does not launch fast enough, and neither of the two above applies.
+
+    The edit leaves the model's kernels with the time that launching each takes.
+    """
     found = _launching(context)
     if found is None or (found.median_ns < _TINY_KERNEL_NS and context.run.device_type.has_graphs):
         return
@@ -153,31 +158,32 @@ def host_bound(context: AdviceContext) -> Iterator[Finding]:
     yield Finding(
         "host-bound",
         found.evidence,
-        found.idle_ns * context.model_share,
+        _without_model(context, found.kernels * _LAUNCH_NS),
         "take Python out of the step, so that the host runs ahead of the device",
         "model = torch.compile(model)",
-        of_idle=True,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Launching:
-    """The idle time for launches of a step, in ns, and the kernels' median length."""
+    """The kernels of a step for whose launches the device idles, and their median length in ns."""
 
-    idle_ns: float
+    kernels: float
     median_ns: float
     evidence: str
 
 
 def _launching(context: AdviceContext) -> _Launching | None:
     idle = context.idle_for("launch")
+    if idle < LEAST_SHARE * context.step_ns:
+        return None
     kernels = context.device_rows[context.trace.of_categories({KERNEL})[context.device_rows]]
-    if not idle or not len(kernels):
+    if not len(kernels):
         return None
     trace = context.trace
     median = float(np.median(trace.end[kernels] - trace.start[kernels]))
     return _Launching(
-        idle,
+        len(kernels) / context.count,
         median,
         f"the device idles {ns_text(idle)} of {context.each_step} because the host launches too slowly; "
         f"{len(kernels) / context.count:,.0f} kernels {context.a_step},"
@@ -185,14 +191,38 @@ def _launching(context: AdviceContext) -> _Launching | None:
     )
 
 
+def _per_sample(context: AdviceContext) -> tuple[Spans, ...]:
+    """Return the host's time that each sample takes, in whatever batch: loading, computing and staging."""
+    calls = context.host_calls
+    return (
+        context.annotated(DRAW),
+        *(context.spans_of(rows) for rows in (calls.staging, calls.computing)),
+    )
+
+
+def _without_model(context: AdviceContext, left_ns: float) -> Edit:
+    """Return the edit that takes the host's time in the model away, but for so much of each step."""
+    calls = context.host_calls
+    spans = context.outside(
+        *_per_sample(context),
+        context.annotated(STEP, ZERO_GRAD),
+        context.spans_of(calls.for_results),
+        calls.silent,
+    )
+    taken = context.per_step(int((spans.end - spans.start).sum()))
+    shown = {"data": DRAW, "optimizer": STEP, "zero_grad": ZERO_GRAD}
+    others = [phase for phase, name in shown.items() if len(context.annotated(name))]
+    share = context.model_share(*others) * (1 - min(left_ns / max(taken, 1.0), 1.0))
+    return Edit(host=(replace(spans, keep=1 - share),))
+
+
 def host_compute(context: AdviceContext) -> Iterator[Finding]:
     """The device idles while operators on the host compute its next input.
 
-    The time that the host computes is saved: the same work takes a device microseconds instead of
-    milliseconds.
+    The edit takes these operators away: the same work takes a device microseconds instead of milliseconds.
     """
     idle = context.idle_for("host_compute")
-    if not idle or not context.idle:
+    if idle < LEAST_SHARE * context.step_ns or not context.idle:
         return
     cause = next(each for each in context.idle.causes if each.cause == "host_compute")
     place = cause.places[0] if cause.places else None
@@ -200,29 +230,31 @@ def host_compute(context: AdviceContext) -> Iterator[Finding]:
     where = " in ".join(filter(None, (what, place.where if place else "")))
     makes = _MAKES_DATA.search(what) is not None
     device = context.run.device_type.quoted
-    loads = len(context.annotated(DRAW)) > 0
+    draws = context.annotated(DRAW)
+    loads = len(draws) > 0
+    rows = context.host_calls.computing
+    computing = context.spans_of(rows[~context.during(rows, draws)])
     yield Finding(
         "host-compute",
         f"the device idles {ns_text(idle)} of {context.each_step} while the host computes;"
         f" most of that in {where}",
-        context.avoidable_for("host_compute"),
+        Edit(host=(HostTime(computing.start, computing.end),)),
         f"make the data on the device: {where}"
         if makes
         else f"compute it on the device{', or in the DataLoader workers' if loads else ''}: {where}",
         f"torch.randn(..., device={device})"
         if makes
         else f"x = x.to({device}, non_blocking=True) ahead of it",
-        of_idle=True,
     )
 
 
 def needless_synchronisation(context: AdviceContext) -> Iterator[Finding]:
     """The host waits for the device within the step, and the device then for the host.
 
-    Without a wait the host would be earlier by as long as it waited, so no more than that is saved.
+    The edit takes all these waits away, except those that a collective of the host makes.
     """
     idle = context.idle_for("synchronisation")
-    if not idle or not context.idle:
+    if idle < LEAST_SHARE * context.step_ns or not context.idle:
         return
     cause = next(each for each in context.idle.causes if each.cause == "synchronisation")
     places = [" in ".join(filter(None, (place.what, place.where))) for place in cause.places[:_MOST_PLACES]]
@@ -233,14 +265,23 @@ def needless_synchronisation(context: AdviceContext) -> Iterator[Finding]:
     yield Finding(
         "needless-synchronisation",
         f"the device idles {ns_text(idle)} of {context.each_step} after waits for it{where}",
-        context.avoidable_for("synchronisation"),
+        Edit(waits=(_own_waits(context),)),
         f"keep values on the device, and read them {when}: " + "; ".join(places),
         "losses.append(loss.detach()) in place of loss.item(); torch.where in place of if and nonzero"
         if context.run.trains
         else 'host = x.to("cpu", non_blocking=True), and torch.Event before it is read;'
         " torch.where in place of if and nonzero",
-        of_idle=True,
     )
+
+
+def _own_waits(context: AdviceContext) -> Int64:
+    """Return the rows of waits for results that no collective of the host makes."""
+    trace, rows = context.trace, context.host_calls.for_results
+    spans = collective_spans(trace)
+    cover = Cover(trace.start[spans], trace.end[spans])
+    moments = trace.start[rows]
+    own: Int64 = rows[cover.up_to(moments + 1) == cover.up_to(moments)]
+    return own
 
 
 _HOST_IS_LATE: Final = (ON_DEVICE, HOST_RECORDED, IDLE_KNOWN)

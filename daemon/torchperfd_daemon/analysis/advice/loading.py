@@ -9,6 +9,7 @@ from torchperfd.durations import duration, ns_text
 from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext
 from torchperfd_daemon.analysis.advice.item import Finding
 from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, Rule
+from torchperfd_daemon.analysis.replay import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.trace import Int64
 from torchperfd_daemon.loader_workers import LoaderFacts, SettledAdvice, advise_loader
 
@@ -17,6 +18,8 @@ _IN_PROCESS: Final = "_SingleProcessDataLoaderIter"
 _LIKE_ITS_RANK: Final = 0.5
 # The time to take over a batch that a worker has ready.
 _HAND_OVER_NS: Final = 1_000_000
+# What a call to copy takes if the host does not stage it.
+_LAUNCH_NS: Final = 10_000
 _FROM_PAGEABLE: Final = "HtoD (Pageable"
 _TO_PAGEABLE: Final = "-> Pageable)"
 # By which factor pinned memory is copied faster, by the first number of the GPU's compute capability. The
@@ -70,11 +73,12 @@ def loader_workers(context: AdviceContext) -> Iterator[Finding]:
     yield Finding(
         advice.rule,
         f"{evidence}; {advice.assumes}" if advice.assumes else evidence,
-        advice.saves_seconds * 1e9,
+        # Figures of unrecorded steps need no correction for recording.
+        context.without_host(
+            advice.saves_seconds * 1e9, draws, of=waited, recorded=trace.loader is not facts
+        ),
         advice.change,
         advice.setting,
-        # Figures of unrecorded steps need no correction for recording.
-        waits=trace.loader is facts,
     )
 
 
@@ -108,30 +112,34 @@ def _twice_the_workers(context: AdviceContext, waited: float, draws: int) -> Ite
         "loader-workers",
         f"each step of {ns_text(context.step_ns)} waits {ns_text(waited)} ({waited / context.step_ns:.0%})"
         " for the DataLoader's workers; assumes free CPUs, or workers that wait rather than compute",
-        min(waited, context.step_ns / 2),
+        context.without_host(min(waited, context.step_ns / 2), context.annotated(DRAW), recorded=False),
         "use twice as many workers, or make an item cheaper to read and to transform",
         "DataLoader(..., num_workers=2 * num_workers, persistent_workers=True, prefetch_factor=4)",
-        waits=True,
     )
 
 
 def pin_memory(context: AdviceContext) -> Iterator[Finding]:
     """Copies to the device come from pageable memory: the host stages them, and nothing overlaps them.
 
-    The saving is the idle time charged to them, and the part of their own exposed time by which pinned
-    memory is faster.
+    The edit makes the copies faster, and the host neither stages them nor waits for them.
     """
     copies = _copies(context, _FROM_PAGEABLE)
     if not len(copies):
         return
     exposed = _exposed(context, copies)
     idle = context.idle_for("pageable_copy")
+    staging = context.spans_of(context.calls_of(copies))
+    staged = max(int((staging.end - staging.start).sum()), 1)
     device = context.run.device_type.quoted
     loads = len(context.annotated(DRAW)) > 0
     yield Finding(
         "pin-memory",
         f"{_described(context, copies, 'come from', exposed)}, and {ns_text(idle)} idle",
-        idle + exposed * (1 - 1 / _speed(context)),
+        Edit(
+            host=(HostTime(staging.start, staging.end, min(_LAUNCH_NS * len(staging) / staged, 1.0)),),
+            waits=(staging.row,),
+            device=(DeviceWork(copies, 1 / _speed(context)),),
+        ),
         "copy from pinned memory, without waiting for the copy",
         f"DataLoader(..., pin_memory=True); batch.to({device}, non_blocking=True)"
         if loads
@@ -142,8 +150,7 @@ def pin_memory(context: AdviceContext) -> Iterator[Finding]:
 def pin_results(context: AdviceContext) -> Iterator[Finding]:
     """Copies from the device go to pageable memory while nothing else runs on it.
 
-    The saving is the part of their exposed time by which a copy to pinned memory is faster. The idle time
-    after them is that of needless-synchronisation.
+    The edit makes the copies faster. The host's wait for them is that of needless-synchronisation.
     """
     copies = _copies(context, _TO_PAGEABLE)
     if not len(copies):
@@ -152,7 +159,7 @@ def pin_results(context: AdviceContext) -> Iterator[Finding]:
     yield Finding(
         "pin-results",
         _described(context, copies, "go to", exposed),
-        exposed * (1 - 1 / _speed(context)),
+        Edit(device=(DeviceWork(copies, 1 / _speed(context)),)),
         "copy to pinned memory that is kept, and wait for the copy only where the values are read",
         "host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True); host.copy_(x, non_blocking=True)",
     )

@@ -7,6 +7,7 @@ from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.item import Finding
 from torchperfd_daemon.analysis.advice.rules import ON_DEVICE, TRAINS, Rule
+from torchperfd_daemon.analysis.replay import Edit, HostTime
 
 _NEARLY_FULL: Final = 0.9
 # The allocator gives its memory back and asks anew when it cannot serve a request: both wait for the device.
@@ -34,7 +35,7 @@ def memory_near_full(context: AdviceContext) -> Iterator[Finding]:
         "memory-near-full",
         f"the allocator holds {reserved / trace.device_memory:.0%} of the device's "
         f"{trace.device_memory / 2**30:,.1f} GiB{retried}",
-        taken,
+        Edit(host=(HostTime(calls.start, calls.end),), waits=(calls.row,)),
         "make room: recompute activations in backward"
         + (", or let the allocator's segments grow" if grows else ""),
         "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"

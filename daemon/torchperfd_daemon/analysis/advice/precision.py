@@ -11,6 +11,7 @@ from torchperfd_daemon.analysis.advice.context import AdviceContext, decoded
 from torchperfd_daemon.analysis.advice.item import Finding
 from torchperfd_daemon.analysis.advice.rules import ON_DEVICE, Rule
 from torchperfd_daemon.analysis.breakdown import KERNEL
+from torchperfd_daemon.analysis.replay import DeviceWork, Edit
 from torchperfd_daemon.analysis.trace import Flags, Int64
 
 # In single precision an operator moves half the bytes and computes twice as many numbers at once, on any
@@ -40,10 +41,7 @@ _HALF_SPEED: Final = 2
 
 
 def float64(context: AdviceContext) -> Iterator[Finding]:
-    """Operators work on tensors of doubles. Half of their work is saved, not their dispatch.
-
-    On a device, only as far as the step waits for the device and not for the host.
-    """
+    """Operators work on tensors of doubles. Half of their work goes away, not their dispatch."""
     trace = context.trace
     rows = context.calls.row
     chosen = _with_tensors_of(context, rows, "double")
@@ -51,25 +49,23 @@ def float64(context: AdviceContext) -> Iterator[Finding]:
         return
     if context.on_device:
         launched = context.launched_by(rows[chosen])
-        counts = context.device_bound
         worked = int((trace.end[launched] - trace.start[launched]).sum())
+        edit = Edit(device=(DeviceWork(launched, 1 / _DOUBLE_COST),))
     else:
-        counts = 1.0
         worked = int(context.calls.work_ns[chosen].sum())
+        edit = context.without_host(context.per_step(worked * (1 - 1 / _DOUBLE_COST)))
     yield Finding(
         "float64",
         f"{int(chosen.sum()) / context.count:,.0f} operators {context.a_step} compute in double precision: "
         f"{ns_text(context.per_step(worked))}",
-        context.per_step(worked * (1 - 1 / _DOUBLE_COST) * counts),
+        edit,
         "compute in single precision; doubles often come from NumPy, whose arrays are double by default",
         "model.float(); torch.from_numpy(array).float()",
     )
 
 
 def mixed_precision(context: AdviceContext) -> Iterator[Finding]:
-    """Matrix products and convolutions run in single precision on a device. Half of their time is saved.
-
-    This applies only as far as the step waits for the device and not for the host.
+    """Matrix products and convolutions run in single precision on a device. Half of their time goes away.
 
     There is no finding on the CPU, where half precision is faster on few processors and the trace does not
     name the processor, nor if less than a fifth of the kernels' time is eligible.
@@ -85,7 +81,7 @@ def mixed_precision(context: AdviceContext) -> Iterator[Finding]:
         "mixed-precision",
         f"{worked / whole:.0%} of the kernels' time ({ns_text(context.per_step(worked))} {context.a_step})"
         " are matrix products and convolutions in single precision",
-        context.per_step(worked * (1 - 1 / _HALF_SPEED) * context.device_bound),
+        Edit(device=(DeviceWork(launched, 1 / _HALF_SPEED),)),
         "run the forward pass under autocast, in bfloat16",
         f"with torch.autocast({context.run.device_type.quoted}, dtype=torch.bfloat16): "
         + ("loss = criterion(model(x), y)" if context.run.trains else "y = model(x)"),

@@ -120,11 +120,14 @@ class RecordingCost:
 
     def within(self, starts: Int64, ends: Int64) -> Int64:
         """Return the cost within each span, in ns."""
-        total = np.zeros(len(starts), dtype=np.int64)
+        return self.up_to(ends) - self.up_to(starts) + self.overhead(starts, ends)
+
+    def up_to(self, moments: Int64) -> Int64:
+        """Return the cost of recording by each moment, without the work that the exporter timed, in ns."""
+        total = np.zeros(len(moments), dtype=np.int64)
         for times, cost in self._kinds:
-            total += cost * (np.searchsorted(times, ends) - np.searchsorted(times, starts))
-        scaled: Int64 = np.rint(self.scale * total).astype(np.int64)
-        return scaled + self.overhead(starts, ends)
+            total += cost * np.searchsorted(times, moments)
+        return np.rint(self.scale * total).astype(np.int64)
 
     def overhead(self, starts: Int64, ends: Int64) -> Int64:
         """Return the profiler's own work that the exporter timed within each span, in ns."""

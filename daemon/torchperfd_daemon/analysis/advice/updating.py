@@ -13,6 +13,7 @@ from torchperfd_daemon.analysis.advice.context import AdviceContext, Spans, deco
 from torchperfd_daemon.analysis.advice.item import Finding
 from torchperfd_daemon.analysis.advice.optimizer_classes import TORCH_OPTIMIZERS
 from torchperfd_daemon.analysis.advice.rules import COMPILES, IDLE_KNOWN, ON_DEVICE, TRAINS, Rule
+from torchperfd_daemon.analysis.replay import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 STEP: Final = "Optimizer.step#"
@@ -45,8 +46,8 @@ def fused_optimizer(context: AdviceContext) -> Iterator[Finding]:
     """An optimizer of torch goes over its parameters in a loop of small operators.
 
     The saving is the overhead of all these operators, and on the CPU also their work, except for one pass
-    over all arrays. A host that launches them for a device does nothing else in them: all their time but one
-    operator's is saved, as far as the device idles.
+    over all arrays. A host that launches them for a device does nothing else in them: the edit takes away all
+    their time but one operator's.
     """
     device = context.run.device_type.name
     for each in _updates(context):
@@ -58,12 +59,11 @@ def fused_optimizer(context: AdviceContext) -> Iterator[Finding]:
         yield Finding(
             "fused-optimizer",
             _evidence(context, each, removable),
-            context.per_step(removable),
+            _without(context, each, removable),
             "update all parameters in one operator"
             if option == "fused=True"
             else "update all parameters together",
             f"torch.optim.{each.kind}(..., {option})",
-            of_idle=context.on_device,
         )
 
 
@@ -77,10 +77,9 @@ def compiled_optimizer(context: AdviceContext) -> Iterator[Finding]:
         yield Finding(
             "compiled-optimizer",
             _evidence(context, each, removable),
-            context.per_step(removable),
+            _without(context, each, removable),
             "compile the optimizer's step, or write it with operators on lists of tensors",
             "step = torch.compile(optimizer.step), or torch._foreach_mul_(parameters, factor) and its like",
-            of_idle=True,
         )
 
 
@@ -163,6 +162,17 @@ def _removable(context: AdviceContext, update: _Update) -> float:
     return removable
 
 
+def _without(context: AdviceContext, update: _Update, removable: float) -> Edit:
+    """Return the edit that updates all parameters at once."""
+    if not context.on_device:
+        return context.without_host(context.per_step(removable))
+    outer = context.outer
+    places = outer.at[update.outer]
+    rows = outer.row[update.outer]
+    ends = context.trace.end[rows] + context.calls.gap_ns[places]
+    return Edit(host=(HostTime(context.trace.start[rows], ends, 1 / max(update.count, 1.0)),))
+
+
 def _evidence(context: AdviceContext, update: _Update, removable: float) -> str:
     what = "dispatch, launches and Python" if context.on_device else "dispatch, Python and repeated passes"
     return (
@@ -192,16 +202,25 @@ def zero_grad(context: AdviceContext) -> Iterator[Finding]:
     adds = adds[context.during(adds, context.annotated(_ACCUMULATE))]
     ours = min(1.0, len(fills) / len(adds)) if len(adds) else 0.0
     if context.on_device:
-        filled, added = (_device_ns(context, each) for each in (_with_children(context, fills), adds))
+        kernels = [context.launched_by(each) for each in (_with_children(context, fills), adds)]
+        filled, added = (int((trace.end[each] - trace.start[each]).sum()) for each in kernels)
+        edit = Edit(
+            host=(
+                HostTime(trace.start[fills], trace.end[fills]),
+                HostTime(trace.start[adds], trace.end[adds], 1 - ours),
+            ),
+            device=(DeviceWork(kernels[0]), DeviceWork(kernels[1], 1 - ours)),
+        )
     else:
         filled, added = (int((trace.end[each] - trace.start[each]).sum()) for each in (fills, adds))
         filled += _colder(context, fills) - _written_cold(context, fills)
+        edit = context.without_host(context.per_step(filled + added * ours))
     yield Finding(
         "zero-grad",
         f"zero_grad fills {len(fills) / context.count:,.0f} gradients {context.a_step} with zeros, to which "
         f"backward then adds: {ns_text(context.per_step(filled))}"
         f" and {ns_text(context.per_step(added * ours))}",
-        context.per_step(filled + added * ours),
+        edit,
         "drop the old gradients, so that the new ones take their place",
         "optimizer.zero_grad(set_to_none=True)",
     )
@@ -246,12 +265,6 @@ def _first_of(dims: list[Any]) -> tuple[int, ...]:
         case [[*sizes], *_] if all(isinstance(size, int) for size in sizes):
             return tuple(sizes)
     return ()
-
-
-def _device_ns(context: AdviceContext, operators: Int64) -> int:
-    trace: Trace = context.trace
-    rows = context.launched_by(operators)
-    return int((trace.end[rows] - trace.start[rows]).sum())
 
 
 def _with_children(context: AdviceContext, operators: Int64) -> Int64:

@@ -1,0 +1,535 @@
+"""Replays the steps of a trace as a graph of host work, launches, device events and waits, with edits.
+
+The host is one thread of work: the time between its launches, waits and step marks is kept as a duration.
+A device event begins when three things are true, each with the delay that was recorded:
+
+- the host has launched it;
+- the event before it on its stream has ended;
+- the event of another stream that held it up, if one did, has ended.
+
+A host that waits for the device continues when the event that ended its wait has ended. A full launch queue
+is such a wait. A communication kernel keeps its length, in which it may wait for its peers: the same change is
+made on all ranks.
+
+All times are maxima of sums, so a shorter duration never makes a step longer. Unedited, every event gets its
+recorded time. The steps are replayed twice in a row, and the second pass counts: by then the state at the
+first step is that which the edited steps themselves leave behind. Consecutive device events of one stream
+between two waits are one node, so the time is linear in events with a few array operations for each edit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.trace import Flags, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+_NONE: Final = -1
+_NEVER: Final = -np.inf
+# A launch takes so long to reach the device, and a stream so long to its next event, where no event shows it.
+_USUAL_LATENCY_NS: Final = 5_000
+_USUAL_GAP_NS: Final = 1_000
+# A device event that begins later than this, and than a few latencies, after its launch and its stream allow
+# was held up by something else.
+_HELD_NS: Final = 20_000
+_HELD_LATENCIES: Final = 3
+# A host without a call that was silent for so many times the time since the device's last work waited for it.
+_WORKED: Final = 3
+# The clocks of host and device agree to this; a wait may seem to end before the event that ends it.
+_CLOCKS_NS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvents:
+    """Device events as parallel columns, in any order.
+
+    Attributes:
+        row: Unique numbers of them, which edits name.
+        stream: The stream of each.
+        launched: The moment of the host from which it could begin, in ns.
+        start: In ns.
+        end: In ns.
+    """
+
+    row: Int64
+    stream: Int64
+    launched: Int64
+    start: Int64
+    end: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Waits of the host for the device as parallel columns.
+
+    Attributes:
+        row: Unique numbers of them, which edits name.
+        start: In ns.
+        end: In ns.
+    """
+
+    row: Int64
+    start: Int64
+    end: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Spans of the host's time, in ns, of which the part ``keep`` (0 to 1) remains."""
+
+    start: Int64
+    end: Int64
+    keep: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """Device events, by row, of whose duration the part ``keep`` (0 to 1) remains."""
+
+    row: Int64
+    keep: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of what a step does.
+
+    Attributes:
+        host: Host time that is removed or shortened; where spans overlap the shortest counts.
+        waits: Rows of waits that the host no longer makes.
+        device: Device events that are removed or shortened, likewise.
+        host_share: The part of all host work that is removed besides, 0 to 1.
+    """
+
+    host: tuple[HostTime, ...] = ()
+    waits: tuple[Int64, ...] = ()
+    device: tuple[DeviceWork, ...] = ()
+    host_share: float = 0.0
+
+    def __add__(self, other: "Edit") -> "Edit":
+        return Edit(
+            self.host + other.host,
+            self.waits + other.waits,
+            self.device + other.device,
+            min(self.host_share + other.host_share, 1.0),
+        )
+
+
+NOTHING: Final = Edit()
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The result of one replay.
+
+    Attributes:
+        step_ns: The mean length of the steps once they follow each other in this way.
+        marks: When the host comes to each step mark in the first pass, in ns.
+        ends: When each device event that ends a node ends in the first pass, by ``Timeline.ending``.
+    """
+
+    step_ns: float
+    marks: Float64
+    ends: Float64
+
+
+class Timeline:
+    """The graph of some steps.
+
+    Args:
+        events: Those that the host launched in the steps.
+        waits: Those of the host.
+        silent: Spans in which the host shows no call. It waited there if the device's last work ended late
+            in the span; otherwise it was at work.
+        starts: When each step begins on the host, in ns, in order.
+        ends: When it ends.
+        carried: For each stream when the last event launched before the steps ended.
+
+    Attributes:
+        ending: The rows of the device events that end a node.
+        unexplained_ns: The time for which device events were held up by something that is not in the graph.
+    """
+
+    def __init__(
+        self,
+        events: DeviceEvents,
+        waits: Waits,
+        silent: HostTime,
+        starts: Int64,
+        ends: Int64,
+        carried: dict[int, int] | None = None,
+    ) -> None:
+        waits = _with_silent(waits, silent, events)
+        self._waits = _disjoint(waits, int(starts[0]), int(ends[-1]))
+        order = np.lexsort((events.end, events.start, events.stream))
+        self._row = events.row[order]
+        self._stream = np.unique(events.stream[order], return_inverse=True)[1].astype(np.int64)
+        self._start, self._end = events.start[order], events.end[order]
+        launched = np.clip(np.minimum(events.launched[order], self._start), starts[0], None)
+        self._inside = _inside(launched, self._waits)
+        waiting = self._inside >= 0
+        # A launch within a wait counts from the begin of the wait.
+        self._launched = np.where(
+            waiting, self._waits.start[self._inside] if len(self._waits.row) else launched, launched
+        )
+        streams = np.unique(events.stream[order])
+        self._carried = [float((carried or {}).get(int(each), _NEVER)) for each in streams.tolist()]
+        self._nodes(starts, ends)
+        self._delays()
+        self._targets()
+        self._runs()
+
+    def _nodes(self, starts: Int64, ends: Int64) -> None:
+        """Order waits and step marks of the host."""
+        waits = self._waits
+        marks = np.unique(np.concatenate((starts, ends)))
+        inside = _inside(marks, waits)
+        moved = np.where(inside >= 0, waits.end[inside] if len(waits.row) else marks, marks)
+        begin = np.concatenate((waits.start, moved))
+        end = np.concatenate((waits.end, moved))
+        is_mark = np.arange(len(begin)) >= len(waits.row)
+        order = np.lexsort((is_mark, end))
+        self._node_start, self._node_end = begin[order], end[order]
+        self._wait_of = np.where(is_mark, _NONE, np.arange(len(begin)))[order]
+        self._first = int(starts[0])
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        self._marks = place[len(waits.row) :]
+        self._begins = self._marks[np.searchsorted(marks, starts)]
+        self._stops = self._marks[np.searchsorted(marks, ends)]
+        self._segment = np.searchsorted(self._node_end, self._launched, side="right")
+
+    def _delays(self) -> None:
+        """Find what decided when each device event began, and the delay after it."""
+        start, launched, stream = self._start, self._launched, self._stream
+        before = np.append(_NEVER, self._end[:-1].astype(np.float64))[: len(start)]
+        first = np.flatnonzero(np.diff(stream, prepend=-1))
+        before[first] = self._carried
+        by_launch = launched >= before
+        latencies = (start - launched)[by_launch & (self._inside < 0)]
+        gaps = (start - before)[~by_launch & (start >= before)]
+        self.latency_ns = float(np.median(latencies)) if len(latencies) else float(_USUAL_LATENCY_NS)
+        usual_gap = float(np.median(gaps)) if len(gaps) else float(_USUAL_GAP_NS)
+        least = np.maximum(launched + np.minimum(self.latency_ns, start - launched), before)
+        held = start - least > max(_HELD_NS, _HELD_LATENCIES * self.latency_ns)
+        self._cause, self._cause_lag = self._held_by(np.flatnonzero(held), least)
+        known = self._cause >= 0
+        self._latency = np.where(by_launch & ~known, start - launched, 0.0)
+        short = np.minimum(self.latency_ns, start - launched)
+        self._latency = np.where(by_launch & ~known, self._latency, short)
+        gap = np.where(np.isfinite(before), start - before, 0.0)
+        self._gap = np.where(by_launch | known, np.minimum(usual_gap, gap), gap)
+        # A launch within a wait stages a copy, which takes time of its own.
+        unknown = held & ~known & (self._inside < 0)
+        self._unexplained = np.where(unknown, start - least, 0.0)
+        self._of_launch = by_launch
+        self.unexplained_ns = float(self._unexplained.sum())
+
+    def _held_by(self, held: Int64, least: Float64) -> tuple[Int64, Float64]:
+        """Return for each event the one of another stream whose end let it begin, -1 for none, and the lag."""
+        cause = np.full(len(self._start), _NONE, dtype=np.int64)
+        lag = np.zeros(len(self._start))
+        if not len(held):
+            return cause, lag
+        order = np.argsort(self._end, kind="stable")
+        ended = self._end[order]
+        last = np.searchsorted(ended, self._start[held], side="right") - 1
+        for _ in range(2):
+            # The one before the own stream's is tried once: streams in turns are rare.
+            own = (last >= 0) & (self._stream[order[np.maximum(last, 0)]] == self._stream[held])
+            last = np.where(own, last - 1, last)
+        found = order[np.maximum(last, 0)]
+        late = self._start[held] - self._end[found]
+        is_cause = (last >= 0) & (self._stream[found] != self._stream[held])
+        is_cause &= (late <= _HELD_NS) & (self._end[found] >= least[held])
+        is_cause &= self._start[found] < self._start[held]
+        cause[held[is_cause]] = found[is_cause]
+        lag[held[is_cause]] = late[is_cause]
+        return cause, lag
+
+    def _targets(self) -> None:
+        """Find for each wait the device event that ended it, and the delays around it."""
+        waits = self._waits
+        count = len(waits.row)
+        best = np.full(count, _NEVER)
+        target = np.full(count, _NONE, dtype=np.int64)
+        drained = np.zeros(count, dtype=np.bool_)
+        edges = np.flatnonzero(np.diff(self._stream, prepend=-1, append=-2))
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            ends = np.maximum.accumulate(self._end[first:last])
+            ended = np.searchsorted(ends, waits.end + _CLOCKS_NS, side="right")
+            begun = np.searchsorted(np.maximum.accumulate(self._launched[first:last]), waits.start, "right")
+            # Those that begin when the wait is over did not end it.
+            ended = np.minimum(ended, np.searchsorted(self._start[first:last], waits.end))
+            known = ended > 0
+            is_drained = known & (ended >= begun)
+            when = np.where(known, ends[np.maximum(ended - 1, 0)], _NEVER)
+            better = known & ((is_drained & ~drained) | ((is_drained == drained) & (when > best)))
+            best[better], target[better] = when[better], first + ended[better] - 1
+            drained |= is_drained
+        length = (waits.end - waits.start).astype(np.float64)
+        waited = best > waits.start
+        usual = np.minimum(self.latency_ns, length)
+        self._target = target
+        self._call_ns = np.where(waited, usual, length)
+        ended_at = self._end[target] if len(self._end) else np.zeros(count)
+        lag = np.where(waited, waits.end - ended_at, np.minimum(self.latency_ns, waits.end - ended_at))
+        self._target_lag = np.where(target >= 0, lag, _NEVER)
+
+    def _runs(self) -> None:
+        """Join consecutive device events of a stream into nodes."""
+        count = len(self._start)
+        ends_node = np.zeros(count, dtype=np.bool_)
+        ends_node[self._target[self._target >= 0]] = True
+        ends_node[self._cause[self._cause >= 0]] = True
+        begins = np.ones(count, dtype=np.bool_)
+        begins[1:] = (np.diff(self._stream) != 0) | (np.diff(self._segment) != 0)
+        begins[1:] |= (self._cause[1:] >= 0) | ends_node[:-1]
+        self._run_first = np.flatnonzero(begins)
+        self._run_last = np.append(self._run_first[1:], count)[: len(self._run_first)] - 1
+        self._run_of = np.cumsum(begins) - 1
+        self.ending = self._row[self._run_last]
+        cause = self._cause[self._run_first]
+        runs, nodes = len(self._run_first), len(self._node_end)
+        moment = np.concatenate((self._node_end, self._start[self._run_first]))
+        is_run = np.arange(nodes + runs) >= nodes
+        number = np.concatenate((np.arange(nodes), np.arange(runs)))
+        order = np.lexsort((number, is_run, moment))
+        # Runs are numbered from 0, nodes of the host downward from -1.
+        self._order = np.where(is_run, number, -1 - number)[order].tolist()
+        self._run_stream = self._stream[self._run_first].tolist()
+        self._run_segment = self._segment[self._run_first]
+        self._run_cause = np.where(cause >= 0, self._run_of[cause], _NONE).tolist()
+        wait = self._wait_of
+        target = np.where(wait >= 0, self._target[wait] if len(self._target) else _NONE, _NONE)
+        self._node_target = np.where(target >= 0, self._run_of[target] if count else _NONE, _NONE).tolist()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a device event is in the graph."""
+        return len(self._row) > 0
+
+    def replay(self, edit: Edit, base: "HostCost | None" = None, *, explained: bool = False) -> Replayed:
+        """Return the steps with an edit.
+
+        Args:
+            base: What recording cost the host; None leaves its time as recorded.
+            explained: Leave out the time for which events were held up by something unknown.
+        """
+        work = self._work(edit, base or HostCost())
+        named = edit.waits and len(self._waits.row)
+        removed = np.isin(self._waits.row, np.concatenate(edit.waits)) if named else None
+        host = _Host(work, self._host_nodes(edit, removed))
+        nodes = self._device_nodes(edit, work, removed, explained=explained)
+        first, second = self._sweep(host, nodes)
+        mean = float((second[1][self._stops] - second[1][self._begins]).mean())
+        return Replayed(mean, first[0][self._marks], first[2])
+
+    def _work(self, edit: Edit, base: "HostCost") -> "_Work":
+        """Return the host's work up to each moment that matters, waits left out."""
+        waits = self._waits
+        edges = [each for spans in (*edit.host, *base.scaled) for each in (spans.start, spans.end)]
+        points = np.concatenate((self._launched, waits.start, waits.end, self._node_end, *edges))
+        points = np.unique(np.clip(points, self._first, self._node_end[-1]))
+        waiting = Cover(waits.start, waits.end)
+        plain = (points - waiting.up_to(points)).astype(np.float64)
+        if base.up_to is not None:
+            plain -= base.up_to(points)
+        grown = np.diff(np.maximum.accumulate(plain))
+        keep = np.ones(len(grown))
+        for spans in edit.host:
+            keep = np.minimum(keep, np.where(_covers(spans, points), spans.keep, 1.0))
+        for spans in base.scaled:
+            keep = keep * np.where(_covers(spans, points), spans.keep, 1.0)
+        grown *= keep * (base.speed * (1 - edit.host_share))
+        return _Work(points, np.append(0.0, np.cumsum(grown)))
+
+    def _host_nodes(self, edit: Edit, removed: Flags | None) -> "_HostNodes":
+        wait = self._wait_of
+        if not len(self._target):
+            return _HostNodes(np.zeros(len(wait)), np.full(len(wait), _NEVER), self._node_target)
+        call = self._call_ns.copy()
+        for spans in edit.host:
+            cover = Cover(spans.start, spans.end)
+            inside = cover.up_to(self._waits.end) - cover.up_to(self._waits.start)
+            length = np.maximum(self._waits.end - self._waits.start, 1)
+            call = np.minimum(call, self._call_ns * (1 - (1 - spans.keep) * inside / length))
+        lag = self._target_lag
+        if removed is not None:
+            call = np.where(removed, np.minimum(call, self.latency_ns), call)
+            lag = np.where(removed, _NEVER, lag)
+        is_wait = wait >= 0
+        return _HostNodes(
+            np.where(is_wait, call[wait], 0.0), np.where(is_wait, lag[wait], _NEVER), self._node_target
+        )
+
+    def _device_nodes(
+        self, edit: Edit, work: "_Work", removed: Flags | None, *, explained: bool
+    ) -> "_DeviceNodes":
+        lasts = (self._end - self._start).astype(np.float64)
+        keep = np.ones(len(lasts))
+        for each in edit.device:
+            keep = np.minimum(keep, np.where(np.isin(self._row, each.row), each.keep, 1.0))
+        lasts *= keep
+        latency, gap = self._latency, self._gap
+        if explained:
+            latency = np.where(self._of_launch, latency - self._unexplained, latency)
+            gap = np.where(self._of_launch, gap, gap - self._unexplained)
+        if removed is not None:
+            at_once = (self._inside >= 0) & removed[self._inside]
+            latency = np.where(at_once, np.minimum(latency, self.latency_ns), latency)
+        first, last = self._run_first, self._run_last
+        if not len(first):
+            return _DeviceNodes([], [], [])
+        total = np.cumsum(gap + lasts)
+        ready = work.at(self._launched) + latency + lasts - total
+        through = total[last] - total[first] + (gap + lasts)[first]
+        by_launch = total[last] + np.maximum.reduceat(ready, first)
+        by_cause = self._cause_lag[first] + through - gap[first]
+        return _DeviceNodes(through.tolist(), by_launch.tolist(), by_cause.tolist())
+
+    def _sweep(
+        self, host: "_Host", device: "_DeviceNodes"
+    ) -> tuple[tuple[Float64, Float64, Float64], tuple[Float64, Float64, Float64]]:
+        """Return for each of two passes the host's nodes, these or the device's work, and the runs' ends."""
+        through, by_launch, by_cause = device.through, device.by_launch, device.by_cause
+        stream_of, cause_of = self._run_stream, self._run_cause
+        segment_of = self._run_segment.tolist()
+        work_start = host.work.at(self._node_start).tolist()
+        work_end = host.work.at(self._node_end).tolist()
+        call, lag, target_of = host.nodes.call.tolist(), host.nodes.lag.tolist(), host.nodes.target
+        streams = list(self._carried)
+        ends = [_NEVER] * len(through)
+        offset = float(self._first)
+        reached = max(self._carried, default=_NEVER)
+        passes = []
+        for _ in range(2):
+            ends = [_NEVER] * len(through)
+            offsets = [offset] * (len(call) + 1)
+            nodes = [0.0] * len(call)
+            for number in self._order:
+                if number >= 0:
+                    stream = stream_of[number]
+                    end = max(
+                        streams[stream] + through[number], offsets[segment_of[number]] + by_launch[number]
+                    )
+                    if (cause := cause_of[number]) >= 0:
+                        end = max(end, ends[cause] + by_cause[number])
+                    streams[stream] = ends[number] = end
+                else:
+                    node = -1 - number
+                    now = offset + work_start[node] + call[node]
+                    if (target := target_of[node]) >= 0:
+                        now = max(now, ends[target] + lag[node])
+                    nodes[node] = now
+                    offset = now - work_end[node]
+                    offsets[node + 1] = offset
+            host_times, run_ends = np.array(nodes), np.array(ends)
+            done = np.full(len(call) + 1, _NEVER)
+            np.maximum.at(done, self._run_segment, run_ends)
+            done = np.maximum(np.maximum.accumulate(done)[: len(call)], reached)
+            passes.append((host_times, np.maximum(host_times, done), run_ends))
+            reached = max(reached, float(run_ends.max(initial=_NEVER)))
+            offset = nodes[-1]
+        return passes[0], passes[1]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """What is taken off the host's recorded time before any edit.
+
+    Attributes:
+        up_to: Returns what recording has cost by each moment, in ns; None for nothing.
+        scaled: Spans that take another part of their time when nothing is recorded.
+        speed: The part of all host work that remains when nothing is recorded.
+    """
+
+    up_to: Callable[[Int64], Int64] | None = None
+    scaled: tuple[HostTime, ...] = ()
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The host's work up to some moments, in order."""
+
+    points: Int64
+    done: Float64
+
+    def at(self, moments: Int64) -> Float64:
+        """Return the work done by moments that are among the points, or outside them."""
+        found: Float64 = self.done[np.clip(np.searchsorted(self.points, moments), 0, len(self.points) - 1)]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _HostNodes:
+    call: Float64
+    lag: Float64
+    target: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    work: _Work
+    nodes: _HostNodes
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceNodes:
+    """For each run how long it takes after its stream, its launches and what held it up."""
+
+    through: list[float]
+    by_launch: list[float]
+    by_cause: list[float]
+
+
+def _with_silent(waits: Waits, silent: HostTime, events: DeviceEvents) -> Waits:
+    """Return the waits, and those silent spans in which the device's last work ended late."""
+    if not len(events.row) or not len(silent.start):
+        return waits
+    order = np.argsort(events.start, kind="stable")
+    reached = np.append(0, np.maximum.accumulate(events.end[order]))
+    # The device is idle at the end of the span.
+    last = reached[np.searchsorted(events.start[order], silent.end)]
+    late = (last <= silent.end + _CLOCKS_NS) & (last > silent.start)
+    late &= _WORKED * (silent.end - last) <= silent.end - silent.start
+    start, end = silent.start[late], silent.end[late]
+    # They have no row, so that no edit names them.
+    none = np.full(len(start), _NONE, dtype=np.int64)
+    return Waits(
+        *(np.concatenate(pair) for pair in ((waits.row, none), (waits.start, start), (waits.end, end)))
+    )
+
+
+def _disjoint(waits: Waits, begin: int, end: int) -> Waits:
+    """Return the waits that lie between two moments, in order; of overlapping ones the first."""
+    chosen = np.flatnonzero((waits.start >= begin) & (waits.end <= end))
+    chosen = chosen[np.lexsort((-waits.end[chosen], waits.start[chosen]))]
+    start, stop = waits.start[chosen], waits.end[chosen]
+    while len(start) > 1:
+        reached = np.maximum.accumulate(stop)
+        clear = np.append(True, start[1:] >= reached[:-1])
+        if clear.all():
+            break
+        chosen, start, stop = chosen[clear], start[clear], stop[clear]
+    return Waits(waits.row[chosen], start, stop)
+
+
+def _inside(moments: Int64, waits: Waits) -> Int64:
+    """Return the wait in which each moment lies, its ends not included; -1 for none."""
+    if not len(waits.row):
+        return np.full(len(moments), _NONE, dtype=np.int64)
+    at = np.searchsorted(waits.start, moments) - 1
+    return np.where((at >= 0) & (moments < waits.end[np.maximum(at, 0)]), at, _NONE)
+
+
+def _covers(spans: HostTime, points: Int64) -> Flags:
+    """Return which intervals between neighbouring points lie in the spans, whose ends are among the points."""
+    covered: Flags = np.diff(Cover(spans.start, spans.end).up_to(points)) > 0
+    return covered
