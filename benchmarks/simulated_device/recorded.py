@@ -25,6 +25,9 @@ _WAKES_NS: Final = 8 * US
 # The host copies to staging memory with 6 GB/s, and PCIe 5 moves 55 GB/s.
 _STAGED: Final = 6.0
 _PCIE: Final = 50.0
+_INPUTS: Final[dict[str, Any]] = {"Input Dims": [[8, 8]], "Input type": ["float"]}
+# Streams are threads of the trace with numbers from here on.
+_STREAMS: Final = 100
 _ORIGIN_NS: Final = 7_000_000_000_000_000
 
 
@@ -70,7 +73,7 @@ class Machine:
     def compute(self, operator: str, ns: int) -> None:
         """Run an operator on the host."""
         start, self.now = self.now, self.now + ns
-        self.record(operator, "cpu_op", start, self.now, **{"Input Dims": [[8, 8]], "Input type": ["float"]})
+        self.record(operator, "cpu_op", start, self.now, **_INPUTS)
 
     def launch(
         self,
@@ -95,7 +98,7 @@ class Machine:
             for name, ns in launched:
                 self._run(name, ns, stream, self.now + _ARRIVES_NS)
         self.work(US)
-        inputs = {"Input Dims": [[8, 8], [8, 8]], "Input type": [dtype, dtype]}
+        inputs: dict[str, Any] = {"Input Dims": [[8, 8], [8, 8]], "Input type": [dtype, dtype]}
         self.record(operator, "cpu_op", start, self.now, **inputs)
 
     def item(self) -> None:
@@ -147,8 +150,12 @@ class Machine:
         self._streams[stream] = start + ns
         self._queued.append(start)
         args = {"correlation": self._number, "device": 0, "stream": stream}
-        self.record(name, category, start, start + ns, stream + 100, **args)
+        self.record(name, category, start, start + ns, stream + _STREAMS, **args)
         return start + ns
+
+
+def _end(event: dict[str, Any]) -> float:
+    return float(event["ts"] + event["dur"]) * 1000 - _ORIGIN_NS
 
 
 Loop = Callable[[Machine], Callable[[], None]]
@@ -187,12 +194,12 @@ def write_trace(
     step = loop(machine)
     for _ in range(20):
         step()
-    machine.events.clear()
+    # What was launched before and has yet to run is recorded without its launch.
+    machine.events = [each for each in machine.events if each["tid"] > _STREAMS and _end(each) > machine.now]
     machine.slowdown = slowdown
     for number in range(steps):
         machine.span(f"ProfilerStep#{number}", step)
     events = machine.events
     if facts is not None:
         more["torchperfd"] = {"unrecorded_step_ns": round(step_ns(loop))} | facts
-    # The first step began when recording did.
     path.write_text(json.dumps({"schemaVersion": 1, **more, "traceEvents": events}))

@@ -96,7 +96,7 @@ def tiny_kernels(scale: float = 1.0) -> Twin:
 
 def batch_size(scale: float = 1.0) -> Twin:
     """Train on a batch that is too small for the host to keep up, or on one of twice the size."""
-    kernel = round(14 * US * scale)
+    kernel = round(16 * US * scale)
     return Twin(
         "batch-size",
         _loop(lambda machine: _model(machine, 90, 32 * US, kernel), _fused),
@@ -242,7 +242,7 @@ def zero_grad(scale: float = 1.0) -> Twin:
                 machine.span("Optimizer.zero_grad#SGD.zero_grad", fill)
             _model(machine, 7, 20 * US, 250 * US)
             for _ in range(7):
-                name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+                name = "torch::autograd::AccumulateGrad"
 
                 def accumulate() -> None:
                     machine.work(4 * US)

@@ -8,13 +8,13 @@ A device event begins when three things are true, each with the delay that was r
 - the event of another stream that held it up, if one did, has ended.
 
 A host that waits for the device continues when the event that ended its wait has ended. A full launch queue
-is such a wait. A communication kernel keeps its length, in which it may wait for its peers: the same change is
-made on all ranks.
+is such a wait. A communication kernel keeps its length, in which it may wait for its peers: the same change
+is made on all ranks.
 
 All times are maxima of sums, so a shorter duration never makes a step longer. Unedited, every event gets its
 recorded time. The steps are replayed twice in a row, and the second pass counts: by then the state at the
-first step is that which the edited steps themselves leave behind. Consecutive device events of one stream
-between two waits are one node, so the time is linear in events with a few array operations for each edit.
+first step is what the edited steps themselves leave behind. Consecutive device events of a stream between
+two waits are one node, so an edit costs a few array operations, linear in events.
 """
 
 from collections.abc import Callable
@@ -31,6 +31,7 @@ Float64 = npt.NDArray[np.float64]
 
 _NONE: Final = -1
 _NEVER: Final = -np.inf
+_LOWEST: Final = np.iinfo(np.int64).min
 # A launch takes so long to reach the device, and a stream so long to its next event, where no event shows it.
 _USUAL_LATENCY_NS: Final = 5_000
 _USUAL_GAP_NS: Final = 1_000
@@ -51,6 +52,7 @@ class DeviceEvents:
     Attributes:
         row: Unique numbers of them, which edits name.
         stream: The stream of each.
+        called: When the host began to launch it, in ns, which decides on its step.
         launched: The moment of the host from which it could begin, in ns.
         start: In ns.
         end: In ns.
@@ -58,6 +60,7 @@ class DeviceEvents:
 
     row: Int64
     stream: Int64
+    called: Int64
     launched: Int64
     start: Int64
     end: Int64
@@ -89,10 +92,15 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Device events, by row, of whose duration the part ``keep`` (0 to 1) remains."""
+    """Device events, by row, of whose duration the part ``keep`` (0 to 1) remains.
+
+    Attributes:
+        joined: They become parts of one event, so that no time passes between them.
+    """
 
     row: Int64
     keep: float = 0.0
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ class Timeline:
             in the span; otherwise it was at work.
         starts: When each step begins on the host, in ns, in order.
         ends: When it ends.
-        carried: For each stream when the last event launched before the steps ended.
+        carried: Device events that were launched before the steps.
 
     Attributes:
         ending: The rows of the device events that end a node.
@@ -162,7 +170,7 @@ class Timeline:
         silent: HostTime,
         starts: Int64,
         ends: Int64,
-        carried: dict[int, int] | None = None,
+        carried: DeviceEvents | None = None,
     ) -> None:
         waits = _with_silent(waits, silent, events)
         self._waits = _disjoint(waits, int(starts[0]), int(ends[-1]))
@@ -170,7 +178,7 @@ class Timeline:
         self._row = events.row[order]
         self._stream = np.unique(events.stream[order], return_inverse=True)[1].astype(np.int64)
         self._start, self._end = events.start[order], events.end[order]
-        launched = np.clip(np.minimum(events.launched[order], self._start), starts[0], None)
+        launched = np.clip(np.minimum(events.launched[order], self._start), starts[0], ends[-1])
         self._inside = _inside(launched, self._waits)
         waiting = self._inside >= 0
         # A launch within a wait counts from the begin of the wait.
@@ -178,14 +186,18 @@ class Timeline:
             waiting, self._waits.start[self._inside] if len(self._waits.row) else launched, launched
         )
         streams = np.unique(events.stream[order])
-        self._carried = [float((carried or {}).get(int(each), _NEVER)) for each in streams.tolist()]
-        self._nodes(starts, ends)
+        carried_ends = np.sort(carried.end) if carried else events.end[:0]
+        self._carried = [_NEVER] * len(streams)
+        for number, stream in enumerate(streams.tolist() if carried else ()):
+            ended = carried.end[carried.stream == stream] if carried else carried_ends
+            self._carried[number] = float(ended.max()) if len(ended) else _NEVER
+        self._nodes(starts, ends, np.clip(events.called[order], starts[0], None))
         self._delays()
-        self._targets()
+        self._targets(carried_ends)
         self._runs()
 
-    def _nodes(self, starts: Int64, ends: Int64) -> None:
-        """Order waits and step marks of the host."""
+    def _nodes(self, starts: Int64, ends: Int64, called: Int64) -> None:
+        """Order waits and step marks of the host, and find between which of them each event was launched."""
         waits = self._waits
         marks = np.unique(np.concatenate((starts, ends)))
         inside = _inside(marks, waits)
@@ -202,7 +214,8 @@ class Timeline:
         self._marks = place[len(waits.row) :]
         self._begins = self._marks[np.searchsorted(marks, starts)]
         self._stops = self._marks[np.searchsorted(marks, ends)]
-        self._segment = np.searchsorted(self._node_end, self._launched, side="right")
+        self._segment = np.searchsorted(waits.end, self._launched, side="right")
+        self._segment = self._segment + np.searchsorted(np.sort(moved), called, side="right")
 
     def _delays(self) -> None:
         """Find what decided when each device event began, and the delay after it."""
@@ -212,11 +225,12 @@ class Timeline:
         before[first] = self._carried
         by_launch = launched >= before
         latencies = (start - launched)[by_launch & (self._inside < 0)]
-        gaps = (start - before)[~by_launch & (start >= before)]
-        self.latency_ns = float(np.median(latencies)) if len(latencies) else float(_USUAL_LATENCY_NS)
-        usual_gap = float(np.median(gaps)) if len(gaps) else float(_USUAL_GAP_NS)
+        # Those that something held up are longer, so the lower quartile is what launching takes.
+        self.latency_ns = float(np.percentile(latencies, 25)) if len(latencies) else float(_USUAL_LATENCY_NS)
         least = np.maximum(launched + np.minimum(self.latency_ns, start - launched), before)
         held = start - least > max(_HELD_NS, _HELD_LATENCIES * self.latency_ns)
+        gaps = (start - before)[~by_launch & ~held & (start >= before)]
+        usual_gap = float(np.median(gaps)) if len(gaps) else float(_USUAL_GAP_NS)
         self._cause, self._cause_lag = self._held_by(np.flatnonzero(held), least)
         known = self._cause >= 0
         self._latency = np.where(by_launch & ~known, start - launched, 0.0)
@@ -231,7 +245,7 @@ class Timeline:
         self.unexplained_ns = float(self._unexplained.sum())
 
     def _held_by(self, held: Int64, least: Float64) -> tuple[Int64, Float64]:
-        """Return for each event the one of another stream whose end let it begin, -1 for none, and the lag."""
+        """Return for each event the one of another stream that held it up, -1 for none, and the lag."""
         cause = np.full(len(self._start), _NONE, dtype=np.int64)
         lag = np.zeros(len(self._start))
         if not len(held):
@@ -252,8 +266,12 @@ class Timeline:
         lag[held[is_cause]] = late[is_cause]
         return cause, lag
 
-    def _targets(self) -> None:
-        """Find for each wait the device event that ended it, and the delays around it."""
+    def _targets(self, carried: Int64) -> None:
+        """Find for each wait the device event that ended it, and the delays around it.
+
+        Args:
+            carried: When the events ended that were launched before the steps.
+        """
         waits = self._waits
         count = len(waits.row)
         best = np.full(count, _NEVER)
@@ -275,6 +293,12 @@ class Timeline:
         length = (waits.end - waits.start).astype(np.float64)
         waited = best > waits.start
         usual = np.minimum(self.latency_ns, length)
+        # A wait for earlier work ends as recorded. Where the steps follow each other it has no such work.
+        before = np.append(_LOWEST, carried)[np.searchsorted(carried, waits.end + _CLOCKS_NS, side="right")]
+        is_carried = ~waited & (before > waits.start)
+        target[is_carried] = _NONE
+        waited |= is_carried
+        self._fixed = np.where(is_carried, waits.end, _NEVER)
         self._target = target
         self._call_ns = np.where(waited, usual, length)
         ended_at = self._end[target] if len(self._end) else np.zeros(count)
@@ -352,7 +376,8 @@ class Timeline:
     def _host_nodes(self, edit: Edit, removed: Flags | None) -> "_HostNodes":
         wait = self._wait_of
         if not len(self._target):
-            return _HostNodes(np.zeros(len(wait)), np.full(len(wait), _NEVER), self._node_target)
+            never = np.full(len(wait), _NEVER)
+            return _HostNodes(np.zeros(len(wait)), never, never, self._node_target)
         call = self._call_ns.copy()
         for spans in edit.host:
             cover = Cover(spans.start, spans.end)
@@ -365,7 +390,10 @@ class Timeline:
             lag = np.where(removed, _NEVER, lag)
         is_wait = wait >= 0
         return _HostNodes(
-            np.where(is_wait, call[wait], 0.0), np.where(is_wait, lag[wait], _NEVER), self._node_target
+            np.where(is_wait, call[wait], 0.0),
+            np.where(is_wait, lag[wait], _NEVER),
+            np.where(is_wait, self._fixed[wait], _NEVER),
+            self._node_target,
         )
 
     def _device_nodes(
@@ -373,10 +401,14 @@ class Timeline:
     ) -> "_DeviceNodes":
         lasts = (self._end - self._start).astype(np.float64)
         keep = np.ones(len(lasts))
-        for each in edit.device:
-            keep = np.minimum(keep, np.where(np.isin(self._row, each.row), each.keep, 1.0))
-        lasts *= keep
         latency, gap = self._latency, self._gap
+        for each in edit.device:
+            chosen = np.isin(self._row, each.row)
+            keep = np.minimum(keep, np.where(chosen, each.keep, 1.0))
+            # An event that is removed leaves no time before it either.
+            if each.joined or not each.keep:
+                gap = np.where(chosen, np.minimum(gap, 0.0), gap)
+        lasts *= keep
         if explained:
             latency = np.where(self._of_launch, latency - self._unexplained, latency)
             gap = np.where(self._of_launch, gap, gap - self._unexplained)
@@ -400,6 +432,7 @@ class Timeline:
         through, by_launch, by_cause = device.through, device.by_launch, device.by_cause
         stream_of, cause_of = self._run_stream, self._run_cause
         segment_of = self._run_segment.tolist()
+        fixed = host.nodes.fixed.tolist()
         work_start = host.work.at(self._node_start).tolist()
         work_end = host.work.at(self._node_end).tolist()
         call, lag, target_of = host.nodes.call.tolist(), host.nodes.lag.tolist(), host.nodes.target
@@ -408,7 +441,7 @@ class Timeline:
         offset = float(self._first)
         reached = max(self._carried, default=_NEVER)
         passes = []
-        for _ in range(2):
+        for first_pass in (True, False):
             ends = [_NEVER] * len(through)
             offsets = [offset] * (len(call) + 1)
             nodes = [0.0] * len(call)
@@ -426,6 +459,8 @@ class Timeline:
                     now = offset + work_start[node] + call[node]
                     if (target := target_of[node]) >= 0:
                         now = max(now, ends[target] + lag[node])
+                    elif first_pass:
+                        now = max(now, fixed[node])
                     nodes[node] = now
                     offset = now - work_end[node]
                     offsets[node + 1] = offset
@@ -469,8 +504,11 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _HostNodes:
+    """For each node of the host its own time, the lag behind its target, and its end in the first pass."""
+
     call: Float64
     lag: Float64
+    fixed: Float64
     target: list[int]
 
 
@@ -530,6 +568,6 @@ def _inside(moments: Int64, waits: Waits) -> Int64:
 
 
 def _covers(spans: HostTime, points: Int64) -> Flags:
-    """Return which intervals between neighbouring points lie in the spans, whose ends are among the points."""
+    """Return which intervals between neighbouring points lie in the spans, whose ends are such points."""
     covered: Flags = np.diff(Cover(spans.start, spans.end).up_to(points)) > 0
     return covered

@@ -11,7 +11,7 @@ from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.phases import drawing
 from torchperfd_daemon.analysis.profiler_overhead import Overheads
 from torchperfd_daemon.analysis.replay import DeviceEvents, HostTime, Timeline, Waits
-from torchperfd_daemon.analysis.trace import Int64, Trace
+from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 # Between two calls of a host that is at work there is no more Python than this.
 _SILENT_NS: Final = 100_000
@@ -45,13 +45,16 @@ def find_host_calls(trace: Trace, links: Links, overheads: Overheads, first: int
     """
     kinds = Kinds(trace, Launches(trace, links))
     threads = np.unique(trace.thread[kinds.launching]).tolist()
-    found: list[list[Int64]] = [[kinds.launching[:0]] for _ in range(3)]
-    for thread in threads:
-        found[0].append(kinds.waiting.on(thread))
-        found[1].append(kinds.staging.on(thread))
-        found[2].append(kinds.computing(trace, thread, COMPUTING_EACH_NS))
+    none = kinds.launching[:0]
+    results, staging = ([each.on(thread) for thread in threads] for each in (kinds.waiting, kinds.staging))
+    computing = [kinds.computing(trace, thread, COMPUTING_EACH_NS) for thread in threads]
     silent = _silent(trace, overheads, first, last)
-    return HostCalls(*(np.concatenate(rows) for rows in found), silent)
+    return HostCalls(
+        np.concatenate([none, *results]),
+        np.concatenate([none, *staging]),
+        np.concatenate([none, *computing]),
+        silent,
+    )
 
 
 def timeline(
@@ -77,36 +80,35 @@ def timeline(
     launched = np.where(known, np.minimum(trace.end[links.launch], trace.start[rows]), trace.start[rows])
     begun = np.where(known, trace.start[links.launch], trace.start[rows])
     first, last = int(starts[0]), int(ends[-1])
-    inside = (begun >= first) & (begun < last)
+    # What ran before the first launch in the file was launched before.
+    unseen = ~known & (trace.start[rows] < _first_start(trace, rows, known & (begun >= first)))
+    carried = (begun < first) | unseen
+    inside = ~carried & (begun < last)
     waiting = np.concatenate((calls.for_results, calls.staging, overheads.queue_full))
-    silent = calls.silent
-    if 2 * int((known & inside).sum()) < int(inside.sum()):
-        # Without launches nothing is known of the host.
-        silent = HostTime(starts, ends)
-    events = rows[inside]
-    earlier = rows[begun < first]
     return Timeline(
-        DeviceEvents(
-            events,
-            trace.thread[events].astype(np.int64),
-            launched[inside],
-            trace.start[events],
-            trace.end[events],
-        ),
+        _events(trace, rows[inside], begun[inside], launched[inside]),
         Waits(waiting, trace.start[waiting], trace.end[waiting]),
-        _split(silent, np.unique(np.concatenate((starts, ends)))),
+        _split(calls.silent, np.unique(np.concatenate((starts, ends)))),
         starts,
         ends,
-        _last_ends(trace, earlier),
+        _events(trace, rows[carried], begun[carried], launched[carried]),
     )
 
 
-def _last_ends(trace: Trace, rows: Int64) -> dict[int, int]:
-    """Return for each stream when the last of some events ended."""
-    streams, which = np.unique(trace.thread[rows], return_inverse=True)
-    ends = np.zeros(len(streams), dtype=np.int64)
-    np.maximum.at(ends, which, trace.end[rows])
-    return dict(zip(streams.tolist(), ends.tolist(), strict=True))
+def _events(trace: Trace, rows: Int64, called: Int64, launched: Int64) -> DeviceEvents:
+    stream = trace.thread[rows].astype(np.int64)
+    return DeviceEvents(rows, stream, called, launched, trace.start[rows], trace.end[rows])
+
+
+def _first_start(trace: Trace, rows: Int64, launched: Flags) -> Int64:
+    """Return for each device event when the first one of its stream with a launch began."""
+    first = np.full(len(trace.threads), np.iinfo(np.int64).min, dtype=np.int64)
+    streams, which = np.unique(trace.thread[rows[launched]], return_inverse=True)
+    starts = np.full(len(streams), np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(starts, which, trace.start[rows[launched]])
+    first[streams] = starts
+    found: Int64 = first[trace.thread[rows]]
+    return found
 
 
 def _silent(trace: Trace, overheads: Overheads, first: int, last: int) -> HostTime:

@@ -147,7 +147,7 @@ DDP: Final = "DistributedDataParallel.forward"
 def test_gradients_of_ddp_in_single_precision_are_compressed() -> None:
     advice = exchanging(DDP).advice()["exposed-communication"]
     assert "bf16_compress_hook" in advice.setting
-    assert advice.saves_ns_per_step == pytest.approx(2 * MS)
+    assert advice.saves_ns_per_step == pytest.approx(2 * MS, rel=1e-3)
     assert "4 ms of each step" in advice.evidence
 
 

@@ -3,7 +3,7 @@
 import io
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from torchperfd_daemon.analysis.advice.recording import (
     OUTERMOST_NS,
     SHAPES_NS,
 )
+from torchperfd_daemon.analysis.replay import Edit
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 
 US, MS = 1_000, 1_000_000
@@ -458,20 +459,21 @@ def device_step(length: int, period: int, name: str = "gemm", cat: str = "kernel
 
 def test_tiny_kernels_are_launched_as_graphs() -> None:
     advice = advice_on(device_step(4 * US, 10 * US))["tiny-kernels"]
-    # 13 µs before the first of 99 kernels, 6 µs before each other; recording 100 events has a part in it.
-    assert advice.saves_ns_per_step == pytest.approx(
-        98 * 6 * US + 13 * US - 100 * (EVENT_NS + SHAPES_NS + AFTER_NS)
-    )
+    # The device's 99 kernels of 4 µs remain, a µs apart; recording 100 events is no part of the step.
+    unrecorded = MS - 100 * (EVENT_NS + SHAPES_NS + AFTER_NS)
+    assert advice.saves_ns_per_step == pytest.approx(unrecorded - 99 * 5 * US, rel=0.01)
     assert "half of them shorter than 4 µs" in advice.evidence
 
 
-def test_compiling_saves_the_idle_time_of_the_model_alone() -> None:
+def test_compiling_saves_the_hosts_time_of_the_model_alone() -> None:
     events = device_step(25 * US, 50 * US)
-    whole = advice_on(events)["host-bound"].saves_ns_per_step
-    phases = {"forward": 300, "loss": 50, "backward": 400, "optimizer": 150, "other": 100}
+    phases = {"forward": 10, "loss": 5, "backward": 10, "optimizer": 35, "other": 40}
     trace = traces.trace_of(events, torchperfd={"unrecorded_phase_ns": phases})
     found = {each.rule: each for each in analysis.summarise(trace).advice}
-    assert found["host-bound"].saves_ns_per_step == pytest.approx(0.75 * whole)
+    # Of 25 % of the host's time what 19 launches take remains; the rest is no part of the model.
+    unrecorded = MS - 20 * (EVENT_NS + SHAPES_NS + AFTER_NS)
+    saved = 0.25 * unrecorded * (1 - 19 * 5 * US / MS)
+    assert found["host-bound"].saves_ns_per_step == pytest.approx(saved, rel=0.02)
 
 
 def test_fused_update_for_an_idle_device_saves_its_hosts_time() -> None:
@@ -503,10 +505,8 @@ def test_where_memory_is_free_the_batch_may_grow(free: float, rule: str) -> None
     found = {each.rule: each for each in analysis.summarise(trace).advice}
     assert rule in found
     if rule == "batch-size":
-        both = advice_on([*device_step(25 * US, 50 * US), trains])
-        assert found[rule].saves_ns_per_step == pytest.approx(
-            both["host-bound"].saves_ns_per_step / 2, rel=1e-3
-        )
+        # Two batches take the host as long as one, and the device twice as long: neither idles then.
+        assert found[rule].saves_ns_per_step == pytest.approx(MS / 2, rel=0.05)
 
 
 def test_memory_that_is_nearly_full_is_a_risk_without_a_saving() -> None:
@@ -545,11 +545,8 @@ def test_products_already_in_half_precision_need_no_advice(kernel: str) -> None:
     assert advice_on([step(1, 0, MS), *launched(0, kernel, 0, 900 * US, number=1)]) == {}
 
 
-def test_shorter_kernels_on_a_launch_bound_host_save_little() -> None:
-    found = advice_on(device_step(25 * US, 50 * US))
-    launch_idle = found["host-bound"].saves_ns_per_step
-    busy = 19 * 25 * US
-    assert found["mixed-precision"].saves_ns_per_step == pytest.approx(busy / 2 * busy / (busy + launch_idle))
+def test_shorter_kernels_on_a_launch_bound_host_save_nothing() -> None:
+    assert set(advice_on(device_step(25 * US, 50 * US))) == {"host-bound"}
 
 
 def test_where_little_is_eligible_autocast_is_not_advised() -> None:
@@ -570,7 +567,8 @@ def test_exposed_communication_is_sent_in_half_precision() -> None:
     ]
     advice = alone(events)
     assert advice.rule == "exposed-communication"
-    assert advice.saves_ns_per_step == pytest.approx(200 * US)
+    # It takes half of its 500 µs, and ends after computing still.
+    assert advice.saves_ns_per_step == pytest.approx(250 * US, rel=1e-3)
 
 
 def test_gloo_beside_a_device_wants_nccl() -> None:
@@ -578,7 +576,7 @@ def test_gloo_beside_a_device_wants_nccl() -> None:
     events.append(annotation("gloo:all_reduce", 300 * US, 800 * US, thread=9))
     events.append(traces.event("cudaGetDevice", 0, US, cat="cuda_runtime"))
     advice = advice_on(events)["backend"]
-    assert advice.saves_ns_per_step == pytest.approx(200 * US)
+    assert advice.saves_ns_per_step == pytest.approx(250 * US, rel=2e-3)
 
 
 def test_data_parallel_wants_a_process_for_each_device() -> None:
@@ -597,33 +595,34 @@ def test_a_wait_for_the_device_is_named_by_what_asked_for_it() -> None:
         *launched(400 * US, "gemm", 404 * US, MS, number=2),
     ]
     advice = advice_on(events)["needless-synchronisation"]
-    assert advice.saves_ns_per_step == pytest.approx(304 * US)
+    assert advice.saves_ns_per_step == pytest.approx(304 * US, rel=0.01)
     assert "aten::item" in advice.change
 
 
-SAVINGS = st.floats(0, 2e9, allow_nan=False)
 FINDINGS = st.lists(
     st.builds(
         Finding,
         rule=st.text(max_size=3),
         evidence=st.just("e"),
-        saves_ns=SAVINGS,
+        edit=st.builds(Edit, host_share=st.floats(0, 1)),
         change=st.just("c"),
         setting=st.just("s"),
-        of_idle=st.booleans(),
         risk=st.booleans(),
+        most_ns=st.floats(0, 2e9),
     )
 )
 
 
-@given(FINDINGS, st.floats(1, 1e9), st.floats(0, 1))
+def of_host(step_ns: float) -> Callable[[Edit], float]:
+    return lambda edit: edit.host_share * step_ns
+
+
+@given(FINDINGS, st.floats(1, 1e9), st.floats(0, 1e5))
 def test_all_savings_together_are_never_more_than_the_step(
-    findings: list[Finding], step_ns: float, idle: float
+    findings: list[Finding], step_ns: float, margin: float
 ) -> None:
-    advice = weigh(findings, step_ns, idle * step_ns)
+    advice = weigh(findings, of_host(step_ns), step_ns, margin_ns=margin)
     assert sum(each.saves_ns_per_step for each in advice) <= step_ns * (1 + 1e-9)
-    of_idle = {each.rule for each in findings if each.of_idle} - {e.rule for e in findings if not e.of_idle}
-    assert sum(e.saves_ns_per_step for e in advice if e.rule in of_idle) <= idle * step_ns * (1 + 1e-9)
     savings = [each.saves_ns_per_step for each in advice]
     assert savings == sorted(savings, reverse=True)
     risks = {each.rule for each in findings if each.risk}
@@ -634,13 +633,16 @@ def test_all_savings_together_are_never_more_than_the_step(
 
 
 def test_what_saves_next_to_nothing_is_not_said() -> None:
-    def say(saves: float, step_ns: float) -> tuple[Advice, ...]:
-        return weigh([Finding("r", "e", saves, "c", "s")], step_ns, 0)
+    def say(saves: float, step_ns: float, margin: float = 0.0) -> tuple[Advice, ...]:
+        edit = Edit(host_share=saves / step_ns)
+        return weigh([Finding("r", "e", edit, "c", "s")], of_host(step_ns), step_ns, margin_ns=margin)
 
     assert say(LEAST_NS, LEAST_NS)
     assert not say(LEAST_NS - 1, LEAST_NS)
-    assert say(LEAST_NS / LEAST_SHARE, LEAST_NS / LEAST_SHARE**2)
+    assert say(LEAST_NS / LEAST_SHARE, LEAST_NS / LEAST_SHARE)
     assert not say(LEAST_NS, LEAST_NS / LEAST_SHARE * 1.01)
+    assert say(3 * LEAST_NS, 4 * LEAST_NS, LEAST_NS)
+    assert not say(3 * LEAST_NS, 4 * LEAST_NS, 2.1 * LEAST_NS)
 
 
 def test_ranks_with_one_problem_are_one_piece_of_advice() -> None:
@@ -842,6 +844,7 @@ def test_what_is_saved_is_of_steps_that_are_not_recorded(unrecorded_us: int) -> 
 def test_text_and_dictionary_say_the_same() -> None:
     advice = [
         Advice("a", "what \x1b shows", 1_500_000, 0.25, "do this", "f(x)", (0, 3)),
+        Advice("d", "held up", 900_000, 0.15, "do that", "h(x)", margin_ns=300_000),
         Advice("b", "near", 0, 0, "make room", "g(x)"),
     ]
     out = io.StringIO()
@@ -851,7 +854,10 @@ def test_text_and_dictionary_say_the_same() -> None:
         "1. do this: saves 1.5 ms a step (25%), on ranks 0,3",
         "   what ? shows",
         "   f(x)",
-        "2. make room: a risk, no time",
+        "2. do that: saves 600 µs to 1.2 ms a step (15%)",
+        "   held up",
+        "   h(x)",
+        "3. make room: a risk, no time",
         "   near",
         "   g(x)",
     ]
@@ -860,6 +866,7 @@ def test_text_and_dictionary_say_the_same() -> None:
         "ranks": [0, 3],
         "evidence": "what \x1b shows",
         "saves_us_per_step": 1500.0,
+        "margin_us_per_step": 0.0,
         "per": "step",
         "share_of_step": 0.25,
         "change": "do this",
@@ -948,4 +955,5 @@ def test_a_wait_saves_no_more_than_the_host_waited() -> None:
         *launched(8100 * US, "gemm", 8200 * US, 10 * MS, number=2),
     ]
     # The device idles from 1 to 8.2 ms, and the host waited for 1 ms.
-    assert advice_on(events)["needless-synchronisation"].saves_ns_per_step == pytest.approx(MS)
+    events = [each.replace("gemm", "gemm_bf16") for each in events]
+    assert advice_on(events)["needless-synchronisation"].saves_ns_per_step == pytest.approx(MS, rel=0.06)

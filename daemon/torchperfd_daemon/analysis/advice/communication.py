@@ -62,8 +62,9 @@ def gradient_accumulation(context: AdviceContext) -> Iterator[Finding]:
     """Gradients are exchanged after each of k > 1 forwards per optimizer step.
 
     All exchanges but the last are needless: (k - 1) / k of the communication is taken away. On the CPU this
-    is the exposed time, and the same share of two more costs: DDP fills and empties its buckets and sends the module's buffers; and
-    operators beside an exchange take longer, because it uses cores and memory bandwidth.
+    is the exposed time, and the same share of two more costs: DDP fills and empties its buckets and sends the
+    module's buffers; and operators beside an exchange take longer, because it uses cores and memory
+    bandwidth.
     """
     exposed, rounds = _exposed(context), _rounds(context)
     if not exposed or rounds < _SEVERAL:
@@ -199,7 +200,8 @@ def _hidden(context: AdviceContext, exposed: Sequence[Exposed]) -> Edit:
     free = sum(each.compute_ns - each.overlap_ns for each in context.breakdowns)
     hidden = min(_sum(exposed), context.per_step(free)) / 2
     trace = context.trace
-    whole = context.per_step(sum(int((trace.end - trace.start)[each.rows].sum()) for each in exposed))
+    rows = np.intersect1d(np.concatenate([each.rows for each in exposed]), context.device_rows)
+    whole = context.per_step(int((trace.end[rows] - trace.start[rows]).sum()))
     return _scaled(exposed, max(1 - hidden / whole, 0.0) if whole else 1.0)
 
 

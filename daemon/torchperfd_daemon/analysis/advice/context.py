@@ -185,11 +185,13 @@ class AdviceContext:
         else:
             lengths = lengths - self._alone(self.overheads.profilers)
         self.step_ns: float = float(lengths.mean())
-        self._step_is_known = timed_by == "host" and self.on_device and trace.unrecorded_step_ns > 0
+        self._step_is_known = (
+            timed_by == "host" and self.on_device and 0 < trace.unrecorded_step_ns < recorded
+        )
         if self._step_is_known:
             # Recording costs the host of a device more than its events explain, because of CUPTI: steps
             # that an H200's host bounds took 2.1 times as long.
-            self.step_ns = min(self.step_ns, max(float(trace.unrecorded_step_ns), float(busy.mean())))
+            self.step_ns = max(float(trace.unrecorded_step_ns), float(busy.mean()))
         self._recorded_ns = recorded
         self.inflation: float = self._recording.inflation(self.step_ns)
         self._idle_share = IdleShare(
@@ -453,13 +455,15 @@ class AdviceContext:
         rows = np.flatnonzero(self.trace.of_categories(DEVICE))
         return rows[_inside(self.trace.start[rows], self._windows[:, 0], self._windows[:, 1])]
 
+    @property
+    def all_device_rows(self) -> Int64:
+        """The rows of all device events: a host that runs ahead launches in a step what runs after it."""
+        return self._links.event
+
     @cached_property
     def communication(self) -> Int64:
-        """Those of `device_rows` that are communication kernels."""
-        chosen: Int64 = np.intersect1d(
-            self._device.rows[self._device.comm], self.device_rows, assume_unique=True
-        )
-        return chosen
+        """Those of `all_device_rows` that are communication kernels."""
+        return np.sort(self._device.rows[self._device.comm])
 
     def exposed(self, rows: Int64, beside: Int64) -> float:
         """Return the time of a step that some device events cover and none of the others do, in ns."""
@@ -468,8 +472,8 @@ class AdviceContext:
         return self.per_step((others | Cover(trace.start[rows], trace.end[rows])).length - others.length)
 
     def launched_by(self, operators: Int64) -> Int64:
-        """Return which of `device_rows` an operator in ``operators`` launched itself."""
-        chosen: Int64 = self.device_rows[np.isin(self.operator_of(self.device_rows), operators)]
+        """Return the device events that an operator in ``operators`` launched itself."""
+        chosen: Int64 = self._links.event[np.isin(self._links.operator, operators)]
         return chosen
 
     def operator_of(self, events: Int64) -> Int64:

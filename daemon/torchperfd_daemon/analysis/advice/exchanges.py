@@ -41,7 +41,7 @@ class Exposed:
     Attributes:
         dtype: The elements' type, as torch names it; empty if the file does not show it.
         ns: Their exposed time in a step.
-        rows: Their rows in the trace.
+        rows: The rows of all of them in the trace.
     """
 
     kind: CollectiveKind
@@ -62,13 +62,13 @@ def exposed_exchanges(context: AdviceContext) -> list[Exposed]:
     if not len(rows):
         return []
     exposed_ns = context.per_step(sum(each.exposed_comm_ns for each in context.breakdowns))
-    computing = np.setdiff1d(context.device_rows, rows, assume_unique=True)
+    computing = np.setdiff1d(context.device_rows, rows)
     computing = computing[~trace.of_categories({COPY})[computing]]
     groups: dict[tuple[CollectiveKind, str], list[int]] = {}
     for row, key in zip(rows.tolist(), _keys(context), strict=True):
         groups.setdefault(key, []).append(row)
     found = [
-        Exposed(kind, dtype, context.exposed(those, computing), those)
+        Exposed(kind, dtype, context.exposed(np.intersect1d(those, context.device_rows), computing), those)
         for (kind, dtype), members in groups.items()
         for those in [np.array(members, dtype=np.int64)]
     ]

@@ -79,8 +79,9 @@ def weigh(
     """Return the findings that save enough as advice, most time saved first.
 
     No two findings save the same time: each counts for what its edit saves beyond the edits of those that
-    save more, and never for more than it saves alone. So all savings together are never more than the step. Of several findings of one rule, which
-    are variants of one change, only the largest counts. A saving that may be nothing is left out.
+    save more, and never for more than it saves alone. So all savings together are never more than the step.
+    Of several findings of one rule, which are variants of one change, only the largest counts. A saving that
+    may be nothing is left out.
 
     Args:
         saved: Returns what an edit saves of a step, in ns.

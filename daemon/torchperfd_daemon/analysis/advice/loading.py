@@ -128,7 +128,8 @@ def pin_memory(context: AdviceContext) -> Iterator[Finding]:
         return
     exposed = _exposed(context, copies)
     idle = context.idle_for("pageable_copy")
-    staging = context.spans_of(context.calls_of(copies))
+    every = context.trace.named(context.all_device_rows, lambda text: _FROM_PAGEABLE in text)
+    staging = context.spans_of(context.calls_of(every))
     staged = max(int((staging.end - staging.start).sum()), 1)
     device = context.run.device_type.quoted
     loads = len(context.annotated(DRAW)) > 0
@@ -138,7 +139,7 @@ def pin_memory(context: AdviceContext) -> Iterator[Finding]:
         Edit(
             host=(HostTime(staging.start, staging.end, min(_LAUNCH_NS * len(staging) / staged, 1.0)),),
             waits=(staging.row,),
-            device=(DeviceWork(copies, 1 / _speed(context)),),
+            device=(DeviceWork(every, 1 / _speed(context)),),
         ),
         "copy from pinned memory, without waiting for the copy",
         f"DataLoader(..., pin_memory=True); batch.to({device}, non_blocking=True)"
@@ -156,10 +157,11 @@ def pin_results(context: AdviceContext) -> Iterator[Finding]:
     if not len(copies):
         return
     exposed = _exposed(context, copies)
+    every = context.trace.named(context.all_device_rows, lambda text: _TO_PAGEABLE in text)
     yield Finding(
         "pin-results",
         _described(context, copies, "go to", exposed),
-        Edit(device=(DeviceWork(copies, 1 / _speed(context)),)),
+        Edit(device=(DeviceWork(every, 1 / _speed(context)),)),
         "copy to pinned memory that is kept, and wait for the copy only where the values are read",
         "host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True); host.copy_(x, non_blocking=True)",
     )

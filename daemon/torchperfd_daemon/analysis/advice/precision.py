@@ -71,9 +71,10 @@ def mixed_precision(context: AdviceContext) -> Iterator[Finding]:
     name the processor, nor if less than a fifth of the kernels' time is eligible.
     """
     trace = context.trace
-    kernels = context.device_rows[trace.of_categories({KERNEL})[context.device_rows]]
+    every = context.all_device_rows[trace.of_categories({KERNEL})[context.all_device_rows]]
+    single = every[_single(context, every)]
+    kernels, launched = (np.intersect1d(rows, context.device_rows) for rows in (every, single))
     whole = int((trace.end[kernels] - trace.start[kernels]).sum())
-    launched = kernels[_single(context, kernels)]
     worked = int((trace.end[launched] - trace.start[launched]).sum())
     if not whole or worked < _LEAST_ELIGIBLE * whole:
         return
@@ -81,7 +82,7 @@ def mixed_precision(context: AdviceContext) -> Iterator[Finding]:
         "mixed-precision",
         f"{worked / whole:.0%} of the kernels' time ({ns_text(context.per_step(worked))} {context.a_step})"
         " are matrix products and convolutions in single precision",
-        Edit(device=(DeviceWork(launched, 1 / _HALF_SPEED),)),
+        Edit(device=(DeviceWork(single, 1 / _HALF_SPEED),)),
         "run the forward pass under autocast, in bfloat16",
         f"with torch.autocast({context.run.device_type.quoted}, dtype=torch.bfloat16): "
         + ("loss = criterion(model(x), y)" if context.run.trains else "y = model(x)"),

@@ -127,7 +127,8 @@ class RecordingCost:
         total = np.zeros(len(moments), dtype=np.int64)
         for times, cost in self._kinds:
             total += cost * np.searchsorted(times, moments)
-        return np.rint(self.scale * total).astype(np.int64)
+        scaled: Int64 = np.rint(self.scale * total).astype(np.int64)
+        return scaled
 
     def overhead(self, starts: Int64, ends: Int64) -> Int64:
         """Return the profiler's own work that the exporter timed within each span, in ns."""

@@ -22,6 +22,7 @@ def advice_to_dict(advice: Sequence[Advice]) -> list[dict[str, Any]]:
             "ranks": list(each.ranks),
             "evidence": each.evidence,
             "saves_us_per_step": each.saves_ns_per_step / 1000,
+            "margin_us_per_step": each.margin_ns / 1000,
             "per": each.per,
             "share_of_step": each.share_of_step,
             "change": each.change,
@@ -59,4 +60,6 @@ def _saves(advice: Advice, of: int) -> str:
     on = f", on {ranks_phrase(sorted(advice.ranks), of)}" if advice.ranks else ""
     if not advice.saves_ns_per_step:
         return f"a risk, no time{on}"
-    return f"saves {ns_text(advice.saves_ns_per_step)} {advice.per_what} ({advice.share_of_step:.0%}){on}"
+    least, most = (advice.saves_ns_per_step + side * advice.margin_ns for side in (-1, 1))
+    saved = f"{ns_text(least)} to {ns_text(most)}" if advice.margin_ns else ns_text(least)
+    return f"saves {saved} {advice.per_what} ({advice.share_of_step:.0%}){on}"

@@ -85,6 +85,8 @@ class Savings:
         whole, cost = self._timeline.replay(NOTHING, self._cost).step_ns, self._cost
         if not self._is_known or whole <= (1 + _CLOSE) * self._step_ns:
             return cost
+        if self._timeline.replay(NOTHING, HostCost(cost.up_to, cost.scaled, 0.0)).step_ns > self._step_ns:
+            return cost  # The device alone takes longer than that.
         low, high = 0.0, 1.0
         for _ in range(_MOST_TRIES):
             middle = (low + high) / 2

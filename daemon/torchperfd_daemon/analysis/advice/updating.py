@@ -170,7 +170,11 @@ def _without(context: AdviceContext, update: _Update, removable: float) -> Edit:
     places = outer.at[update.outer]
     rows = outer.row[update.outer]
     ends = context.trace.end[rows] + context.calls.gap_ns[places]
-    return Edit(host=(HostTime(context.trace.start[rows], ends, 1 / max(update.count, 1.0)),))
+    kernels = context.launched_by(_with_children(context, rows))
+    return Edit(
+        host=(HostTime(context.trace.start[rows], ends, 1 / max(update.count, 1.0)),),
+        device=(DeviceWork(kernels, 1.0, joined=True),),
+    )
 
 
 def _evidence(context: AdviceContext, update: _Update, removable: float) -> str:
