@@ -58,6 +58,7 @@ class Finding:
         edit: What the change does to a step; its saving is that of the replayed step.
         risk: It is worth reporting although it saves nothing.
         most_ns: The most that it can save of a step, where the run shows a limit.
+        settled_ns: It repeats what the run was advised, with that saving; None to find it by the edit.
     """
 
     rule: str
@@ -67,6 +68,7 @@ class Finding:
     setting: str
     risk: bool = False
     most_ns: float = math.inf
+    settled_ns: float | None = None
 
 
 def weigh(
@@ -88,7 +90,7 @@ def weigh(
         per: The unit of the savings, if it is not a step of the loop.
         margin_ns: How far each saving may be off, in ns.
     """
-    alone = [(min(saved(finding.edit), finding.most_ns), finding) for finding in findings]
+    alone = [(_alone(finding, saved), finding) for finding in findings]
     advice = []
     seen: set[str] = set()
     edits, together, left = NOTHING, 0.0, step_ns
@@ -96,9 +98,10 @@ def weigh(
         if finding.rule in seen:
             continue
         with_it = saved(edits + finding.edit)
-        saves = min(max(with_it - together, 0.0), own, left)
+        is_settled = finding.settled_ns is not None
+        saves = min(own if is_settled else max(with_it - together, 0.0), own, left)
         share = saves / step_ns if step_ns else 0.0
-        margin = min(margin_ns, step_ns)
+        margin = 0.0 if is_settled else min(margin_ns, step_ns)
         if saves - margin < LEAST_NS or share < LEAST_SHARE:
             if not finding.risk:
                 continue
@@ -120,6 +123,13 @@ def weigh(
             )
         )
     return tuple(sorted(advice, key=lambda each: -each.saves_ns_per_step))
+
+
+def _alone(finding: Finding, saved: Callable[[Edit], float]) -> float:
+    """Return what a finding saves of a step if nothing else is changed, in ns."""
+    if finding.settled_ns is not None:
+        return finding.settled_ns
+    return min(saved(finding.edit), finding.most_ns)
 
 
 def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice, ...]:

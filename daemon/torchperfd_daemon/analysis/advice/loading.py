@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd.durations import duration, ns_text
-from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext
+from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext, Spans
 from torchperfd_daemon.analysis.advice.item import Finding
 from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, Rule
 from torchperfd_daemon.analysis.replay import DeviceWork, Edit, HostTime
@@ -46,7 +46,7 @@ def loader_workers(context: AdviceContext) -> Iterator[Finding]:
     facts, step_ns = trace.loader, context.step_ns
     unrecorded = trace.unrecorded_phase_ns.get("data", 0.0)
     if context.loader_advice is not None:
-        yield from _settled(context.loader_advice, min(unrecorded or waited, step_ns))
+        yield from _settled(context, context.loader_advice, draws, min(unrecorded or waited, step_ns))
         return
     if facts is not None and in_process is not (facts.workers == 0):
         facts = None  # the newest sample was of another loader
@@ -82,7 +82,9 @@ def loader_workers(context: AdviceContext) -> Iterator[Finding]:
     )
 
 
-def _settled(settled: SettledAdvice, waited: float) -> Iterator[Finding]:
+def _settled(
+    context: AdviceContext, settled: SettledAdvice, draws: Spans, waited: float
+) -> Iterator[Finding]:
     """Repeat what the run was advised, for a rank that waits as the one does that the advice is on."""
     advice = settled.advice
     if advice is None or waited / 1e9 < _LIKE_ITS_RANK * settled.data_seconds:
@@ -97,11 +99,10 @@ def _settled(settled: SettledAdvice, waited: float) -> Iterator[Finding]:
     yield Finding(
         advice.rule,
         f"{evidence}, as the run was observed" + (f"; {advice.assumes}" if advice.assumes else ""),
-        advice.saves_seconds * 1e9,
+        context.without_host(advice.saves_seconds * 1e9, draws, of=waited, recorded=False),
         advice.change,
         advice.setting,
-        waits=True,
-        is_settled=True,
+        settled_ns=advice.saves_seconds * 1e9,
     )
 
 
