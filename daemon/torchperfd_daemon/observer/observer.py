@@ -154,7 +154,7 @@ class Observer:
             return None
         if watch.is_over:
             found = watch.final() or self._sampled_early(run)
-            return self._with_growth(run, watch, found)
+            return self._with_account(run, watch, self._with_growth(run, watch, found))
         if not watch.verdicts:
             return None
         first, *others = watch.verdicts
@@ -173,6 +173,13 @@ class Observer:
         if any(each.cause is growth.cause for each in (found, *found.others)):
             return found
         return replace(found, others=(*found.others, growth))
+
+    def _with_account(self, run: str, watch: RunWatch, found: Verdict | None) -> Verdict | None:
+        """Return the verdict on an ended run with the last account of its step, if it lacks one."""
+        if watch.account is None or (found is not None and found.account is not None):
+            return found
+        found = found or verdict_on_mean_step(run, self._store.runs().get(run, []))
+        return found if found.cause is Cause.HANG else replace(found, account=watch.account)
 
     def _sampled_early(self, run: str) -> Verdict | None:
         """Return the verdict on the mean step of a run, if its line is known."""

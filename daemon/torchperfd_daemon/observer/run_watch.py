@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torchperfd.durations import duration
 from torchperfd.input_stages import InputStages
+from torchperfd.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
@@ -138,6 +139,12 @@ class RunWatch:
         """The published verdict on memory that grows; None without one."""
         found = (each for each in self._debouncer.verdicts if each.cause is Cause.MEMORY_PRESSURE)
         return next(found, None)
+
+    @property
+    def account(self) -> Account | None:
+        """The account of the step at the newest sample; None before a verdict was published."""
+        first = self._debouncer.first
+        return first.account if first else None
 
     @property
     def is_over(self) -> bool:

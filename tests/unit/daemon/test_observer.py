@@ -520,6 +520,17 @@ def test_verdict_of_ended_run_names_window_and_whole_run() -> None:
     )
 
 
+@pytest.mark.parametrize("data", [0.0, 0.08])
+def test_ended_run_keeps_the_account_of_its_step(data: float) -> None:
+    watched = Watched(ranks=2)
+    watched.train(40, lambda _rank, _step: {"data": data})
+    for rank in watched.job.ranks:
+        rank.state = State.FINISHED
+    account = watched.verdict.account
+    assert account is not None
+    assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds, rel=1e-3)
+
+
 def test_onset_is_not_claimed_of_what_was_there_before() -> None:
     """Rank 1 is slow from the start; later all ranks become slower, which rank 1 has no part in."""
     watched = Watched(ranks=4)
