@@ -192,6 +192,8 @@ class Timeline:
             ended = carried.end[carried.stream == stream] if carried else carried_ends
             self._carried[number] = float(ended.max()) if len(ended) else _NEVER
         self._nodes(starts, ends, np.clip(events.called[order], starts[0], None))
+        moments = (self._launched, self._waits.start, self._node_end, starts[:1])
+        self._points = _distinct(np.concatenate(moments))
         self._delays()
         self._targets(carried_ends)
         self._runs()
@@ -347,7 +349,7 @@ class Timeline:
         """
         work = self._work(edit, base or HostCost())
         named = edit.waits and len(self._waits.row)
-        removed = np.isin(self._waits.row, np.concatenate(edit.waits)) if named else None
+        removed = np.isin(self._waits.row, np.concatenate(edit.waits), kind="table") if named else None
         host = _Host(work, self._host_nodes(edit, removed))
         nodes = self._device_nodes(edit, work, removed, explained=explained)
         first, second = self._sweep(host, nodes)
@@ -358,8 +360,10 @@ class Timeline:
         """Return the host's work up to each moment that matters, waits left out."""
         waits = self._waits
         edges = [each for spans in (*edit.host, *base.scaled) for each in (spans.start, spans.end)]
-        points = np.concatenate((self._launched, waits.start, waits.end, self._node_end, *edges))
-        points = np.unique(np.clip(points, self._first, self._node_end[-1]))
+        points = self._points
+        if edges:
+            edge = np.clip(np.concatenate(edges), self._first, self._node_end[-1])
+            points = _distinct(np.concatenate((points, edge)))
         waiting = Cover(waits.start, waits.end)
         plain = (points - waiting.up_to(points)).astype(np.float64)
         if base.up_to is not None:
@@ -403,7 +407,7 @@ class Timeline:
         keep = np.ones(len(lasts))
         latency, gap = self._latency, self._gap
         for each in edit.device:
-            chosen = np.isin(self._row, each.row)
+            chosen = np.isin(self._row, each.row, kind="table")
             keep = np.minimum(keep, np.where(chosen, each.keep, 1.0))
             # An event that is removed leaves no time before it either.
             if each.joined or not each.keep:
@@ -565,6 +569,12 @@ def _inside(moments: Int64, waits: Waits) -> Int64:
         return np.full(len(moments), _NONE, dtype=np.int64)
     at = np.searchsorted(waits.start, moments) - 1
     return np.where((at >= 0) & (moments < waits.end[np.maximum(at, 0)]), at, _NONE)
+
+
+def _distinct(moments: Int64) -> Int64:
+    """Return the moments in order, each once; faster than numpy's, which hashes them."""
+    moments = np.sort(moments)
+    return moments[np.append(True, np.diff(moments) > 0)]
 
 
 def _covers(spans: HostTime, points: Int64) -> Flags:
