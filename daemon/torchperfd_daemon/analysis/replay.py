@@ -38,6 +38,8 @@ _USUAL_GAP_NS: Final = 1_000
 # A device event that begins later than this, and than a few latencies, after its launch and its stream allow
 # was held up by something else.
 _HELD_NS: Final = 20_000
+# It was held up by the event of another stream that ended last, if no more than this before.
+_SIGNALLED_NS: Final = 100_000
 _HELD_LATENCIES: Final = 3
 # A host without a call that was silent for so many times the time since the device's last work waited for it.
 _WORKED: Final = 3
@@ -262,7 +264,7 @@ class Timeline:
         found = order[np.maximum(last, 0)]
         late = self._start[held] - self._end[found]
         is_cause = (last >= 0) & (self._stream[found] != self._stream[held])
-        is_cause &= (late <= _HELD_NS) & (self._end[found] >= least[held])
+        is_cause &= (late <= _SIGNALLED_NS) & (self._end[found] >= least[held])
         is_cause &= self._start[found] < self._start[held]
         cause[held[is_cause]] = found[is_cause]
         lag[held[is_cause]] = late[is_cause]
@@ -574,7 +576,8 @@ def _inside(moments: Int64, waits: Waits) -> Int64:
 def _distinct(moments: Int64) -> Int64:
     """Return the moments in order, each once; faster than numpy's, which hashes them."""
     moments = np.sort(moments)
-    return moments[np.append(True, np.diff(moments) > 0)]
+    distinct: Int64 = moments[np.append(True, np.diff(moments) > 0)]
+    return distinct
 
 
 def _covers(spans: HostTime, points: Int64) -> Flags:

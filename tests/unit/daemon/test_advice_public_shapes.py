@@ -39,6 +39,20 @@ def test_sharded_half_precision_exchange_is_not_compressed() -> None:
     assert advice.saves_ns_per_step == pytest.approx(2 * MS)
 
 
+@pytest.mark.parametrize("late", [5 * US, 60 * US])
+def test_exchange_that_begins_soon_after_its_input_is_explained(late: int) -> None:
+    """Its stream is signalled some time after the last product, which holds it up."""
+    run = Run().steps(6, 10 * MS).trains()
+    for at in range(0, 60 * MS, 10 * MS):
+        run.launches("aten::mm", at + 10 * US, at + 30 * US, ("nvjet_tst", at + 40 * US, at + 5040 * US))
+        begin = at + 5040 * US + late
+        kernel = ("ncclDevKernel_AllGather_bf16", begin, begin + 4 * MS)
+        described = {"Collective name": "_allgather_base", "dtype": "BFloat16"}
+        run.launches("c10d::_allgather_base_", at + 200 * US, at + 250 * US, kernel, stream=20, **described)
+    advice = run.advice()["exposed-communication"]
+    assert (advice.saves_ns_per_step, advice.margin_ns) == (pytest.approx(2 * MS), 0)
+
+
 def test_optimizer_of_ones_own_gets_no_option_of_torchs() -> None:
     """modded-nanogpt's NorMuon: 120 small operators a step."""
     run = Run().steps(5, 9 * MS).trains()
