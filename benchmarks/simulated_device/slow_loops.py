@@ -209,6 +209,39 @@ def loader_workers(scale: float = 1.0) -> Twin:
     )
 
 
+def whole_batches(scale: float = 1.0) -> Twin:
+    """Index a dataset of tensors item by item, or batch by batch."""
+    made = round(3.1 * MS * scale)
+
+    def draw(ns: int) -> Callable[[Machine], None]:
+        def part(machine: Machine) -> None:
+            machine.span(_DRAW, lambda: machine.work(ns))
+            machine.copy_in(524_288, pinned=True)
+
+        return part
+
+    def model(machine: Machine) -> None:
+        _model(machine, 14, 40 * US, 50 * US)
+
+    phases = {"data": made, "forward": 600 * US, "backward": 600 * US, "optimizer": 100 * US}
+    loader = {
+        **{"workers": 0, "cpus": 16.0, "draw_cpu": 1.0, "rest_cpus": 1.0},
+        **{
+            "batch_tensors": 2,
+            "batch_size": 512,
+            "batch_bytes": 524_288,
+            "indexable": True,
+            "shuffles": True,
+        },
+    }
+    return Twin(
+        "whole-batches",
+        _loop(draw(made), model, _fused),
+        _loop(draw(150 * US), model, _fused),
+        facts={"unrecorded_phase_ns": phases, "loader": loader},
+    )
+
+
 def hidden_loader() -> Twin:
     """Make batches in 8 ms of each step, while the device computes for 33 ms."""
 
@@ -279,6 +312,7 @@ TWINS: Final[dict[str, Callable[[float], Twin]]] = {
     "fused-optimizer": fused_optimizer,
     "pin-memory": pin_memory,
     "loader-workers": loader_workers,
+    "whole-batches": whole_batches,
     "zero-grad": zero_grad,
     "mixed-precision": mixed_precision,
 }

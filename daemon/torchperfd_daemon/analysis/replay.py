@@ -374,9 +374,10 @@ class Timeline:
         keep = np.ones(len(grown))
         for spans in edit.host:
             keep = np.minimum(keep, np.where(_covers(spans, points), spans.keep, 1.0))
+        speed = np.full(len(grown), base.speed)
         for spans in base.scaled:
-            keep = keep * np.where(_covers(spans, points), spans.keep, 1.0)
-        grown *= keep * (base.speed * (1 - edit.host_share))
+            speed = np.where(_covers(spans, points), spans.keep, speed)
+        grown *= keep * speed * (1 - edit.host_share)
         return _Work(points, np.append(0.0, np.cumsum(grown)))
 
     def _host_nodes(self, edit: Edit, removed: Flags | None) -> "_HostNodes":
@@ -487,7 +488,7 @@ class HostCost:
     Attributes:
         up_to: Returns what recording has cost by each moment, in ns; None for nothing.
         scaled: Spans that take another part of their time when nothing is recorded.
-        speed: The part of all host work that remains when nothing is recorded.
+        speed: The part of all other host work that remains when nothing is recorded.
     """
 
     up_to: Callable[[Int64], Int64] | None = None

@@ -49,3 +49,12 @@ def test_loader_hidden_behind_the_device_is_not_advised_on(tmp_path: Path) -> No
 def test_host_bound_loop_is_told_so(tmp_path: Path) -> None:
     found = advice_on(slow_loops.small_images(), tmp_path, 2.1)
     assert next(iter(found)) == "tiny-kernels"
+
+
+@pytest.mark.parametrize("rule", [rule for rule in TWINS if rule != "batch-size"])
+def test_fixed_loop_is_not_told_the_same_again(rule: str, tmp_path: Path) -> None:
+    """A batch may be doubled again while memory is free; every other change is made once."""
+    twin = TWINS[rule](1.0)
+    facts = {"unrecorded_phase_ns": {}, "loader": twin.facts.get("loader", {}) | {"workers": 8}}
+    fixed = Twin(twin.rule, twin.fixed, twin.fixed, facts=facts)
+    assert rule not in advice_on(fixed, tmp_path, 1.0)

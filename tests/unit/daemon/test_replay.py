@@ -198,6 +198,7 @@ def test_event_of_another_stream_is_waited_for() -> None:
 def test_host_cost_of_recording_is_taken_off() -> None:
     program = Program([("work", 400 * US), ("launch", 1, 100 * US)]).run()
     base = HostCost(lambda moments: moments // 4, (HostTime(column([0]), column([200 * US]), 0.5),), 0.9)
-    first, others = 0.75 * (401 - 100) * US, 0.75 * 401 * US
-    expected = 0.9 * (first + 3 * others) / 4
+    # Of the first step 200 µs are half as long, and the speed is that of the rest.
+    first, others = 0.75 * (100 + 0.9 * 201) * US, 0.75 * 0.9 * 401 * US
+    expected = (first + 3 * others) / 4
     assert program.timeline().replay(NOTHING, base).step_ns == pytest.approx(expected, rel=1e-6)
