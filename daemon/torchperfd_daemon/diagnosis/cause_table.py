@@ -28,8 +28,8 @@ EXPLAINED: Final = 0.5
 MOST_OF: Final = 0.75
 """A cause that explains this share of a rank's lateness gets all of it."""
 
-_OWN_WORK: Final = 0.5
-"""A wait for processors that has grown by at most twice as much as a rank's own work has grown with it."""
+_OWN_WORK: Final = 0.2
+"""A wait for processors that has grown by at most five times as much as a rank's own work came with that."""
 
 Left = Callable[[str], float]
 """Returns what earlier causes have left of a phase of the same rank, in seconds per step."""

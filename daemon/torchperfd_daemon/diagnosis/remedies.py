@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from torchperfd.card.script_name import SCRIPT
 from torchperfd.process_settings import UNBOUND, CpuBinding
+from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.loader_workers import (
     CROWDED,
     UNMEASURED_COST,
@@ -72,12 +73,12 @@ class Remedy:
     Attributes:
         fix: What to do, the code to write first; empty if none is known.
         saves_seconds: Its predicted saving per step; 0 without a prediction.
-        sets_threads: Whether it names a number of threads, of which there are more than CPUs.
+        cause: What the evidence for it shows, where that is more precise than what was found; None otherwise.
     """
 
     fix: str = ""
     saves_seconds: float = 0.0
-    sets_threads: bool = False
+    cause: Cause | None = None
 
 
 def stage_words(facts: LoaderFacts | None) -> str:
@@ -109,13 +110,14 @@ def loader_remedy(
     """
     usual = Remedy(_LESS_LOADING if ranks > 1 else "")
     if binding.allowed and _lacks_cpus(facts):
-        return Remedy(binding_fix(binding))
+        return Remedy(binding_fix(binding), cause=Cause.CPU_AFFINITY)
     if facts is None:
         return usual
     if facts.slow_worker is not None:
         return Remedy(
             f"worker {facts.slow_worker} is slow, and finished batches of the others wait for it: give each"
-            " worker as much work, such as shards of equal cost, or DataLoader(..., in_order=False)"
+            " worker as much work, such as shards of equal cost, or DataLoader(..., in_order=False)",
+            cause=Cause.SLOW_WORKER,
         )
     advice = counsel.advise(facts, step_seconds, data_seconds, on_device=on_device)
     if advice is not None:
@@ -182,7 +184,8 @@ def contention_remedy(
     measure = "" if on_device or ranks > 1 or threads == 1 else TUNE_THREADS
     fewer = _FEWER_WORKERS if facts is not None and _crowd_each_other(facts) else ""
     fix = "; or ".join(filter(None, (bound, setting, measure, fewer, _MORE_CPU)))
-    return Remedy(fix, sets_threads=bool(setting))
+    cause = Cause.CPU_AFFINITY if bound else Cause.TOO_MANY_THREADS if setting else None
+    return Remedy(fix, cause=cause)
 
 
 def without_fewer_workers(fix: str) -> str:

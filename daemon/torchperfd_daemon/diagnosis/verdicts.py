@@ -59,7 +59,7 @@ def rank_causes(
     if past is not None:
         found = _with_lasting(seen, pasts, works, found)
     found.sort(key=lambda each: -each.cost_seconds)
-    found, note = _without_state(walk, found)
+    found, note = _without_state(walk, found, counsel)
     unknown = _unknown(walk)
     verdicts = [_verdict(run, seen, each, counsel) for each in found]
     if unknown is not None:
@@ -79,11 +79,11 @@ def _nothing(run: str, walk: Walk) -> Verdict:
     return Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))
 
 
-def _without_state(walk: Walk, found: Sequence[Finding]) -> tuple[list[Finding], str]:
+def _without_state(walk: Walk, found: Sequence[Finding], counsel: LoaderCounsel) -> tuple[list[Finding], str]:
     """Return the findings without the machine's state, and that in words, if the owner can remove others."""
     states = [each for each in found if each.cause is Cause.CPU_CONTENTION and each.rank is None]
     others = [each for each in found if each not in states and each.cost_seconds > 0]
-    if not states or not others or not walk.since_start or _own_cause(states[0]) is not Cause.CPU_CONTENTION:
+    if not states or not others or not walk.since_start or _remedy(states[0], walk.job.ranks, counsel).cause:
         return [*found], ""
     queued = statistics.median(rank.queued_seconds for rank in walk.job.ranks)
     served = max(walk.step - queued, LEAST_SHARE * walk.step)
@@ -146,7 +146,10 @@ def _unknown(walk: Walk) -> Finding | None:
     words += f", and {duration(knock_on)} in exchanges that have grown with it" if knock_on else ""
     words += f"; {phase} has grown most" if phase else ""
     cause, grows = Cause.UNKNOWN, max(each.step_grows_seconds for each in walk.job.ranks)
-    if grows > 0:
+    switches = [name for name in rank.switches if name not in before.switches]
+    if switches:
+        cause, words = Cause.DEBUG_SWITCH, f"{words}; since then, {' and '.join(switches)}"
+    elif grows > 0:
         cause, where = Cause.GROWING_STEPS, max(walk.job.ranks, key=lambda each: each.step_grows_seconds)
         phase = where.step_grows_phase or phase
         words = f"{words}; each step takes {duration(grows)} more than the one before"
@@ -172,23 +175,6 @@ _MOST_OF: Final = 0.75
 _APART: Final = 1.5
 
 
-def _own_cause(found: Finding) -> Cause:
-    """Return the cause that the evidence shows behind a general one."""
-    rank, facts = found.where, found.where.loader
-    if found.cause is Cause.CPU_CONTENTION:
-        if rank.binding.allowed:
-            return Cause.CPU_AFFINITY
-        remedy = contention_remedy(facts, rank.threads, cpus=rank.cpus, ranks=2)
-        return Cause.TOO_MANY_THREADS if remedy.sets_threads else Cause.CPU_CONTENTION
-    if found.cause is Cause.INPUT_BOUND:
-        if facts is not None and facts.slow_worker is not None:
-            return Cause.SLOW_WORKER
-        waited = rank.phase_seconds.get(DATA, 0.0)
-        if rank.workers_respawn and rank.epoch_start_seconds >= EXPLAINED * waited:
-            return Cause.EPOCH_START
-    return found.cause
-
-
 def _remedy(found: Finding, seen: Sequence[RankEvidence], counsel: LoaderCounsel) -> Remedy:
     """Return what the evidence says to change; an empty one for what is usual."""
     rank = found.where
@@ -203,7 +189,7 @@ def _remedy(found: Finding, seen: Sequence[RankEvidence], counsel: LoaderCounsel
             ranks=ranks,
         )
     if found.cause is Cause.INPUT_BOUND:
-        return loader_remedy(
+        remedy = loader_remedy(
             rank.loader,
             rank.step_seconds,
             rank.phase_seconds.get(DATA, 0.0),
@@ -213,6 +199,9 @@ def _remedy(found: Finding, seen: Sequence[RankEvidence], counsel: LoaderCounsel
             ranks=ranks,
             binding=rank.binding,
         )
+        waited = rank.phase_seconds.get(DATA, 0.0)
+        starts = rank.workers_respawn and rank.epoch_start_seconds >= EXPLAINED * waited
+        return replace(remedy, cause=Cause.EPOCH_START) if starts and remedy.cause is None else remedy
     is_called = rank.called_collection_seconds >= EXPLAINED * rank.collected_seconds
     if found.cause is Cause.GARBAGE_COLLECTION and rank.collect_line and is_called:
         return Remedy(f"call gc.collect() less often: {rank.collect_line} does in the loop")
@@ -226,7 +215,8 @@ def _remedy(found: Finding, seen: Sequence[RankEvidence], counsel: LoaderCounsel
 
 
 def _verdict(run: str, seen: Sequence[RankEvidence], found: Finding, counsel: LoaderCounsel) -> Verdict:
-    cause, remedy = _own_cause(found), _remedy(found, seen, counsel)
+    remedy = _remedy(found, seen, counsel)
+    cause = remedy.cause or found.cause
     words = found.words
     if found.cause is Cause.INPUT_BOUND:
         words += stage_words(found.where.loader)

@@ -63,6 +63,7 @@ class RankWatch:
         self._names: list[str] = []
         self._rows = NewestRows(_KEPT, _FIXED + 2 * _PHASES)
         self._first: Float64 | None = None
+        self._first_switches: tuple[str, ...] = ()
         self._past_end: Float64 | None = None
         self._before: RankEvidence | None = None
         self._gpu = GpuWatch(now)
@@ -154,7 +155,8 @@ class RankWatch:
             end = _healthy_until(self._first, rows)
             past = self._between(self._first, end)
             error = error_of_means(np.array(rows[::-1]), _NS, _STEPS) / 1e9
-            self._before = replace(past, step_error_seconds=error) if past else self._before
+            if past:
+                self._before = replace(past, step_error_seconds=error, switches=self._first_switches)
             self._past_end = end.copy()
 
     def forget(self, since: float) -> None:
@@ -269,6 +271,7 @@ class RankWatch:
         self._growth.observe(row[_STEPS], row[_NS], row[_FIXED : _FIXED + _PHASES])
         if self._first is None:
             self._first = row.copy()
+            self._first_switches = totals.switches
         else:
             whole = self._between(self._first, row)
             self.rank.blocked_seconds = whole.blocked_seconds if whole else 0.0
