@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,8 +15,11 @@ LEAST_SHARE: Final = 0.05
 """Of the step: faults that cost less need not be found."""
 _BESIDE: Final = "checkpoint"
 _HALF: Final = 0.5
-_UNLIKE: Final = 3.0
+_UNLIKE: Final = 2.0
+_LEAST_UNEVEN: Final = 0.005
 """Work is uneven where it varies by this multiple of what the steadiest phase does."""
+_CERTAIN: Final = 5.0
+"""So many standard errors make a rank late."""
 _END: Final = "optimizer"
 
 
@@ -123,25 +127,26 @@ class _Search:
     def run(self) -> list[Found]:
         """Return what is found."""
         job, model = self._job, self._model
-        everyone = range(len(job.records))
         checkpoints = phase_work(model, _BESIDE)
         self._add("checkpoint", checkpoints, lambda m, _: with_phase(m, _BESIDE, np.zeros_like(m.make)))
         served = _served(model, job)
         self._add("contention", job.queued, lambda m, places: _less(m, job.queued, places))
-        self._add("gc", job.collected * served, lambda m, places: _less(m, job.collected * served, places))
+        collected = job.collected * served
+        phase = _phase_of(model, collected)
+        self._add("gc", collected, lambda m, places: _less(m, collected, places, phase))
         more = np.maximum(0.0, model.make - job.make_seconds)
         self._add("slow_loader", more, lambda m, places: _made(m, places, job.make_seconds))
         self._add_syncs()
+        if len(job.records) > 1:
+            self._add_uneven()
         self._add_late("slow_device", lambda m: m.device.sum(axis=0), _device_as_peers)
         self._add_late("slow_host", own_work, _host_as_peers)
-        if len(everyone) > 1:
-            self._add_uneven()
         return self._found
 
-    def _note(self, kind: str, rank: int | None, edit: Edit) -> None:
+    def _note(self, kind: str, rank: int | None, edit: Edit, least: float = LEAST_SHARE) -> None:
         cost = self._step - replay(edit(self._model)).mean
         left = replay(self._rest).mean - replay(edit(self._rest)).mean
-        if min(cost, left) >= LEAST_SHARE * self._step:
+        if min(cost, left) >= least * self._step:
             self._found.append(Found(kind, rank, cost))
         self._rest = edit(self._rest)
 
@@ -164,20 +169,35 @@ class _Search:
     def _add_late(
         self, kind: str, work: Callable[[StepModel], Float64], as_peers: Callable[[StepModel, int], StepModel]
     ) -> None:
-        means = work(self._rest).mean(axis=1)
+        works = work(self._rest)
+        means = works.mean(axis=1)
         if len(means) < 2 or not means.any():
             return
         worst = int(means.argmax())
-        if means[worst] - float(np.median(np.delete(means, worst))) > 0:
+        error = float(works.std(axis=1).max()) / works.shape[1] ** 0.5
+        if means[worst] - float(np.median(np.delete(means, worst))) > _CERTAIN * error:
             self._note(kind, worst, lambda model: as_peers(model, worst))
 
     def _add_uneven(self) -> None:
+        """Note the phase that varies from step to step by far more than the steadiest one does.
+
+        What equal work would give back is less than what such a fault costs by the oracle, which counts all
+        of the added work. In the first phase that launches, a host's waits for a full queue vary as well: the
+        second one is looked at first.
+        """
         model = self._rest
-        spreads = {name: _spread(phase_work(model, name)) for name in ("forward", "backward")}
-        phase = max(spreads, key=lambda name: spreads[name])
-        usual = min((_spread(phase_work(model, name)) for name in _compared(model, phase)), default=0.0)
-        if spreads[phase] >= _UNLIKE * usual:
-            self._note("uneven", None, lambda m: _even(m, phase, np.zeros_like(m.make)))
+        for phase in ("backward", "forward"):
+            compared = [_spread(phase_work(model, name)) for name in _compared(model, phase)]
+            if _spread(phase_work(model, phase)) >= _UNLIKE * min(compared, default=0.0):
+                even: Edit = partial(_even, phase=phase, seconds=np.zeros_like(model.make))
+                self._note("uneven", None, even, _LEAST_UNEVEN)
+                return
+
+
+def _phase_of(model: StepModel, seconds: Float64) -> str:
+    """Return the phase that varies least without some time, which is then a part of it."""
+    names = [name for name in ("forward", "backward") if bool((phase_work(model, name) >= seconds).all())]
+    return min(names, key=lambda name: _spread(phase_work(model, name) - seconds), default="")
 
 
 def _made(model: StepModel, places: Sequence[int], seconds: float) -> StepModel:
