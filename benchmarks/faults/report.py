@@ -29,7 +29,7 @@ def line(trial: Trial) -> str:
         return f"{_only(trial.plan)} not scored: {trial.failure}"
     own = mark(trial)
     last = trial.answers[-1] if trial.answers else None
-    grew = f"{measured.change * 1e3:.1f}" if measured.after else "-"
+    grew = f"{measured.change * 1e3:.1f}" if measured.after and measured.without else "-"
     hang = [_yes(own.line), _yes(own.stacks_line)] if own.line is not None else []
     return _ROW.format(
         *_start(trial.plan),
