@@ -200,7 +200,7 @@ def _hidden(context: AdviceContext, exposed: Sequence[Exposed]) -> Edit:
     free = sum(each.compute_ns - each.overlap_ns for each in context.breakdowns)
     hidden = min(_sum(exposed), context.per_step(free)) / 2
     trace = context.trace
-    rows = np.intersect1d(np.concatenate([each.rows for each in exposed]), context.device_rows)
+    rows = context.in_steps(np.concatenate([each.rows for each in exposed]))
     whole = context.per_step(int((trace.end[rows] - trace.start[rows]).sum()))
     return _scaled(exposed, max(1 - hidden / whole, 0.0) if whole else 1.0)
 

@@ -460,6 +460,11 @@ class AdviceContext:
         """The rows of all device events: a host that runs ahead launches in a step what runs after it."""
         return self._links.event
 
+    def in_steps(self, rows: Int64) -> Int64:
+        """Return those of some device events that are among `device_rows`."""
+        inside: Int64 = rows[_inside(self.trace.start[rows], self._windows[:, 0], self._windows[:, 1])]
+        return inside
+
     @cached_property
     def communication(self) -> Int64:
         """Those of `all_device_rows` that are communication kernels."""

@@ -62,13 +62,13 @@ def exposed_exchanges(context: AdviceContext) -> list[Exposed]:
     if not len(rows):
         return []
     exposed_ns = context.per_step(sum(each.exposed_comm_ns for each in context.breakdowns))
-    computing = np.setdiff1d(context.device_rows, rows)
+    computing = context.device_rows[~np.isin(context.device_rows, rows, kind="table")]
     computing = computing[~trace.of_categories({COPY})[computing]]
     groups: dict[tuple[CollectiveKind, str], list[int]] = {}
     for row, key in zip(rows.tolist(), _keys(context), strict=True):
         groups.setdefault(key, []).append(row)
     found = [
-        Exposed(kind, dtype, context.exposed(np.intersect1d(those, context.device_rows), computing), those)
+        Exposed(kind, dtype, context.exposed(context.in_steps(those), computing), those)
         for (kind, dtype), members in groups.items()
         for those in [np.array(members, dtype=np.int64)]
     ]

@@ -91,13 +91,13 @@ def weigh(
         margin_ns: How far each saving may be off, in ns.
     """
     alone = [(_alone(finding, saved), finding) for finding in findings]
-    advice = []
+    advice: list[Advice] = []
     seen: set[str] = set()
     edits, together, left = NOTHING, 0.0, step_ns
     for own, finding in sorted(alone, key=lambda each: (-each[0], each[1].rule)):
         if finding.rule in seen:
             continue
-        with_it = saved(edits + finding.edit)
+        with_it = saved(edits + finding.edit) if advice else own
         is_settled = finding.settled_ns is not None
         saves = min(own if is_settled else max(with_it - together, 0.0), own, left)
         share = saves / step_ns if step_ns else 0.0

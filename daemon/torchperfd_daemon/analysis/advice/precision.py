@@ -73,7 +73,7 @@ def mixed_precision(context: AdviceContext) -> Iterator[Finding]:
     trace = context.trace
     every = context.all_device_rows[trace.of_categories({KERNEL})[context.all_device_rows]]
     single = every[_single(context, every)]
-    kernels, launched = (np.intersect1d(rows, context.device_rows) for rows in (every, single))
+    kernels, launched = (context.in_steps(rows) for rows in (every, single))
     whole = int((trace.end[kernels] - trace.start[kernels]).sum())
     worked = int((trace.end[launched] - trace.start[launched]).sum())
     if not whole or worked < _LEAST_ELIGIBLE * whole:
