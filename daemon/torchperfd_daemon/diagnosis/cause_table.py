@@ -31,6 +31,9 @@ MOST_OF: Final = 0.75
 _OWN_WORK: Final = 0.2
 """A wait for processors that has grown by at most five times as much as a rank's own work came with that."""
 
+_HELD_SHARE: Final = 0.15
+"""Threads that run for a smaller share of the step do not keep the training thread in the queue."""
+
 Left = Callable[[str], float]
 """Returns what earlier causes have left of a phase of the same rank, in seconds per step."""
 Measure = Callable[[RankEvidence, Left], float]
@@ -82,6 +85,18 @@ def _stored(rank: RankEvidence, left: Left) -> float:
     """
     waited = left(DATA)
     return waited if rank.disk_seconds > EXPLAINED * waited else rank.disk_seconds
+
+
+def _locked_out(rank: RankEvidence, _: Left) -> float:
+    """Return for how long another thread of the process keeps the training thread from running.
+
+    Where processors are scarce, the training thread queues for one again after each time that the lock is
+    handed over. Collectives have threads of their own, which need no lock: a rank among others is judged only
+    by the time for which its thread stands still.
+    """
+    threads = rank.other_threads_seconds
+    is_held = rank.world_size == 1 and threads >= max(rank.ran_seconds, _HELD_SHARE * rank.step_seconds) > 0
+    return rank.blocked_seconds + (rank.queued_seconds if is_held and rank.ran_seconds else 0.0)
 
 
 def device_work(rank: RankEvidence) -> float:
@@ -174,7 +189,7 @@ MEASURED: Final[Sequence[Row]] = (
     Row(
         Cause.INTERPRETER_LOCK,
         "standing still while another thread of the process holds Python's interpreter",
-        lambda rank, _: rank.blocked_seconds,
+        _locked_out,
         ever_since=0.2,
         lasts=True,
     ),

@@ -7,15 +7,21 @@ end of a run and the one of several nodes are all limited by :func:`limit_claim`
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from torchperfd.durations import duration
+from torchperfd_daemon.diagnosis.account import Account, PartKind
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 WAIT_SHARE: Final = 0.2
 """No run is healthy if it waits for data, for other ranks or for a lock for this share of its step."""
+EXCHANGE_SHARE: Final = 0.35
+"""No run is healthy if collectives take this share of its step after the last rank has arrived..."""
+SAID_SHARE: Final = 0.1
+"""...and from this share on, a healthy run's evidence says so."""
 QUEUED_SHARE: Final = 0.3
 """No run is healthy if it waits for a CPU for this share of its step: below it, contention is no cause."""
 UNNAMED_SHARE: Final = 0.2
@@ -112,6 +118,12 @@ def limit_claim(
         return replace(verdict, evidence=f"{verdict.evidence}; {waits.words}") if waits else verdict
     # What ranks wait for may be a rank that is not seen.
     finds = [find for find in _DOUBTS if unseen <= 0 or find is not _ranks]
+    account = verdict.account
+    if account is not None and _tells_waits_apart(account):
+        finds = [partial(_parted_waits, account) if find is _ranks else find for find in finds]
+        exchange = account.share(PartKind.EXCHANGE)
+        if exchange >= SAID_SHARE and len(seen) > 1:
+            verdict = replace(verdict, evidence=f"{verdict.evidence}; exchange takes {exchange:.0%}")
     found = [doubt for find in finds if (doubt := find(seen)) is not None]
     long_steps = _long_steps(seen, p95_seconds)
     # Of equal shares the first is the more precise one. Long steps are named beside what they consist of.
@@ -196,6 +208,29 @@ def _ranks(seen: Sequence[StepMeans]) -> _Doubt | None:
         least = min(each.wait_seconds / each.step_seconds for each in seen)
         words += f" on rank {rank.rank}, and at least {least:.0%} on all ranks: {_why_ranks_wait(seen)}"
     return _Doubt(share, "collective_wait", words)
+
+
+def _tells_waits_apart(account: Account) -> bool:
+    """Return whether an account is of single steps, in which the exchange shows beside uneven work."""
+    return any(part.kind is PartKind.UNEVEN_WORK for part in account.parts)
+
+
+def _parted_waits(account: Account, _: Sequence[StepMeans]) -> _Doubt | None:
+    """Return a doubt on ranks that wait for each other, or on a long exchange."""
+    step = account.step_seconds
+    late, uneven = account.share(PartKind.LATE_RANK), account.share(PartKind.UNEVEN_WORK)
+    exchange = account.share(PartKind.EXCHANGE)
+    if late + uneven >= WAIT_SHARE:
+        words = f"{duration((late + uneven) * step)} of each {duration(step)} step ({late + uneven:.0%})"
+        if uneven >= late:
+            words += " is waiting for ranks whose work differs from step to step; no rank is slow by itself"
+        else:
+            words += " is waiting for a rank that works longer than its peers, which may be chance"
+        return _Doubt(late + uneven, "collective_wait", words)
+    if exchange < EXCHANGE_SHARE:
+        return None
+    words = f"collectives take {duration(exchange * step)} of each {duration(step)} step ({exchange:.0%})"
+    return _Doubt(exchange, "collective_wait", f"{words} after the last rank has arrived")
 
 
 def _why_ranks_wait(seen: Sequence[StepMeans]) -> str:

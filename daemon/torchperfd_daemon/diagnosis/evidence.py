@@ -28,6 +28,7 @@ class RankEvidence:
         blocked_seconds: Kept from running by other threads of the process (:mod:`~.blocked`).
         blocked_by: The function and line in which these threads are most often, such as
             ``spin() at train.py:20``; empty before it was sampled.
+        ran_seconds: CPU time of its training thread; 0 if unknown.
         throttled_seconds: Throttled by the quota of its control group.
         disk_seconds: Keeping storage busy or waiting for it, at most the wait for data.
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
@@ -120,6 +121,7 @@ class RankEvidence:
     step_error_seconds: float = 0.0
     blocked_by: str = ""
     other_threads_seconds: float = 0.0
+    ran_seconds: float = 0.0
     epoch_start_seconds: float = 0.0
     epoch_steps: float = 0.0
     workers_respawn: bool = False

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from torchperfd.card.script_name import SCRIPT
@@ -121,7 +121,9 @@ def loader_remedy(
         )
     advice = counsel.advise(facts, step_seconds, data_seconds, on_device=on_device)
     if advice is not None:
-        return advised_remedy(advice, most_seconds)
+        remedy = advised_remedy(advice, most_seconds)
+        is_overhead = facts.workers and facts.costs_more_to_hand_over and advice.workers == 0
+        return replace(remedy, cause=Cause.WORKER_OVERHEAD) if is_overhead else remedy
     if is_cheap(facts, data_seconds, counsel.cost()):
         return Remedy(
             "fewer, larger batches: these are cheap to make, and worker processes would cost more than they"

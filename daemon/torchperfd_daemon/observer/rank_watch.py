@@ -327,6 +327,7 @@ class RankWatch:
                 threads=self.rank.totals.threads,
                 on_device=self._is_on_device,
             ),
+            ran_seconds=per_step(_RAN_S),
             other_threads_seconds=strangers_seconds(
                 ran=per_step(_RAN_S),
                 others_ran=per_step(_OTHERS_RAN_S),
