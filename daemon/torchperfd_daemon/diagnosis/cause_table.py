@@ -50,6 +50,7 @@ class Row:
         ever_since: The least share of the step for a loss that all ranks have since the start; every run has
             smaller ones.
         peaks: Whether it is in some steps only, and not in all alike.
+        syncs: Whether it is a wait of the host for its device.
         of_device: Whether it is work of the device; other causes delay the host, which a device may hide.
         beside_steps: Whether ranks wait for it at another place than their collectives.
         computes: Whether it computes, so that a wait for a processor is partly in its time.
@@ -67,6 +68,7 @@ class Row:
     phase: str = ""
     ever_since: float = LEAST_SHARE
     peaks: bool = False
+    syncs: bool = False
     of_device: bool = False
     beside_steps: bool = False
     computes: bool = False

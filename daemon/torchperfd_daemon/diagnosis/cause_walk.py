@@ -32,6 +32,7 @@ from torchperfd_daemon.diagnosis.edits import (
     less_device,
     less_exchange,
     less_host,
+    without_syncs,
 )
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.job import Job
@@ -47,6 +48,7 @@ _SHOWN_SHARE: Final = 0.25
 _MOST_NAMED: Final = 8
 # Steps that have grown by this share of a rank's lateness differ from it only by chance.
 _NOT_ABSORBED: Final = 0.9
+_HALF: Final = 0.5
 # So many standard errors; the means of successive samples depend on each other.
 _CERTAIN: Final = 4.0
 # The cause of a rank's lateness, by the phase that contains most of it; SLOW_RANK for other phases.
@@ -174,7 +176,12 @@ class Walk:
     ) -> None:
         where = self.job.ranks[culprit]
         edit = self._edit(row, dict(enumerate(lost)))
-        cost, taken = self.job.gain(edit), lost[culprit]
+        taken = lost[culprit]
+        # How long the host waits and the device idles is measured; when it launches what is not.
+        cost = taken if row.syncs else self.job.gain(edit)
+        if row.peaks and self.job.model.has_device:
+            # Means of steps spread a pause over all of them, as if the device's work could hide it.
+            cost = max(cost, min(taken, self.job.idle(culprit)))
         if row.of_machine and not self.since_start and max(lost) >= EXPLAINED * self.growth > 0 and self.past:
             # A rank has more threads than the measured ones, and the ranks wait for each other.
             cost, edit = max(cost, self.growth), as_before(self.past.model)
@@ -285,6 +292,8 @@ class Walk:
         return max(0.0, float(self.rest.model.exchange.mean()) - before)
 
     def _edit(self, row: Row, seconds: Mapping[int, float]) -> Edit:
+        if row.syncs and len(seconds) == len(self.job.ranks):
+            return without_syncs
         if row.of_device:
             idle = {place: device_idle(rank) for place, rank in enumerate(self.job.ranks)}
             return less_device(seconds, idle)
@@ -380,6 +389,7 @@ class Walk:
             f"{SYNCHRONISATION.words}{where}",
             lambda rank, _: numbers.get(id(rank), max(0.0, min(rank.sync_seconds, device_idle(rank)))),
             ever_since=SYNCHRONISATION.ever_since,
+            syncs=True,
             in_part=True,
         )
         self.measure(row)
@@ -404,9 +414,11 @@ class Walk:
             for number, each in enumerate(ranks)
             if number != place and late[number] >= LEAST_SHARE * self.step
         ]
-        if others:
+        together = self._as_late_as(place)
+        if len(together) > 1:
             # Each of several late ranks costs nothing alone, and all of them together what they are late by.
-            cost = max(cost, min(excess, self.job.gain(less_host(dict(enumerate(late)), peaks=True))))
+            edit = less_host(together, peaks=True)
+            cost = max(cost, min(excess, self.job.gain(edit)))
         if cost < LEAST_SHARE * self.step:
             return
         words = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
@@ -418,8 +430,18 @@ class Walk:
         cause = _OF_PHASE.get(rank.late_phase, Cause.SLOW_RANK)
         if all(each.cause is not cause for each in self.found):
             row = Row(cause, "", lambda *_: 0.0, phase=rank.late_phase)
-            edit = less_host(dict(enumerate(late)), peaks=True) if others else edit
             self._add(row, rank, rank.rank, cost, words, edit, ever_since=rank.late_ever_since)
+
+    def _as_late_as(self, place: int) -> dict[int, float]:
+        """Return the ranks of a group that work about as long as a late one, with what they are late by.
+
+        Lateness that may be chance counts here, too: without it the late rank would cost nothing.
+        """
+        (group,) = (each for each in self.job.groups if place in each)
+        own = {each: self.job.ranks[each].own_seconds for each in group}
+        usual = own[place] - self._late[place]
+        excess = {each: min(seconds - usual, self._late[place]) for each, seconds in own.items()}
+        return {each: seconds for each, seconds in excess.items() if seconds >= _HALF * self._late[place]}
 
     def _device_as_peers(self, place: int) -> Edit:
         """Return the edit by which a rank's device works no longer than its peers'."""
@@ -438,10 +460,10 @@ class Walk:
 
     def find_imbalance(self) -> None:
         """Find a pipeline whose stages work for different times."""
-        own = self.rest.own
+        # Less what causes have claimed of a rank's lateness.
         found = find_imbalance(
-            (rank.stage, float(seconds), rank.wait_seconds)
-            for rank, seconds in zip(self.job.ranks, own, strict=True)
+            (rank.stage, rank.own_seconds - (rank.late_seconds - late), rank.wait_seconds)
+            for rank, late in zip(self.job.ranks, self._late, strict=True)
         )
         if not found or not self.job.together or found.cost_seconds < LEAST_SHARE * self.step:
             return

@@ -47,7 +47,7 @@ class Job:
             ranks: Those with a step; at least one.
             works: Their single steps, by rank; means are used where some are missing.
         """
-        on_device = any(rank.device_busy is not None for rank in ranks)
+        on_device = any(_knows_device(rank) for rank in ranks)
         by_means = on_device or any(rank.on_device for rank in ranks)
         count = 0 if by_means or not works else _common_steps(ranks, works)
         records = [_record(rank, (works or {}).get(rank.rank), count) for rank in ranks]
@@ -86,6 +86,12 @@ class Job:
         """Return the mean time of a phase on the host of the rank at a place, in seconds."""
         return float(phase_work(self.model, phase)[place].mean())
 
+    def idle(self, place: int) -> float:
+        """Return how long a rank's device neither works nor waits for other ranks, in seconds per step."""
+        rank = self.ranks[place]
+        work = float(self.model.device[:, place].sum(axis=0).mean())
+        return max(0.0, rank.step_seconds - work - rank.wait_seconds)
+
     @cached_property
     def own(self) -> Float64:
         """Each rank's mean own work, in seconds; shape (ranks,)."""
@@ -122,7 +128,9 @@ def _record(rank: RankEvidence, work: RankWork | None, count: int) -> RankRecord
     """
     host = _host_means(rank)
     if work is None or not count:
-        return RankRecord(rank.rank, {name: np.array([mean]) for name, mean in host.items()}, _device(rank))
+        device = _device(rank)
+        waited = np.array([rank.sync_seconds]) if device else None
+        return RankRecord(rank.rank, {name: np.array([each]) for name, each in host.items()}, device, waited)
     columns = {}
     for name, mean in host.items():
         column = work.phase_seconds.get(name, np.zeros(count))[-count:]
@@ -139,7 +147,7 @@ def _host_means(rank: RankEvidence) -> dict[str, float]:
     """
     host = dict(rank.phase_seconds) or {"forward": rank.step_seconds}
     hidden = rank.wait_seconds - sum(host.get(name, 0.0) for name in WAITING)
-    if rank.device_busy is not None or hidden <= 0:
+    if _knows_device(rank) or hidden <= 0:
         return host
     own = {name: seconds for name, seconds in host.items() if name not in WAITING}
     first = min(hidden, rank.sync_seconds, own.get("other", 0.0))
@@ -149,22 +157,27 @@ def _host_means(rank: RankEvidence) -> dict[str, float]:
     return {**{name: share * seconds for name, seconds in own.items()}, _WAIT: rank.wait_seconds}
 
 
+def _knows_device(rank: RankEvidence) -> bool:
+    """Return whether it is known for how long a rank's device works."""
+    return rank.device_busy is not None or bool(rank.device_phase_seconds)
+
+
 def _device(rank: RankEvidence) -> dict[str, Float64]:
-    """Return the device's mean work by phase, with its wait for other ranks; empty where it is not known."""
-    if rank.device_busy is None:
+    """Return the device's mean work by phase, with its wait for other ranks; empty where it is not known.
+
+    Without the driver's reading, the device is taken to work in all of the phases that launch something.
+    """
+    if not _knows_device(rank):
         return {}
-    timed = rank.device_phase_seconds or {
-        name: seconds for name, seconds in rank.phase_seconds.items() if name in _LAUNCHING
-    }
+    timed = rank.device_phase_seconds or rank.phase_seconds
     computed = {name: seconds for name, seconds in timed.items() if name in _LAUNCHING and seconds > 0}
-    computed = computed or {"forward": 1.0}
-    work = min(rank.step_seconds * rank.device_busy, rank.step_seconds)
     whole = sum(computed.values())
+    work = whole if rank.device_busy is None else rank.step_seconds * rank.device_busy
     waits = sum(rank.device_phase_seconds.get(name, 0.0) for name in WAITING)
     # What the driver calls busy includes the kernels that wait for other ranks.
     work = max(0.0, min(work, rank.step_seconds - waits))
-    found = {name: np.array([work * seconds / whole]) for name, seconds in computed.items()}
-    return {**found, _WAIT: np.array([waits])}
+    shares = {name: seconds / whole for name, seconds in computed.items()} or {"forward": 1.0}
+    return {**{name: np.array([work * share]) for name, share in shares.items()}, _WAIT: np.array([waits])}
 
 
 def _repeated(record: RankRecord) -> RankRecord:
@@ -179,10 +192,10 @@ def _repeated(record: RankRecord) -> RankRecord:
 
 
 def _calibrated(model: StepModel, ranks: Sequence[RankEvidence]) -> StepModel:
-    """Return the model with the time that it cannot explain as the host's own, behind everything else."""
+    """Return the model with the time that it cannot explain as the host's own, behind its waits."""
     missing = statistics.median(rank.step_seconds for rank in ranks) - replay(model).mean
     if missing <= 0:
         return model
     host = model.host.copy()
-    host[-1] += missing
+    host[model.phases.index("other")] += missing
     return model.with_host(host)

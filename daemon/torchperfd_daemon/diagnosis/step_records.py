@@ -21,6 +21,7 @@ _IDLE_COUNTS: Final = 0.05
 _LAUNCH_COUNTS: Final = 0.02
 # The phases in which a host that waits for its device stands: where nothing else says it, the loss is read.
 _END: Final = "optimizer"
+_READS: Final = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ class _Fit:
     def __init__(self, records: Sequence[RankRecord], warm: int, least_wait: float, *, steady: bool) -> None:
         self._records = records
         self._warm = warm
-        self._depths = _DEPTHS[1:2] if steady else _DEPTHS
+        self._steady = steady
         names = {name for record in records for name in record.host}
         own = sorted(names - {*_BEFORE, *_AFTER, "data", "collective_wait"})
         self._before = tuple(name for name in (*own, *_BEFORE) if name in names)
-        self._after = tuple(name for name in _AFTER if name in names or name == _END)
+        self._after = tuple(name for name in _AFTER if name in names or name in (_END, _READS))
         self._shape = len(records), len(records[0].steps)
         self._steps = np.array([record.steps for record in records])
         none = np.zeros(self._shape[1])
@@ -158,9 +159,10 @@ class _Fit:
         """Yield the model with the host's waits at the end, in one of the phases that launch, or in both."""
         phases = model.phases
         end = phases.index(_END)
-        reads = phases.index("other") if "other" in phases else end
+        reads = phases.index(_READS)
         launching = self._launching(model.device)
-        for early in (None, *launching):
+        # Means of steps do not tell where the waits are: they are taken to be where the loss is read.
+        for early in (None,) if self._steady else (None, *launching):
             for at_end in (True, False):
                 waits = self._sync.copy()
                 host, syncs = model.host.copy(), model.syncs.copy()
@@ -171,7 +173,9 @@ class _Fit:
                     syncs[early] = True
                     waits = waits - first
                 if at_end:
-                    host[reads] -= waits
+                    within = np.minimum(waits, host[reads])
+                    host[reads] -= within
+                    host *= 1 - np.minimum(1.0, (waits - within) / np.maximum(host.sum(axis=0), 1e-12))
                     syncs[end] = True
                 if early is not None or at_end:
                     yield replace(model, host=np.maximum(0.0, host), syncs=syncs)
@@ -201,7 +205,7 @@ class _Fit:
             launch = self._launch(first, launching, host, model.device)
             host[first][bound] = np.minimum(host[first], launch)[bound]
             model = replace(model, host=host)
-        for depth in self._depths:
+        for depth in _DEPTHS[1:2] if self._steady else _DEPTHS:
             yield replace(model, depth=depth)
 
     def _loader(self, workers: int) -> tuple[Float64, Float64]:
