@@ -228,8 +228,8 @@ HOST_BOUND: Final = Row(
     ever_since=0.3,
 )
 SCRIPT_WORDS: Final[Mapping[str, str]] = {
-    "other": "in the script's own code between the phases",
-    "loss": "in the script's own code between the forward and the backward",
+    "other": "the script's own code between the phases",
+    "loss": "the script's own code between the forward and the backward",
 }
 LEAST_LOSS_SECONDS: Final = 0.003
 """A shorter ``loss`` is what it is called: a small model's loss may be a large part of a short step."""
@@ -257,7 +257,7 @@ def script_code(phase: str) -> Row:
     """Return the row on the script's own code in a phase, ``other`` or ``loss``."""
     return Row(
         Cause.SCRIPT_CODE,
-        SCRIPT_WORDS[phase],
+        f"in {SCRIPT_WORDS[phase]}",
         lambda _, left: left(phase),
         phase=phase,
         ever_since=SCRIPT_CODE_SHARE,

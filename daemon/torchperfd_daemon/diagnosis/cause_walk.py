@@ -172,13 +172,19 @@ class Walk:
         return own / runnable if self._computed[place] and runnable > 0 else 1.0
 
     def _add_alike(
-        self, row: Row, lost: list[float], compared: list[float], culprit: int, least: float
+        self,
+        row: Row,
+        lost: list[float],
+        compared: list[float],
+        culprit: int,
+        least: float,
+        most: float = math.inf,
     ) -> None:
         where = self.job.ranks[culprit]
         edit = self._edit(row, dict(enumerate(lost)))
         taken = lost[culprit]
         # How long the host waits and the device idles is measured; when it launches what is not.
-        cost = taken if row.syncs else self.job.gain(edit)
+        cost = taken if row.syncs else min(self.job.gain(edit), most)
         if row.peaks and self.job.model.has_device:
             # Means of steps spread a pause over all of them, as if the device's work could hide it.
             cost = max(cost, min(taken, self.job.idle(culprit)))
@@ -536,13 +542,10 @@ class Walk:
         before = statistics.median_low(past.phase_seconds.get(phase, 0.0) for past in pasts) if pasts else 0.0
         beyond = max(0.0, spent - before)
         if beyond > 0:
-            self._add_alike(
-                row,
-                [beyond] * len(ranks),
-                [beyond] * len(ranks),
-                0,
-                row.ever_since if is_state_hidden(self) else 0.0,
-            )
+            alike = [beyond] * len(ranks)
+            least = row.ever_since if is_state_hidden(self) else 0.0
+            # What differs between ranks and steps is uneven work.
+            self._add_alike(row, alike, alike, 0, least, most=beyond)
 
 
 def _idled(seconds: float) -> str:

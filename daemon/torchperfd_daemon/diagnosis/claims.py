@@ -104,7 +104,7 @@ def limit_claim(
     A run is healthy only if all ranks of its job were seen and none of them spends a large part of its step
     waiting or in a part that diagnosis cannot judge. Otherwise the cause is unknown, and the evidence names
     the largest such part. Other verdicts than ``none`` stay; to the evidence of a cause of all ranks alike, a
-    long wait of the ranks for each other is added.
+    long wait of the ranks for each other is added, unless the account has it.
 
     Args:
         verdict: The verdict on the ranks that were seen.
@@ -114,7 +114,8 @@ def limit_claim(
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0 and rank.phase_seconds]
     if verdict.cause is not Cause.NONE or not seen:
-        waits = _ranks(seen) if len(seen) > 1 and unseen <= 0 and _is_of_all(verdict) else None
+        is_said = verdict.account is not None or unseen > 0 or not _is_of_all(verdict)
+        waits = None if len(seen) < 2 or is_said else _ranks(seen)
         return replace(verdict, evidence=f"{verdict.evidence}; {waits.words}") if waits else verdict
     # What ranks wait for may be a rank that is not seen.
     finds = [find for find in _DOUBTS if unseen <= 0 or find is not _ranks]

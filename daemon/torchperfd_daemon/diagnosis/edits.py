@@ -226,9 +226,10 @@ def without_peaks(times: Float64, less: float) -> Float64:
     below = np.concatenate([[0.0], np.cumsum(ascending)[:-1]])
     left = len(times) - np.arange(len(times))
     kept = (below + ascending * left) / len(times)
-    place = int(np.searchsorted(kept, mean - less))
+    place = min(len(times) - 1, int(np.searchsorted(kept, mean - less)))
     limit = ((mean - less) * len(times) - below[place]) / left[place]
-    return np.minimum(times, limit)
+    capped: Float64 = np.minimum(times, limit)
+    return capped
 
 
 def without_pauses(own: Float64, pauses: Sequence[Pauses]) -> Float64:

@@ -22,6 +22,9 @@ _WARM: Final = 4
 _LEAST_STEPS: Final = 12
 _MOST_STEPS: Final = 256
 _MOST_TIMES: Final = 1 << 16
+# How often, and until when, devices' work is shortened for steps that the model makes too long.
+_CORRECTIONS: Final = 3
+_EXACT: Final = 0.005
 # Phases in which the host launches work, where the device's own times are not known.
 _LAUNCHING: Final = ("forward", "loss", "backward", "optimizer")
 
@@ -192,10 +195,18 @@ def _repeated(record: RankRecord) -> RankRecord:
 
 
 def _calibrated(model: StepModel, ranks: Sequence[RankEvidence]) -> StepModel:
-    """Return the model with the time that it cannot explain as the host's own, behind its waits."""
-    missing = statistics.median(rank.step_seconds for rank in ranks) - replay(model).mean
-    if missing <= 0:
-        return model
+    """Return the model that yields the measured step.
+
+    Time that it cannot explain is the host's own, behind its waits. If its steps are too long, devices work
+    for less than they seem to: their times contain gaps.
+    """
+    step = statistics.median(rank.step_seconds for rank in ranks)
+    for _ in range(_CORRECTIONS):
+        missing = step - replay(model).mean
+        if missing >= -_EXACT * step:
+            break
+        work = max(1e-12, float(model.device.sum(axis=0).mean()))
+        model = model.with_device(model.device * max(0.0, 1 + missing / work))
     host = model.host.copy()
-    host[model.phases.index("other")] += missing
+    host[model.phases.index("other")] += max(0.0, step - replay(model).mean)
     return model.with_host(host)

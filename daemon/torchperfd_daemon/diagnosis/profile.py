@@ -6,9 +6,9 @@ from typing import Final
 
 from torchperfd.durations import duration
 from torchperfd.process_settings import UNBOUND, CpuBinding
+from torchperfd_daemon.diagnosis.cause_table import SCRIPT_WORDS, script_code_phase
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.remedies import UNMEASURED, LoaderCounsel, loader_remedy, stage_words
-from torchperfd_daemon.diagnosis.script_code import WORDS, script_code_phase
 from torchperfd_daemon.diagnosis.verdict import (
     INPUT_BOUND_SHARE,
     SCRIPT_CODE_SHARE,
@@ -132,7 +132,7 @@ def _input_bound(run: str, seen: Sequence[RankProfile], cost: LoaderCounsel) -> 
     ranks = max(len(seen), worst.world_size)
     remedy = loader_remedy(worst.loader, worst.step_seconds, waited, cost, ranks=ranks, binding=worst.binding)
     return Verdict(
-        Cause.INPUT_BOUND,
+        remedy.cause or Cause.INPUT_BOUND,
         run,
         worst.node,
         None if alike else worst.rank,
@@ -163,7 +163,7 @@ def _script_code(run: str, seen: Sequence[RankProfile]) -> Verdict | None:
         typical.node,
         None,
         phase,
-        f"{WORDS[phase]} takes {duration(spent)} of each {duration(typical.step_seconds)} step"
+        f"{SCRIPT_WORDS[phase]} takes {duration(spent)} of each {duration(typical.step_seconds)} step"
         f" ({typical.share(phase):.0%})",
         spent,
         capture_command(run),

@@ -73,6 +73,11 @@ def rank_causes(
 
 
 def _nothing(run: str, walk: Walk) -> Verdict:
+    switches = [name for name in walk.job.ranks[0].switches if not any(each in name for each in _HARMLESS)]
+    if switches:
+        words = f"{' and '.join(switches)}: for debugging only, and what it costs is not measured"
+        command = next_command(Cause.DEBUG_SWITCH, run)
+        return Verdict(Cause.DEBUG_SWITCH, run, "", None, "", words, 0.0, command)
     words = f"nothing takes {LEAST_SHARE:.0%} of a {duration(walk.step)} step without need"
     if walk.usual:
         words = f"nothing stands out of a {duration(walk.step)} step: {'; '.join(walk.usual)}"
@@ -173,6 +178,8 @@ def _knock_on(slowed: Sequence[tuple[float, RankEvidence, RankEvidence]], slower
 
 _MOST_OF: Final = 0.75
 _APART: Final = 1.5
+# Switches that scripts leave on by choice, for results that repeat.
+_HARMLESS: Final = ("deterministic", "PYTHONMALLOC")
 
 
 def _remedy(found: Finding, seen: Sequence[RankEvidence], counsel: LoaderCounsel) -> Remedy:

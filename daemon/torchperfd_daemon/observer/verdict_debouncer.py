@@ -1,6 +1,6 @@
 """Publishes a verdict only after several samples agree, and withdraws it only after several without it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -65,7 +65,7 @@ class VerdictDebouncer:
         # These are of the run, whichever cause is first, and of the newest sample.
         account = next((each.account for each in found if each.account is not None), None)
         note = next((each.note for each in found if each.note), "")
-        self.verdicts = tuple(replace(each, account=account, note=note) for each in _within_one_step(ordered))
+        self.verdicts = tuple(replace(each, account=account, note=note) for each in ordered)
         first = self.first
         if first is None or before is None:
             return first is not before
@@ -87,16 +87,6 @@ def _one_of_each_cause(candidates: Sequence[_Candidate]) -> list[Verdict]:
         if (each.verdict.rank is not None, each.missed) < (other.verdict.rank is not None, other.missed):
             best[each.verdict.cause] = each
     return [each.verdict for each in best.values()]
-
-
-def _within_one_step(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
-    """Yield verdicts whose costs sum to no more than the step, though they are from different samples."""
-    left = 1.0
-    for verdict in verdicts:
-        cost = min(verdict.cost_seconds_per_step, left * verdict.step_seconds)
-        left -= cost / verdict.step_seconds if verdict.step_seconds else 0.0
-        is_whole = cost >= verdict.cost_seconds_per_step or not verdict.step_seconds
-        yield verdict if is_whole else replace(verdict, cost_seconds_per_step=cost)
 
 
 def _same(one: Verdict, other: Verdict) -> bool:
