@@ -135,19 +135,19 @@ class _SlowWorker(Injection):
     def prepare(self, model: nn.Module) -> None:
         self._slow = random.Random(self.plan.seed).randrange(self.workers)
         # The workers are forked before the fault begins.
-        self._pause = multiprocessing.Value("d", 0.0, lock=False)
+        self.worker_pause = multiprocessing.Value("d", 0.0, lock=False)
 
     def load(self, step: int) -> None:
         worker = get_worker_info()
         if worker is not None and worker.id == self._slow:
-            time.sleep(self._pause.value)
+            time.sleep(self.worker_pause.value)
 
     def finish(self) -> None:
         if self.begins:
-            self._pause.value = self.workers * (self.usual_step_seconds + self.seconds)
+            self.worker_pause.value = self.workers * (self.usual_step_seconds + self.seconds)
 
     def end(self) -> None:
-        self._pause.value = 0.0
+        self.worker_pause.value = 0.0
 
 
 class _Pinned(Injection):

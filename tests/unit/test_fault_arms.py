@@ -149,7 +149,7 @@ def test_worker_pauses_only_during_the_fault(tmp_path: Path) -> None:
         injection.begin(step)
         injection.finish()
         injection.learn(80_000_000)
-        pauses.append(injection._pause.value)  # type: ignore[attr-defined]
+        pauses.append(injection.worker_pause.value)  # type: ignore[attr-defined]
     assert pauses == pytest.approx([0, 0, 0, 0.33, 0.33, 0])
 
 

@@ -149,6 +149,14 @@ INPUT: Final = Row(
     lasts=True,
 )
 
+BACKGROUND: Final = Row(
+    Cause.CHECKPOINT,
+    "lost beside checkpoints that are saved in the background",
+    lambda rank, _: rank.checkpoint_seconds + rank.background_save_seconds,
+    beside_steps=True,
+)
+"""In place of the row on checkpoints, where most of their time is beside the steps."""
+
 MEASURED: Final[Sequence[Row]] = (
     Row(
         Cause.CGROUP_THROTTLING,

@@ -8,6 +8,7 @@ from typing import Final
 
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.cause_table import (
+    BACKGROUND,
     COLLECTIVES_SHARE,
     CONTENTION,
     EXPLAINED,
@@ -105,7 +106,8 @@ class Walk:
     def run(self) -> list[Finding]:
         """Return all causes, in the order of the table."""
         for row in MEASURED:
-            self.measure(row)
+            in_background = row.cause is Cause.CHECKPOINT and any(map(_mostly_in_background, self.job.ranks))
+            self.measure(BACKGROUND if in_background else row)
         self.find_script_collectives()
         self.find_memory_growth()
         self.find_synchronisation()
@@ -474,7 +476,7 @@ class Walk:
         if not found or not self.job.together or found.cost_seconds < LEAST_SHARE * self.step:
             return
         where = next(rank for rank in self.job.ranks if rank.stage == found.stage)
-        edit = equal_work([range(len(self.job.ranks))])
+        edit = equal_work([range(len(self.job.ranks))], means=True)
         row = Row(Cause.PIPELINE_IMBALANCE, "", lambda *_: 0.0)
         words = found.words(where.step_seconds)
         self._add(row, where, None, found.cost_seconds, words, edit, ever_since=True)
@@ -546,6 +548,10 @@ class Walk:
             least = row.ever_since if is_state_hidden(self) else 0.0
             # What differs between ranks and steps is uneven work.
             self._add_alike(row, alike, alike, 0, least, most=beyond)
+
+
+def _mostly_in_background(rank: RankEvidence) -> bool:
+    return rank.background_save_seconds > rank.checkpoint_seconds
 
 
 def _idled(seconds: float) -> str:

@@ -142,17 +142,23 @@ def host_as_fast_as_device(model: StepModel) -> StepModel:
     return replace(model, host=model.host * np.minimum(1.0, share)[None, :, None])
 
 
-def equal_work(groups: Sequence[Sequence[int]]) -> Edit:
-    """Return the edit by which ranks of a group work equally long in each step, with the same sum.
+def equal_work(groups: Sequence[Sequence[int]], *, means: bool = False) -> Edit:
+    """Return the edit by which ranks of a group share what their work differs by from step to step.
+
+    Each rank keeps its mean, and the group its work of each step.
 
     Args:
         groups: Places of ranks that do the same work, such as those of one pipeline stage.
+        means: Share the differences of their means, too: all ranks of a group then work equally long.
     """
 
     def edit(model: StepModel) -> StepModel:
         own = own_work(model).copy()
         for group in groups:
-            own[list(group)] = own[list(group)].mean(axis=0)
+            work = own[list(group)]
+            shared = work.mean(axis=0, keepdims=True)
+            kept = 0.0 if means else work.mean(axis=1, keepdims=True) - work.mean()
+            own[list(group)] = shared + kept
         return with_own(model, own)
 
     return edit

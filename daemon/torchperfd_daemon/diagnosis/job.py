@@ -1,5 +1,6 @@
 """One run's ranks over a window of steps: their evidence, and the model of their step. Pure."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,10 +91,14 @@ class Job:
         return float(phase_work(self.model, phase)[place].mean())
 
     def idle(self, place: int) -> float:
-        """Return how long a rank's device neither works nor waits for other ranks, in seconds per step."""
+        """Return how long a rank's device neither works nor waits for other ranks, in seconds per step.
+
+        Infinite without the driver's reading: the times of phases on the device contain its gaps.
+        """
         rank = self.ranks[place]
-        work = float(self.model.device[:, place].sum(axis=0).mean())
-        return max(0.0, rank.step_seconds - work - rank.wait_seconds)
+        if rank.device_busy is None:
+            return math.inf
+        return max(0.0, rank.step_seconds * (1 - rank.device_busy) - rank.wait_seconds)
 
     @cached_property
     def own(self) -> Float64:
@@ -132,7 +137,7 @@ def _record(rank: RankEvidence, work: RankWork | None, count: int) -> RankRecord
     host = _host_means(rank)
     if work is None or not count:
         device = _device(rank)
-        waited = np.array([rank.sync_seconds]) if device else None
+        waited = np.array([_waits_for_device(rank)]) if device else None
         return RankRecord(rank.rank, {name: np.array([each]) for name, each in host.items()}, device, waited)
     columns = {}
     for name, mean in host.items():
@@ -163,6 +168,18 @@ def _host_means(rank: RankEvidence) -> dict[str, float]:
 def _knows_device(rank: RankEvidence) -> bool:
     """Return whether it is known for how long a rank's device works."""
     return rank.device_busy is not None or bool(rank.device_phase_seconds)
+
+
+def _waits_for_device(rank: RankEvidence) -> float:
+    """Return for how long the host waits for its device, at least as samples of its stack show.
+
+    The host's time in ``other`` beyond the device's is one in which the device works through what was
+    launched before: what the host does meanwhile costs nothing, as if it waited.
+    """
+    if not rank.device_phase_seconds:
+        return rank.sync_seconds
+    beyond = rank.phase_seconds.get("other", 0.0) - rank.device_phase_seconds.get("other", 0.0)
+    return max(rank.sync_seconds, beyond)
 
 
 def _device(rank: RankEvidence) -> dict[str, Float64]:

@@ -161,7 +161,7 @@ class _Fit:
         end = phases.index(_END)
         reads = phases.index(_READS)
         launching = self._launching(model.device)
-        # Means of steps do not tell where the waits are: they are taken to be where the loss is read.
+        # Means of steps do not show where the waits are: they are taken to be where the loss is read.
         for early in (None,) if self._steady else (None, *launching):
             for at_end in (True, False):
                 waits = self._sync.copy()
