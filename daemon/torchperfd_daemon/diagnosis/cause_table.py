@@ -23,6 +23,10 @@ LEAST_COLLECTIVES: Final = 2
 """Collectives of the script's own are a cause from so many in a step on..."""
 COLLECTIVES_SHARE: Final = 0.1
 """...and from this share of the step on."""
+SMALL_BATCH: Final = 8
+"""Batches of at most so many samples may be too small..."""
+SMALL_BATCH_SHARE: Final = 0.2
+"""...if one of twice the size would save this share of the step."""
 EXPLAINED: Final = 0.5
 """A slowdown of which a smaller share has a cause gets the cause ``UNKNOWN``."""
 MOST_OF: Final = 0.75
@@ -285,5 +289,6 @@ EVER_SINCE: Final[Mapping[Cause, float]] = {
     **{row.cause: row.ever_since for row in (*MEASURED, SYNCHRONISATION, HOST_BOUND, script_code("other"))},
     Cause.UNEVEN_WORK: UNEVEN_SHARE,
     Cause.SCRIPT_COLLECTIVES: COLLECTIVES_SHARE,
+    Cause.SMALL_BATCHES: SMALL_BATCH_SHARE,
 }
 """Least shares of the step for losses of all ranks since the start, by cause."""

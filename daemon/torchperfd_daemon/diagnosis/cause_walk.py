@@ -17,6 +17,8 @@ from torchperfd_daemon.diagnosis.cause_table import (
     LEAST_SHARE,
     MEASURED,
     MOST_OF,
+    SMALL_BATCH,
+    SMALL_BATCH_SHARE,
     SYNCHRONISATION,
     UNEVEN_SHARE,
     Row,
@@ -117,6 +119,7 @@ class Walk:
         self.find_exchange()
         self.find_host_bound()
         self.find_script_code()
+        self.find_small_batches()
         return self.found
 
     @property
@@ -548,6 +551,31 @@ class Walk:
             least = row.ever_since if is_state_hidden(self) else 0.0
             # What differs between ranks and steps is uneven work.
             self._add_alike(row, alike, alike, 0, least, most=beyond)
+
+    def find_small_batches(self) -> None:
+        """Find steps of a few samples that mostly do what every step does, whatever the size of its batch.
+
+        The optimizer's work is of the parameters, not of the samples: a batch of twice the size would need
+        half of it for a sample.
+        """
+        ranks, loader = self.job.ranks, self.job.ranks[0].loader
+        size = loader.batch_size if loader is not None else 0
+        if not 0 < size <= SMALL_BATCH or self.job.model.has_device or not self.since_start:
+            return
+        saved = {
+            place: (self.rest.left(place, "optimizer") + self.rest.left(place, "zero_grad")) / 2
+            for place in range(len(ranks))
+        }
+        edit = less_host(saved, "optimizer")
+        cost = self.job.gain(edit)
+        if cost < SMALL_BATCH_SHARE * self.step:
+            return
+        words = (
+            f"{duration(cost)} of each {duration(self.step)} step for a batch of {size}, which one of twice the"
+            " size would save: the optimizer takes as long whatever the size of the batch"
+        )
+        row = Row(Cause.SMALL_BATCHES, "", lambda *_: 0.0, phase="optimizer")
+        self._add(row, ranks[0], None, cost, words, edit, ever_since=True)
 
 
 def _mostly_in_background(rank: RankEvidence) -> bool:
