@@ -571,8 +571,8 @@ class Walk:
         if cost < SMALL_BATCH_SHARE * self.step:
             return
         words = (
-            f"{duration(cost)} of each {duration(self.step)} step for a batch of {size}, which one of twice the"
-            " size would save: the optimizer takes as long whatever the size of the batch"
+            f"{duration(cost)} of each {duration(self.step)} step for a batch of {size}, which one of"
+            " twice the size would save: the optimizer takes as long whatever the size of the batch"
         )
         row = Row(Cause.SMALL_BATCHES, "", lambda *_: 0.0, phase="optimizer")
         self._add(row, ranks[0], None, cost, words, edit, ever_since=True)
