@@ -9,29 +9,18 @@ from typing import Final
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.cause_table import (
     BACKGROUND,
-    COLLECTIVES_SHARE,
     CONTENTION,
     EXPLAINED,
-    HOST_BOUND,
-    LEAST_COLLECTIVES,
     LEAST_SHARE,
     MEASURED,
     MOST_OF,
-    SMALL_BATCH,
-    SMALL_BATCH_SHARE,
-    SYNCHRONISATION,
-    UNEVEN_SHARE,
     Row,
     device_idle,
-    script_code,
-    script_code_phase,
 )
 from torchperfd_daemon.diagnosis.edits import (
-    DATA,
     Edit,
     as_before,
     both,
-    equal_work,
     less_device,
     less_exchange,
     less_host,
@@ -39,23 +28,14 @@ from torchperfd_daemon.diagnosis.edits import (
 )
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.job import Job
-from torchperfd_daemon.diagnosis.memory_growth import full_first
-from torchperfd_daemon.diagnosis.step_model import StepModel
 from torchperfd_daemon.diagnosis.verdict import Cause
-from torchperfd_daemon.diagnosis.waits import find_imbalance
 
-_AS_LATE: Final = 0.9
-"""Ranks whose lateness reaches this share of the longest one differ only by chance."""
 _SHOWN_SHARE: Final = 0.25
 """Time that the device's work hides is mentioned from this share of the cost on."""
-_MOST_NAMED: Final = 8
 # Steps that have grown by this share of a rank's lateness differ from it only by chance.
 _NOT_ABSORBED: Final = 0.9
-_HALF: Final = 0.5
 # So many standard errors; the means of successive samples depend on each other.
 _CERTAIN: Final = 4.0
-# The cause of a rank's lateness, by the phase that contains most of it; SLOW_RANK for other phases.
-_OF_PHASE: Final[Mapping[str, Cause]] = {DATA: Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +82,20 @@ class Walk:
         self.step = job.step_seconds
         self.since_start = not any(rank.before for rank in job.ranks)
         self._computed = [0.0] * len(job.ranks)
-        self._late = [rank.late_seconds for rank in job.ranks]
+        self.late = [rank.late_seconds for rank in job.ranks]
+        """What each rank is late by, without what causes have claimed of that, in seconds."""
         self._with_growth = job
 
-    def run(self) -> list[Finding]:
-        """Return all causes, in the order of the table."""
+    def measure_all(self) -> None:
+        """Find all causes that are measured on each rank, in the order of the table."""
         for row in MEASURED:
             in_background = row.cause is Cause.CHECKPOINT and any(map(_mostly_in_background, self.job.ranks))
             self.measure(BACKGROUND if in_background else row)
-        self.find_script_collectives()
-        self.find_memory_growth()
-        self.find_synchronisation()
-        self.find_lateness()
-        self.find_imbalance()
-        self.find_uneven_work()
-        self.find_exchange()
-        self.find_host_bound()
-        self.find_script_code()
-        self.find_small_batches()
-        return self.found
+
+    @property
+    def is_state_hidden(self) -> bool:
+        """Whether the machine's state is one of the findings."""
+        return any(each.cause is CONTENTION.cause for each in self.found)
 
     @property
     def growth(self) -> float:
@@ -159,7 +134,7 @@ class Walk:
         )
         alike = usual >= compared[culprit] * (0.5 if self.since_start else row.alike_from)
         if alike:
-            self._add_alike(row, beyond, compared, culprit, least)
+            self.add_alike(row, beyond, compared, culprit, least)
         else:
             excess = compared[culprit] - (usual if ranks[culprit].before is None else 0.0)
             self._add_of_rank(row, culprit, excess)
@@ -176,7 +151,7 @@ class Walk:
         runnable = own + self._computed[place]
         return own / runnable if self._computed[place] and runnable > 0 else 1.0
 
-    def _add_alike(
+    def add_alike(
         self,
         row: Row,
         lost: list[float],
@@ -185,8 +160,17 @@ class Walk:
         least: float,
         most: float = math.inf,
     ) -> None:
+        """Add a loss of all ranks, if it is large enough.
+
+        Args:
+            lost: Of each rank, in seconds per step.
+            compared: The same, by which ranks are compared.
+            culprit: The place of the rank that loses most.
+            least: The least share of the step; 0 stands for the row's own.
+            most: The most that it may cost, in seconds.
+        """
         where = self.job.ranks[culprit]
-        edit = self._edit(row, dict(enumerate(lost)))
+        edit = self.edit(row, dict(enumerate(lost)))
         taken = lost[culprit]
         # How long the host waits and the device idles is measured; when it launches what is not.
         cost = taken if row.syncs else min(self.job.gain(edit), most)
@@ -216,32 +200,33 @@ class Walk:
             # not late for it after a slowdown.
             usual = statistics.median(compared[:culprit] + compared[culprit + 1 :] or compared)
             waits = compared if self.since_start else lost
-            self._late = [
-                max(0.0, late - max(0.0, wait - usual)) for late, wait in zip(self._late, waits, strict=True)
+            self.late = [
+                max(0.0, late - max(0.0, wait - usual)) for late, wait in zip(self.late, waits, strict=True)
             ]
         is_state = row.of_machine and self.since_start
-        self._add(row, where, None, cost, words, edit, claims=not is_state)
+        self.add(row, where, None, cost, words, edit, claims=not is_state)
 
     def _add_of_rank(self, row: Row, place: int, excess: float) -> None:
         """Add a loss of one rank, which costs what the others wait for it."""
         where = self.job.ranks[place]
         cost, edit = self._cost_of_rank(row, place, excess)
-        idled = 0.0 if row.beside_steps else self._absorbed(where, cost)
+        idled = 0.0 if row.beside_steps else self.absorbed(where, cost)
         cost -= idled
         if cost < LEAST_SHARE * self.step:
             return
-        words = f"{duration(cost)} of each {duration(where.step_seconds)} step {row.words}{_idled(idled)}"
-        self._add(row, where, where.rank, cost, words, edit)
-        self._late[place] = max(0.0, self._late[place] - max(cost + idled, excess))
+        words = f"{duration(cost)} of each {duration(where.step_seconds)} step {row.words}"
+        words += idled_words(idled)
+        self.add(row, where, where.rank, cost, words, edit)
+        self.late[place] = max(0.0, self.late[place] - max(cost + idled, excess))
 
     def _cost_of_rank(self, row: Row, place: int, excess: float) -> tuple[float, Edit]:
         """Return what a loss of one rank costs, and the edit without it."""
         if row.beside_steps or hide_waits(self.job.ranks):
-            return excess, self._edit(row, {place: excess})
+            return excess, self.edit(row, {place: excess})
         late = self._lateness(place)
         if row.in_part and self.job.together and excess >= MOST_OF * late > 0:
-            return late, both(self._edit(row, {place: late}), less_host({place: late}))
-        edit = self._edit(row, {place: excess})
+            return late, both(self.edit(row, {place: late}), less_host({place: late}))
+        edit = self.edit(row, {place: excess})
         if row.of_device:
             # A rank that is late for its device shows it in the host's times.
             edit = both(edit, less_host({place: excess}))
@@ -261,13 +246,13 @@ class Walk:
         A rank that computes more takes processors from the others. They become slower too, so the rank is
         late by less than its work has grown.
         """
-        rank, late = self.job.ranks[place], self._late[place]
+        rank, late = self.job.ranks[place], self.late[place]
         if rank.before is None:
             return late
         grown = rank.own_seconds - rank.before.own_seconds - (rank.late_seconds - late)
         return grown if late >= MOST_OF * grown > MOST_OF * late else late
 
-    def _absorbed(self, rank: RankEvidence, cost: float) -> float:
+    def absorbed(self, rank: RankEvidence, cost: float) -> float:
         """Return what of one rank's lateness costs nothing, because devices idled anyway, in seconds.
 
         Where hosts cannot keep their devices busy, all devices idle for some of each step. What one rank is
@@ -302,7 +287,8 @@ class Walk:
         before = min(past.wait_seconds for past in pasts) * max(1.0, statistics.median(slower or [1.0]))
         return max(0.0, float(self.rest.model.exchange.mean()) - before)
 
-    def _edit(self, row: Row, seconds: Mapping[int, float]) -> Edit:
+    def edit(self, row: Row, seconds: Mapping[int, float]) -> Edit:
+        """Return the edit that takes a row's time from ranks, by their places, in seconds per step."""
         if row.syncs and len(seconds) == len(self.job.ranks):
             return without_syncs
         if row.of_device:
@@ -310,7 +296,7 @@ class Walk:
             return less_device(seconds, idle)
         return less_host(seconds, row.phase, peaks=row.peaks)
 
-    def _add(
+    def add(
         self,
         row: Row,
         where: RankEvidence,
@@ -322,6 +308,15 @@ class Walk:
         claims: bool = True,
         ever_since: bool = False,
     ) -> None:
+        """Add a finding.
+
+        Args:
+            where: The rank that is affected most.
+            rank: The rank that causes it; None if all are alike.
+            cost: In seconds per step.
+            claims: Whether its time is not looked at for other causes.
+            ever_since: Whether it has not come with the run's slowdown.
+        """
         has_grown = where.before is not None and not ever_since
         self.found.append(Finding(row.cause, where, rank, row.phase, cost, words, edit, has_grown, row.lasts))
         if claims:
@@ -329,267 +324,14 @@ class Walk:
         if has_grown:
             self._with_growth = self._with_growth.edited(edit)
 
-    def find_script_collectives(self) -> None:
-        """Find collectives that the script starts itself, several in each step.
-
-        Their time on the rank that waits least is the exchange; the rest is the wait for the last rank, which
-        they do not cause.
-        """
-        ranks = self.job.ranks
-        if min(rank.script_collectives for rank in ranks) < LEAST_COLLECTIVES or not self.job.together:
-            return
-        seconds = min(rank.script_collective_seconds for rank in ranks)
-        seconds = min(seconds, float(self.rest.model.exchange.mean()))
-        edit = less_exchange(seconds)
-        cost = min(seconds, self.job.gain(edit))
-        if cost < COLLECTIVES_SHARE * self.step:
-            return
-        where = max(ranks, key=lambda rank: rank.script_collective_seconds)
-        words = (
-            f"{duration(cost)} of each {duration(self.step)} step in {where.script_collectives:.0f}"
-            " collectives that the script starts itself"
-        )
-        words += f", most of them in {where.script_collective_line}" if where.script_collective_line else ""
-        row = Row(Cause.SCRIPT_COLLECTIVES, "", lambda *_: 0.0, phase="collective_wait", lasts=True)
-        self._add(row, where, None, cost, words, edit, ever_since=True)
-
-    def find_memory_growth(self) -> None:
-        """Find memory that will soon be full.
-
-        Its cost is the unclaimed lateness of the one rank that grows: the kernel has to clear new pages.
-        """
-        ranks = self.job.ranks
-        growing = [rank for rank in ranks if rank.full_in_seconds is not None]
-        first = full_first(growing)
-        if first is None or any(each.cause is Cause.MEMORY_PRESSURE for each in self.found):
-            return
-        rank, full_in = first
-        words = f"memory grows by {rank.grows_by / 2**20:.3g} MiB/s and is full in {full_in / 60:.0f} min"
-        alike = 2 * len(growing) > len(ranks) > 1
-        place, cost = ranks.index(rank), 0.0
-        edit: Edit = less_host({})
-        if not alike and rank.late_phase not in _OF_PHASE and self._late[place] >= LEAST_SHARE * self.step:
-            edit = less_host({place: self._late[place]})
-            cost, self._late[place] = self.job.gain(edit), 0.0
-            words += f"; {duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
-        row = Row(Cause.MEMORY_PRESSURE, "", lambda *_: 0.0)
-        self._add(row, rank, None if alike else rank.rank, cost, words, edit, ever_since=True)
-
-    def find_synchronisation(self) -> None:
-        """Find devices that idle after the host has waited for them.
-
-        Without that wait the host would have launched the next work meanwhile. A device that idles anyway,
-        for the causes so far or because it waits for other ranks, as in the bubble of a pipeline, does not
-        idle longer for this one.
-        """
-        ranks = self.job.ranks
-        claimed = self.job.replayed.mean - self.rest.replayed.mean
-        idle = [
-            max(0.0, min(rank.sync_seconds, device_idle(rank) - claimed))
-            if rank.device_busy is not None
-            else 0.0
-            for rank in ranks
-        ]
-        if not any(idle):
-            return
-        longest = ranks[max(range(len(ranks)), key=lambda place: idle[place])]
-        where = f", most of it in {longest.sync_line}" if longest.sync_line else ""
-        numbers = {id(rank): seconds for rank, seconds in zip(ranks, idle, strict=True)}
-        row = Row(
-            Cause.SYNCHRONISATION,
-            f"{SYNCHRONISATION.words}{where}",
-            lambda rank, _: numbers.get(id(rank), max(0.0, min(rank.sync_seconds, device_idle(rank)))),
-            ever_since=SYNCHRONISATION.ever_since,
-            syncs=True,
-            in_part=True,
-        )
-        self.measure(row)
-
-    def find_lateness(self) -> None:
-        """Find the rank with the largest unclaimed lateness.
-
-        If several ranks are about equally late, the one with the lowest number is named, at every sample.
-        """
-        ranks, late = self.job.ranks, self._late
-        alike = [place for place in range(len(ranks)) if late[place] >= _AS_LATE * max(late)]
-        place = min(alike, key=lambda each: ranks[each].rank)
-        rank, excess = ranks[place], late[place]
-        if excess < LEAST_SHARE * self.step:
-            return
-        edit = both(less_host({place: excess}, peaks=True), self._device_as_peers(place))
-        cost = min(excess, self.job.gain(edit)) if self.job.together else excess
-        idled = 0.0 if rank.late_ever_since else self._absorbed(rank, cost)
-        cost -= idled
-        others = [
-            each.rank
-            for number, each in enumerate(ranks)
-            if number != place and late[number] >= LEAST_SHARE * self.step
-        ]
-        together = self._as_late_as(place)
-        if len(together) > 1:
-            # Each of several late ranks costs nothing alone, and all of them together what they are late by.
-            edit = less_host(together, peaks=True)
-            cost = max(cost, min(excess, self.job.gain(edit)))
-        if cost < LEAST_SHARE * self.step:
-            return
-        words = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
-        words += f", most of it in {rank.late_phase}" if rank.late_phase else ""
-        words += _idled(idled)
-        if others:
-            named = ", ".join(map(str, others[:_MOST_NAMED]))
-            words += f"; so {'do' if len(others) > 1 else 'does'} rank {named}"
-        cause = _OF_PHASE.get(rank.late_phase, Cause.SLOW_RANK)
-        if all(each.cause is not cause for each in self.found):
-            row = Row(cause, "", lambda *_: 0.0, phase=rank.late_phase)
-            self._add(row, rank, rank.rank, cost, words, edit, ever_since=rank.late_ever_since)
-
-    def _as_late_as(self, place: int) -> dict[int, float]:
-        """Return the ranks of a group that work about as long as a late one, with what they are late by.
-
-        Lateness that may be chance counts here, too: without it the late rank would cost nothing.
-        """
-        (group,) = (each for each in self.job.groups if place in each)
-        own = {each: self.job.ranks[each].own_seconds for each in group}
-        usual = own[place] - self._late[place]
-        excess = {each: min(seconds - usual, self._late[place]) for each, seconds in own.items()}
-        return {each: seconds for each, seconds in excess.items() if seconds >= _HALF * self._late[place]}
-
-    def _device_as_peers(self, place: int) -> Edit:
-        """Return the edit by which a rank's device works no longer than its peers'."""
-
-        def edit(model: StepModel) -> StepModel:
-            works = model.device.sum(axis=0).mean(axis=1)
-            peers = [float(works[each]) for group in self.job.groups if place in group for each in group]
-            usual = statistics.median_low(peers)
-            if works[place] <= usual:
-                return model
-            device = model.device.copy()
-            device[:, place] *= usual / works[place]
-            return model.with_device(device)
-
-        return edit
-
-    def find_imbalance(self) -> None:
-        """Find a pipeline whose stages work for different times."""
-        # Less what causes have claimed of a rank's lateness.
-        found = find_imbalance(
-            (rank.stage, rank.own_seconds - (rank.late_seconds - late), rank.wait_seconds)
-            for rank, late in zip(self.job.ranks, self._late, strict=True)
-        )
-        if not found or not self.job.together or found.cost_seconds < LEAST_SHARE * self.step:
-            return
-        where = next(rank for rank in self.job.ranks if rank.stage == found.stage)
-        edit = equal_work([range(len(self.job.ranks))], means=True)
-        row = Row(Cause.PIPELINE_IMBALANCE, "", lambda *_: 0.0)
-        words = found.words(where.step_seconds)
-        self._add(row, where, None, found.cost_seconds, words, edit, ever_since=True)
-
-    def find_uneven_work(self) -> None:
-        """Find work that differs from step to step, so that each step waits for another rank."""
-        if not self.rest.has_steps or not self.job.together:
-            return
-        edit = equal_work(self.job.groups)
-        cost = min(self.job.gain(edit), self.rest.gain(edit))
-        queued = statistics.median(rank.queued_seconds for rank in self.job.ranks)
-        if cost - queued < UNEVEN_SHARE * self.step:
-            return
-        where = max(self.job.ranks, key=lambda rank: rank.wait_seconds)
-        words = (
-            f"{duration(cost)} of each {duration(self.step)} step waiting for ranks whose work differs from"
-            " step to step; no rank is slow by itself"
-        )
-        row = Row(Cause.UNEVEN_WORK, "", lambda *_: 0.0, lasts=True)
-        self._add(row, where, None, cost, words, edit, ever_since=self.growth < EXPLAINED * cost)
-
-    def find_exchange(self) -> None:
-        """Find a growth of the time that even the last rank to arrive spends in collectives.
-
-        If main threads wait longer for processors than before, the threads that carry out collectives may as
-        well. Twice the wait is subtracted, since they first collect and then distribute.
-        """
-        ranks, cost = self.job.ranks, self.exchange_growth
-        starved = [
-            max(0.0, rank.queued_seconds - rank.before.queued_seconds) for rank in ranks if rank.before
-        ]
-        if cost <= 0 or cost - 2 * statistics.median(starved) < LEAST_SHARE * self.step:
-            return
-        words = (
-            f"{duration(cost)} of each {duration(self.step)} step in collectives after the last rank has"
-            " arrived, more than before"
-        )
-        row = Row(Cause.COLLECTIVE, "", lambda *_: 0.0, phase="collective_wait")
-        self._add(row, ranks[0], None, cost, words, less_exchange(cost))
-
-    def find_host_bound(self) -> None:
-        """Find devices that idle while their hosts work, and always have."""
-        if self.since_start:
-            self.measure(HOST_BOUND)
-
-    def find_script_code(self) -> None:
-        """Find what the script does between the phases, or as its loss, on most ranks alike.
-
-        What one rank does there more than the others makes it a slow rank. If a device works meanwhile, this
-        code need not cost anything.
-        """
-        ranks = self.job.ranks
-        pasts = [rank.before for rank in ranks if rank.before]
-        if any(
-            each.hides_script_code or each.on_device or each.device_busy is not None
-            for each in (*ranks, *pasts)
-        ):
-            return
-        phase = script_code_phase([(rank.phase_seconds, rank.step_seconds) for rank in ranks])
-        row = script_code(phase)
-        shares = [rank.phase_seconds.get(phase, 0.0) / rank.step_seconds for rank in ranks]
-        if pasts and statistics.median_low(shares) < row.ever_since:
-            return
-        spent = statistics.median_low(self.rest.left(place, phase) for place in range(len(ranks)))
-        before = statistics.median_low(past.phase_seconds.get(phase, 0.0) for past in pasts) if pasts else 0.0
-        beyond = max(0.0, spent - before)
-        if beyond > 0:
-            alike = [beyond] * len(ranks)
-            least = row.ever_since if is_state_hidden(self) else 0.0
-            # What differs between ranks and steps is uneven work.
-            self._add_alike(row, alike, alike, 0, least, most=beyond)
-
-    def find_small_batches(self) -> None:
-        """Find steps of a few samples that mostly do what every step does, whatever the size of its batch.
-
-        The optimizer's work is of the parameters, not of the samples: a batch of twice the size would need
-        half of it for a sample.
-        """
-        ranks, loader = self.job.ranks, self.job.ranks[0].loader
-        size = loader.batch_size if loader is not None else 0
-        if not 0 < size <= SMALL_BATCH or self.job.model.has_device or not self.since_start:
-            return
-        saved = {
-            place: (self.rest.left(place, "optimizer") + self.rest.left(place, "zero_grad")) / 2
-            for place in range(len(ranks))
-        }
-        edit = less_host(saved, "optimizer")
-        cost = self.job.gain(edit)
-        if cost < SMALL_BATCH_SHARE * self.step:
-            return
-        words = (
-            f"{duration(cost)} of each {duration(self.step)} step for a batch of {size}, which one of"
-            " twice the size would save: the optimizer takes as long whatever the size of the batch"
-        )
-        row = Row(Cause.SMALL_BATCHES, "", lambda *_: 0.0, phase="optimizer")
-        self._add(row, ranks[0], None, cost, words, edit, ever_since=True)
-
 
 def _mostly_in_background(rank: RankEvidence) -> bool:
     return rank.background_save_seconds > rank.checkpoint_seconds
 
 
-def _idled(seconds: float) -> str:
+def idled_words(seconds: float) -> str:
     """Return the time that devices absorb, for a finding's words; empty where there is none."""
     return f", {duration(seconds)} more in time for which devices idled before" if seconds else ""
-
-
-def is_state_hidden(walk: Walk) -> bool:
-    """Return whether the machine's state is one of the findings."""
-    return any(each.cause is CONTENTION.cause for each in walk.found)
 
 
 def _phases(rank: RankEvidence) -> Callable[[str], float]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.accounting import account_of
+from torchperfd_daemon.diagnosis.cause_finders import find_all
 from torchperfd_daemon.diagnosis.cause_table import EXPLAINED, LEAST_SHARE
 from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
@@ -55,7 +56,7 @@ def rank_causes(
     pasts = [rank.before for rank in seen if rank.before and rank.before.step_seconds > 0]
     past = Job.of(pasts) if len(pasts) == len(seen) else None
     walk = Walk(Job.of(seen, works), past)
-    found = walk.run()
+    found = find_all(walk)
     if past is not None:
         found = _with_lasting(seen, pasts, works, found)
     found.sort(key=lambda each: -each.cost_seconds)
@@ -108,10 +109,10 @@ def _with_lasting(
 
     A slowdown of a few percent must not hide that most of the step waits for data.
     """
-    then = {each.cause for each in Walk(Job.of(pasts), None).run() if each.rank is None and each.lasts}
+    then = {each.cause for each in find_all(Walk(Job.of(pasts), None)) if each.rank is None and each.lasts}
     if not then:
         return found
-    now = Walk(Job.of([replace(rank, before=None) for rank in seen], works), None).run()
+    now = find_all(Walk(Job.of([replace(rank, before=None) for rank in seen], works), None))
     for lasting in now:
         if lasting.cause not in then or lasting.rank is not None or not lasting.lasts:
             continue

@@ -1,0 +1,312 @@
+"""Finds the causes that show by comparing ranks, or in what the measured causes leave of a step. Pure."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from torchperfd.durations import duration
+from torchperfd_daemon.diagnosis.cause_table import (
+    COLLECTIVES_SHARE,
+    EXPLAINED,
+    HOST_BOUND,
+    LEAST_COLLECTIVES,
+    LEAST_SHARE,
+    SMALL_BATCH,
+    SMALL_BATCH_SHARE,
+    SYNCHRONISATION,
+    UNEVEN_SHARE,
+    Row,
+    device_idle,
+    script_code,
+    script_code_phase,
+)
+from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk, idled_words
+from torchperfd_daemon.diagnosis.edits import DATA, Edit, both, equal_work, less_exchange, less_host
+from torchperfd_daemon.diagnosis.memory_growth import full_first
+from torchperfd_daemon.diagnosis.step_model import StepModel
+from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.waits import find_imbalance
+
+_AS_LATE: Final = 0.9
+"""Ranks whose lateness reaches this share of the longest one differ only by chance."""
+_HALF: Final = 0.5
+_MOST_NAMED: Final = 8
+# The cause of a rank's lateness, by the phase that contains most of it; SLOW_RANK for other phases.
+_OF_PHASE: Final[Mapping[str, Cause]] = {DATA: Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
+
+
+def find_script_collectives(walk: Walk) -> None:
+    """Find collectives that the script starts itself, several in each step.
+
+    Their time on the rank that waits least is the exchange; the rest is the wait for the last rank, which
+    they do not cause.
+    """
+    ranks = walk.job.ranks
+    if min(rank.script_collectives for rank in ranks) < LEAST_COLLECTIVES or not walk.job.together:
+        return
+    seconds = min(rank.script_collective_seconds for rank in ranks)
+    seconds = min(seconds, float(walk.rest.model.exchange.mean()))
+    edit = less_exchange(seconds)
+    cost = min(seconds, walk.job.gain(edit))
+    if cost < COLLECTIVES_SHARE * walk.step:
+        return
+    where = max(ranks, key=lambda rank: rank.script_collective_seconds)
+    words = (
+        f"{duration(cost)} of each {duration(walk.step)} step in {where.script_collectives:.0f}"
+        " collectives that the script starts itself"
+    )
+    words += f", most of them in {where.script_collective_line}" if where.script_collective_line else ""
+    row = Row(Cause.SCRIPT_COLLECTIVES, "", lambda *_: 0.0, phase="collective_wait", lasts=True)
+    walk.add(row, where, None, cost, words, edit, ever_since=True)
+
+
+def find_memory_growth(walk: Walk) -> None:
+    """Find memory that will soon be full.
+
+    Its cost is the unclaimed lateness of the one rank that grows: the kernel has to clear new pages.
+    """
+    ranks = walk.job.ranks
+    growing = [rank for rank in ranks if rank.full_in_seconds is not None]
+    first = full_first(growing)
+    if first is None or any(each.cause is Cause.MEMORY_PRESSURE for each in walk.found):
+        return
+    rank, full_in = first
+    words = f"memory grows by {rank.grows_by / 2**20:.3g} MiB/s and is full in {full_in / 60:.0f} min"
+    alike = 2 * len(growing) > len(ranks) > 1
+    place, cost = ranks.index(rank), 0.0
+    edit: Edit = less_host({})
+    if not alike and rank.late_phase not in _OF_PHASE and walk.late[place] >= LEAST_SHARE * walk.step:
+        edit = less_host({place: walk.late[place]})
+        cost, walk.late[place] = walk.job.gain(edit), 0.0
+        words += f"; {duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
+    row = Row(Cause.MEMORY_PRESSURE, "", lambda *_: 0.0)
+    walk.add(row, rank, None if alike else rank.rank, cost, words, edit, ever_since=True)
+
+
+def find_synchronisation(walk: Walk) -> None:
+    """Find devices that idle after the host has waited for them.
+
+    Without that wait the host would have launched the next work meanwhile. A device that idles anyway,
+    for the causes so far or because it waits for other ranks, as in the bubble of a pipeline, does not
+    idle longer for this one.
+    """
+    ranks = walk.job.ranks
+    claimed = walk.job.replayed.mean - walk.rest.replayed.mean
+    idle = [
+        max(0.0, min(rank.sync_seconds, device_idle(rank) - claimed)) if rank.device_busy is not None else 0.0
+        for rank in ranks
+    ]
+    if not any(idle):
+        return
+    longest = ranks[max(range(len(ranks)), key=lambda place: idle[place])]
+    where = f", most of it in {longest.sync_line}" if longest.sync_line else ""
+    numbers = {id(rank): seconds for rank, seconds in zip(ranks, idle, strict=True)}
+    row = Row(
+        Cause.SYNCHRONISATION,
+        f"{SYNCHRONISATION.words}{where}",
+        lambda rank, _: numbers.get(id(rank), max(0.0, min(rank.sync_seconds, device_idle(rank)))),
+        ever_since=SYNCHRONISATION.ever_since,
+        syncs=True,
+        in_part=True,
+    )
+    walk.measure(row)
+
+
+def find_lateness(walk: Walk) -> None:
+    """Find the rank with the largest unclaimed lateness.
+
+    If several ranks are about equally late, the one with the lowest number is named, at every sample.
+    """
+    ranks, late = walk.job.ranks, walk.late
+    alike = [place for place in range(len(ranks)) if late[place] >= _AS_LATE * max(late)]
+    place = min(alike, key=lambda each: ranks[each].rank)
+    rank, excess = ranks[place], late[place]
+    if excess < LEAST_SHARE * walk.step:
+        return
+    edit = both(less_host({place: excess}, peaks=True), _device_as_peers(walk, place))
+    cost = min(excess, walk.job.gain(edit)) if walk.job.together else excess
+    idled = 0.0 if rank.late_ever_since else walk.absorbed(rank, cost)
+    cost -= idled
+    others = [
+        each.rank
+        for number, each in enumerate(ranks)
+        if number != place and late[number] >= LEAST_SHARE * walk.step
+    ]
+    together = _as_late_as(walk, place)
+    if len(together) > 1:
+        # Each of several late ranks costs nothing alone, and all of them together what they are late by.
+        edit = less_host(together, peaks=True)
+        cost = max(cost, min(excess, walk.job.gain(edit)))
+    if cost < LEAST_SHARE * walk.step:
+        return
+    words = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
+    words += f", most of it in {rank.late_phase}" if rank.late_phase else ""
+    words += idled_words(idled)
+    if others:
+        named = ", ".join(map(str, others[:_MOST_NAMED]))
+        words += f"; so {'do' if len(others) > 1 else 'does'} rank {named}"
+    cause = _OF_PHASE.get(rank.late_phase, Cause.SLOW_RANK)
+    if all(each.cause is not cause for each in walk.found):
+        row = Row(cause, "", lambda *_: 0.0, phase=rank.late_phase)
+        walk.add(row, rank, rank.rank, cost, words, edit, ever_since=rank.late_ever_since)
+
+
+def _as_late_as(walk: Walk, place: int) -> dict[int, float]:
+    """Return the ranks of a group that work about as long as a late one, with what they are late by.
+
+    Lateness that may be chance counts here, too: without it the late rank would cost nothing.
+    """
+    (group,) = (each for each in walk.job.groups if place in each)
+    own = {each: walk.job.ranks[each].own_seconds for each in group}
+    usual = own[place] - walk.late[place]
+    excess = {each: min(seconds - usual, walk.late[place]) for each, seconds in own.items()}
+    return {each: seconds for each, seconds in excess.items() if seconds >= _HALF * walk.late[place]}
+
+
+def _device_as_peers(walk: Walk, place: int) -> Edit:
+    """Return the edit by which a rank's device works no longer than its peers'."""
+
+    def edit(model: StepModel) -> StepModel:
+        works = model.device.sum(axis=0).mean(axis=1)
+        peers = [float(works[each]) for group in walk.job.groups if place in group for each in group]
+        usual = statistics.median_low(peers)
+        if works[place] <= usual:
+            return model
+        device = model.device.copy()
+        device[:, place] *= usual / works[place]
+        return model.with_device(device)
+
+    return edit
+
+
+def find_imbalance_of_stages(walk: Walk) -> None:
+    """Find a pipeline whose stages work for different times."""
+    # Less what causes have claimed of a rank's lateness.
+    found = find_imbalance(
+        (rank.stage, rank.own_seconds - (rank.late_seconds - late), rank.wait_seconds)
+        for rank, late in zip(walk.job.ranks, walk.late, strict=True)
+    )
+    if not found or not walk.job.together or found.cost_seconds < LEAST_SHARE * walk.step:
+        return
+    where = next(rank for rank in walk.job.ranks if rank.stage == found.stage)
+    edit = equal_work([range(len(walk.job.ranks))], means=True)
+    row = Row(Cause.PIPELINE_IMBALANCE, "", lambda *_: 0.0)
+    words = found.words(where.step_seconds)
+    walk.add(row, where, None, found.cost_seconds, words, edit, ever_since=True)
+
+
+def find_uneven_work(walk: Walk) -> None:
+    """Find work that differs from step to step, so that each step waits for another rank."""
+    if not walk.rest.has_steps or not walk.job.together:
+        return
+    edit = equal_work(walk.job.groups)
+    cost = min(walk.job.gain(edit), walk.rest.gain(edit))
+    queued = statistics.median(rank.queued_seconds for rank in walk.job.ranks)
+    if cost - queued < UNEVEN_SHARE * walk.step:
+        return
+    where = max(walk.job.ranks, key=lambda rank: rank.wait_seconds)
+    words = (
+        f"{duration(cost)} of each {duration(walk.step)} step waiting for ranks whose work differs from"
+        " step to step; no rank is slow by itself"
+    )
+    row = Row(Cause.UNEVEN_WORK, "", lambda *_: 0.0, lasts=True)
+    walk.add(row, where, None, cost, words, edit, ever_since=walk.growth < EXPLAINED * cost)
+
+
+def find_exchange(walk: Walk) -> None:
+    """Find a growth of the time that even the last rank to arrive spends in collectives.
+
+    If main threads wait longer for processors than before, the threads that carry out collectives may as
+    well. Twice the wait is subtracted, since they first collect and then distribute.
+    """
+    ranks, cost = walk.job.ranks, walk.exchange_growth
+    starved = [max(0.0, rank.queued_seconds - rank.before.queued_seconds) for rank in ranks if rank.before]
+    if cost <= 0 or cost - 2 * statistics.median(starved) < LEAST_SHARE * walk.step:
+        return
+    words = (
+        f"{duration(cost)} of each {duration(walk.step)} step in collectives after the last rank has"
+        " arrived, more than before"
+    )
+    row = Row(Cause.COLLECTIVE, "", lambda *_: 0.0, phase="collective_wait")
+    walk.add(row, ranks[0], None, cost, words, less_exchange(cost))
+
+
+def find_host_bound(walk: Walk) -> None:
+    """Find devices that idle while their hosts work, and always have."""
+    if walk.since_start:
+        walk.measure(HOST_BOUND)
+
+
+def find_script_code(walk: Walk) -> None:
+    """Find what the script does between the phases, or as its loss, on most ranks alike.
+
+    What one rank does there more than the others makes it a slow rank. If a device works meanwhile, this
+    code need not cost anything.
+    """
+    ranks = walk.job.ranks
+    pasts = [rank.before for rank in ranks if rank.before]
+    if any(
+        each.hides_script_code or each.on_device or each.device_busy is not None for each in (*ranks, *pasts)
+    ):
+        return
+    phase = script_code_phase([(rank.phase_seconds, rank.step_seconds) for rank in ranks])
+    row = script_code(phase)
+    shares = [rank.phase_seconds.get(phase, 0.0) / rank.step_seconds for rank in ranks]
+    if pasts and statistics.median_low(shares) < row.ever_since:
+        return
+    spent = statistics.median_low(walk.rest.left(place, phase) for place in range(len(ranks)))
+    before = statistics.median_low(past.phase_seconds.get(phase, 0.0) for past in pasts) if pasts else 0.0
+    beyond = max(0.0, spent - before)
+    if beyond > 0:
+        alike = [beyond] * len(ranks)
+        least = row.ever_since if walk.is_state_hidden else 0.0
+        # What differs between ranks and steps is uneven work.
+        walk.add_alike(row, alike, alike, 0, least, most=beyond)
+
+
+def find_small_batches(walk: Walk) -> None:
+    """Find steps of a few samples that mostly do what every step does, whatever the size of its batch.
+
+    The optimizer's work is of the parameters, not of the samples: a batch of twice the size would need
+    half of it for a sample.
+    """
+    ranks, loader = walk.job.ranks, walk.job.ranks[0].loader
+    size = loader.batch_size if loader is not None else 0
+    if not 0 < size <= SMALL_BATCH or walk.job.model.has_device or not walk.since_start:
+        return
+    saved = {
+        place: (walk.rest.left(place, "optimizer") + walk.rest.left(place, "zero_grad")) / 2
+        for place in range(len(ranks))
+    }
+    edit = less_host(saved, "optimizer")
+    cost = walk.job.gain(edit)
+    if cost < SMALL_BATCH_SHARE * walk.step:
+        return
+    words = (
+        f"{duration(cost)} of each {duration(walk.step)} step for a batch of {size}, which one of"
+        " twice the size would save: the optimizer takes as long whatever the size of the batch"
+    )
+    row = Row(Cause.SMALL_BATCHES, "", lambda *_: 0.0, phase="optimizer")
+    walk.add(row, ranks[0], None, cost, words, edit, ever_since=True)
+
+
+def find_all(walk: Walk) -> list[Finding]:
+    """Return all causes of a job's lost time, in the order of the table."""
+    walk.measure_all()
+    for find in _FINDERS:
+        find(walk)
+    return walk.found
+
+
+_FINDERS: Final[Sequence[Callable[[Walk], None]]] = (
+    find_script_collectives,
+    find_memory_growth,
+    find_synchronisation,
+    find_lateness,
+    find_imbalance_of_stages,
+    find_uneven_work,
+    find_exchange,
+    find_host_bound,
+    find_script_code,
+    find_small_batches,
+)
