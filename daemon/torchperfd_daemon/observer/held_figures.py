@@ -7,7 +7,6 @@ another figure each second, and each reader of it another one.
 import re
 import statistics
 from collections import deque
-from dataclasses import replace
 from typing import Final
 
 from torchperfd_daemon.diagnosis import Verdict
@@ -28,7 +27,7 @@ class HeldFigures:
 
     Its cost, its step and what its fix saves are those of one window. They are replaced by those of the
     newest window if these differ by more than windows of this run do, and once when the first whole window is
-    there. The evidence is renewed after each window, and at once when it says something else.
+    there, or when the evidence says something else. Evidence and figures are always of the same window.
 
     Attributes:
         verdict: As it is published.
@@ -38,25 +37,15 @@ class HeldFigures:
         self.verdict = verdict
         self._figures: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
         self._found = 0
-        self._renewed = 0
 
     def update(self, newest: Verdict) -> None:
         """Add the verdict of a window; windows overlap."""
         self._found += 1
         self._figures.append(_figures(newest))
-        held = self.verdict
         is_whole = self._found == WINDOW_SAMPLES
-        if is_whole or self._has_changed(newest) or not newest.step_seconds:
-            self.verdict, self._renewed = newest, self._found
-        elif _words(newest) != _words(held) or self._found - self._renewed >= WINDOW_SAMPLES:
-            figures = replace(
-                newest,
-                cost_seconds_per_step=held.cost_seconds_per_step,
-                step_seconds=held.step_seconds,
-            )
-            saves = held.saves_seconds if newest.fix == held.fix else newest.saves_seconds
-            self.verdict = replace(figures, saves_seconds=min(saves, held.cost_seconds_per_step))
-            self._renewed = self._found
+        says_else = _words(newest) != _words(self.verdict)
+        if is_whole or says_else or self._has_changed(newest) or not newest.step_seconds:
+            self.verdict = newest
 
     def _has_changed(self, newest: Verdict) -> bool:
         """Return whether a figure differs from the held one by more than windows differ by chance."""
