@@ -223,7 +223,9 @@ def test_loader_that_fails_costs_one_line(
     done = bench(node, "dataloader", f"{script}:{name}", "--timeout", "8", "--seconds", "0.05")
     assert done.returncode == code
     assert expected in done.stderr
-    assert len([line for line in done.stderr.splitlines() if line.startswith("torchperfd:")]) == 1
+    # Beside other tests the machine may be busy, which has a line of its own.
+    ours = [line for line in done.stderr.splitlines() if line.startswith("torchperfd:")]
+    assert len([line for line in ours if "other programs use" not in line]) == 1
     assert done.stdout == ""
     assert time.monotonic() - began < 60
 
