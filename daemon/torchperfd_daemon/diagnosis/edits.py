@@ -135,13 +135,6 @@ def without_syncs(model: StepModel) -> StepModel:
     return replace(model, syncs=np.zeros_like(model.syncs))
 
 
-def host_as_fast_as_device(model: StepModel) -> StepModel:
-    """Return the model of a host that launches its device's work in the time that this takes."""
-    work, host = model.device.sum(axis=(0, 2)), model.host.sum(axis=(0, 2))
-    share = np.divide(work, host, out=np.ones_like(host), where=host > 0)
-    return replace(model, host=model.host * np.minimum(1.0, share)[None, :, None])
-
-
 def equal_work(groups: Sequence[Sequence[int]], *, means: bool = False) -> Edit:
     """Return the edit by which ranks of a group share what their work differs by from step to step.
 

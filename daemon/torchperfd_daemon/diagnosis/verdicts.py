@@ -22,6 +22,7 @@ from torchperfd_daemon.diagnosis.remedies import (
     contention_remedy,
     loader_remedy,
     stage_words,
+    without_fewer_workers,
 )
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
 
@@ -65,12 +66,24 @@ def rank_causes(
     verdicts = [_verdict(run, seen, each, counsel) for each in found]
     if unknown is not None:
         verdicts.insert(0, _verdict(run, seen, unknown, counsel))
+    verdicts = _agreeing(verdicts)
     if not verdicts and hide_waits(seen):
         verdicts = [_cannot_compare(run, seen, walk.step)]
     if not verdicts:
         verdicts = [_nothing(run, walk)]
     verdicts[0] = replace(verdicts[0], account=account_of(walk), note=note)
     return verdicts
+
+
+def _agreeing(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return verdicts whose fixes agree: where a number of workers is advised, none says fewer."""
+    has_number = any(each.phase == DATA and each.saves_seconds for each in verdicts)
+    return [
+        replace(each, fix=without_fewer_workers(each.fix))
+        if has_number and each.cause is Cause.CPU_CONTENTION
+        else each
+        for each in verdicts
+    ]
 
 
 def _nothing(run: str, walk: Walk) -> Verdict:
