@@ -231,6 +231,9 @@ class Walk:
             # A rank that is late for its device shows it in the host's times.
             edit = both(edit, less_host({place: excess}))
         cost = min(excess, self.job.gain(edit))
+        if row.peaks and self.job.model.has_device:
+            # Means of steps spread a pause over all of them, as if the device's work could hide it.
+            cost = max(cost, min(excess, max(late, self.growth)))
         if row.all_threads and cost < excess:
             # After the last rank has arrived, its threads that carry out collectives are slow as well.
             edit = both(edit, less_exchange(min(excess - cost, self.exchange_growth)))
