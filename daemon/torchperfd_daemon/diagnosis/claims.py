@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from torchperfd.durations import duration
-from torchperfd_daemon.diagnosis.account import Account, PartKind
+from torchperfd.step_account import Account, PartKind
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 

@@ -9,7 +9,7 @@ from typing import Final
 from torchperfd.card import command_after_run
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
-from torchperfd_daemon.diagnosis.account import Account
+from torchperfd.step_account import Account
 
 INPUT_BOUND_SHARE: Final = 0.2
 """Waiting for data is reported from this share of the step on."""

@@ -9,7 +9,7 @@ from typing import Final
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.accounting import account_of
 from torchperfd_daemon.diagnosis.cause_finders import find_all
-from torchperfd_daemon.diagnosis.cause_table import EXPLAINED, LEAST_SHARE
+from torchperfd_daemon.diagnosis.cause_table import EXPLAINED, LEAST_SHARE, MOST_OF
 from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
 from torchperfd_daemon.diagnosis.edits import DATA
@@ -187,10 +187,9 @@ def _knock_on(slowed: Sequence[tuple[float, RankEvidence, RankEvidence]], slower
     own = statistics.median(rank.own_seconds - past.own_seconds for _, rank, past in slowed)
     exchange = sum(each.cost_seconds for each in walk.found if each.cause is Cause.COLLECTIVE)
     beyond = slower - own - exchange
-    return beyond if own >= _MOST_OF * slower and beyond >= LEAST_SHARE * slower else 0.0
+    return beyond if own >= MOST_OF * slower and beyond >= LEAST_SHARE * slower else 0.0
 
 
-_MOST_OF: Final = 0.75
 _APART: Final = 1.5
 # Switches that scripts leave on by choice, for results that repeat.
 _HARMLESS: Final = ("deterministic", "PYTHONMALLOC")

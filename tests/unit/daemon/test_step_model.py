@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchperfd.step_account import PartKind
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
-from torchperfd_daemon.diagnosis.account import PartKind
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.edits import (
     as_peers,
