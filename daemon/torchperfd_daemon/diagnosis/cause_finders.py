@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from torchperfd.durations import duration
@@ -101,13 +102,10 @@ def find_synchronisation(walk: Walk) -> None:
     longest = ranks[max(range(len(ranks)), key=lambda place: idle[place])]
     where = f", most of it in {longest.sync_line}" if longest.sync_line else ""
     numbers = {id(rank): seconds for rank, seconds in zip(ranks, idle, strict=True)}
-    row = Row(
-        Cause.SYNCHRONISATION,
-        f"{SYNCHRONISATION.words}{where}",
-        lambda rank, _: numbers.get(id(rank), max(0.0, min(rank.sync_seconds, device_idle(rank)))),
-        ever_since=SYNCHRONISATION.ever_since,
-        syncs=True,
-        in_part=True,
+    row = replace(
+        SYNCHRONISATION,
+        words=f"{SYNCHRONISATION.words}{where}",
+        measure=lambda rank, _: numbers.get(id(rank), max(0.0, min(rank.sync_seconds, device_idle(rank)))),
     )
     walk.measure(row)
 

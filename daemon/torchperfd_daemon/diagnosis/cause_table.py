@@ -231,6 +231,7 @@ SYNCHRONISATION: Final = Row(
     "with the device idle after the host has waited for it",
     lambda rank, _: rank.sync_seconds if rank.device_busy is not None else 0.0,
     ever_since=0.1,
+    syncs=True,
     in_part=True,
 )
 HOST_BOUND: Final = Row(
