@@ -39,6 +39,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    # Files of other modes than usual are made by the tests that are about them.
+    os.umask(0o022)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from benchmarks.faults import recordings, report
 from benchmarks.faults.recordings import Recording, Sample
 from benchmarks.faults.trial import Answer, Prediction, Trial
@@ -28,7 +29,7 @@ def find_causes(sample: Sample) -> list[Verdict]:
     first, *others = rank_causes(_RUN, evidence, RuleCounsel(lambda: sample.cost), works)
     unseen = max(each.world_size for each in evidence) - len(evidence)
     slowest = max(sample.ranks, key=lambda rank: rank.evidence.step_seconds)
-    first = limit_claim(first, evidence, unseen, p95_seconds=slowest.p95_seconds)
+    first = limit_claim(first, evidence, unseen, newest=np.full(20, slowest.p95_seconds))
     if first.cause is Cause.NONE and not any(rank.fills_window for rank in sample.ranks):
         return []
     onset = sample.slowdown.step if sample.slowdown else None
@@ -55,6 +56,7 @@ def predict(sample: Sample) -> list[Prediction]:
         if count >= LEAST_WINDOW_SAMPLES:
             newest = predict_steps([rank.device_work(count) for rank in ranks], pauses)
             answers = newest.with_growth_of(answers) if answers else newest
+            answers = answers.with_pauses_of(find_causes(sample))
     return [
         Prediction(each.removed.value, each.rank, each.phase, each.step_seconds)
         for each in (answers.answers if answers else ())

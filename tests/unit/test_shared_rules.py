@@ -18,7 +18,7 @@ from torchperfd.tune.trial import ScriptFacts, ScriptLoader, Trial
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import item
 from torchperfd_daemon.analysis.advice.optimizer_classes import TORCH_OPTIMIZERS
-from torchperfd_daemon.diagnosis import RankProfile, diagnose
+from torchperfd_daemon.diagnosis import RankEvidence, diagnose
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel
 from torchperfd_daemon.doctor import checks
 from torchperfd_daemon.doctor.cpu import CpuFacts
@@ -67,7 +67,9 @@ def of_the_analyser(facts: LoaderFacts, step: float, data: float) -> tuple[str, 
 
 def of_the_live_verdict(facts: LoaderFacts, step: float, data: float) -> tuple[str, float]:
     found = diagnose(
-        "r", [RankProfile(0, "node-a", 100, step, {"data": data}, facts)], RuleCounsel(lambda: COST)
+        "r",
+        [RankEvidence(0, "node-a", step, {"data": data}, steps=100, loader=facts)],
+        RuleCounsel(lambda: COST),
     )
     return (found.fix, found.saves_seconds) if found.saves_seconds else ("", 0.0)
 

@@ -47,7 +47,7 @@ def install(context: HookContext) -> None:
             return sampler.at_draw(iterator, -1)
         if not iterator._num_yielded:
             # What the flushing thread reads of the workers: a torch without it shows here.
-            _ = iterator._workers, iterator._rcvd_idx
+            _ = iterator._workers, iterator._rcvd_idx, iterator._task_info
         return sampler.at_draw(iterator, ready_batches(iterator))
 
     links.before_draw.append(context.guard(at_draw, False))
@@ -88,6 +88,8 @@ class LoaderSampler:
         self._read_settings: Callable[[], None] = lambda: None
         self._stages = StageSamples(workers or WorkerStacks())
         self._due = False
+        self._to_see = 0
+        """How many more draws are looked at for a worker that holds up the others."""
         self._watch: Callable[[], None] | None = None
         self._is_training: Callable[[], bool] = lambda: True
         self._describe: Callable[[Any], tuple[int, bool, bool]] = lambda _: (0, False, False)
@@ -155,9 +157,12 @@ class LoaderSampler:
             self._ended = None
             self._lines.append((thread_queued_ns() - queued, time.thread_time_ns() - own))
             self._rests.append((time.perf_counter_ns() - wall, time.process_time_ns() - cpu))
+        if self._to_see and self._workers > 1 and self._iterator() is iterator:
+            self._to_see -= 1
+            self._slow_worker.at_draw(iterator)
         # The first draw of an iterator starts its workers and shuffles.
         if not self._due or not iterator._num_yielded or not self._is_training():
-            return self._due
+            return self._due or self._to_see > 0
         self._due = False
         if self._iterator() is not iterator:
             workers = iterator._num_workers
@@ -170,6 +175,8 @@ class LoaderSampler:
                 self._slow_worker.clear()
             self._iterator, self._workers = weakref.ref(iterator), workers
             self._about = self._describe(iterator)
+        # A batch of each worker, and the draw after them.
+        self._to_see = self._workers + 1 if self._workers > 1 else 0
         iterator._next_data = TimedDraw(self, iterator, ready, self._stages.timed)
         return True
 

@@ -1,13 +1,14 @@
 """The workers of a DataLoader as its iterator sees them: their starts, and one that holds the others up."""
 
+import contextlib
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 _REMEMBERED: Final = 32
-_LEAST_SAMPLES: Final = 8
+_LEAST_SAMPLES: Final = 6
 _MOST_OF: Final = 0.75
 _DEVIATIONS: Final = 3.0
 """By so many standard deviations of equal workers one of them stands out."""
@@ -75,7 +76,7 @@ class FirstDraw:
 
 
 class SlowWorker:
-    """Samples for which worker the others wait, about once a second.
+    """Samples for which worker the others wait.
 
     Batches are delivered in order: the training thread waits for one, and keeps those that came earlier. The
     others wait if they have finished all that was asked of them meanwhile. In a loader whose workers are
@@ -85,27 +86,48 @@ class SlowWorker:
     def __init__(self) -> None:
         self._awaited: deque[int] = deque(maxlen=_REMEMBERED)
         self._workers = 0
+        # The number of the batch that the newest draw seen waited for, and its worker.
+        self._drawn: tuple[int, int] | None = None
 
     def clear(self) -> None:
         """Forget the samples: they are of another loader."""
         self._awaited.clear()
+        self._drawn = None
 
     def observe(self, iterator: Any) -> None:
-        """Add a sample of an iterator with workers; called on the flushing thread."""
-        try:
+        """Add a sample of an iterator with workers while the training thread may wait for a batch.
+
+        Called on the flushing thread, about once a second.
+        """
+        with contextlib.suppress(AttributeError, RuntimeError):  # another torch, or changed meanwhile
             tasks = dict(iterator._task_info)
             awaited = tasks.get(iterator._rcvd_idx)
-            self._workers = iterator._num_workers
-        except (AttributeError, RuntimeError):  # another torch, or changed meanwhile
-            return
-        # A task is its worker's number, and with that the batch once it was received.
+            if awaited is not None:
+                self._add(iterator, tasks, awaited[0])
+
+    def at_draw(self, iterator: Any) -> None:
+        """Add a sample of the draw before this one, if it was seen as well; called on the training thread.
+
+        What was received while that draw waited has been kept since.
+        """
+        tasks, number = iterator._task_info, iterator._rcvd_idx
+        if self._drawn is not None and self._drawn[0] == number - 1:
+            self._add(iterator, tasks, self._drawn[1])
+        awaited = tasks.get(number)
+        self._drawn = (number, awaited[0]) if awaited is not None and len(awaited) == 1 else None
+
+    def _add(self, iterator: Any, tasks: Mapping[int, Sequence[Any]], awaited: int) -> None:
+        """Add a sample if the others have finished all that was asked of them, and one worker has not.
+
+        Args:
+            tasks: Of each batch that was asked for, its worker's number, and with that the batch once it was
+                received.
+            awaited: The number of the worker whose batch the training thread waits for.
+        """
+        self._workers = iterator._num_workers
         unfinished = {task[0] for task in tasks.values() if len(task) == 1}
-        if (
-            awaited is not None
-            and unfinished == {awaited[0]}
-            and len(tasks) > sum(task[0] == awaited[0] for task in tasks.values())
-        ):
-            self._awaited.append(int(awaited[0]))
+        if unfinished == {awaited} and any(task[0] != awaited for task in tasks.values()):
+            self._awaited.append(int(awaited))
 
     @property
     def number(self) -> int | None:

@@ -21,6 +21,7 @@ from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf, predict
 from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.errors import PartialResultError
+from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service.translate import comparison
 from torchperfd_daemon.views import live as _view
 
@@ -58,10 +59,12 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     by_run: dict[str, list[control_pb2.RankSteps]] = {}
     for message in map(_view.steady, messages):
         by_run.setdefault(message.status.identity.run, []).append(message)
-    replays = {
-        name: replay_newest(_view.present(ranks), since.get(name, 0))
-        for name, ranks in sorted(by_run.items())
-    }
+    judged = {each.run: fleet_translate.verdict(each) for each in verdicts}
+    replays = {}
+    for name, ranks in sorted(by_run.items()):
+        replays[name] = found = replay_newest(_view.present(ranks), since.get(name, 0))
+        if found is not None and found.on_device and name in judged:
+            replays[name] = found.with_pauses_of((judged[name], *judged[name].others))
     worlds = {name: max(each.status.identity.world_size for each in ranks) for name, ranks in by_run.items()}
     predictions = {name: each for name, each in replays.items() if each is not None}
     left_out = {

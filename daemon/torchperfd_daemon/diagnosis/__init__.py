@@ -2,8 +2,8 @@
 
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.findings import RunFindings
-from torchperfd_daemon.diagnosis.profile import RankProfile, diagnose
+from torchperfd_daemon.diagnosis.mean_step import diagnose
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.diagnosis.verdicts import rank_causes
 
-__all__ = ["Cause", "RankEvidence", "RankProfile", "RunFindings", "Verdict", "diagnose", "rank_causes"]
+__all__ = ["Cause", "RankEvidence", "RunFindings", "Verdict", "diagnose", "rank_causes"]

@@ -1,7 +1,7 @@
 """Finds the causes that show by comparing ranks, or in what the measured causes leave of a step. Pure."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +16,6 @@ from torchperfd_daemon.diagnosis.cause_table import (
     SMALL_BATCH_SHARE,
     SYNCHRONISATION,
     UNEVEN_SHARE,
-    Row,
     device_idle,
     script_code,
     script_code_phase,
@@ -57,8 +56,17 @@ def find_script_collectives(walk: Walk) -> None:
         " collectives that the script starts itself"
     )
     words += f", most of them in {where.script_collective_line}" if where.script_collective_line else ""
-    row = Row(Cause.SCRIPT_COLLECTIVES, "", lambda *_: 0.0, phase="collective_wait", lasts=True)
-    walk.add(row, where, None, cost, words, edit, ever_since=True)
+    walk.add(
+        Cause.SCRIPT_COLLECTIVES,
+        where,
+        None,
+        cost,
+        words,
+        edit,
+        ever_since=True,
+        phase="collective_wait",
+        lasts=True,
+    )
 
 
 def find_memory_growth(walk: Walk) -> None:
@@ -80,8 +88,7 @@ def find_memory_growth(walk: Walk) -> None:
         edit = less_host({place: walk.late[place]})
         cost, walk.late[place] = walk.job.gain(edit), 0.0
         words += f"; {duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
-    row = Row(Cause.MEMORY_PRESSURE, "", lambda *_: 0.0)
-    walk.add(row, rank, None if alike else rank.rank, cost, words, edit, ever_since=True)
+    walk.add(Cause.MEMORY_PRESSURE, rank, None if alike else rank.rank, cost, words, edit, ever_since=True)
 
 
 def find_synchronisation(walk: Walk) -> None:
@@ -121,10 +128,9 @@ def find_lateness(walk: Walk) -> None:
     rank, excess = ranks[place], late[place]
     if excess < LEAST_SHARE * walk.step:
         return
-    edit = both(less_host({place: excess}, peaks=True), _device_as_peers(walk, place))
+    edit = both(less_host({place: excess}, peaks=True), _devices_as_peers(walk, [place]))
     cost = min(excess, walk.job.gain(edit)) if walk.job.together else excess
-    idled = 0.0 if rank.late_ever_since else walk.absorbed(rank, cost)
-    cost -= idled
+    cost, idled = (cost, 0.0) if rank.late_ever_since else walk.less_absorbed(rank, cost)
     others = [
         each.rank
         for number, each in enumerate(ranks)
@@ -133,7 +139,7 @@ def find_lateness(walk: Walk) -> None:
     together = _as_late_as(walk, place)
     if len(together) > 1:
         # Each of several late ranks costs nothing alone, and all of them together what they are late by.
-        edit = less_host(together, peaks=True)
+        edit = both(less_host(together, peaks=True), _devices_as_peers(walk, together))
         cost = max(cost, min(excess, walk.job.gain(edit)))
     if cost < LEAST_SHARE * walk.step:
         return
@@ -145,8 +151,9 @@ def find_lateness(walk: Walk) -> None:
         words += f"; so {'do' if len(others) > 1 else 'does'} rank {named}"
     cause = _OF_PHASE.get(rank.late_phase, Cause.SLOW_RANK)
     if all(each.cause is not cause for each in walk.found):
-        row = Row(cause, "", lambda *_: 0.0, phase=rank.late_phase)
-        walk.add(row, rank, rank.rank, cost, words, edit, ever_since=rank.late_ever_since)
+        walk.add(
+            cause, rank, rank.rank, cost, words, edit, ever_since=rank.late_ever_since, phase=rank.late_phase
+        )
 
 
 def _as_late_as(walk: Walk, place: int) -> dict[int, float]:
@@ -161,17 +168,17 @@ def _as_late_as(walk: Walk, place: int) -> dict[int, float]:
     return {each: seconds for each, seconds in excess.items() if seconds >= _HALF * walk.late[place]}
 
 
-def _device_as_peers(walk: Walk, place: int) -> Edit:
-    """Return the edit by which a rank's device works no longer than its peers'."""
+def _devices_as_peers(walk: Walk, places: Collection[int]) -> Edit:
+    """Return the edit by which the devices of these ranks work no longer than most of their group's."""
 
     def edit(model: StepModel) -> StepModel:
-        works = model.device.sum(axis=0).mean(axis=1)
-        peers = [float(works[each]) for group in walk.job.groups if place in group for each in group]
-        usual = statistics.median_low(peers)
-        if works[place] <= usual:
-            return model
         device = model.device.copy()
-        device[:, place] *= usual / works[place]
+        works = device.sum(axis=0).mean(axis=1)
+        for group in walk.job.groups:
+            usual = statistics.median_low(works[group].tolist())
+            for place in group:
+                if place in places and works[place] > usual:
+                    device[:, place] *= usual / works[place]
         return model.with_device(device)
 
     return edit
@@ -188,9 +195,8 @@ def find_imbalance_of_stages(walk: Walk) -> None:
         return
     where = next(rank for rank in walk.job.ranks if rank.stage == found.stage)
     edit = equal_work([range(len(walk.job.ranks))], means=True)
-    row = Row(Cause.PIPELINE_IMBALANCE, "", lambda *_: 0.0)
     words = found.words(where.step_seconds)
-    walk.add(row, where, None, found.cost_seconds, words, edit, ever_since=True)
+    walk.add(Cause.PIPELINE_IMBALANCE, where, None, found.cost_seconds, words, edit, ever_since=True)
 
 
 def find_uneven_work(walk: Walk) -> None:
@@ -207,8 +213,34 @@ def find_uneven_work(walk: Walk) -> None:
         f"{duration(cost)} of each {duration(walk.step)} step waiting for ranks whose work differs from"
         " step to step; no rank is slow by itself"
     )
-    row = Row(Cause.UNEVEN_WORK, "", lambda *_: 0.0, lasts=True)
-    walk.add(row, where, None, cost, words, edit, ever_since=walk.growth < EXPLAINED * cost)
+    walk.add(
+        Cause.UNEVEN_WORK,
+        where,
+        None,
+        cost,
+        words,
+        edit,
+        ever_since=walk.growth < EXPLAINED * cost,
+        lasts=True,
+    )
+
+
+def find_growing_steps(walk: Walk) -> None:
+    """Find steps that become longer with each step; they cost what they have grown by since the start."""
+    ranks = walk.job.ranks
+    if 2 * sum(rank.step_grows_seconds > 0 for rank in ranks) <= len(ranks):
+        return
+    where = max(ranks, key=lambda rank: rank.step_grown_seconds)
+    cost = min(where.step_grown_seconds, statistics.median(walk.rest.own.tolist()))
+    if cost < LEAST_SHARE * walk.step:
+        return
+    words = (
+        f"{duration(cost)} of each {duration(walk.step)} step more than at the start: each step takes"
+        f" {duration(where.step_grows_seconds)} more than the one before"
+    )
+    words += f", most of it in {where.step_grows_phase}" if where.step_grows_phase else ""
+    edit = less_host(dict.fromkeys(range(len(ranks)), cost), where.step_grows_phase)
+    walk.add(Cause.GROWING_STEPS, where, None, cost, words, edit, phase=where.step_grows_phase)
 
 
 def find_exchange(walk: Walk) -> None:
@@ -221,12 +253,14 @@ def find_exchange(walk: Walk) -> None:
     starved = [max(0.0, rank.queued_seconds - rank.before.queued_seconds) for rank in ranks if rank.before]
     if cost <= 0 or cost - 2 * statistics.median(starved) < LEAST_SHARE * walk.step:
         return
+    if ranks[0].on_device:
+        # Waits on devices contain what the hosts' own delays add there, too.
+        cost = min(cost, walk.growth)
     words = (
         f"{duration(cost)} of each {duration(walk.step)} step in collectives after the last rank has"
         " arrived, more than before"
     )
-    row = Row(Cause.COLLECTIVE, "", lambda *_: 0.0, phase="collective_wait")
-    walk.add(row, ranks[0], None, cost, words, less_exchange(cost))
+    walk.add(Cause.COLLECTIVE, ranks[0], None, cost, words, less_exchange(cost), phase="collective_wait")
 
 
 def find_host_bound(walk: Walk) -> None:
@@ -284,8 +318,7 @@ def find_small_batches(walk: Walk) -> None:
         f"{duration(cost)} of each {duration(walk.step)} step for a batch of {size}, which one of"
         " twice the size would save: the optimizer takes as long whatever the size of the batch"
     )
-    row = Row(Cause.SMALL_BATCHES, "", lambda *_: 0.0, phase="optimizer")
-    walk.add(row, ranks[0], None, cost, words, edit, ever_since=True)
+    walk.add(Cause.SMALL_BATCHES, ranks[0], None, cost, words, edit, ever_since=True, phase="optimizer")
 
 
 def find_all(walk: Walk) -> list[Finding]:
@@ -303,6 +336,7 @@ _FINDERS: Final[Sequence[Callable[[Walk], None]]] = (
     find_lateness,
     find_imbalance_of_stages,
     find_uneven_work,
+    find_growing_steps,
     find_exchange,
     find_host_bound,
     find_script_code,

@@ -27,6 +27,8 @@ SMALL_BATCH: Final = 8
 """Batches of at most so many samples may be too small..."""
 SMALL_BATCH_SHARE: Final = 0.2
 """...if one of twice the size would save this share of the step."""
+CROWDED_SHARE: Final = 0.1
+"""A wait for a CPU since the start is a cause from here on, if ranks have more threads than CPUs."""
 EXPLAINED: Final = 0.5
 """A slowdown of which a smaller share has a cause gets the cause ``UNKNOWN``."""
 MOST_OF: Final = 0.75
@@ -205,6 +207,9 @@ MEASURED: Final[Sequence[Row]] = (
         "standing still while another thread of the process holds Python's interpreter",
         _locked_out,
         ever_since=0.2,
+        # Only what falls into phases that compute is measured, and collectives need the lock as well.
+        in_part=True,
+        all_threads=True,
         lasts=True,
     ),
     CONTENTION,

@@ -10,6 +10,7 @@ from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.cause_table import (
     BACKGROUND,
     CONTENTION,
+    CROWDED_SHARE,
     EXPLAINED,
     LEAST_SHARE,
     MEASURED,
@@ -85,12 +86,17 @@ class Walk:
         self.late = [rank.late_seconds for rank in job.ranks]
         """What each rank is late by, without what causes have claimed of that, in seconds."""
         self._with_growth = job
+        # What found causes cost on devices beyond what the replay of mean steps shows.
+        self._not_replayed = 0.0
 
     def measure_all(self) -> None:
         """Find all causes that are measured on each rank, in the order of the table."""
         for row in MEASURED:
             in_background = row.cause is Cause.CHECKPOINT and any(map(_mostly_in_background, self.job.ranks))
-            self.measure(BACKGROUND if in_background else row)
+            least = (
+                CROWDED_SHARE if row.of_machine and all(map(_has_too_many_threads, self.job.ranks)) else 0.0
+            )
+            self.measure(BACKGROUND if in_background else row, least)
 
     @property
     def is_state_hidden(self) -> bool:
@@ -105,7 +111,7 @@ class Walk:
             default=0.0,
         )
         explained = self.job.replayed.mean - self._with_growth.replayed.mean
-        return max(0.0, grown - explained)
+        return max(0.0, grown - explained - self._not_replayed)
 
     def measure(self, row: Row, least: float = 0.0) -> None:
         """Find one cause that is measured on each rank.
@@ -182,9 +188,9 @@ class Walk:
             cost, edit = max(cost, self.growth), as_before(self.past.model)
         elif not self.since_start and row.in_part and cost >= MOST_OF * self.growth > 0:
             cost = self.growth
-        elif not self.since_start and where.on_device:
+        elif row.peaks or not self.since_start:
             # Devices have worked through what was queued: steps have grown by less than the host lost.
-            cost = min(cost, self.growth)
+            cost, _ = self.less_absorbed(where, cost, pauses=True)
         least = least or (row.ever_since if self.since_start else LEAST_SHARE)
         if cost < least * self.step or cost <= 0:
             if cost >= LEAST_SHARE * self.step:
@@ -204,19 +210,28 @@ class Walk:
                 max(0.0, late - max(0.0, wait - usual)) for late, wait in zip(self.late, waits, strict=True)
             ]
         is_state = row.of_machine and self.since_start
-        self.add(row, where, None, cost, words, edit, claims=not is_state)
+        self.add(
+            row.cause,
+            where,
+            None,
+            cost,
+            words,
+            edit,
+            phase=row.phase,
+            lasts=row.lasts,
+            claims=not is_state,
+        )
 
     def _add_of_rank(self, row: Row, place: int, excess: float) -> None:
         """Add a loss of one rank, which costs what the others wait for it."""
         where = self.job.ranks[place]
         cost, edit = self._cost_of_rank(row, place, excess)
-        idled = 0.0 if row.beside_steps else self.absorbed(where, cost)
-        cost -= idled
+        cost, idled = self.less_absorbed(where, cost, pauses=row.peaks)
         if cost < LEAST_SHARE * self.step:
             return
         words = f"{duration(cost)} of each {duration(where.step_seconds)} step {row.words}"
         words += idled_words(idled)
-        self.add(row, where, where.rank, cost, words, edit)
+        self.add(row.cause, where, where.rank, cost, words, edit, phase=row.phase, lasts=row.lasts)
         self.late[place] = max(0.0, self.late[place] - max(cost + idled, excess))
 
     def _cost_of_rank(self, row: Row, place: int, excess: float) -> tuple[float, Edit]:
@@ -225,7 +240,11 @@ class Walk:
             return excess, self.edit(row, {place: excess})
         late = self._lateness(place)
         if row.in_part and self.job.together and excess >= MOST_OF * late > 0:
-            return late, both(self.edit(row, {place: late}), less_host({place: late}))
+            edit = both(self.edit(row, {place: late}), less_host({place: late}))
+            if not row.all_threads:
+                return late, edit
+            edit = both(edit, less_exchange(self.exchange_growth))
+            return max(late, self.job.gain(edit)), edit
         edit = self.edit(row, {place: excess})
         if row.of_device:
             # A rank that is late for its device shows it in the host's times.
@@ -255,22 +274,32 @@ class Walk:
         grown = rank.own_seconds - rank.before.own_seconds - (rank.late_seconds - late)
         return grown if late >= MOST_OF * grown > MOST_OF * late else late
 
-    def absorbed(self, rank: RankEvidence, cost: float) -> float:
-        """Return what of one rank's lateness costs nothing, because devices idled anyway, in seconds.
+    def less_absorbed(self, rank: RankEvidence, cost: float, *, pauses: bool = False) -> tuple[float, float]:
+        """Return what a loss costs, and what of it costs nothing because devices idled anyway, in seconds.
 
         Where hosts cannot keep their devices busy, all devices idle for some of each step. What one rank is
-        late by falls into that time first: steps have then certainly grown by less.
+        late by falls into that time first: steps have then certainly grown by less. While its host pauses, a
+        device works through what was queued: a pause costs no more than steps have grown or, if they have
+        not, than recurring long steps take longer.
+
+        Args:
+            pauses: Whether it is a pause of the host in some of the steps.
         """
         past = rank.before
-        if not rank.on_device or past is None or not self.job.together:
-            return 0.0
+        if not rank.on_device:
+            return cost, 0.0
+        if past is None:
+            return min(cost, rank.periodic_seconds) if pauses and rank.periodic_seconds else cost, 0.0
+        if pauses:
+            return min(cost, self.growth), 0.0
         error = math.hypot(rank.step_error_seconds, past.step_error_seconds)
-        if self.growth + _CERTAIN * error >= _NOT_ABSORBED * cost:
-            return 0.0
+        if not self.job.together or self.growth + _CERTAIN * error >= _NOT_ABSORBED * cost:
+            return cost, 0.0
         pasts = [each.before for each in self.job.ranks if each.before]
         known = all(each.device_busy is not None for each in pasts)
         idled = max(0.0, statistics.median(map(device_idle, pasts))) if known else math.inf
-        return min(cost - self.growth, idled)
+        absorbed = min(cost - self.growth, idled)
+        return cost - absorbed, absorbed
 
     @property
     def exchange_growth(self) -> float:
@@ -301,13 +330,15 @@ class Walk:
 
     def add(
         self,
-        row: Row,
+        cause: Cause,
         where: RankEvidence,
         rank: int | None,
         cost: float,
         words: str,
         edit: Edit,
         *,
+        phase: str = "",
+        lasts: bool = False,
         claims: bool = True,
         ever_since: bool = False,
     ) -> None:
@@ -317,15 +348,25 @@ class Walk:
             where: The rank that is affected most.
             rank: The rank that causes it; None if all are alike.
             cost: In seconds per step.
+            phase: The phase that contains it; empty for all own work.
+            lasts: Whether it is reported beside a slowdown that it has not come with.
             claims: Whether its time is not looked at for other causes.
             ever_since: Whether it has not come with the run's slowdown.
         """
         has_grown = where.before is not None and not ever_since
-        self.found.append(Finding(row.cause, where, rank, row.phase, cost, words, edit, has_grown, row.lasts))
+        self.found.append(Finding(cause, where, rank, phase, cost, words, edit, has_grown, lasts))
         if claims:
             self.rest = self.rest.edited(edit)
         if has_grown:
-            self._with_growth = self._with_growth.edited(edit)
+            grown = self._with_growth
+            self._with_growth = grown.edited(edit)
+            if where.on_device:
+                gained = grown.replayed.mean - self._with_growth.replayed.mean
+                self._not_replayed += max(0.0, cost - gained)
+
+
+def _has_too_many_threads(rank: RankEvidence) -> bool:
+    return rank.threads is not None and bool(rank.cpus) and rank.threads > max(1.0, rank.cpus or 0.0)
 
 
 def _mostly_in_background(rank: RankEvidence) -> bool:

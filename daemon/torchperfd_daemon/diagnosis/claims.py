@@ -9,25 +9,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from torchperfd.durations import duration
 from torchperfd.step_account import Account, PartKind
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.step_model import Float64
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 WAIT_SHARE: Final = 0.2
 """No run is healthy if it waits for data, for other ranks or for a lock for this share of its step."""
 EXCHANGE_SHARE: Final = 0.35
-"""No run is healthy if collectives take this share of its step after the last rank has arrived..."""
+"""No run is healthy if its ranks spend this share of its step in collectives, waits included."""
 SAID_SHARE: Final = 0.1
-"""...and from this share on, a healthy run's evidence says so."""
+"""From this share of the step on, a healthy run's evidence has its exchange."""
 QUEUED_SHARE: Final = 0.3
 """No run is healthy if it waits for a CPU for this share of its step: below it, contention is no cause."""
 UNNAMED_SHARE: Final = 0.2
 """No run is healthy if this share of its step is in no part that diagnosis can judge."""
 LONG_STEPS: Final = 1.5
-"""No run is healthy if its mean step is this many times as long as 95 % of its newest steps are at most."""
+"""No run is healthy if its mean step is this many times as long as 95 % of its newest steps are at most..."""
+FAR_LONGER: Final = 3.0
+"""...or if steps longer than so many medians have :data:`UNNAMED_SHARE` of the time beyond the median."""
 _LATE_ELSEWHERE: Final = 0.05
 """A wait in collectives below this share of the step is no sign of a slow rank elsewhere."""
 
@@ -43,46 +49,6 @@ _UNSEEN_FORWARD: Final = (
 )
 
 
-class StepMeans(Protocol):
-    """The mean step of one rank, in seconds, as :class:`RankEvidence` and :class:`RankProfile` have it."""
-
-    @property
-    def rank(self) -> int:
-        """Its number."""
-
-    @property
-    def step_seconds(self) -> float:
-        """The step."""
-
-    @property
-    def phase_seconds(self) -> Mapping[str, float]:
-        """Parts of the step on the host, by phase."""
-
-    @property
-    def device_phase_seconds(self) -> Mapping[str, float]:
-        """The same on the device; empty without device times."""
-
-    @property
-    def wait_seconds(self) -> float:
-        """The wait for other ranks, of the host or of the device."""
-
-    @property
-    def device_busy(self) -> float | None:
-        """The share of the step in which its device worked; None if unknown."""
-
-    @property
-    def blocked_seconds(self) -> float:
-        """Another thread of the process may have kept the training thread from running."""
-
-    @property
-    def queued_seconds(self) -> float:
-        """The training thread was ready to run without a CPU."""
-
-    @property
-    def forward_unseen(self) -> bool:
-        """Whether the model is trained, and its forward is in no phase but ``other``."""
-
-
 class _Doubt(NamedTuple):
     """A reason why nothing may be called healthy."""
 
@@ -93,10 +59,10 @@ class _Doubt(NamedTuple):
 
 def limit_claim(
     verdict: Verdict,
-    ranks: Sequence[StepMeans],
+    ranks: Sequence[RankEvidence],
     unseen: int = 0,
     *,
-    p95_seconds: float = 0.0,
+    newest: Float64 | None = None,
     unseen_where: str = "not seen by this daemon",
 ) -> Verdict:
     """Return a verdict that claims no more than was seen.
@@ -109,7 +75,7 @@ def limit_claim(
     Args:
         verdict: The verdict on the ranks that were seen.
         unseen: The number of the job's other ranks.
-        p95_seconds: The 95th percentile of the newest steps of the slowest rank; 0 if unknown.
+        newest: The newest steps of the slowest rank, in seconds; shape (steps,).
         unseen_where: Where the other ranks are, in words that follow "are".
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0 and rank.phase_seconds]
@@ -126,7 +92,7 @@ def limit_claim(
         if exchange >= SAID_SHARE and len(seen) > 1:
             verdict = replace(verdict, evidence=f"{verdict.evidence}; exchange takes {exchange:.0%}")
     found = [doubt for find in finds if (doubt := find(seen)) is not None]
-    long_steps = _long_steps(seen, p95_seconds)
+    long_steps = _long_steps(seen, newest)
     # Of equal shares the first is the more precise one. Long steps are named beside what they consist of.
     doubts = [*sorted(found, key=lambda doubt: -doubt.share)[:1], *([long_steps] if long_steps else [])]
     if doubts:
@@ -149,7 +115,7 @@ def unseen_words(unseen: int, world: int, where: str = "not seen by this daemon"
     return f"{unseen} of the job's {world} ranks {'is' if unseen == 1 else 'are'} {where}"
 
 
-def _of_part(verdict: Verdict, seen: Sequence[StepMeans], unseen: int, where: str) -> Verdict:
+def _of_part(verdict: Verdict, seen: Sequence[RankEvidence], unseen: int, where: str) -> Verdict:
     """Return the verdict on the seen part of a job: a slow rank may be among the others."""
     missing = unseen_words(unseen, len(seen) + unseen, where)
     if verdict.cause is Cause.UNKNOWN:
@@ -170,7 +136,7 @@ def _of_part(verdict: Verdict, seen: Sequence[StepMeans], unseen: int, where: st
     )
 
 
-def _account(rank: StepMeans) -> Mapping[str, float]:
+def _account(rank: RankEvidence) -> Mapping[str, float]:
     """Return where a step goes: on the device, which works while the host waits, or else on the host.
 
     Empty for a device without such times that works nearly all the time: what its host does costs nothing.
@@ -181,18 +147,20 @@ def _account(rank: StepMeans) -> Mapping[str, float]:
     return {} if is_busy else rank.phase_seconds
 
 
-def _largest(seen: Sequence[StepMeans], measure: Callable[[StepMeans], float]) -> tuple[StepMeans, float]:
+def _largest(
+    seen: Sequence[RankEvidence], measure: Callable[[RankEvidence], float]
+) -> tuple[RankEvidence, float]:
     """Return the rank of whose step a time is the largest share, and that share."""
     worst = max(seen, key=lambda rank: measure(rank) / rank.step_seconds)
     return worst, measure(worst) / worst.step_seconds
 
 
-def _part(seconds: float, rank: StepMeans) -> str:
+def _part(seconds: float, rank: RankEvidence) -> str:
     step = rank.step_seconds
     return f"{duration(seconds)} of each {duration(step)} step ({seconds / step:.0%})"
 
 
-def _data(seen: Sequence[StepMeans]) -> _Doubt | None:
+def _data(seen: Sequence[RankEvidence]) -> _Doubt | None:
     rank, share = _largest(seen, lambda each: _account(each).get("data", 0.0))
     if share < WAIT_SHARE:
         return None
@@ -200,7 +168,7 @@ def _data(seen: Sequence[StepMeans]) -> _Doubt | None:
     return _Doubt(share, "data", f"waiting for data takes {waited}, and no setting is known to shorten it")
 
 
-def _ranks(seen: Sequence[StepMeans]) -> _Doubt | None:
+def _ranks(seen: Sequence[RankEvidence]) -> _Doubt | None:
     rank, share = _largest(seen, attrgetter("wait_seconds"))
     if share < WAIT_SHARE:
         return None
@@ -216,7 +184,7 @@ def _tells_waits_apart(account: Account) -> bool:
     return any(part.kind is PartKind.UNEVEN_WORK for part in account.parts)
 
 
-def _parted_waits(account: Account, _: Sequence[StepMeans]) -> _Doubt | None:
+def _parted_waits(account: Account, _: Sequence[RankEvidence]) -> _Doubt | None:
     """Return a doubt on ranks that wait for each other, or on a long exchange."""
     step = account.step_seconds
     late, uneven = account.share(PartKind.LATE_RANK), account.share(PartKind.UNEVEN_WORK)
@@ -228,13 +196,16 @@ def _parted_waits(account: Account, _: Sequence[StepMeans]) -> _Doubt | None:
         else:
             words += " is waiting for a rank that works longer than its peers, which may be chance"
         return _Doubt(late + uneven, "collective_wait", words)
-    if exchange < EXCHANGE_SHARE:
+    waited = late + uneven + exchange
+    if waited < EXCHANGE_SHARE:
         return None
-    words = f"collectives take {duration(exchange * step)} of each {duration(step)} step ({exchange:.0%})"
-    return _Doubt(exchange, "collective_wait", f"{words} after the last rank has arrived")
+    words = f"collectives take {duration(waited * step)} of each {duration(step)} step ({waited:.0%})"
+    words += ", " if waited > exchange else " "
+    words += f"{duration(exchange * step)} of it " if waited > exchange else ""
+    return _Doubt(waited, "collective_wait", f"{words}after the last rank has arrived")
 
 
-def _why_ranks_wait(seen: Sequence[StepMeans]) -> str:
+def _why_ranks_wait(seen: Sequence[RankEvidence]) -> str:
     own = sorted(each.step_seconds - each.wait_seconds for each in seen)
     slowest = max(seen, key=lambda each: each.step_seconds - each.wait_seconds)
     more = own[-1] - statistics.median(own[:-1])
@@ -243,7 +214,7 @@ def _why_ranks_wait(seen: Sequence[StepMeans]) -> str:
     return "no rank is slow by itself; their work differs from step to step, or the exchange takes this long"
 
 
-def _blocked(seen: Sequence[StepMeans]) -> _Doubt | None:
+def _blocked(seen: Sequence[RankEvidence]) -> _Doubt | None:
     rank, share = _largest(seen, attrgetter("blocked_seconds"))
     if share < WAIT_SHARE:
         return None
@@ -255,7 +226,7 @@ def _blocked(seen: Sequence[StepMeans]) -> _Doubt | None:
     return _Doubt(share, "", words)
 
 
-def _queued(seen: Sequence[StepMeans]) -> _Doubt | None:
+def _queued(seen: Sequence[RankEvidence]) -> _Doubt | None:
     rank, share = _largest(seen, lambda each: each.queued_seconds if _account(each) else 0.0)
     if share < QUEUED_SHARE:
         return None
@@ -263,7 +234,7 @@ def _queued(seen: Sequence[StepMeans]) -> _Doubt | None:
     return _Doubt(share, "", words)
 
 
-def _other(seen: Sequence[StepMeans]) -> _Doubt | None:
+def _other(seen: Sequence[RankEvidence]) -> _Doubt | None:
     rank, share = _largest(seen, lambda each: _account(each).get("other", 0.0))
     if share < UNNAMED_SHARE:
         return None
@@ -277,7 +248,7 @@ def _other(seen: Sequence[StepMeans]) -> _Doubt | None:
     return _Doubt(share, "other", words)
 
 
-def _no_computation(seen: Sequence[StepMeans]) -> _Doubt | None:
+def _no_computation(seen: Sequence[RankEvidence]) -> _Doubt | None:
     """Return a doubt if the largest part of the longest step's own work is no computation of the model."""
     slowest = max(seen, key=attrgetter("step_seconds"))
     account = {name: seconds for name, seconds in _account(slowest).items() if name not in WAITING}
@@ -291,16 +262,27 @@ def _no_computation(seen: Sequence[StepMeans]) -> _Doubt | None:
     return _Doubt(account[phase] / slowest.step_seconds, phase, words)
 
 
-def _long_steps(seen: Sequence[StepMeans], p95_seconds: float) -> _Doubt | None:
-    slowest = max(seen, key=attrgetter("step_seconds"))
-    mean = slowest.step_seconds
-    if p95_seconds <= 0 or mean < LONG_STEPS * p95_seconds:
+def _long_steps(seen: Sequence[RankEvidence], newest: Float64 | None) -> _Doubt | None:
+    """Return a doubt if few steps have much of the time: no cause is known for them."""
+    if newest is None or not len(newest):
+        return None
+    mean = max(rank.step_seconds for rank in seen)
+    median, p95 = np.quantile(newest, [0.5, 0.95], method="inverted_cdf")
+    if mean >= LONG_STEPS * p95:
+        words = (
+            f"most of the time is in a few long steps: the mean is {duration(mean)}, and 95% of the newest"
+            f" steps take at most {duration(p95)}"
+        )
+        return _Doubt(1 - p95 / mean, "", words)
+    long = newest[newest > FAR_LONGER * median]
+    share = float((long - median).sum() / newest.sum())
+    if share < UNNAMED_SHARE:
         return None
     words = (
-        f"most of the time is in a few long steps: the mean is {duration(mean)}, and 95% of the newest steps"
-        f" take at most {duration(p95_seconds)}"
+        f"{share:.0%} of the time is in {len(long)} of the newest {len(newest)} steps, which take"
+        f" {duration(float(long.mean()))} on average, with a median of {duration(median)}"
     )
-    return _Doubt(1 - p95_seconds / mean, "", words)
+    return _Doubt(share, "", words)
 
 
 _DOUBTS: Final = (_data, _ranks, _blocked, _queued, _other, _no_computation)

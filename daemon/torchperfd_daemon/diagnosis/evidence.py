@@ -16,6 +16,7 @@ class RankEvidence:
     """One rank over a window of training steps. Times are means per step in seconds; 0 or empty if unknown.
 
     Attributes:
+        steps: How many steps the window has; 0 if unknown.
         stage: Its pipeline stage; None without pipeline parallelism.
         step_error_seconds: The standard error of ``step_seconds``, from the means of single samples.
         phase_seconds: Exclusive host time by phase, which sums to the step.
@@ -65,6 +66,8 @@ class RankEvidence:
         epoch_steps: Training steps of an epoch; 0 while no training pass over a loader has ended.
         workers_respawn: Whether each epoch starts the workers of its loader anew.
         step_grows_seconds: By how much each step is longer than the one before; 0 unless that is certain.
+        periodic_seconds: What every n-th step takes longer than the others; 0 without such a period.
+        step_grown_seconds: What that makes since the start of the run.
         step_grows_phase: The phase that contains most of that growth.
         switches: Debugging switches that are on, as they are written.
         graph_limit_reached: Whether torch.compile has given up on a function, which runs without it since.
@@ -117,6 +120,7 @@ class RankEvidence:
     cpus: float | None = None
     binding: CpuBinding = UNBOUND
     world_size: int = 1
+    steps: int = 0
     stage: int | None = None
     step_error_seconds: float = 0.0
     blocked_by: str = ""
@@ -126,6 +130,8 @@ class RankEvidence:
     epoch_steps: float = 0.0
     workers_respawn: bool = False
     step_grows_seconds: float = 0.0
+    periodic_seconds: float = 0.0
+    step_grown_seconds: float = 0.0
     step_grows_phase: str = ""
     switches: tuple[str, ...] = ()
     graph_limit_reached: bool = False

@@ -79,8 +79,14 @@ class Job:
         )
 
     def gain(self, edit: Edit) -> float:
-        """Return by how much an edit shortens the mean step, in seconds, at least 0."""
-        return max(0.0, self.replayed.mean - replay(edit(self.model)).mean)
+        """Return by how much an edit shortens the mean step, in seconds, at least 0.
+
+        Of ranks that do not wait for each other, that of the rank which gains most.
+        """
+        edited = replay(edit(self.model))
+        if self.model.barrier == ALONE:
+            return max(0.0, float((self.replayed.means - edited.means).max()))
+        return max(0.0, self.replayed.mean - edited.mean)
 
     def edited(self, edit: Edit) -> "Job":
         """Return the job after an edit, with the evidence as it was."""

@@ -24,6 +24,7 @@ from torchperfd_daemon.diagnosis.edits import (
 )
 from torchperfd_daemon.diagnosis.step_model import ALONE, Float64, StepModel, replay
 from torchperfd_daemon.diagnosis.step_records import RankRecord, fit
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 REMOVABLE: Final = ("data", "h2d", "checkpoint")
 """Phases that could be removed, or overlapped with others."""
@@ -46,6 +47,12 @@ class Removed(Enum):
     GARBAGE_COLLECTION = "garbage collection"
     EXCHANGE = "exchange"
     GROWTH = "growth"
+
+
+_PAUSES: Final = {
+    Cause.GARBAGE_COLLECTION: (Removed.GARBAGE_COLLECTION, ""),
+    Cause.CHECKPOINT: (Removed.PHASE, "checkpoint"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +109,26 @@ class Predictions:
         if grown is None:
             return self
         grown = replace(grown, step_seconds=max(0.0, self.step_seconds - grown.gain_seconds))
-        answers = [replace(each, is_part=False) for each in (*self.answers, grown)]
-        return replace(self, answers=_nested(sorted(answers, key=lambda each: -each.gain_seconds)))
+        return self._with_answers([*self.answers, grown])
+
+    def with_pauses_of(self, verdicts: Iterable[Verdict]) -> "Predictions":
+        """Return this with the costs of pauses that the verdicts on the run have.
+
+        Means of steps on devices do not show pauses that a few of the steps have.
+        """
+        answers = [*self.answers]
+        for verdict in verdicts:
+            pause = _PAUSES.get(verdict.cause)
+            if pause is None or verdict.cost_seconds_per_step <= 0:
+                continue
+            gain = min(self.step_seconds, verdict.share * self.step_seconds)
+            answers = [each for each in answers if (each.removed, each.phase) != pause]
+            answers.append(WhatIf(pause[0], None, pause[1], self.step_seconds - gain, gain))
+        return self._with_answers(answers)
+
+    def _with_answers(self, answers: Iterable[WhatIf]) -> "Predictions":
+        alone = [replace(each, is_part=False) for each in answers]
+        return replace(self, answers=_nested(sorted(alone, key=lambda each: -each.gain_seconds)))
 
 
 def predict(

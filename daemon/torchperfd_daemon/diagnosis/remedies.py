@@ -237,7 +237,12 @@ def _fewer_threads(facts: LoaderFacts | None, threads: int | None, cpus: float |
     is_alone = rest is not None and rest >= OWN_SHARE * cpus
     # Far more threads than CPUs wait for each other, whatever else runs on the node.
     is_far_more = threads is not None and computing >= _FAR_MORE * fitting
-    if computing < max(fitting, cpus) + _MORE_THREADS or not (fitting == 1 or is_alone or is_far_more):
+    too_many = max(fitting, cpus) + _MORE_THREADS
+    # Threads that compute in bursts use little CPU on average, and are in each other's way nevertheless.
+    in_bursts = (
+        threads is not None and threads >= too_many and facts is not None and (facts.queued or 0) >= CROWDED
+    )
+    if (not in_bursts and computing < too_many) or not (fitting == 1 or is_alone or is_far_more):
         return ""
     if threads is None:
         return f"OMP_NUM_THREADS={fitting} (now about {computing:.0f} threads compute in each rank)"

@@ -106,13 +106,19 @@ class Replayed:
     warm: int
 
     @property
-    def mean(self) -> float:
-        """The mean step of the slowest rank, in seconds.
+    def means(self) -> Float64:
+        """The mean step of each rank, in seconds; shape (ranks,).
 
         A host that is faster than its device runs ahead of it at first: the slower one of both counts.
         """
-        means = (each[:, self.warm :].mean(axis=1).max() for each in (self.steps, self.streams))
-        return float(max(means))
+        host, device = (each[:, self.warm :].mean(axis=1) for each in (self.steps, self.streams))
+        longer: Float64 = np.maximum(host, device)
+        return longer
+
+    @property
+    def mean(self) -> float:
+        """The mean step of the slowest rank, in seconds."""
+        return float(self.means.max())
 
 
 def replay(model: StepModel) -> Replayed:

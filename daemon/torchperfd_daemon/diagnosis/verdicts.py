@@ -67,6 +67,10 @@ def rank_causes(
     if unknown is not None:
         verdicts.insert(0, _verdict(run, seen, unknown, counsel))
     verdicts = _agreeing(verdicts)
+    switch = _switch(run, walk)
+    if switch is not None and all(each.cause is Cause.CPU_CONTENTION for each in verdicts):
+        # The state of the machine is not the owner's to change.
+        verdicts.insert(0, switch)
     if not verdicts and hide_waits(seen):
         verdicts = [_cannot_compare(run, seen, walk.step)]
     if not verdicts:
@@ -86,12 +90,17 @@ def _agreeing(verdicts: Sequence[Verdict]) -> list[Verdict]:
     ]
 
 
-def _nothing(run: str, walk: Walk) -> Verdict:
+def _switch(run: str, walk: Walk) -> Verdict | None:
+    """Return the verdict on debugging switches that are on; None without any."""
     switches = [name for name in walk.job.ranks[0].switches if not any(each in name for each in _HARMLESS)]
-    if switches:
-        words = f"{' and '.join(switches)}: for debugging only, and what it costs is not measured"
-        command = next_command(Cause.DEBUG_SWITCH, run)
-        return Verdict(Cause.DEBUG_SWITCH, run, "", None, "", words, 0.0, command)
+    if not switches:
+        return None
+    words = f"{' and '.join(switches)}: for debugging only, and what it costs is not measured"
+    command = next_command(Cause.DEBUG_SWITCH, run)
+    return Verdict(Cause.DEBUG_SWITCH, run, "", None, "", words, 0.0, command)
+
+
+def _nothing(run: str, walk: Walk) -> Verdict:
     words = f"nothing takes {LEAST_SHARE:.0%} of a {duration(walk.step)} step without need"
     if walk.usual:
         words = f"nothing stands out of a {duration(walk.step)} step: {'; '.join(walk.usual)}"
@@ -164,14 +173,10 @@ def _unknown(walk: Walk) -> Finding | None:
     )
     words += f", and {duration(knock_on)} in exchanges that have grown with it" if knock_on else ""
     words += f"; {phase} has grown most" if phase else ""
-    cause, grows = Cause.UNKNOWN, max(each.step_grows_seconds for each in walk.job.ranks)
+    cause = Cause.UNKNOWN
     switches = [name for name in rank.switches if name not in before.switches]
     if switches:
         cause, words = Cause.DEBUG_SWITCH, f"{words}; since then, {' and '.join(switches)}"
-    elif grows > 0:
-        cause, where = Cause.GROWING_STEPS, max(walk.job.ranks, key=lambda each: each.step_grows_seconds)
-        phase = where.step_grows_phase or phase
-        words = f"{words}; each step takes {duration(grows)} more than the one before"
     return Finding(cause, rank, None, phase, unexplained, words, lambda model: model, has_grown=True)
 
 
@@ -254,6 +259,7 @@ def _verdict(run: str, seen: Sequence[RankEvidence], found: Finding, counsel: Lo
         found.cost_seconds,
         next_command(cause, run),
         has_grown=found.has_grown,
+        stages=found.where.loader.stages if found.phase == DATA and found.where.loader else None,
         fix=remedy.fix,
         saves_seconds=remedy.saves_seconds,
     )

@@ -68,7 +68,8 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey], *, at_end: bool = False) 
         if parts:
             reported = [each for ranks in nodes.values() for each in ranks]
             world = max(each.status.identity.world_size for each in reported)
-            verdict = judge(run, parts, max(0, world - len(reported)), hidden=times.hidden)
+            missing = max(0, world - len(reported))
+            verdict = judge(run, parts, missing, hidden=times.hidden, on_device=times.on_device)
             command = working_command(
                 verdict.next_command,
                 is_over=all(map(_has_ended, reported)),

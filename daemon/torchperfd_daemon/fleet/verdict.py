@@ -15,11 +15,15 @@ from typing import Final
 import numpy as np
 
 from torchperfd.durations import duration
-from torchperfd_daemon.diagnosis import Cause, RankProfile, Verdict
+from torchperfd.step_account import Account, Part, PartKind
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict
+from torchperfd_daemon.diagnosis.accounting import account_of
 from torchperfd_daemon.diagnosis.cause_table import LEAST_SHARE
+from torchperfd_daemon.diagnosis.cause_walk import Walk
 from torchperfd_daemon.diagnosis.claims import limit_claim, unseen_words
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_peers
+from torchperfd_daemon.diagnosis.job import Job
 from torchperfd_daemon.diagnosis.waits import are_material, find_imbalance, mean_own, mean_wait
 
 _MOST_NAMED: Final = 8
@@ -27,6 +31,7 @@ _ELSEWHERE: Final = "on no node that answers"
 _QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
 # No rank waits for the rank with such a cause: the others save as well, and memory has cost nothing yet.
 _BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT, Cause.MEMORY_PRESSURE, Cause.PIPELINE_IMBALANCE})
+_WAITS: Final = (PartKind.UNEVEN_WORK, PartKind.EXCHANGE)
 _OF_THE_NODE: Final = frozenset(
     {Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION, Cause.GPU_THROTTLING, Cause.GPU_SHARED}
 )
@@ -45,7 +50,9 @@ class NodePart:
     works: tuple[RankWork, ...]
 
 
-def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool = False) -> Verdict:
+def judge(
+    run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool = False, on_device: bool = False
+) -> Verdict:
     """Return the verdict on a run from its nodes' verdicts and work.
 
     - A hang comes first. A node that has compared several ranks takes precedence over a node with a single
@@ -62,6 +69,7 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool
         parts: Each node's part; at least one.
         missing: The number of the run's ranks that no node has reported.
         hidden: Whether ranks wait for each other on their devices, in a way that is not measured.
+        on_device: Whether the nodes' times are those of devices.
     """
     job = _Job(parts)
     verdict = _worst(run, parts, job, hidden=hidden)
@@ -72,13 +80,14 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool
     if missing and not limited.unseen_ranks:
         words = unseen_words(missing, len(job.all) + missing, _ELSEWHERE)
         limited = replace(limited, evidence=f"{limited.evidence}; {words}", unseen_ranks=missing)
-    return _next(_of_all_nodes(limited, parts))
+    if len(parts) > 1:
+        account = None if limited.cause is Cause.HANG else job.account(on_device=on_device)
+        limited = replace(_with_growth(limited, parts), account=account)
+    return _next(limited)
 
 
-def _of_all_nodes(verdict: Verdict, parts: Sequence[NodePart]) -> Verdict:
-    """Return a verdict with the memory that grows on any node, and without one node's account."""
-    if len(parts) == 1:
-        return verdict
+def _with_growth(verdict: Verdict, parts: Sequence[NodePart]) -> Verdict:
+    """Return a verdict with the memory that grows on any node."""
     shown = {(each.rank, each.evidence) for each in (verdict, *verdict.others)}
     growing = [
         replace(each, others=(), account=None, node=each.node or part.node)
@@ -87,7 +96,7 @@ def _of_all_nodes(verdict: Verdict, parts: Sequence[NodePart]) -> Verdict:
         if each.cause is Cause.MEMORY_PRESSURE and not each.cost_seconds_per_step
     ]
     further = [each for each in growing if (each.rank, each.evidence) not in shown]
-    return replace(verdict, others=(*verdict.others, *further[:_MOST_NAMED]), account=None)
+    return replace(verdict, others=(*verdict.others, *further[:_MOST_NAMED]))
 
 
 def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) -> Verdict:
@@ -191,18 +200,36 @@ class _Job:
         is_explained = verdict.unseen_ranks or (self.together and verdict.phase in WAITING)
         return bool(part.works) and not is_explained
 
-    def means(self) -> list[RankProfile]:
+    def means(self) -> list[RankEvidence]:
         """Return each rank's mean step, of which only the wait for others is apart."""
         return [
-            RankProfile(
+            RankEvidence(
                 work.rank,
                 self.node_of[work.rank],
-                1,
                 self._own[work.rank] + mean_wait(work),
                 {"forward": self._own[work.rank], "collective_wait": mean_wait(work)},
             )
             for work in self.all
         ]
+
+    def account(self, *, on_device: bool) -> Account | None:
+        """Return the account of the step of all nodes' ranks; None without steps.
+
+        Nodes send means of blocks of steps, in which work that differs from step to step evens out. As much
+        of the exchange is a wait for it as on the node that has most of it.
+        """
+        if not self.all:
+            return None
+        ranks = []
+        for work in sorted(self.all, key=lambda each: each.rank):
+            phases = {name: float(column.mean()) for name, column in work.phase_seconds.items()}
+            node, step = self.node_of[work.rank], sum(phases.values())
+            ranks.append(RankEvidence(work.rank, node, step, phases, phases if on_device else {}))
+        steps = {work.rank: work for work in self.all}
+        account = account_of(Walk(Job.of(ranks, None if on_device else steps), None))
+        of_nodes = [part.verdict.account for part in self._parts if part.verdict.account is not None]
+        uneven = max((each.share(PartKind.UNEVEN_WORK) for each in of_nodes), default=0.0)
+        return _with_uneven(account, uneven * account.step_seconds)
 
     def lateness(self, run: str, found: Sequence[Verdict]) -> Verdict | None:
         """Return the verdict on the latest rank of which no other verdict explains at least half."""
@@ -248,6 +275,19 @@ class _Job:
         """Return whether the nodes on which all ranks share a cause have more than half of the ranks."""
         sharing = [part for part in self._parts if part.verdict.cause is cause and part.verdict.rank is None]
         return 2 * sum(len(part.works) for part in sharing) > len(self.all)
+
+
+def _with_uneven(account: Account, least: float) -> Account:
+    """Return the account in which uneven work takes so much at least, of what is the exchange's."""
+    there = {kind: account.share(kind) * account.step_seconds for kind in _WAITS}
+    more = min(max(0.0, least - there[PartKind.UNEVEN_WORK]), there[PartKind.EXCHANGE])
+    changed = (
+        Part(PartKind.UNEVEN_WORK, "", there[PartKind.UNEVEN_WORK] + more),
+        Part(PartKind.EXCHANGE, "", there[PartKind.EXCHANGE] - more),
+    )
+    parts = [part for part in account.parts if part.kind not in _WAITS]
+    parts += [part for part in changed if part.seconds > 0]
+    return replace(account, parts=tuple(sorted(parts, key=lambda part: -part.seconds)))
 
 
 def _hang(run: str, hangs: Sequence[NodePart]) -> Verdict:

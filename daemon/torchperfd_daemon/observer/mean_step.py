@@ -1,11 +1,17 @@
 """The verdict on a run's mean step: the one of a run that ends before another is published."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
+import numpy as np
+
+from torchperfd_daemon.diagnosis import RankEvidence, Verdict, diagnose
+from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
 from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
-from torchperfd_daemon.store import Rank
+from torchperfd_daemon.observer.window_facts import WindowEdge, with_window_facts
+from torchperfd_daemon.parallelism import rank_in
+from torchperfd_daemon.store import Rank, Totals
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 
@@ -15,14 +21,20 @@ def verdict_on_mean_step(run: str, ranks: Sequence[Rank]) -> Verdict:
     Args:
         ranks: All of the run's ranks on this node.
     """
-    numbered = {rank.identity.rank: rank for rank in ranks}
-
-    def p95_of(rank: int) -> float:
-        return numbered[rank].p95_step_seconds()
-
     adviser = LoaderAdviser(THIS_MACHINE.get)
     adviser.published = loader_advice_of(ranks)
-    return diagnose(run, [_profile(rank) for rank in ranks], adviser, p95_of)
+    has_ended = all(rank.has_ended for rank in ranks)
+    works = {rank.identity.rank: _work(rank) for rank in ranks}
+    late = {each.rank: each for each in find_stragglers([*works.values()])} if has_ended else {}
+    means = []
+    for rank in ranks:
+        mean = _mean_step(rank)
+        if straggler := late.get(mean.rank):
+            mean = replace(mean, late_seconds=straggler.excess_seconds, late_phase=straggler.phase)
+        means.append(mean)
+    slowest = max(ranks, key=lambda rank: rank.totals.steady_means()[1], default=None)
+    newest = slowest.newest_step_seconds() if slowest else np.zeros(0)
+    return diagnose(run, means, adviser, works, has_ended=has_ended, newest=newest)
 
 
 def loader_advice_of(ranks: Sequence[Rank]) -> SettledAdvice | None:
@@ -53,22 +65,38 @@ def mean_step_samples(ranks: Iterable[Rank]) -> Iterator[LoaderSample]:
             yield LoaderSample(rank.identity.rank, rank.totals.loader, step_seconds, data, on_device)
 
 
-def _profile(rank: Rank) -> RankProfile:
+def _work(rank: Rank) -> RankWork:
+    """Return the single steps of a rank that are still held, without its first step."""
+    columns = rank.history.newest(rank.steady_steps)
+    return RankWork(
+        rank.identity.rank,
+        {name: np.asarray(column, dtype=np.int64) / 1e9 for name, column in columns.phases.items()},
+        rank_in("pipeline", rank.totals.coordinates),
+    )
+
+
+def _mean_step(rank: Rank) -> RankEvidence:
+    """Return the means of all steps of a rank without its first one."""
     totals, identity = rank.totals, rank.identity
     steps, step_seconds, phase_seconds = totals.steady_means()
-    return RankProfile(
+    evidence = RankEvidence(
         identity.rank,
         identity.node,
-        steps,
         step_seconds,
         phase_seconds,
-        totals.loader,
-        hides_script_code=totals.hides_script_code,
-        has_ended=rank.has_ended,
-        world_size=identity.world_size,
-        device_phase_seconds=totals.device_means(step_seconds),
-        forward_unseen=totals.forward_unseen,
+        totals.device_means(step_seconds),
+        steps=steps,
+        collected_seconds=sum(each.ns for each in totals.gc) / 1e9 / max(1, totals.train.steps),
         blocked_seconds=rank.blocked_seconds,
         queued_seconds=rank.queued_seconds,
+        on_device=any(phase.device_calls for phase in totals.train.phases.values()),
+        hides_script_code=totals.hides_script_code,
+        forward_unseen=totals.forward_unseen,
+        loader=totals.loader,
+        threads=totals.threads,
+        cpus=totals.cpus,
         binding=totals.binding,
+        world_size=identity.world_size,
+        stage=rank_in("pipeline", totals.coordinates),
     )
+    return with_window_facts(evidence, WindowEdge.of(Totals()), totals)

@@ -36,6 +36,12 @@ class PeriodicityTracker:
         return found.period if found else 1
 
     @property
+    def seconds_per_step(self) -> float:
+        """What periodic long steps take longer than the others, spread over all steps; 0 without a period."""
+        found = self._spikes.find()
+        return found.seconds_per_step if found else 0.0
+
+    @property
     def past_step_seconds(self) -> float | None:
         """The step time before throughput decreased, even if slowly; None if it has not decreased."""
         found = self._regression()

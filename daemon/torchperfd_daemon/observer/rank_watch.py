@@ -141,6 +141,7 @@ class RankWatch:
             step_error_seconds=error_of_means(self._rows.newest(self._window + 1), _NS, _STEPS) / 1e9,
             blocked_by=self.rank.blocked_by,
             step_grows_seconds=self._growth.seconds,
+            step_grown_seconds=self._growth.grown_seconds,
             step_grows_phase=self._names[self._growth.column] if self._growth.seconds else "",
         )
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torchperfd.durations import duration
-from torchperfd.input_stages import InputStages
 from torchperfd.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
@@ -228,7 +227,9 @@ class RunWatch:
         steps = {each.rank: each.step_seconds for each in seen.values()}
         usual = self._step_seconds = statistics.median(steps.values())
         works = {evidence.rank: watch.work({}) for watch, evidence in seen.items()}
-        ranks = with_staggered([*zip(seen, self._with_lateness(seen), strict=True)])
+        periodic = self._speed.periodicity.seconds_per_step
+        late = [replace(each, periodic_seconds=periodic) for each in self._with_lateness(seen)]
+        ranks = with_staggered([*zip(seen, late, strict=True)])
         self._adviser.observe([*_loader_samples(ranks)])
         self._hand_out_advice()
         verdicts = [
@@ -236,7 +237,6 @@ class RunWatch:
                 verdict,
                 window_seconds=window,
                 step_seconds=usual if verdict.rank is None else steps.get(verdict.rank, usual),
-                stages=_stages(verdict, ranks),
             )
             for verdict in rank_causes(self.run, ranks, self._adviser, works)
         ]
@@ -247,7 +247,7 @@ class RunWatch:
         world = max(each.world_size for each in seen.values())
         slowest = max(seen, key=lambda watch: seen[watch].step_seconds)
         verdicts[0] = limit_claim(
-            verdicts[0], ranks, world - len(seen), p95_seconds=slowest.rank.p95_step_seconds()
+            verdicts[0], ranks, world - len(seen), newest=slowest.rank.newest_step_seconds()
         )
         if self._speed.slowdown is not None:
             here = [watch.rank for watch in self._watches.values() if watch.rank.connected]
@@ -305,12 +305,3 @@ def why_first(verdict: Verdict, others: Sequence[Verdict]) -> str:
     """Return why an ended run's verdict is its first if another one has a larger share; else nothing."""
     has_larger = any(each.share > verdict.share for each in others)
     return "; of all causes it has cost the whole run most" if has_larger else ""
-
-
-def _stages(verdict: Verdict, ranks: Sequence[RankEvidence]) -> InputStages | None:
-    """Return the stages of the loader that a verdict is about: of the rank that waits longest, if of all."""
-    if verdict.phase != "data":
-        return None
-    named = [rank for rank in ranks if verdict.rank in (None, rank.rank) and rank.loader is not None]
-    worst = max(named, key=lambda rank: rank.phase_seconds.get("data", 0.0), default=None)
-    return worst.loader.stages if worst is not None and worst.loader is not None else None

@@ -8,8 +8,8 @@ from torchperfd_daemon.diagnosis.detect.growth import theil_sen
 from torchperfd_daemon.observer.newest_rows import Float64
 
 _MOST_POINTS: Final = 32
-_LEAST_SPANS: Final = 16
-_FIND_EVERY: Final = 5
+_LEAST_SPANS: Final = 12
+_FIND_EVERY: Final = 2
 LEAST_SHARE: Final = 0.05
 """Growth by less than this share of the step, over the whole run, is not reported."""
 _STEADY: Final = 0.3
@@ -21,11 +21,12 @@ class StepGrowth:
 
     Attributes:
         seconds: By how much each step is longer than the one before; 0 unless that is certain.
+        grown_seconds: By how much the newest step is longer than the first.
         column: The index of the phase that contains most of that; -1 without growth.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.grown_seconds = 0.0
         self.column = -1
         self._points: list[Float64] = []
         self._every = 1
@@ -51,7 +52,7 @@ class StepGrowth:
             self._find()
 
     def _find(self) -> None:
-        self.seconds, self.column = 0.0, -1
+        self.seconds, self.grown_seconds, self.column = 0.0, 0.0, -1
         if len(self._points) <= _LEAST_SPANS:
             return
         points = np.array(self._points)
@@ -69,5 +70,5 @@ class StepGrowth:
             return
         if min(each.per_second for each in halves) < _STEADY * slope.per_second:
             return
-        self.seconds = slope.per_second
+        self.seconds, self.grown_seconds = slope.per_second, grown
         self.column = int(np.argmax([theil_sen(at, column).per_second for column in means[:, 1:].T]))

@@ -61,7 +61,15 @@ class VerdictDebouncer:
         before = self.first
         published = _one_of_each_cause([each for each in self._candidates.values() if each.published])
         troubles = [verdict for verdict in published if verdict.cause is not Cause.NONE]
-        ordered = sorted(troubles or published, key=lambda each: -self._weight(each, before))
+        # A switch is the owner's to change, and the state of the machine is not.
+        has_switch = any(each.cause is Cause.DEBUG_SWITCH for each in troubles)
+        ordered = sorted(
+            troubles or published,
+            key=lambda each: (
+                has_switch and each.cause is Cause.CPU_CONTENTION,
+                -self._weight(each, before),
+            ),
+        )
         # These are of the run, whichever cause is first, and of the newest sample.
         account = next((each.account for each in found if each.account is not None), None)
         note = next((each.note for each in found if each.note), "")

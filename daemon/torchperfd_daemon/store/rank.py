@@ -2,6 +2,9 @@
 
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.store.history import ArrivalHistory, History
 from torchperfd_daemon.store.model import ProcessKey, RankIdentity, State, Totals
@@ -103,6 +106,11 @@ class Rank:
     def mean_phase_seconds(self) -> dict[str, float]:
         """Return each phase's mean exclusive time per present step."""
         return self.history.mean_phase_seconds(self.present_steps)
+
+    def newest_step_seconds(self) -> npt.NDArray[np.float64]:
+        """Return the durations of recent steps after the first, oldest first; shape (steps,)."""
+        durations = self.history.newest_durations(self.steady_steps)
+        return np.asarray(durations, dtype=np.int64) / 1e9
 
     def p95_step_seconds(self) -> float:
         """Return the 95th percentile of recent steps after the first; 0 without any."""

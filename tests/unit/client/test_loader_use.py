@@ -277,7 +277,7 @@ def test_starts_leave_validation_and_exceptions_alone() -> None:
 
 @pytest.mark.parametrize(
     ("awaited", "number"),
-    [([3] * 8, 3), ([3] * 7, None), ([3] * 9 + [1, 2, 0], 3), ([0, 1, 2, 3] * 4, None)],
+    [([3] * 6, 3), ([3] * 5, None), ([3] * 9 + [1, 2, 0], 3), ([0, 1, 2, 3] * 4, None)],
 )
 def test_slow_worker_is_the_one_that_is_awaited(awaited: list[int], number: int | None) -> None:
     slow = SlowWorker()
@@ -345,6 +345,32 @@ def test_slow_worker_of_a_real_loader_is_found(dataset: Dataset[int]) -> None:
         has_ended.set()
         watching.join()
     assert slow.number == 1
+
+
+class Equal(Dataset[int]):
+    """Items that take each worker equally long."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.004)
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "number"),
+    [(Slowed(), 1), (SlowedStream(), 1), (Equal(), None)],
+    ids=["items", "stream", "equal"],
+)
+def test_slow_worker_shows_from_one_draw_to_the_next(dataset: Dataset[int], number: int | None) -> None:
+    slow = SlowWorker()
+    batches = iter(DataLoader(dataset, batch_size=2, num_workers=2))
+    next(batches)
+    for _ in range(30):
+        slow.at_draw(batches)
+        next(batches)
+    assert slow.number == number
 
 
 @pytest.mark.parametrize(("outstanding", "has_all"), [(4, False), (3, False), (2, True), (0, True)])

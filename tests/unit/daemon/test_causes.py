@@ -782,3 +782,90 @@ def test_rank_causes_contention_advises_no_threads_in_effect(threads: int, setti
     ]
     (verdict,) = rank_causes("r", much)
     assert verdict.fix.startswith(setting)
+
+
+def growing(number: int, grown: float = 0.02) -> RankEvidence:
+    """Return a rank without a device whose forward is longer by so much than at the start."""
+    longer = replace(changed(rank(number), forward=0.03 + grown), device_busy=None)
+    return replace(
+        longer, step_grows_seconds=grown / 100, step_grown_seconds=grown, step_grows_phase="forward"
+    )
+
+
+def test_growing_steps_cost_what_they_have_grown_by() -> None:
+    first = rank_causes("r", [growing(number) for number in range(4)])[0]
+    assert (first.cause, first.rank, first.phase) == (Cause.GROWING_STEPS, None, "forward")
+    assert first.cost_seconds_per_step == pytest.approx(0.02)
+    assert "each step takes 200 µs more than the one before, most of it in forward" in first.evidence
+    half = [growing(number) if number < 2 else replace(rank(number), device_busy=None) for number in range(4)]
+    assert Cause.GROWING_STEPS not in {each.cause for each in rank_causes("r", half)}
+
+
+def on_devices(number: int, more: float = 0.0) -> RankEvidence:
+    """Return a rank that waits for others on its device, in a step of 100 ms; its forward may be longer."""
+    host = {"data": 0.001, "forward": 0.005, "backward": 0.004, "collective_wait": 0.001, "other": 0.089}
+    device = {"forward": 0.03 + more, "backward": 0.035, "collective_wait": 0.03 - more, "other": 0.005}
+    return RankEvidence(
+        number,
+        "a",
+        STEP,
+        host,
+        device,
+        on_device=True,
+        sync_seconds=0.08,
+        late_seconds=more,
+        late_phase="forward" if more else "",
+    )
+
+
+def test_two_ranks_with_slow_devices_cost_what_both_are_late_by() -> None:
+    """Each of them alone costs nothing: the others wait for the second one as long."""
+    ranks = [on_devices(number, 0.025 if number in (2, 4) else 0.0) for number in range(6)]
+    first = rank_causes("r", ranks)[0]
+    assert (first.cause, first.rank, first.phase) == (Cause.SLOW_RANK, 2, "forward")
+    assert first.cost_seconds_per_step == pytest.approx(0.025, rel=0.1)
+    assert "so does rank 4" in first.evidence
+
+
+@pytest.mark.parametrize(("periodic", "cost"), [(0.0, 0.042), (0.035, 0.035), (0.06, 0.042)])
+def test_saves_on_devices_cost_what_recurring_steps_take_longer(periodic: float, cost: float) -> None:
+    """A device works through what was queued while its host saves."""
+    ranks = [replace(on_devices(number), checkpoint_seconds=0.042) for number in range(2)]
+    first = rank_causes("r", [replace(each, periodic_seconds=periodic) for each in ranks])[0]
+    assert first.cause is Cause.CHECKPOINT
+    assert first.cost_seconds_per_step == pytest.approx(cost)
+
+
+def test_loss_on_devices_costs_no_more_than_steps_have_grown() -> None:
+    now = [on_devices(0), replace(on_devices(1, 0.025), collected_seconds=0.025)]
+    past = replace(
+        on_devices(0),
+        step_seconds=0.083,
+        phase_seconds={**now[0].phase_seconds, "other": 0.072},
+        device_phase_seconds={**now[0].device_phase_seconds, "collective_wait": 0.013},
+        sync_seconds=0.063,
+    )
+    ranks = [replace(each, before=replace(past, rank=each.rank)) for each in now]
+    first = rank_causes("r", ranks)[0]
+    assert (first.cause, first.rank) == (Cause.GARBAGE_COLLECTION, 1)
+    assert first.cost_seconds_per_step == pytest.approx(0.017)
+
+
+def test_held_interpreter_costs_all_of_a_ranks_lateness() -> None:
+    """Only what falls into phases that compute is measured."""
+    first = rank_causes("r", eight(replace(late(rank(1), "forward", 0.04), blocked_seconds=0.033)))[0]
+    assert (first.cause, first.rank) == (Cause.INTERPRETER_LOCK, 1)
+    assert first.cost_seconds_per_step == pytest.approx(0.04, rel=0.05)
+
+
+@pytest.mark.parametrize(("threads", "cause"), [(2, Cause.TOO_MANY_THREADS), (1, Cause.NONE)])
+def test_more_threads_than_cpus_count_from_a_tenth_of_the_step(threads: int, cause: Cause) -> None:
+    facts = LoaderFacts(cpus=1.0, rest_cpus=0.6, queued=0.48)
+    ranks = [
+        replace(rank(number), device_busy=None, queued_seconds=0.024, threads=threads, cpus=1.0, loader=facts)
+        for number in range(2)
+    ]
+    first = rank_causes("r", ranks)[0]
+    assert first.cause is cause
+    if cause is not Cause.NONE:
+        assert first.fix.startswith("torch.set_num_threads(1) (now 2)")

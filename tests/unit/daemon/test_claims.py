@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.daemon.test_observer import Watched
 
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, RankProfile, Verdict, diagnose
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, diagnose
 from torchperfd_daemon.diagnosis.blocked import blocked_seconds
 from torchperfd_daemon.diagnosis.claims import limit_claim
 
@@ -24,8 +25,8 @@ def rank(
     )
 
 
-def claim(*ranks: RankEvidence, unseen: int = 0, p95: float = 0.0) -> Verdict:
-    return limit_claim(HEALTHY, ranks, unseen, p95_seconds=p95)
+def claim(*ranks: RankEvidence, unseen: int = 0, p95: float = STEP) -> Verdict:
+    return limit_claim(HEALTHY, ranks, unseen, newest=np.full(20, p95))
 
 
 def test_ranks_that_wait_for_unseen_ones_have_unknown_cause() -> None:
@@ -50,7 +51,7 @@ def test_healthy_part_of_a_job_is_no_healthy_job() -> None:
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NONE])
 def test_found_causes_stay_as_they_are(cause: Cause) -> None:
     verdict = Verdict(cause, "bert", "", None, "data", "words", 0.02, "torchperfd capture")
-    assert limit_claim(verdict, [rank(2, collective_wait=0.6)], 2, p95_seconds=0.001) is verdict
+    assert limit_claim(verdict, [rank(2, collective_wait=0.6)], 2, newest=np.full(20, 0.001)) is verdict
 
 
 @pytest.mark.parametrize("unseen", [0, -1])
@@ -167,6 +168,23 @@ def test_few_long_steps_are_named_beside_the_wait() -> None:
     assert verdict.evidence.endswith(alone.evidence)
 
 
+def test_time_in_steps_far_above_the_median_is_no_health() -> None:
+    """A thread holds the interpreter for two seconds of a run of 1.7 s: 8 % of the steps are long."""
+    newest = np.repeat([0.0018, 0.066], [230, 20])
+    verdict = limit_claim(HEALTHY, [rank(step=float(newest.mean()))], newest=newest)
+    assert verdict.cause is Cause.UNKNOWN
+    assert verdict.evidence == (
+        "74% of the time is in 20 of the newest 250 steps, which take 66 ms on average, with a median of"
+        " 1.8 ms"
+    )
+
+
+@pytest.mark.parametrize("sigma", [0.2, 0.5])
+def test_steps_of_inputs_of_many_lengths_are_healthy(sigma: float) -> None:
+    newest = 0.02 * np.random.default_rng(7).lognormal(0, sigma, 256)
+    assert limit_claim(HEALTHY, [rank(step=float(newest.mean()))], newest=newest) is HEALTHY
+
+
 @pytest.mark.parametrize(
     ("facts", "cause"),
     [
@@ -186,8 +204,8 @@ def test_rank_on_a_device_is_judged_by_its_device(facts: dict[str, Any], cause: 
 def test_mean_step_of_a_part_of_a_job_is_not_healthy() -> None:
     """The end of a run with two of its four ranks on another node."""
     phases = {"forward": 0.01, "backward": 0.012, "collective_wait": 0.0369}
-    profiles = [RankProfile(number, "n1", 700, 0.0589, phases, world_size=4) for number in range(2)]
-    verdict = diagnose("both", profiles)
+    profiles = [RankEvidence(number, "n1", 0.0589, phases, steps=700, world_size=4) for number in range(2)]
+    verdict = diagnose("both", profiles, has_ended=True)
     assert verdict.cause is Cause.UNKNOWN
     assert verdict.evidence == (
         "all ranks here wait in collectives for 36.9 ms of each 58.9 ms step, and 2 of the job's 4 ranks are"

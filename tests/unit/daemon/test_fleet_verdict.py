@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 
+from torchperfd.step_account import PartKind
 from torchperfd_daemon.commands import diagnose
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
@@ -176,7 +177,7 @@ def test_saving_costs_the_run_what_its_node_says() -> None:
     saving = says(Cause.CHECKPOINT, 0.004, "node-2", 2)
     reported = judge(RUN, parts(works, NONE, saving))
     assert reported.step_seconds > 0
-    assert replace(reported, next_command="rm -rf", step_seconds=0.0) == saving
+    assert replace(reported, next_command="rm -rf", step_seconds=0.0, account=None) == saving
 
 
 def test_unreported_ranks_are_not_called_healthy() -> None:
@@ -246,6 +247,31 @@ def test_script_code_of_one_node_makes_its_rank_slow() -> None:
     assert judge(RUN, parts(job(4), own, own)).cause is Cause.SCRIPT_CODE
 
 
+def test_account_of_all_nodes_sums_to_the_step_of_all_ranks() -> None:
+    works = job(4, {2: ("forward", 0.02)})
+    account = judge(RUN, parts(works, NONE, NONE)).account
+    assert account is not None
+    means = [sum(float(column.mean()) for column in work.phase_seconds.values()) for work in works]
+    assert account.step_seconds == pytest.approx(np.median(means))
+    assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds, rel=1e-3)
+    (late,) = [part for part in account.parts if part.kind is PartKind.LATE_RANK]
+    assert (late.rank, late.seconds) == (2, pytest.approx(0.015, rel=0.05))
+
+
+def test_account_of_all_nodes_has_the_uneven_work_of_one() -> None:
+    """Nodes send means of blocks, in which work that differs from step to step evens out."""
+    uneven = replace(NONE, account=uneven_account())
+    waiting = [
+        RankWork(work.rank, {**work.phase_seconds, "collective_wait": np.full(STEPS, 0.04)})
+        for work in job(4)
+    ]
+    account = judge(RUN, parts(waiting, NONE, uneven)).account
+    assert account is not None
+    share = uneven_account().share(PartKind.UNEVEN_WORK)
+    assert account.share(PartKind.UNEVEN_WORK) == pytest.approx(share)
+    assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds, rel=1e-3)
+
+
 def test_memory_that_grows_on_one_node_is_never_left_out() -> None:
     growing = says(Cause.MEMORY_PRESSURE, rank=1, evidence="memory grows by 8.2 MiB/s and is full in 39 min")
     slow = says(Cause.SLOW_RANK, 0.02, "node-2", 2)
@@ -254,7 +280,8 @@ def test_memory_that_grows_on_one_node_is_never_left_out() -> None:
     found = judge(RUN, parts(works, NONE, beside))
     assert found.cause is Cause.SLOW_RANK
     assert [(each.cause, each.node) for each in found.others] == [(Cause.MEMORY_PRESSURE, "node-2")]
-    assert found.account is None, "one node's ranks are not the run's"
+    assert found.account is not None
+    assert found.account != uneven_account(), "one node's ranks are not the run's"
     assert judge(RUN, parts(works, beside)).account == uneven_account()
     alone = judge(RUN, parts(job(4), NONE, growing))
     assert (alone.cause, alone.others) == (Cause.MEMORY_PRESSURE, ())

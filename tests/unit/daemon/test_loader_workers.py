@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from torchperfd.input_stages import InputStages
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, RankProfile, diagnose, rank_causes
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, diagnose, rank_causes
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel, loader_remedy
 from torchperfd_daemon.loader_workers import (
     MOST_WORKERS,
@@ -177,14 +177,14 @@ def test_loader_facts_impossible_figures_give_no_advice(bad: dict[str, Any]) -> 
     assert advised(facts, 170, 150) is None
 
 
-def profile(facts: LoaderFacts | None, step_ms: float, data_ms: float) -> RankProfile:
-    return RankProfile(0, "node-a", 100, step_ms * MS, {"data": data_ms * MS}, facts)
+def mean_step(facts: LoaderFacts | None, step_ms: float, data_ms: float) -> RankEvidence:
+    return RankEvidence(0, "node-a", step_ms * MS, {"data": data_ms * MS}, steps=100, loader=facts)
 
 
 def test_verdict_input_bound_has_the_rules_number() -> None:
     advice = advised(WAITS, 170, 150)
     assert advice is not None
-    mean = diagnose("r", [profile(WAITS, 170, 150)], RuleCounsel(lambda: COST))
+    mean = diagnose("r", [mean_step(WAITS, 170, 150)], RuleCounsel(lambda: COST))
     assert mean.cause is Cause.INPUT_BOUND
     seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, loader=WAITS)
     (held,) = rank_causes("r", [seen], RuleCounsel(lambda: COST))
@@ -195,7 +195,7 @@ def test_verdict_input_bound_has_the_rules_number() -> None:
 def test_verdict_input_bound_has_the_stages() -> None:
     stages = InputStages(0, 30, 120 * MS, 30 * MS)
     facts = replace(WAITS, stages=stages)
-    mean = diagnose("r", [profile(facts, 170, 150)], RuleCounsel(lambda: COST))
+    mean = diagnose("r", [mean_step(facts, 170, 150)], RuleCounsel(lambda: COST))
     seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, loader=facts)
     (held,) = rank_causes("r", [seen], RuleCounsel(lambda: COST))
     assert mean.stages == stages
@@ -216,11 +216,11 @@ def test_verdict_promises_no_more_than_it_costs() -> None:
 
 def test_verdict_cheap_batches_advise_against_workers() -> None:
     for facts in (TENSORS, replace(TENSORS, draw_cpu=None)):
-        verdict = diagnose("r", [profile(facts, 0.57, 0.19)], RuleCounsel(lambda: COST))
+        verdict = diagnose("r", [mean_step(facts, 0.57, 0.19)], RuleCounsel(lambda: COST))
         assert "num_workers" not in verdict.fix
         assert "cost more than they save" in verdict.fix
 
 
 def test_verdict_unknown_loader_has_no_remedy() -> None:
-    evidence = diagnose("r", [profile(None, 170, 150)]).evidence
-    assert evidence == "waiting for data takes 150 ms of each 170 ms step (88%)"
+    evidence = diagnose("r", [mean_step(None, 170, 150)]).evidence
+    assert evidence == "150 ms of each 170 ms step waiting for data"

@@ -13,6 +13,7 @@ from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.edits import (
     as_peers,
+    both,
     equal_work,
     less_exchange,
     less_host,
@@ -111,6 +112,36 @@ def test_pause_on_each_rank_at_another_step_delays_all() -> None:
     assert replay(paused).mean == pytest.approx(0.031)
     taken = less_host(dict.fromkeys(range(4), 0.005), peaks=True)
     assert replay(taken(paused)).mean == pytest.approx(0.011)
+
+
+@given(
+    st.integers(2, 6),
+    st.integers(0, 2**32 - 1),
+    st.floats(0.0, 0.05),
+    st.floats(0.0, 0.05),
+    st.floats(0.0, 0.02),
+)
+@settings(max_examples=60, deadline=None)
+def test_job_without_all_its_losses_is_the_ideal_one(
+    ranks: int, seed: int, late: float, paused: float, exchange: float
+) -> None:
+    """A late rank, pauses, uneven work and the exchange: without them each step is the mean of the work."""
+    chance = np.random.default_rng(seed)
+    jobs = model(alike(ranks, 0.01, 0.02, 0.002, 0.0), exchange=exchange)
+    host = jobs.host * chance.lognormal(0, 0.3, jobs.host.shape)
+    useful = host.copy()
+    host[0, 0] += late
+    host[3, -1, ::4] += 4 * paused
+    lossy = jobs.with_host(host)
+    without = both(
+        less_host({0: late}, "forward"),
+        less_host({ranks - 1: paused}, "other", peaks=True),
+        equal_work([range(ranks)], means=True),
+        less_exchange(exchange),
+    )
+    ideal = float(useful.sum(axis=0)[:, WARM:].mean())
+    assert replay(without(lossy)).mean == pytest.approx(ideal, rel=0.1)
+    assert replay(without(lossy)).mean <= replay(lossy).mean + 1e-12
 
 
 def test_equal_work_gives_back_what_differs_from_step_to_step() -> None:
