@@ -22,7 +22,7 @@ class Alert:
 
     Attributes:
         expr: PromQL in which `{threshold}` stands for the threshold.
-        page: Name of its page in docs/runbooks, without `.md`.
+        page: Its page below docs, without `.md`; the section there has the name of the alert.
         why: What a comment in the file explains, empty for nothing.
     """
 
@@ -163,7 +163,7 @@ def _alert(alert: Alert) -> dict[str, Any]:
         "annotations": {
             "summary": alert.summary,
             "description": alert.description,
-            "runbook_url": f"{config.RUNBOOKS}/{alert.page}.html",
+            "runbook_url": f"{config.RUNBOOKS}/{alert.page}.html#{alert.name.lower()}",
         },
     }
 

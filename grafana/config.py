@@ -14,8 +14,8 @@ SELECTOR: Final = ""
 DAEMONS: Final = 'job=~".*torchperfd.*"'
 """The scrape jobs of daemons, for `up`; Prometheus' operator puts a namespace before the name."""
 
-RUNBOOKS: Final = "https://torchperfd.example/docs/runbooks"
-"""Where the pages of docs/runbooks are published."""
+RUNBOOKS: Final = "https://torchperfd.example/docs"
+"""Where docs/runbooks.md and docs/causes are published."""
 
 DATASOURCE: Final = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 

@@ -55,7 +55,7 @@ unless on (run) max by (run) ({metric("train_state", 'state=~"validating|checkpo
         "Run {{ $labels.run }} is training but makes no steps",
         "No rank of {{ $labels.run }} has finished a training step for {{ $value | humanizeDuration }}, "
         "and none is validating or writing a checkpoint.",
-        "run-stalled",
+        "causes/hang",
         "`for` has to be long as well: just after a long validation the last step is old.\n"
         "A rank that validates or writes a checkpoint lets the others wait in state training, so one\n"
         "such rank excuses the run. The node's clock is compared with that of Prometheus.",
@@ -65,7 +65,7 @@ unless on (run) max by (run) ({metric("train_state", 'state=~"validating|checkpo
         "max by (run) (" + metric("train_verdict", 'cause="hang"') + ") > {threshold}",
         "Run {{ $labels.run }} hangs",
         "The daemon has found that {{ $labels.run }} makes no steps although its ranks are in training.",
-        "run-hang",
+        "causes/hang",
     ),
     Alert(
         "TorchperfdRanksMissing",
@@ -76,7 +76,7 @@ max by (run) ({metric("train_world_size")})
 unless on (run) max by (run) ({metric("train_state", 'state="finished"')} == 1)""",
         "{{ $value }} ranks of run {{ $labels.run }} are not seen",
         "Run {{ $labels.run }} has {{ $value }} more ranks than report to a scraped daemon.",
-        "ranks-missing",
+        "runbooks",
         "Ranks end at different moments: a run of which one rank has finished is not incomplete.",
     ),
     Alert(
@@ -90,7 +90,7 @@ max by (run, rank) ({metric("train_straggler_excess_seconds")})
         "Rank {{ $labels.rank }} delays run {{ $labels.run }} by {{ $value | humanizePercentage }} of a step",
         "The other ranks of {{ $labels.run }} wait for rank {{ $labels.rank }} during "
         "{{ $value | humanizePercentage }} of their step time.",
-        "straggler",
+        "causes/slow-rank",
     ),
     Alert(
         "TorchperfdRunInputBound",
@@ -101,7 +101,7 @@ max by (run, rank) ({metric("train_straggler_excess_seconds")})
         "Run {{ $labels.run }} spends {{ $value | humanizePercentage }} of its step time waiting for data",
         "The ranks of {{ $labels.run }} wait for the next batch during {{ $value | humanizePercentage }} "
         "of their training step time.",
-        "input-bound",
+        "causes/input-bound",
         "Every rank's share counts by the time it steps, so one slow reader among many stays below the\n"
         "limit. TorchperfdLoaderStarving finds that one.",
     ),
@@ -118,7 +118,7 @@ count by (run) (
         "DataLoader workers of {{ $value }} ranks of run {{ $labels.run }} never have a batch ready",
         "{{ $value }} ranks of {{ $labels.run }} find no batch waiting whenever they ask for one, and lose "
         "step time to that.",
-        "loader-starving",
+        "causes/input-bound",
         "Unlike TorchperfdRunInputBound it sees one starving rank among many, which in synchronous training\n"
         "delays all others. An empty queue alone does no harm while the wait for it is short.",
     ),
@@ -132,7 +132,7 @@ and on (run) {_STEP_MEAN} offset 1h""",
         "Steps of run {{ $labels.run }} take {{ $value | humanizePercentage }} of what they took before",
         "The mean step of {{ $labels.run }} takes {{ $value | humanizePercentage }} of its median over the "
         "run's own past of up to six hours.",
-        "run-regressed",
+        "runbooks",
         "The newest half hour is no part of the past, and a run younger than an hour has none.",
     ),
     Alert(
@@ -144,7 +144,7 @@ and on (run) max by (run) ({metric("train_goodput_seconds_total")} offset 1h)"""
         "Goodput of run {{ $labels.run }} is {{ $value | humanizePercentage }}",
         "Over the last hour, {{ $value | humanizePercentage }} of the rank-seconds of {{ $labels.run }} were "
         "productive steps.",
-        "goodput-low",
+        "runbooks",
         "Start-up is unproductive: a run younger than an hour is not judged.",
     ),
     Alert(
@@ -153,7 +153,7 @@ and on (run) max by (run) ({metric("train_goodput_seconds_total")} offset 1h)"""
         "Run {{ $labels.run }} spends {{ $value | humanizePercentage }} of its time in checkpoints",
         "Over the last half hour, {{ $value | humanizePercentage }} of the rank-seconds of "
         "{{ $labels.run }} went to saving checkpoints.",
-        "checkpoint-slow",
+        "causes/checkpoint",
     ),
     Alert(
         "TorchperfdClientOverhead",
@@ -161,7 +161,7 @@ and on (run) max by (run) ({metric("train_goodput_seconds_total")} offset 1h)"""
         "torchperfd costs run {{ $labels.run }} {{ $value | humanizePercentage }} of its training time",
         "At least one rank of {{ $labels.run }} measures that torchperfd takes "
         "{{ $value | humanizePercentage }} of its training time.",
-        "client-overhead",
+        "runbooks",
     ),
 )
 
@@ -175,7 +175,7 @@ max by ({_GPU}, allocator, allocation) ({metric("gpu_allocation_info")})
         "GPU {{ $labels.gpu }} of {{ $labels.instance }} is idle and allocated to {{ $labels.allocation }}",
         "GPU {{ $labels.gpu }} of {{ $labels.instance }} is allocated by {{ $labels.allocator }} to "
         "{{ $labels.allocation }}, and its highest utilisation is {{ $value | humanizePercentage }}.",
-        "gpu-idle",
+        "runbooks",
     ),
     Alert(
         "TorchperfdGpuLost",
@@ -183,7 +183,7 @@ max by ({_GPU}, allocator, allocation) ({metric("gpu_allocation_info")})
         "GPU {{ $labels.gpu }} of {{ $labels.instance }} is lost",
         "The driver no longer reaches GPU {{ $labels.gpu }} ({{ $labels.gpu_uuid }}) of "
         "{{ $labels.instance }}.",
-        "gpu-lost",
+        "runbooks",
     ),
     Alert(
         "TorchperfdGpuXid",
@@ -193,7 +193,7 @@ time() - max by ({_GPU}, xid) ({metric("gpu_xid_last_timestamp_seconds", f'xid=~
         "XID {{ $labels.xid }} on GPU {{ $labels.gpu }} of {{ $labels.instance }}",
         "The driver reported XID {{ $labels.xid }} for GPU {{ $labels.gpu }} ({{ $labels.gpu_uuid }}) "
         "{{ $value | humanizeDuration }} ago.",
-        "gpu-xid",
+        "runbooks",
         "increase() does not see the first XID of its kind, so the age of the newest one counts.",
     ),
     Alert(
@@ -206,7 +206,7 @@ sum by ({_GPU}, reason) (
         "GPU {{ $labels.gpu }} of {{ $labels.instance }} is throttled: {{ $labels.reason }}",
         "The hardware holds down the clocks of GPU {{ $labels.gpu }} of {{ $labels.instance }} for "
         "{{ $value | humanizePercentage }} of the time ({{ $labels.reason }}).",
-        "gpu-throttled",
+        "causes/gpu-throttling",
     ),
     Alert(
         "TorchperfdGpuEccErrors",
@@ -218,7 +218,7 @@ sum by ({_GPU}) (
         "Uncorrected memory errors on GPU {{ $labels.gpu }} of {{ $labels.instance }}",
         "GPU {{ $labels.gpu }} ({{ $labels.gpu_uuid }}) of {{ $labels.instance }} had uncorrected memory "
         "errors within the last hour.",
-        "gpu-ecc-errors",
+        "runbooks",
     ),
     Alert(
         "TorchperfdGpuRowRemap",
@@ -228,7 +228,7 @@ or max by ({_GPU}) ({metric("gpu_row_remap_failure")}) > {{threshold}}""",
         "Memory rows of GPU {{ $labels.gpu }} of {{ $labels.instance }} need remapping",
         "A row remapping of GPU {{ $labels.gpu }} ({{ $labels.gpu_uuid }}) of {{ $labels.instance }} is "
         "pending or has failed.",
-        "gpu-row-remap",
+        "runbooks",
     ),
     Alert(
         "TorchperfdGpuMemoryNearlyFull",
@@ -239,7 +239,7 @@ max by ({_GPU}) ({metric("gpu_memory_used_bytes")})
         "Memory of GPU {{ $labels.gpu }} of {{ $labels.instance }} is nearly full",
         "{{ $value | humanizePercentage }} of the memory of GPU {{ $labels.gpu }} of {{ $labels.instance }} "
         "is in use.",
-        "gpu-memory-nearly-full",
+        "causes/memory-pressure",
     ),
     Alert(
         "TorchperfdNodeMemoryNearlyFull",
@@ -250,7 +250,7 @@ max by ({_NODE}) ({metric("node_memory_available_bytes")})
         "Memory of {{ $labels.instance }} is nearly full",
         "{{ $value | humanizePercentage }} of the memory of {{ $labels.instance }} is available; the kernel "
         "may kill a training process.",
-        "node-memory-nearly-full",
+        "causes/memory-pressure",
     ),
 )
 
@@ -264,7 +264,7 @@ sum by ({_NODE}) ({_FAILED_CAPTURES})
         "{{ $value }} captures on {{ $labels.instance }} failed",
         "{{ $value }} captures that {{ $labels.instance }} coordinated within the last hour failed or lack "
         "some ranks.",
-        "captures-failing",
+        "runbooks",
         "The series appears with the first failure, which increase() does not see.",
     ),
     Alert(
@@ -274,7 +274,7 @@ sum by ({_NODE}) ({_FAILED_CAPTURES})
 and on ({_NODE}) max by ({_NODE}) ({metric("captures_upload_pending")}) > 0""",
         "Uploads of captures from {{ $labels.instance }} fail",
         "Attempts to upload captures from {{ $labels.instance }} fail, and captures wait.",
-        "uploads-failing",
+        "runbooks",
     ),
     Alert(
         "TorchperfdCapturesDiskFull",
@@ -285,14 +285,14 @@ max by ({_NODE}) ({metric("captures_disk_free_bytes")})
         "The disk of captures on {{ $labels.instance }} is nearly full",
         "{{ $value | humanizePercentage }} of the disk that holds the captures of {{ $labels.instance }} is "
         "free.",
-        "captures-disk-full",
+        "runbooks",
     ),
     Alert(
         "TorchperfdDaemonDown",
         f"1 - max by ({_NODE}) (up{{{','.join(filter(None, (SELECTOR, DAEMONS)))}}}) > {{threshold}}",
         "The daemon {{ $labels.instance }} is down",
         "Prometheus cannot scrape the daemon {{ $labels.instance }}; its ranks, GPUs and node are not seen.",
-        "daemon-down",
+        "runbooks",
     ),
     Alert(
         "TorchperfdCollectorFailing",
@@ -300,14 +300,14 @@ max by ({_NODE}) ({metric("captures_disk_free_bytes")})
         "Collector {{ $labels.collector }} of {{ $labels.instance }} fails",
         "The collector {{ $labels.collector }} of {{ $labels.instance }} has had no success; its metrics "
         "are missing or old.",
-        "collector-failing",
+        "runbooks",
     ),
     Alert(
         "TorchperfdBackgroundFailing",
         f"sum by ({_NODE}, worker) (increase({metric('background_failures_total')}[15m])) > {{threshold}}",
         "Background worker {{ $labels.worker }} of {{ $labels.instance }} fails",
         "The worker {{ $labels.worker }} of the daemon {{ $labels.instance }} cannot finish its rounds.",
-        "background-failing",
+        "runbooks",
     ),
     Alert(
         "TorchperfdStepsDropped",
@@ -322,14 +322,14 @@ max by ({_NODE}) ({metric("captures_disk_free_bytes")})
         "{{ $value | humanizePercentage }} of the steps of {{ $labels.instance }} are lost",
         "{{ $value | humanizePercentage }} of the steps on {{ $labels.instance }} do not reach the daemon. "
         "Totals stay exact; single steps are missing.",
-        "steps-dropped",
+        "runbooks",
     ),
     Alert(
         "TorchperfdSeriesCapped",
         f"sum by ({_NODE}) (rate({metric('label_overflow_total')}[5m])) > {{threshold}}",
         "The metrics page of {{ $labels.instance }} leaves out ranks",
         "The page of {{ $labels.instance }} has reached its cap on series; the newest ranks are not shown.",
-        "series-capped",
+        "runbooks",
     ),
     Alert(
         "TorchperfdVersionSkew",
@@ -337,7 +337,7 @@ max by ({_NODE}) ({metric("captures_disk_free_bytes")})
 count by (job) (count by (job, version, revision) ({metric("build_info")})) > {{threshold}}""",
         "Daemons of {{ $labels.job }} run {{ $value }} builds of torchperfd",
         "For a day, {{ $labels.job }} has had daemons of {{ $value }} versions or commits.",
-        "version-skew",
+        "runbooks",
         "A day is enough for a rolling upgrade.",
     ),
 )

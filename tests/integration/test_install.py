@@ -67,8 +67,8 @@ def test_the_wheel_holds_both_packages_and_the_generated_code(wheel: Path) -> No
         "torchperfd_daemon/py.typed",
         "torchperfd_daemon/web/assets/index.html",
         "torchperfd_daemon/grafana/dashboards/run.json",
-        "torchperfd_daemon/grafana/runbooks/run-hang.md",
-        "torchperfd_daemon/causes/hang.md",
+        "torchperfd_daemon/docs/runbooks.md",
+        "torchperfd_daemon/docs/causes/hang.md",
     } <= names
     assert not any(name.startswith(("tests/", "benchmarks/", "examples/")) for name in names)
 

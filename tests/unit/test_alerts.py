@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "grafana" / "alerts"
 RULES = FOLDER / "torchperfd.rules.yaml"
 TESTS = FOLDER / "torchperfd.test.yaml"
-RUNBOOKS = ROOT / "docs" / "runbooks"
+DOCS = ROOT / "docs"
+RUNBOOKS = [DOCS / "runbooks.md", *sorted((DOCS / "causes").glob("*.md"))]
 RECORDED_NAME = re.compile(r"\w+:torchperfd_\w+:\w+")
 
 
@@ -55,18 +56,29 @@ def test_alert_has_severity_texts_and_a_runbook(alert: dict[str, Any]) -> None:
     assert set(annotations) == {"summary", "description", "runbook_url"}
     # The label that an operator needs first is in the one line that a pager shows.
     assert re.search(r"\{\{ \$labels\.(run|instance|job) \}\}", annotations["summary"])
-    page = RUNBOOKS / annotations["runbook_url"].removeprefix(f"{config.RUNBOOKS}/").replace(".html", ".md")
-    text = page.read_text(encoding="utf-8")
-    assert re.findall(r"^#+ .+", text, re.MULTILINE) == [
-        f"# {alert['alert']}",
-        *("## Meaning", "## Impact", "## Diagnosis", "## Mitigation"),
-    ]
+    page, _, anchor = annotations["runbook_url"].removeprefix(f"{config.RUNBOOKS}/").partition(".html#")
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## {alert['alert']}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    assert re.search(r"^\w.*?^- ", section[1], re.MULTILINE | re.DOTALL), "a meaning, then what to do"
+    assert anchor == alert["alert"].lower()
 
 
 def test_runbooks_each_belong_to_an_alert() -> None:
-    assert {path.stem for path in RUNBOOKS.glob("*.md")} == {alert.page for alert in ALERTS}
-    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert [alert.page for alert in ALERTS if f"docs/runbooks/{alert.page}.md" not in menu] == []
+    sections = [
+        (path.relative_to(DOCS).with_suffix("").as_posix(), name)
+        for path in RUNBOOKS
+        for name in re.findall(r"^## (Torchperfd\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert sorted(sections) == sorted((alert.page, alert.name) for alert in ALERTS)
+
+
+def test_page_of_runbooks_lists_each_alert() -> None:
+    page = (DOCS / "runbooks.md").read_text(encoding="utf-8")
+    elsewhere = {alert for alert in ALERTS if alert.page != "runbooks"}
+    assert [
+        alert.name for alert in elsewhere if f"({alert.page}.md#{alert.name.lower()}) |" not in page
+    ] == []
 
 
 def test_runbooks_name_panels_and_rows_that_exist() -> None:
@@ -77,7 +89,7 @@ def test_runbooks_name_panels_and_rows_that_exist() -> None:
         titles[document["title"].removeprefix("torchperfd: ")] = {panel["title"] for panel in shown}
     named = [
         (title, dashboard)
-        for path in RUNBOOKS.glob("*.md")
+        for path in RUNBOOKS
         for title, dashboard in re.findall(
             r"(?:panel|row) \*([^*]+)\*\s+of\s+the\s+dashboard\s+\*([^*]+)\*",
             path.read_text(encoding="utf-8"),

@@ -1,8 +1,13 @@
 """Files that come with the package: in the wheel below it, in a checkout in folders of their own."""
 
+import re
 from pathlib import Path
+from typing import Final
 
 import torchperfd_daemon
+
+LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+"""A link in a Markdown page: its text and its target."""
 
 
 def shipped_folders(in_wheel: str, *in_checkout: str) -> tuple[Path, ...]:

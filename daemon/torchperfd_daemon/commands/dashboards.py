@@ -1,7 +1,8 @@
 """``torchperfd dashboards``."""
 
+import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -9,13 +10,15 @@ import click
 
 from torchperfd.v1.output_file import write_file
 from torchperfd_daemon.commands._selector import Selector, narrow_dashboard, narrow_rules
-from torchperfd_daemon.commands._shipped import shipped_folders
+from torchperfd_daemon.commands._shipped import LINK, shipped_folders
 from torchperfd_daemon.errors import TorchperfdError, explained
 
-_RUNBOOKS: Final = re.compile(r"(?<=runbook_url: )\S+/(?=[\w-]+\.html$)", re.MULTILINE)
+_RUNBOOKS: Final = re.compile(r"(?<=runbook_url: )\S+?/(?=(?:causes/)?[\w-]+\.html#\w+$)", re.MULTILINE)
 _PROMETHEUS: Final = "http://prometheus:9090"
 _MOUNTED: Final = "/var/lib/grafana/dashboards"
-_SHIPPED: Final = ("dashboards/*.json", "alerts/*.rules.yaml", "provisioning/*/*.yaml", "runbooks/*.md")
+_SHIPPED: Final = ("dashboards/*.json", "alerts/*.rules.yaml", "provisioning/*/*.yaml")
+_PAGES: Final = ("runbooks.md", "causes/*.md")
+_PAGES_FOLDER: Final = "runbooks"
 
 
 @click.group("dashboards")
@@ -62,7 +65,7 @@ def export(
     if not runbooks:
         click.echo(
             "the alerts' runbook_url is a placeholder: publish what is in "
-            f"{directory / 'runbooks'}, and set its address with --runbooks URL",
+            f"{directory / _PAGES_FOLDER}, and set its address with --runbooks URL",
             err=True,
         )
 
@@ -73,18 +76,33 @@ def shipped_files() -> dict[str, str]:
     Raises:
         TorchperfdError: The package was installed without them.
     """
-    found = {
-        path.relative_to(root).as_posix(): path
-        for root in shipped_folders("grafana", "grafana", "docs")
-        for path in _below(root)
-    }
-    if not found:
+    files = _texts(shipped_folders("grafana", "grafana"), _SHIPPED)
+    pages = _texts(shipped_folders("docs", "docs"), _PAGES)
+    if not files or not pages:
         raise TorchperfdError(
             "the dashboards are not part of this installation", "install torchperfd from its wheel"
         )
-    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+    for name, text in pages.items():
+        files[f"{_PAGES_FOLDER}/{name}"] = _with_exported_links(name, text, pages)
+    return dict(sorted(files.items()))
 
 
-def _below(root: Path) -> Iterator[Path]:
-    for pattern in _SHIPPED:
-        yield from root.glob(pattern)
+def _texts(folders: Collection[Path], patterns: Collection[str]) -> dict[str, str]:
+    """Return the texts of the files that match, by their path below their folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for folder in folders
+        for pattern in patterns
+        for path in folder.glob(pattern)
+    }
+
+
+def _with_exported_links(name: str, text: str, exported: Collection[str]) -> str:
+    """Return a page in which only links to exported pages remain; other links become their text."""
+
+    def kept(link: re.Match[str]) -> str:
+        page = link[2].partition("#")[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), page)) if page else name
+        return link[0] if "://" in page or target in exported else link[1]
+
+    return LINK.sub(kept, text)

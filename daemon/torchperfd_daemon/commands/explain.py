@@ -14,13 +14,11 @@ from torchperfd.text_tables import fold_text, text_width
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon.commands._fit import fitted, folded_text, terminal_width
 from torchperfd_daemon.commands._options import json_option
-from torchperfd_daemon.commands._shipped import shipped_folders
+from torchperfd_daemon.commands._shipped import LINK, shipped_folders
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 
 _ITEM: Final = re.compile(r" *(?:- |\d+\. )")
-# A link's address leads into the documentation, which is not there in a terminal; its words remain.
-_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 _ALIASES: Final[Mapping[str, Cause]] = {"healthy": Cause.NONE}
 """What screens call a cause."""
 _HOST: Final = (
@@ -108,13 +106,8 @@ def page_text(slug: str) -> str:
     Raises:
         TorchperfdError: The package was installed without its pages.
     """
-    return _LINK.sub(_words_of, _page(slug).read_text(encoding="utf-8")).rstrip()
-
-
-def _words_of(link: re.Match[str]) -> str:
-    """Return a link's words; the page that it leads to as well if the words alone name nothing."""
-    words, page = link[1], link[2].lstrip("./")
-    return f"{words}: docs/{page}" if words == "details" else words
+    # The target of a link is not there in a terminal; its text remains.
+    return LINK.sub(r"\1", _page(slug).read_text(encoding="utf-8")).rstrip()
 
 
 def _folded_page(page: str, width: int) -> str:
@@ -150,13 +143,13 @@ def _list_text() -> str:
 
 
 def _first_sentence(slug: str) -> str:
-    """Return the first sentence of what a cause means, up to a colon that explains it."""
-    meaning = page_text(slug).split("## Meaning\n", 1)[1].split("\n## ", 1)[0]
+    """Return the first sentence of the page on a cause, up to a colon that explains it."""
+    meaning = page_text(slug).split("\n\n", 2)[1]
     return re.split(r"[.:](?:\s|$)", " ".join(meaning.split()), maxsplit=1)[0]
 
 
 def _page(slug: str) -> Path:
-    for folder in shipped_folders("causes", "docs/causes"):
+    for folder in shipped_folders("docs/causes", "docs/causes"):
         if (folder / f"{slug}.md").is_file():
             return folder / f"{slug}.md"
     raise TorchperfdError(

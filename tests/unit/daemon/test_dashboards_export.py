@@ -39,7 +39,8 @@ def test_export_writes_every_file_and_lists_it(tmp_path: Path) -> None:
         "alerts/torchperfd.rules.yaml",
         "provisioning/dashboards/torchperfd.yaml",
         "provisioning/datasources/prometheus.yaml",
-        "runbooks/run-stalled.md",
+        "runbooks/runbooks.md",
+        "runbooks/causes/hang.md",
     } <= names
     assert result.stderr == (
         f"the alerts' runbook_url is a placeholder: publish what is in {tmp_path / 'out' / 'runbooks'},"
@@ -63,7 +64,8 @@ def test_export_with_addresses_puts_them_into_the_files(tmp_path: Path) -> None:
         if "alert" in rule
     ]
     assert len(urls) > 20
-    assert all(url.startswith("https://wiki.example/torch/") and url.count("/") == 4 for url in urls)
+    section = re.compile(r"https://wiki\.example/torch/(causes/)?[a-z-]+\.html#torchperfd\w+")
+    assert all(section.fullmatch(url) for url in urls)
     source = yaml.safe_load((tmp_path / "provisioning" / "datasources" / "prometheus.yaml").read_text())
     assert source["datasources"][0]["url"] == "http://metrics:9090"
     provider = yaml.safe_load((tmp_path / "provisioning" / "dashboards" / "torchperfd.yaml").read_text())
@@ -116,11 +118,38 @@ def test_export_selector_that_is_none_is_refused(
     assert written(tmp_path) == set()
 
 
-def test_export_has_the_page_of_each_runbook_url(tmp_path: Path) -> None:
+def test_export_has_the_section_of_each_runbook_url(tmp_path: Path) -> None:
     export(str(tmp_path), "--runbooks", "https://wiki.example")
     rules = (tmp_path / "alerts" / "torchperfd.rules.yaml").read_text()
-    named = set(re.findall(r"runbook_url: https://wiki\.example/([\w-]+)\.html", rules))
-    assert named == {path.stem for path in (tmp_path / "runbooks").iterdir()}
+    named = re.findall(r"runbook_url: https://wiki\.example/(\S+)\.html#(\w+)", rules)
+    assert len(named) > 20
+    for page, anchor in named:
+        assert anchor in anchors(tmp_path / "runbooks" / f"{page}.md")
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)", page.read_text(), re.MULTILINE)
+    return {"-".join(heading.lower().split()) for heading in headings}
+
+
+def test_exported_pages_have_no_dead_links(tmp_path: Path) -> None:
+    export(str(tmp_path))
+    pages = sorted((tmp_path.resolve() / "runbooks").rglob("*.md"))
+    found = 0
+    for page in pages:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            name, _, anchor = target.partition("#")
+            linked = (page.parent / name).resolve() if name else page
+            assert linked in pages, f"{page}: {target}"
+            assert not anchor or anchor in anchors(linked), f"{page}: {target}"
+            found += 1
+    assert found > 50
+
+
+def test_exported_page_has_the_text_of_links_to_other_pages(tmp_path: Path) -> None:
+    export(str(tmp_path))
+    page = (tmp_path / "runbooks" / "causes" / "hang.md").read_text()
+    assert page.startswith("# hang\n\nNo step has ended for longer than the stall limit.\n")
 
 
 def test_export_without_mount_names_its_own_directory(tmp_path: Path) -> None:
