@@ -106,7 +106,7 @@ def test_run_is_answered_in_full_with_its_verdict() -> None:
         verdict = answer.verdict
         assert (verdict.cause, verdict.rank, verdict.node) == ("input-bound", 1, "node-b")
         assert verdict.cost_seconds_per_step == pytest.approx(0.059), "what its peer waits is usual"
-        assert verdict.summary.startswith("input-bound · rank 1 on node-b · waiting for data takes 60 ms")
+        assert verdict.summary.startswith("input-bound · rank 1 on node-b · 59 ms of each 100 ms step")
 
     play(scenario)
 

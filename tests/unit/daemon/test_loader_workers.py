@@ -203,6 +203,16 @@ def test_verdict_input_bound_has_the_stages() -> None:
         assert verdict.evidence.endswith("; making a batch takes 150 ms: fetch 120 ms, collate 30 ms")
 
 
+def test_verdict_on_all_ranks_has_the_stages_of_the_longest_wait() -> None:
+    facts = [replace(WAITS, stages=InputStages(0, 8, seconds)) for seconds in (0.1, 0.2)]
+    ranks = [
+        RankEvidence(number, "a", 1.0, {"data": 0.3 + number / 10, "forward": 0.6}, loader=facts[number])
+        for number in range(2)
+    ]
+    first = rank_causes("r", ranks, RuleCounsel(lambda: COST))[0]
+    assert (first.cause, first.rank, first.stages) == (Cause.INPUT_BOUND, None, facts[1].stages)
+
+
 def test_verdict_promises_no_more_than_it_costs() -> None:
     seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, queued_seconds=60 * MS, loader=WAITS)
     reported = {verdict.cause: verdict for verdict in rank_causes("r", [seen], RuleCounsel(lambda: COST))}

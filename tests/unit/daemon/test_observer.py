@@ -1,7 +1,6 @@
 """The observer on a simulated job: its verdicts, their ranks, onsets and delays; and cases without one."""
 
 import asyncio
-import dataclasses
 import logging
 import random
 import re
@@ -12,15 +11,13 @@ import pytest
 from benchmarks.accuracy.streams import Change, Job
 
 from torchperfd.durations import duration
-from torchperfd.input_stages import InputStages
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict
+from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
 from torchperfd_daemon.diagnosis.fixes import fix_of
 from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS, WINDOW_SAMPLES
-from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.observer import Observer
-from torchperfd_daemon.observer.run_watch import _stages, why_first
+from torchperfd_daemon.observer.run_watch import why_first
 from torchperfd_daemon.service.translate import rank_status
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, State, Store
@@ -652,20 +649,3 @@ def test_a_slow_rank_in_a_stage_is_named_by_its_lateness_there(seed: int) -> Non
 def test_equal_stages_are_healthy(seed: int) -> None:
     reported = Watched(seed=seed, stages=4).train(40)
     assert {each.cause for each in reported if each} == {Cause.NONE}
-
-
-@pytest.mark.parametrize(("named", "fetch"), [(None, None), (0, 0.1), (1, 0.2), (2, None), (9, None)])
-def test_stages_are_those_of_the_rank_that_waits(named: int | None, fetch: float | None) -> None:
-    """Of a verdict on all ranks, those of the one that waits longest."""
-    facts = [LoaderFacts(stages=InputStages(0, 8, seconds)) for seconds in (0.1, 0.2)]
-    ranks = [
-        RankEvidence(0, "a", 1.0, {"data": 0.3}, loader=facts[0]),
-        RankEvidence(1, "a", 1.0, {"data": 0.4}, loader=facts[1]),
-        RankEvidence(2, "a", 1.0, {"data": 0.5}, loader=LoaderFacts()),
-    ]
-    verdict = Verdict(Cause.INPUT_BOUND, RUN, "a", named, "data", "", 0.3, "")
-    found = _stages(verdict, ranks)
-    assert (found.fetch_seconds if found else None) == fetch
-    assert _stages(dataclasses.replace(verdict, phase="forward"), ranks[:2]) is None
-    if named is None:
-        assert _stages(verdict, ranks[:2]) == InputStages(0, 8, 0.2)

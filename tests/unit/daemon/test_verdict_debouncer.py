@@ -161,3 +161,12 @@ def lasted(name: tuple[Cause, int | None] | None, samples: Sequence[Sequence[Ver
             streak, missed = 0, missed + 1
             holds = holds and missed < LEAST_FINDINGS
     return holds
+
+
+def test_switch_comes_before_the_state_of_the_machine() -> None:
+    """What a switch costs is not measured; it is the owner's to change."""
+    switch, state = verdict(Cause.DEBUG_SWITCH), verdict(Cause.CPU_CONTENTION, 0.07, 1)
+    held = VerdictDebouncer()
+    for _ in range(LEAST_FINDINGS):
+        held.update([switch, state])
+    assert [each.cause for each in held.verdicts] == [Cause.DEBUG_SWITCH, Cause.CPU_CONTENTION]
