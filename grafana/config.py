@@ -25,10 +25,10 @@ SCHEMA_VERSION: Final = 39
 REFRESH: Final = "30s"
 TIME_FROM: Final = "now-1h"
 
-MOST_SERIES: Final = 12
+MAX_SERIES: Final = 12
 """Series per panel of ranks or GPUs: the highest ones of the latest values. Eight GPUs fit."""
 
-MOST_REPEATS: Final = 4
+MAX_REPEATS: Final = 4
 """Panels side by side where a panel is repeated."""
 
 HARDWARE_THROTTLING: Final = "hw_slowdown|hw_thermal_slowdown|hw_power_brake_slowdown"

@@ -19,7 +19,7 @@ DAEMON: Final = "torchperfd-daemon"
 TITLES: Final = {FLEET: "Fleet", RUN: "Run", RANK: "Rank", NODE: "Node and GPU", DAEMON: "Daemon"}
 """Every dashboard's uid, which never changes, and its name."""
 
-_TOP: Final = (config.MOST_SERIES // 2, config.MOST_SERIES, config.MOST_SERIES * 4)
+_TOP: Final = (config.MAX_SERIES // 2, config.MAX_SERIES, config.MAX_SERIES * 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def label_values(
 
 def top() -> dashboard.CustomVariable:
     """Offer how many series a panel of many shows at most."""
-    chosen = str(config.MOST_SERIES)
+    chosen = str(config.MAX_SERIES)
     return (
         dashboard.CustomVariable("top")
         .label("Series per panel")

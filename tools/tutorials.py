@@ -39,7 +39,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SCRIPTS: Final = ROOT / "client" / "examples" / "tutorials"
 PAGES: Final = ROOT / "docs" / "tutorials"
 
-LEAST_SHOWN_RATIO: Final = 1.8
+MIN_SHOWN_RATIO: Final = 1.8
 """A page is written only if its change gains this much, so that a test can ask for much less."""
 
 _PART: Final = re.compile(
@@ -293,7 +293,7 @@ def write(tutorial: Tutorial, *, keep_measured: bool = False) -> None:
         keep_measured: Keep the table of gains that the page has.
 
     Raises:
-        SystemExit: A command failed, or the change gained less than :data:`LEAST_SHOWN_RATIO`.
+        SystemExit: A command failed, or the change gained less than :data:`MIN_SHOWN_RATIO`.
     """
     written: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -330,7 +330,7 @@ def _kept_table(tutorial: Tutorial) -> str:
 
 
 def _table(tutorial: Tutorial, gain: Gain) -> str:
-    if gain.ratio < LEAST_SHOWN_RATIO:
+    if gain.ratio < MIN_SHOWN_RATIO:
         sys.exit(f"{tutorial.name}: only {gain.ratio:.2f} times as fast; is the machine busy?")
     before, after = shlex.join(tutorial.before), shlex.join(tutorial.after)
     return "\n".join(

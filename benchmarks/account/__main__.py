@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from benchmarks.account.answers import LEAST_SHARE, Found, find, without
+from benchmarks.account.answers import MIN_SHARE, Found, find, without
 from benchmarks.account.jobs import OracleJob, Truth, read
 
 from torchperfd_daemon.diagnosis.step_model import replay
@@ -23,7 +23,7 @@ from torchperfd_daemon.diagnosis.step_records import fit
 WARM: Final = 24
 """Steps that fill the pipeline of a replay."""
 WITHIN: Final = 0.03
-LEAST_RIGHT: Final = 0.95
+MIN_RIGHT: Final = 0.95
 
 
 class Score:
@@ -59,7 +59,7 @@ class Score:
                 self.wrong.append(f"seed {job.seed}: no fault, found {found}")
 
     def _add_name(self, job: OracleJob, truth: Truth, found: list[Found]) -> None:
-        if truth.cost_ms < LEAST_SHARE * job.step_ms:
+        if truth.cost_ms < MIN_SHARE * job.step_ms:
             return
         if not job.is_seen(truth):
             self.unseen += 1
@@ -89,11 +89,11 @@ class Score:
             f"\n{self.jobs} jobs; the unedited replay is off by {worst[len(worst) // 2]:.2%} in the median,"
         )
         print(f"by {worst[-1]:.2%} at most")
-        print(f"costs within {WITHIN:.0%} of the step      {costs:.1%}   >= {LEAST_RIGHT:.0%}")
-        print(f"culprits and kinds named        {named:.1%}   >= {LEAST_RIGHT:.0%}")
+        print(f"costs within {WITHIN:.0%} of the step      {costs:.1%}   >= {MIN_RIGHT:.0%}")
+        print(f"culprits and kinds named        {named:.1%}   >= {MIN_RIGHT:.0%}")
         print(f"jobs without a fault or verdict {clean:.1%}   all of {self.clean.total()}")
         print(f"not in any record: {self.unseen} faults that all ranks have in all steps")
-        return costs >= LEAST_RIGHT and named >= LEAST_RIGHT and clean == 1.0
+        return costs >= MIN_RIGHT and named >= MIN_RIGHT and clean == 1.0
 
 
 def _share(counts: "Counter[tuple[str, bool]]", kind: str) -> str:

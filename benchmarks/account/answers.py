@@ -11,12 +11,12 @@ from benchmarks.account.jobs import Float64, OracleJob, Truth
 from torchperfd_daemon.diagnosis.edits import Edit, both, own_work, phase_work, with_phase, without_syncs
 from torchperfd_daemon.diagnosis.step_model import StepModel, replay
 
-LEAST_SHARE: Final = 0.05
+MIN_SHARE: Final = 0.05
 """Of the step: faults that cost less need not be found."""
 _BESIDE: Final = "checkpoint"
 _HALF: Final = 0.5
 _UNLIKE: Final = 2.0
-_LEAST_UNEVEN: Final = 0.005
+_MIN_UNEVEN: Final = 0.005
 """Work is uneven where it varies by this multiple of what the steadiest phase does."""
 _CERTAIN: Final = 5.0
 """So many standard errors make a rank late."""
@@ -110,7 +110,7 @@ def _spread(times: Float64) -> float:
 
 
 def find(job: OracleJob, model: StepModel) -> list[Found]:
-    """Return the faults that a job's model shows, of those that cost :data:`LEAST_SHARE` of its step."""
+    """Return the faults that a job's model shows, of those that cost :data:`MIN_SHARE` of its step."""
     return _Search(job, model).run()
 
 
@@ -143,7 +143,7 @@ class _Search:
         self._add_late("slow_host", own_work, _host_as_peers)
         return self._found
 
-    def _note(self, kind: str, rank: int | None, edit: Edit, least: float = LEAST_SHARE) -> None:
+    def _note(self, kind: str, rank: int | None, edit: Edit, least: float = MIN_SHARE) -> None:
         cost = self._step - replay(edit(self._model)).mean
         left = replay(self._rest).mean - replay(edit(self._rest)).mean
         if min(cost, left) >= least * self._step:
@@ -190,7 +190,7 @@ class _Search:
             compared = [_spread(phase_work(model, name)) for name in _compared(model, phase)]
             if _spread(phase_work(model, phase)) >= _UNLIKE * min(compared, default=0.0):
                 even: Edit = partial(_even, phase=phase, seconds=np.zeros_like(model.make))
-                self._note("uneven", None, even, _LEAST_UNEVEN)
+                self._note("uneven", None, even, _MIN_UNEVEN)
                 return
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.accuracy.noise import KINDS, LOOPS, Float64, made_up, recorded
 
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
-from torchperfd_daemon.diagnosis.detect.debounce import LEAST_SECONDS
+from torchperfd_daemon.diagnosis.detect.debounce import MIN_SECONDS
 
 SEED: Final = 1000
 CHANGE: Final = 0.1
@@ -35,7 +35,7 @@ SPREADS: Final = {"memory (AR 0.6)": 0.02, "periodic spikes": 0.03}
 SPREAD: Final = 0.04
 SWEPT: Final = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)
 
-LEAST_FOUND: Final = 0.99
+MIN_FOUND: Final = 0.99
 LATEST: Final = 30
 ALARMS_PER_STEP: Final = 1e-5
 
@@ -65,7 +65,7 @@ class Score:
         return [
             text
             for text, missed in (
-                (f"{self.found:.1%} found", reachable and self.found < LEAST_FOUND),
+                (f"{self.found:.1%} found", reachable and self.found < MIN_FOUND),
                 (f"the 95th percentile is {self.late:.0f} steps", reachable and self.late > LATEST),
                 (
                     f"{self.alarms} false alarms in {self.healthy_steps} steps",
@@ -224,7 +224,7 @@ def judge_recorded(kind: str, trials: int, *, again: bool) -> list[str]:
         f" nothing below {least:.0%}"
     )
     reachable = least < CHANGE and steps < LATEST
-    long_enough = LATEST * min(float(np.median(series)) for series in loops) > LEAST_SECONDS
+    long_enough = LATEST * min(float(np.median(series)) for series in loops) > MIN_SECONDS
     return [f"{kind}: {text}" for text in result.wrong(reachable=reachable and long_enough)]
 
 

@@ -38,8 +38,8 @@ MEASURED: Final[dict[str, Literal["gauge", "counter"]]] = {
 }
 SETTLING_S: Final = 15
 FILLING_S: Final = 110
-MOST_CPU_S: Final = 1.0
-MOST_BYTES: Final = 40 * 1024
+MAX_CPU_S: Final = 1.0
+MAX_BYTES: Final = 40 * 1024
 LINEAR: Final = 0.1
 SEED: Final = 7
 
@@ -128,13 +128,13 @@ def main() -> int:
         print(f"{count:>5} ranks: {each / 1024:5.1f} KiB a rank", flush=True)
     wrong = []
     longest = max(*healthy, *slow)
-    if longest > MOST_CPU_S:
+    if longest > MAX_CPU_S:
         wrong.append(f"a window takes {longest:.2f} s")
     # The run's own detectors are there once: what a rank more costs is the slope.
     slope = (held[2] * counts[2] - held[1] * counts[1]) / (counts[2] - counts[1])
     first = (held[1] * counts[1] - held[0] * counts[0]) / (counts[1] - counts[0])
     print(f"one rank more: {slope / 1024:.1f} KiB")
-    if slope > MOST_BYTES:
+    if slope > MAX_BYTES:
         wrong.append(f"a rank takes {slope / 1024:.1f} KiB")
     if abs(slope / first - 1) > LINEAR:
         wrong.append(f"memory is not linear: {first / 1024:.1f} KiB a rank, then {slope / 1024:.1f}")

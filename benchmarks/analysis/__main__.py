@@ -25,11 +25,11 @@ EVENTS: Final = 200_000
 LONG: Final = 2_000_000
 LENGTHS: Final = (10_000, 31_623, 100_000, 316_228, 1_000_000, 3_162_278)
 TIMES_CHEAPER: Final = 10.0
-MOST_MIB: Final = 100.0
-MOST_LONG_MIB: Final = 300.0
-MOST_LONG_CPU_S: Final = 4.0
+MAX_MIB: Final = 100.0
+MAX_LONG_MIB: Final = 300.0
+MAX_LONG_CPU_S: Final = 4.0
 # Cost may differ from a straight line by this factor between the longest trace and a tenth of it.
-MOST_BEND: Final = 1.25
+MAX_BEND: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def main() -> int:
             print(f"{times:.1f} times cheaper than {name}, limit {TIMES_CHEAPER:.0f}")
             if times < TIMES_CHEAPER:
                 broken.append(f"only {times:.1f} times cheaper than {name}")
-        if mine.peak_mib > MOST_MIB:
-            broken.append(f"{mine.peak_mib:.0f} MiB for {EVENTS:,} events, limit {MOST_MIB:.0f}")
+        if mine.peak_mib > MAX_MIB:
+            broken.append(f"{mine.peak_mib:.0f} MiB for {EVENTS:,} events, limit {MAX_MIB:.0f}")
         broken += _judge_lengths(ours, trace, options.rounds)
     for line in broken:
         print(f"FAILED: {line}")
@@ -116,13 +116,13 @@ def _judge_lengths(python: Path, trace: Path, count: int) -> list[str]:
         cost = rounds({"torchperfd": python}, trace, count)["torchperfd"]
         per_event[events] = (cost.cpu_s - start) / events * 1e6
         print(f"{events:>12,} {cost.cpu_s:>8.2f} {per_event[events]:>9.2f} {cost.peak_mib:>6.0f}", flush=True)
-        if events == LONG and cost.cpu_s > MOST_LONG_CPU_S:
-            broken.append(f"{cost.cpu_s:.2f} s CPU for {events:,} events, limit {MOST_LONG_CPU_S:.0f}")
-        if events == LONG and cost.peak_mib > MOST_LONG_MIB:
-            broken.append(f"{cost.peak_mib:.0f} MiB for {events:,} events, limit {MOST_LONG_MIB:.0f}")
+        if events == LONG and cost.cpu_s > MAX_LONG_CPU_S:
+            broken.append(f"{cost.cpu_s:.2f} s CPU for {events:,} events, limit {MAX_LONG_CPU_S:.0f}")
+        if events == LONG and cost.peak_mib > MAX_LONG_MIB:
+            broken.append(f"{cost.peak_mib:.0f} MiB for {events:,} events, limit {MAX_LONG_MIB:.0f}")
     bend = per_event[LENGTHS[-1]] / per_event[LENGTHS[-3]]
-    print(f"an event of the longest trace costs {bend:.2f} times one of a tenth of it, limit {MOST_BEND}")
-    if bend > MOST_BEND:
+    print(f"an event of the longest trace costs {bend:.2f} times one of a tenth of it, limit {MAX_BEND}")
+    if bend > MAX_BEND:
         broken.append(f"cost is not linear: {bend:.2f}")
     return broken
 

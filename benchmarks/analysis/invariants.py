@@ -23,14 +23,14 @@ from torchperfd_daemon.analysis.advice import render_advice
 from torchperfd_daemon.errors import TorchperfdError
 
 _SUFFIXES: Final = (".json", ".json.gz")
-_MOST_FILES: Final = 500
+_MAX_FILES: Final = 500
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check each trace and return 1 if any answer breaks an invariant."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.analysis.invariants", description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--limit", type=int, default=_MOST_FILES, help="most files to read")
+    parser.add_argument("--limit", type=int, default=_MAX_FILES, help="most files to read")
     options = parser.parse_args(arguments)
     paths = (path for path in sorted(options.directory.rglob("*")) if path.name.endswith(_SUFFIXES))
     counts, broken = Counter[str](), 0

@@ -39,11 +39,11 @@ CAPTURES_PER_PROCESS: Final = 3
 OURS: Final = "torchperfd"
 THEIRS: Final = "by hand"
 
-MOST_START_MS: Final = 5.0
+MAX_START_MS: Final = 5.0
 MOST_OF_THEIRS: Final = 1.25
-MOST_SLOWER: Final = 1.01
-MOST_GROWTH_MIB: Final = 20.0
-MOST_ARMED_S: Final = 0.1
+MAX_SLOWER: Final = 1.01
+MAX_GROWTH_MIB: Final = 20.0
+MAX_ARMED_S: Final = 0.1
 SETTLED: Final = 5
 """Captures after which memory is expected to stay."""
 
@@ -91,8 +91,8 @@ def beside_the_others(rounds: int) -> list[str]:
     wrong = []
     for name, found in (("first captures", first[OURS]), ("captures", costs[OURS])):
         start = statistics.median(cost["start"] for cost in found)
-        if start > MOST_START_MS:
-            wrong.append(f"{name} start in {start:.1f} ms, limit {MOST_START_MS:.0f} ms")
+        if start > MAX_START_MS:
+            wrong.append(f"{name} start in {start:.1f} ms, limit {MAX_START_MS:.0f} ms")
     if ends[OURS] > MOST_OF_THEIRS * theirs:
         wrong.append(f"captures end in {ends[OURS]:.0f} ms, limit {MOST_OF_THEIRS * theirs:.0f} ms")
     return wrong
@@ -109,10 +109,10 @@ def again_and_again(captures: int) -> list[str]:
         f" {last:.0f} after number {captures}"
     )
     wrong = []
-    if slower > MOST_SLOWER:
-        wrong.append(f"steps are {slower:.3f} times as long afterwards, limit {MOST_SLOWER}")
-    if last - settled > MOST_GROWTH_MIB:
-        wrong.append(f"memory grew by {last - settled:.0f} MiB, limit {MOST_GROWTH_MIB:.0f} MiB")
+    if slower > MAX_SLOWER:
+        wrong.append(f"steps are {slower:.3f} times as long afterwards, limit {MAX_SLOWER}")
+    if last - settled > MAX_GROWTH_MIB:
+        wrong.append(f"memory grew by {last - settled:.0f} MiB, limit {MAX_GROWTH_MIB:.0f} MiB")
     return wrong
 
 
@@ -161,7 +161,7 @@ def through_the_daemon(requests: int) -> list[str]:
         f"request to armed: median {statistics.median(seconds) * 1e3:.0f} ms, 99 % {late * 1e3:.0f} ms,"
         f" worst {seconds[-1] * 1e3:.0f} ms of {requests}"
     )
-    return [f"99 % are armed in {late * 1e3:.0f} ms, limit 100 ms"] if late > MOST_ARMED_S else []
+    return [f"99 % are armed in {late * 1e3:.0f} ms, limit 100 ms"] if late > MAX_ARMED_S else []
 
 
 def main() -> int:

@@ -40,11 +40,11 @@ STEPS_PER_SECOND: Final = 10
 REPORTS_PER_SECOND: Final = 1
 """As clients do: of each, a batch of steps and an account."""
 
-MOST_CORES: Final = 0.01
-MOST_BYTES: Final = 60 * MIB
-MOST_TIMES_EXPORTER: Final = 2.0
-LEAST_STEPS_PER_CPU_SECOND: Final = 100_000
-MOST_DRIFT_S: Final = 0.02
+MAX_CORES: Final = 0.01
+MAX_BYTES: Final = 60 * MIB
+MAX_TIMES_EXPORTER: Final = 2.0
+MIN_STEPS_PER_CPU_SECOND: Final = 100_000
+MAX_DRIFT_S: Final = 0.02
 
 EXPORTER: Final = "prometheus-node-exporter"
 SCRAPE_INTERVAL_S: Final = 5.0
@@ -146,10 +146,10 @@ def at_rest(node: Node, seconds: float) -> list[str]:
         f" {series(node.metrics_port)} series"
     )
     wrong = []
-    if cost.cores > MOST_CORES:
-        wrong.append(f"{cost.cores:.2%} of a core, limit {MOST_CORES:.0%}")
-    if cost.peak_bytes > MOST_BYTES:
-        wrong.append(f"{cost.peak_bytes / MIB:.1f} MiB, limit {MOST_BYTES / MIB:.0f} MiB")
+    if cost.cores > MAX_CORES:
+        wrong.append(f"{cost.cores:.2%} of a core, limit {MAX_CORES:.0%}")
+    if cost.peak_bytes > MAX_BYTES:
+        wrong.append(f"{cost.peak_bytes / MIB:.1f} MiB, limit {MAX_BYTES / MIB:.0f} MiB")
     return wrong
 
 
@@ -194,8 +194,8 @@ def beside_the_exporter(node: Node) -> list[str]:
     times = per_series["torchperfd"] / per_series[EXPORTER]
     print(f"per series {times:.2f} times the exporter's")
     return (
-        [f"{times:.2f} times the exporter's, limit {MOST_TIMES_EXPORTER:.0f}"]
-        if times > MOST_TIMES_EXPORTER
+        [f"{times:.2f} times the exporter's, limit {MAX_TIMES_EXPORTER:.0f}"]
+        if times > MAX_TIMES_EXPORTER
         else []
     )
 
@@ -214,8 +214,8 @@ def flooded() -> list[str]:
             f"flooded: {steps / elapsed:,.0f} steps/s at {spent / elapsed:.0%} of a core,"
             f" {steps / spent:,.0f} steps per CPU second, {resident_bytes(pid) / MIB:.1f} MiB"
         )
-    if steps / spent < LEAST_STEPS_PER_CPU_SECOND:
-        return [f"{steps / spent:,.0f} steps per CPU second, limit {LEAST_STEPS_PER_CPU_SECOND:,}"]
+    if steps / spent < MIN_STEPS_PER_CPU_SECOND:
+        return [f"{steps / spent:,.0f} steps per CPU second, limit {MIN_STEPS_PER_CPU_SECOND:,}"]
     return []
 
 
@@ -246,8 +246,8 @@ def on_the_grid(seconds: float, *pace: str) -> list[str]:
         quarter = max(1, len(offsets) // 4)
         drift = statistics.median(offsets[-quarter:]) - statistics.median(offsets[:quarter])
         print(f"  {name}: drifted by {drift * 1e3:+.1f} ms in {moments[-1] - moments[0]:.0f} s")
-        if abs(drift) > MOST_DRIFT_S:
-            wrong.append(f"{name} drifted by {drift * 1e3:+.1f} ms, limit {MOST_DRIFT_S * 1e3:.0f} ms")
+        if abs(drift) > MAX_DRIFT_S:
+            wrong.append(f"{name} drifted by {drift * 1e3:+.1f} ms, limit {MAX_DRIFT_S * 1e3:.0f} ms")
     return wrong
 
 

@@ -41,11 +41,11 @@ from benchmarks.faults.trial import (
 )
 
 FULL_RANKS: Final = 8
-MOST_OTHERS: Final = 0.01
+MAX_OTHERS: Final = 0.01
 """A job is run again if other processes took a larger share of the processors."""
-MOST_DRIFT: Final = 0.05
+MAX_DRIFT: Final = 0.05
 """A job is run again if its steps before and after the fault differ by more than this share."""
-MOST_RUNS: Final = 3
+MAX_RUNS: Final = 3
 
 
 def unable(faults: list[Fault]) -> dict[str, str]:
@@ -114,8 +114,8 @@ def run_alone(plan: Plan, job: Callable[[Plan], Trial]) -> Trial:
     The answers do not decide whether it is run again.
     """
     trial = job(plan)
-    for _ in range(MOST_RUNS - 1):
-        if trial.others <= MOST_OTHERS and trial.measured.drift <= MOST_DRIFT:
+    for _ in range(MAX_RUNS - 1):
+        if trial.others <= MAX_OTHERS and trial.measured.drift <= MAX_DRIFT:
             break
         print(report.disturbed(trial), flush=True)
         trial = job(plan)

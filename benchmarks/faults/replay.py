@@ -15,11 +15,11 @@ from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.evidence import do_devices_wait, hide_waits
 from torchperfd_daemon.diagnosis.predictions import predict as predict_steps
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel
-from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_STEPS
+from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 
 _RUN: Final = "faults"
-_LEAST_STEPS: Final = 20
+_MIN_STEPS: Final = 20
 
 
 def find_causes(sample: Sample) -> list[Verdict]:
@@ -47,13 +47,13 @@ def predict(sample: Sample) -> list[Prediction]:
     since = max(end - held, sample.slowdown.step if sample.slowdown else 0)
     first = max(end - held, WARM_STEPS)
     answers = None
-    if end - since >= _LEAST_STEPS:
-        past = [rank.work(first, since) for rank in ranks] if since - first >= _LEAST_STEPS else []
+    if end - since >= _MIN_STEPS:
+        past = [rank.work(first, since) for rank in ranks] if since - first >= _MIN_STEPS else []
         now = [rank.work(since, end) for rank in ranks]
         answers = predict_steps(now, pauses, past, hidden=on_device or hide_waits(evidence))
     if on_device:
         count = min(rank.device_samples for rank in ranks)
-        if count >= LEAST_WINDOW_SAMPLES:
+        if count >= MIN_WINDOW_SAMPLES:
             newest = predict_steps([rank.device_work(count) for rank in ranks], pauses)
             answers = newest.with_growth_of(answers) if answers else newest
             answers = answers.with_pauses_of(find_causes(sample))

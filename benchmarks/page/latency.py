@@ -21,7 +21,7 @@ from tests.browser import Browser
 from tests.support.node import Node, eventually, torchrun
 
 LIMIT_S: Final = 1.0
-LEAST_STEPS: Final = 100
+MIN_STEPS: Final = 100
 STEPS_MS: Final = (100, 4)
 SETTLE_S: Final = 5.0
 
@@ -124,7 +124,7 @@ def main() -> int:
             assert found, "no step was drawn"
             figures = (statistics.median(found), found[int(0.99 * len(found))], found[-1])
             print(row.format(f"{step_ms} ms", len(found), *(f"{1000 * value:.0f}" for value in figures)))
-            good = good and found[-1] <= LIMIT_S and len(found) >= LEAST_STEPS
+            good = good and found[-1] <= LIMIT_S and len(found) >= MIN_STEPS
     finally:
         node.close()
     print(f"the limit of the longest is {1000 * LIMIT_S:.0f} ms")

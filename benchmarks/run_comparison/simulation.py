@@ -9,7 +9,7 @@ from torchperfd.runs.record import RankBlocks, RankRecord, RunRecord
 
 PHASES: Final = {"data": 0.15, "forward": 0.3, "backward": 0.4, "optimizer": 0.1, "other": 0.05}
 """Shares of a step."""
-_MOST_BLOCKS: Final = 256
+_MAX_BLOCKS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def simulate(
 def _record(columns: dict[str, list[float]]) -> RunRecord:
     count = len(next(iter(columns.values())))
     size = 1
-    while count // size >= _MOST_BLOCKS:
+    while count // size >= _MAX_BLOCKS:
         size *= 2
     phases = {
         name: tuple(

@@ -6,7 +6,7 @@ from typing import Final
 from torchperfd.sizes import size
 
 _STATUS: Final = "/proc/self/status"
-_MOST_BYTES: Final = 1 << 14
+_MAX_BYTES: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def read_host_memory(path: str = _STATUS) -> HostMemory | None:
     """
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - no pathlib on the flusher's thread
-            lines = file.read(_MOST_BYTES).splitlines()
+            lines = file.read(_MAX_BYTES).splitlines()
         found = {
             name: int(value.split()[0]) << 10
             for name, _, value in (each.partition(b":") for each in lines)

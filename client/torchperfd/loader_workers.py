@@ -17,26 +17,26 @@ from typing import Any, Final
 from torchperfd.durations import duration
 from torchperfd.input_stages import InputStages
 
-MOST_WORKERS: Final = 16
+MAX_WORKERS: Final = 16
 """More are never advised: what takes longer wants cheaper items."""
-LEAST_GAIN: Final = 0.05
+MIN_GAIN: Final = 0.05
 """A saving of a smaller share of the step is within the model's error."""
 
 # No figure of a loader is larger: bytes of a batch.
-_MOST_FIGURE: Final = float(1 << 50)
+_MAX_FIGURE: Final = float(1 << 50)
 # So much of a worker's CPU may be in use by the training process, by a measurement that is not exact.
 _SPARE_CPUS: Final = 0.25
 # A loader computes, and does not wait, where this share of a draw is CPU time.
 _COMPUTES: Final = 0.5
 # Lower limit for how often a thread gets a CPU.
-_MOST_QUEUED: Final = 0.99
+_MAX_QUEUED: Final = 0.99
 # Workers that wait for a CPU for a larger share of their time compete for CPUs.
 CROWDED: Final = 0.1
 # Workers that wait for work for a larger share of their time are no reason for a wait for data.
 _IDLE: Final = 0.5
 # Starts of workers explain a wait for data from this share of it on, and once they have happened so often.
 _MOST_OF_WAIT: Final = 0.5
-_LEAST_STARTS: Final = 3
+_MIN_STARTS: Final = 3
 # Processes that share CPUs lose time to each other's caches and to their scheduling.
 _CONTENTION: Final = 1.15
 # Batches are rarely less than one tensor of samples and one of labels.
@@ -46,7 +46,7 @@ _FETCH_S: Final = 60e-6
 _FETCH_TENSOR_S: Final = 25e-6
 _FETCH_BYTE_S: Final = 1e-9
 # Of a draw at least this share has to go for whole batches to be worth another sampler.
-_LEAST_FETCH_GAIN: Final = 0.5
+_MIN_FETCH_GAIN: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class LoaderFacts:
     @property
     def respawns_workers(self) -> bool:
         """Whether each pass over the loader starts workers of its own, once a few passes have."""
-        return self.workers > 0 and self.starts >= _LEAST_STARTS
+        return self.workers > 0 and self.starts >= _MIN_STARTS
 
     @property
     def handover_seconds(self) -> float:
@@ -158,7 +158,7 @@ class LoaderFacts:
         figures = [getattr(self, each.name) for each in fields(self) if each.name != "stages"]
         if self.stages is not None:
             figures += [getattr(self.stages, each.name) for each in fields(self.stages)]
-        return all(0 <= each < _MOST_FIGURE for each in figures if each is not None)
+        return all(0 <= each < _MAX_FIGURE for each in figures if each is not None)
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "LoaderFacts":
@@ -308,7 +308,7 @@ class _Model:
         self._step = step
         tensors = facts.batch_tensors or _USUAL_TENSORS
         # Where other processes use the CPUs, a worker gets one as rarely as the training thread does.
-        crowd = 1 / (1 - min(facts.queued or 0.0, _MOST_QUEUED))
+        crowd = 1 / (1 - min(facts.queued or 0.0, _MAX_QUEUED))
         self._cpus = facts.cpus / crowd if facts.cpus else None
         self._receive = (
             crowd * cost.receiving(tensors, facts.batch_bytes)
@@ -349,14 +349,14 @@ class _Model:
         """Return the most workers that are of use: no more than have a CPU, unless they mostly wait."""
         cpus, share = self._cpus, self._share
         if not cpus:
-            return MOST_WORKERS
+            return MAX_WORKERS
         is_crowded = (self._facts.worker_queued or 0.0) >= CROWDED
         if share is None or share >= _COMPUTES or is_crowded:
             # Threads of one operator wait for each other: where they have all CPUs, a worker that takes one
             # of them holds up all.
             beside = int(cpus - (self._facts.rest_cpus or 1.0) + _SPARE_CPUS)
-            return max(0, min(MOST_WORKERS, most_computing_workers(cpus), beside))
-        return min(MOST_WORKERS, max(1, int(cpus / max(share, 1e-3))))
+            return max(0, min(MAX_WORKERS, most_computing_workers(cpus), beside))
+        return min(MAX_WORKERS, max(1, int(cpus / max(share, 1e-3))))
 
     def more_workers(self, *, on_device: bool) -> LoaderAdvice | None:
         """Return the advice to use workers, or more of them."""
@@ -368,7 +368,7 @@ class _Model:
         workers = min(max(math.ceil((self._make + self._send) / least) + 1, now + 1), most)
         step = self.step_with(workers)
         saves = self._step - step
-        if saves < max(LEAST_GAIN * self._step, self._receive):
+        if saves < max(MIN_GAIN * self._step, self._receive):
             return None
         share, cpus = self._share, self._facts.cpus
         assumes = ""
@@ -402,7 +402,7 @@ class _Model:
         # A kept worker still makes a first batch, as it makes any other.
         spent = facts.start_seconds - (facts.stages.making_seconds if facts.stages is not None else 0.0)
         saves = min(self._data, max(0.0, spent) * facts.starts_per_step / (facts.batches_per_step or 1.0))
-        if saves < max(_MOST_OF_WAIT * self._data, LEAST_GAIN * self._step):
+        if saves < max(_MOST_OF_WAIT * self._data, MIN_GAIN * self._step):
             return None
         pinned = ", pin_memory=True" if on_device else ""
         return LoaderAdvice(
@@ -425,13 +425,13 @@ class _Model:
         facts, stages = self._facts, self._facts.stages
         if facts.workers and facts.idle >= _IDLE and stages is not None:
             saves = self._data - 1.5 * stages.making_seconds
-            return self._in_process(saves) if saves >= LEAST_GAIN * self._step else None
+            return self._in_process(saves) if saves >= MIN_GAIN * self._step else None
         cpu, receive = self._cpu, facts.receive_seconds
         if not facts.workers or not facts.indexable or cpu is None or receive is None:
             return None
         # A worker's CPU time is all that a batch takes, except where it waits; half of it more to be sure.
         saves = self._data - max(1.5 * cpu, receive / 4)
-        if self._data > 2 * receive or saves < max(LEAST_GAIN * self._step, receive / 4):
+        if self._data > 2 * receive or saves < max(MIN_GAIN * self._step, receive / 4):
             return None
         return self._in_process(saves)
 
@@ -452,7 +452,7 @@ class _Model:
             return None
         fetch = _FETCH_S + facts.batch_tensors * _FETCH_TENSOR_S + facts.batch_bytes * _FETCH_BYTE_S
         saves = self._data - fetch
-        if saves < max(_LEAST_FETCH_GAIN * self._data, LEAST_GAIN * self._step):
+        if saves < max(_MIN_FETCH_GAIN * self._data, MIN_GAIN * self._step):
             return None
         order = "RandomSampler" if facts.shuffles else "SequentialSampler"
         return LoaderAdvice(

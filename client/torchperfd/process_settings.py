@@ -12,7 +12,7 @@ DETERMINISTIC: Final = "torch.use_deterministic_algorithms(True)"
 PYTHON_PROFILER: Final = "a Python profiler (sys.setprofile)"
 PYTHON_TRACER: Final = "a Python debugger or coverage (sys.settrace)"
 TORCH_PROFILER: Final = "torch.profiler.profile"
-_MOST_READINGS: Final = 3
+_MAX_READINGS: Final = 3
 _DEBUG_ALLOCATORS: Final = frozenset({"debug", "malloc_debug", "pymalloc_debug", "mimalloc_debug"})
 
 
@@ -71,7 +71,7 @@ class ProcessSettings:
 
     def read_at_step(self) -> None:
         """Read the settings at one of the first steps of an optimizer; without a loader nothing else does."""
-        if self._readings < _MOST_READINGS:
+        if self._readings < _MAX_READINGS:
             self._readings += 1
             self.read()
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from torchperfd.loader_workers import MOST_WORKERS, LoaderAdvice
+from torchperfd.loader_workers import MAX_WORKERS, LoaderAdvice
 from torchperfd.v1 import control_pb2
 
 RULES: Final = ("loader-workers", "persistent-workers", "whole-batches")
 _LONGEST_S: Final = 1e9
-_MOST_TEXT: Final = 1000
+_MAX_TEXT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class SettledAdvice:
         if advice is not None:
             seconds += [advice.step_seconds, advice.saves_seconds]
             texts = (advice.change, advice.setting, advice.assumes)
-            if advice.rule not in RULES or not 0 <= advice.workers <= MOST_WORKERS:
+            if advice.rule not in RULES or not 0 <= advice.workers <= MAX_WORKERS:
                 return False
-            if not all(len(each) <= _MOST_TEXT and each.isprintable() for each in texts):
+            if not all(len(each) <= _MAX_TEXT and each.isprintable() for each in texts):
                 return False
             if not 0 < advice.saves_seconds <= self.step_seconds:
                 return False

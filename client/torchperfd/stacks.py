@@ -32,7 +32,7 @@ from torchperfd.safety.logs import log
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
 from torchperfd.v1 import contract
-from torchperfd.worker_stacks import MOST_WORKERS, StackLine, WorkerStacks, stack_lines
+from torchperfd.worker_stacks import MAX_WORKERS, StackLine, WorkerStacks, stack_lines
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -42,7 +42,7 @@ VARIABLE: Final = "TORCHPERFD_STACK_SIGNAL"
 _PACKAGE: Final = str(Path(__file__).parent) + os.sep
 # Libraries that want a real-time signal count from either end; these are in between.
 _CANDIDATES: Final = range(signal.SIGRTMAX - 9, signal.SIGRTMIN + 9, -1)
-_MOST_THREADS: Final = 256
+_MAX_THREADS: Final = 256
 _WORKERS_S: Final = 0.25
 """Workers answer at a random moment within 30 ms, unless native code holds their interpreter."""
 _SAMPLED_WORKERS: Final = 4
@@ -113,7 +113,7 @@ class StackReporter:
         is_sample = order.loading_only or order.threads_only
         frames = frames_at_random() if is_sample else sys._current_frames()
         try:
-            for ident in list(frames)[:_MOST_THREADS]:
+            for ident in list(frames)[:_MAX_THREADS]:
                 if order.loading_only and ident != self._training:
                     continue
                 stack = report.threads.add(
@@ -123,7 +123,7 @@ class StackReporter:
         finally:
             frames.clear()
         if not order.threads_only:
-            self._add_workers(report, _SAMPLED_WORKERS if order.loading_only else MOST_WORKERS)
+            self._add_workers(report, _SAMPLED_WORKERS if order.loading_only else MAX_WORKERS)
         self._outbox.put(session_pb2.ClientMessage(stack_report=report))
 
     def _add_workers(self, report: "session_pb2.StackReport", most: int) -> None:

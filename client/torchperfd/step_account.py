@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from torchperfd.durations import duration
 
-LEAST_SHOWN_SHARE: Final = 0.01
+MIN_SHOWN_SHARE: Final = 0.01
 """Parts below this share of the step are summed as the rest, wherever people read an account."""
-LEAST_OPEN_SHARE: Final = 0.1
+MIN_OPEN_SHARE: Final = 0.1
 """A part of this share that is not computing, and that no cause explains, is said in words."""
-MOST_ERROR: Final = 0.05
+MAX_ERROR: Final = 0.05
 """Beyond this error of the replay, as a share of the step, the parts are not certain."""
 REST: Final = "rest"
-_LEAST_REST: Final = 0.001
+_MIN_REST: Final = 0.001
 _UNITS: Final = ((0.99949, 1.0, "s"), (0.99949e-3, 1e-3, "ms"), (0.0, 1e-6, "µs"))
 """The unit of a step and of its parts: the least step in seconds, the unit in seconds, and its name."""
 _WHOLE: Final = 50
@@ -194,7 +194,7 @@ class Account:
         others = (part for part in self.parts if part.kind is not PartKind.COMPUTING)
         rows = sorted(self._rows((computing, *others)), key=lambda row: row.kind is not PartKind.COMPUTING)
         # In few digits, a smaller rest is nothing.
-        rows = [row for row in rows if row.share >= LEAST_SHOWN_SHARE / 2]
+        rows = [row for row in rows if row.share >= MIN_SHOWN_SHARE / 2]
         whole = self.step_seconds / unit
         shown = (f"{_number(row.seconds / unit, whole)} {row.words}" for row in rows)
         return f"of each {step}: {', '.join(shown)}"
@@ -202,7 +202,7 @@ class Account:
     @property
     def doubt(self) -> str:
         """That the parts are not certain, in words, if the model does not replay the step; else empty."""
-        if self.error <= MOST_ERROR:
+        if self.error <= MAX_ERROR:
             return ""
         replayed = duration(self.replayed_seconds)
         return f"not certain: a replay of the same records takes {replayed}, {self.error:.0%} off"
@@ -210,10 +210,10 @@ class Account:
     @property
     def open_words(self) -> str:
         """The largest part of the step that is not computing, such as "52% is waiting for data"; empty if
-        it is below :data:`LEAST_OPEN_SHARE`.
+        it is below :data:`MIN_OPEN_SHARE`.
         """
         row = next((each for each in self.rows if each.kind not in (PartKind.COMPUTING, None)), None)
-        return f"{row.share:.0%} is {row.words}" if row and row.share >= LEAST_OPEN_SHARE else ""
+        return f"{row.share:.0%} is {row.words}" if row and row.share >= MIN_OPEN_SHARE else ""
 
     def _part_document(self, part: Part) -> dict[str, Any]:
         return {
@@ -234,11 +234,11 @@ class Account:
             key = part.kind, part.words
             row = found.get(key) or Row(part.words, part.label, 0.0, 0.0, part.kind)
             found[key] = self._with(row, part.seconds)
-        large = [row for row in found.values() if row.share >= LEAST_SHOWN_SHARE]
-        small = [row.seconds for row in found.values() if row.share < LEAST_SHOWN_SHARE]
+        large = [row for row in found.values() if row.share >= MIN_SHOWN_SHARE]
+        small = [row.seconds for row in found.values() if row.share < MIN_SHOWN_SHARE]
         rest = self._with(Row(REST, REST, 0.0, 0.0), sum(small))
         large.sort(key=lambda row: -row.seconds)
-        return (*large, *([rest] if rest.share >= _LEAST_REST else []))
+        return (*large, *([rest] if rest.share >= _MIN_REST else []))
 
     def _with(self, row: Row, seconds: float) -> Row:
         summed = row.seconds + seconds

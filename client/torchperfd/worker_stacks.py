@@ -27,11 +27,11 @@ from torchperfd.called_names import called_name
 from torchperfd.frame_line import line_of
 from torchperfd.random_moment import frames_at_random
 
-MOST_FRAMES: Final = 128
-MOST_WORKERS: Final = 64
-_MOST_CHILDREN: Final = 256
-_MOST_BYTES: Final = 1 << 18
-MOST_FAILURES: Final = 10
+MAX_FRAMES: Final = 128
+MAX_WORKERS: Final = 64
+_MAX_CHILDREN: Final = 256
+_MAX_BYTES: Final = 1 << 18
+MAX_FAILURES: Final = 10
 _SEND_S: Final = 1.0
 _CREDENTIALS: Final = struct.Struct("3i")
 # In torch's own loop, what a frame calls separates the dataset from the function that collates.
@@ -61,9 +61,9 @@ class WorkerStack(NamedTuple):
 
 
 def stack_lines(frame: FrameType | None) -> list[StackLine]:
-    """Return a stack as data, at most :data:`MOST_FRAMES` of its frames; no frame is kept."""
+    """Return a stack as data, at most :data:`MAX_FRAMES` of its frames; no frame is kept."""
     lines: list[StackLine] = []
-    while frame is not None and len(lines) < MOST_FRAMES:
+    while frame is not None and len(lines) < MAX_FRAMES:
         code = frame.f_code
         call = ""
         if not lines or _LOADER in code.co_filename:
@@ -134,7 +134,7 @@ class WorkerStacks:
         self._chance = random.Random()
 
     def read(
-        self, seconds: float, pids: Sequence[int] | None = None, most: int = MOST_WORKERS
+        self, seconds: float, pids: Sequence[int] | None = None, most: int = MAX_WORKERS
     ) -> list[WorkerStack]:
         """Return the stacks of those workers that answer in time, by process id.
 
@@ -151,7 +151,7 @@ class WorkerStacks:
         try:
             known = [*(_children() if pids is None else pids)]
             self._chance.shuffle(known)
-            for pid in known[:_MOST_CHILDREN]:
+            for pid in known[:_MAX_CHILDREN]:
                 connection = self.connect(pid) if len(waiting) < most else None
                 if connection is not None:
                     waiting[connection.fileno()] = connection, pid, bytearray()
@@ -161,7 +161,7 @@ class WorkerStacks:
                     connection, pid, data = waiting[number]
                     part = _receive(connection)
                     data += part
-                    if not part or len(data) > _MOST_BYTES:
+                    if not part or len(data) > _MAX_BYTES:
                         poll.unregister(number)
                         connection.close()
                         del waiting[number]
@@ -186,7 +186,7 @@ class WorkerStacks:
 
 def _answer(listener: socket.socket, ident: int, uid: int) -> None:
     failures = 0
-    while failures < MOST_FAILURES:
+    while failures < MAX_FAILURES:
         try:
             # The script's handlers run on the main thread, which a signal is to wake up.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

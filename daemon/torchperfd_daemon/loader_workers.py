@@ -1,8 +1,8 @@
 """The rule on DataLoader workers. The client package has it, since ``tune`` and ``bench`` follow it too."""
 
 from torchperfd.loader_workers import CROWDED as CROWDED
-from torchperfd.loader_workers import LEAST_GAIN as LEAST_GAIN
-from torchperfd.loader_workers import MOST_WORKERS as MOST_WORKERS
+from torchperfd.loader_workers import MAX_WORKERS as MAX_WORKERS
+from torchperfd.loader_workers import MIN_GAIN as MIN_GAIN
 from torchperfd.loader_workers import UNMEASURED_COST as UNMEASURED_COST
 from torchperfd.loader_workers import LoaderAdvice as LoaderAdvice
 from torchperfd.loader_workers import LoaderFacts as LoaderFacts

@@ -28,12 +28,12 @@ STEPS: Final = 64
 FEWEST_STEPS: Final = 16
 """With fewer on either side within :data:`GIVE_UP_S`, nothing is known."""
 GIVE_UP_S: Final = 600.0
-MOST_CHANGE: Final = 0.01
+MAX_CHANGE: Final = 0.01
 """Steps that have become longer by more than this, beyond chance, are a warning."""
 
 _SKIPPED: Final = 2
 """Steps after the last one captured: training pauses in the first, and may catch up in the next."""
-_MOST_WAITING: Final = 256
+_MAX_WAITING: Final = 256
 _PERIOD_S: Final = 1.0
 _CHANCE: Final = 3.0
 _MEDIAN_ERROR: Final = math.sqrt(math.pi / 2)
@@ -61,8 +61,8 @@ class Change:
 
     @property
     def is_slower(self) -> bool:
-        """Whether steps are longer by more than :data:`MOST_CHANGE`, beyond chance."""
-        return self.after - self.before > MOST_CHANGE * self.before + _CHANCE * self.error
+        """Whether steps are longer by more than :data:`MAX_CHANGE`, beyond chance."""
+        return self.after - self.before > MAX_CHANGE * self.before + _CHANCE * self.error
 
 
 def compare(before: Sequence[int], after: Sequence[int]) -> Change | None:
@@ -116,7 +116,7 @@ class StepCheck:
 
     def begin(self, record: CaptureRecord) -> None:
         """Keep the newest steps of the ranks that a capture is about to record."""
-        while len(self._before) >= _MOST_WAITING:
+        while len(self._before) >= _MAX_WAITING:
             del self._before[next(iter(self._before))]
         self._before[record.capture_id] = {
             rank: rank.history.newest(min(STEPS, rank.steady_steps)).duration_ns
@@ -134,7 +134,7 @@ class StepCheck:
             before = {rank: _steps_before(rank, record.step_range[0]) for rank in self._ranks(record)}
         for rank, durations in before.items():
             trace = traces.get(rank.identity.rank)
-            if trace is not None and len(self._waiting) < _MOST_WAITING:
+            if trace is not None and len(self._waiting) < _MAX_WAITING:
                 first = record.step_range[1] + _SKIPPED
                 until = self._clock() + GIVE_UP_S
                 self._waiting.append(_Waiting(record, trace, rank, durations, first, until))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-_MOST_CHARACTERS: Final = 4096
+_MAX_CHARACTERS: Final = 4096
 
 
 def one_line(text: str, most: int) -> str:
@@ -30,9 +30,9 @@ def clean_fields(record: Any) -> None:
     for name in getattr(record, "__dataclass_fields__", ()):
         value = getattr(record, name)
         if isinstance(value, str):
-            if not value.isprintable() or len(value) > _MOST_CHARACTERS:
+            if not value.isprintable() or len(value) > _MAX_CHARACTERS:
                 # A frozen record is as new here: nothing has read it yet.
-                object.__setattr__(record, name, one_line(value, _MOST_CHARACTERS))
+                object.__setattr__(record, name, one_line(value, _MAX_CHARACTERS))
         else:
             for each in value if isinstance(value, list) else (value,):
                 clean_fields(each)

@@ -38,7 +38,7 @@ _TENSORS: Final = 5
 # What the training thread does between draws, so that a worker has the next batch ready.
 _BETWEEN_S: Final = 0.002
 _TIMEOUT_S: Final = 20.0
-_MOST_FILE_BYTES: Final = 4096
+_MAX_FILE_BYTES: Final = 4096
 # Beyond these a figure is a disturbance, and no machine.
 _LONGEST_S: Final = 0.1
 # On a busier machine the measuring process waited for a CPU for more than this share of the time.
@@ -154,7 +154,7 @@ def _read(path: Path) -> _Kept | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            found = json.loads(file.read(_MOST_FILE_BYTES))
+            found = json.loads(file.read(_MAX_FILE_BYTES))
         return _Kept(bool(found["loaded"]), _parsed(found["cost"])) if found["machine"] == machine() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

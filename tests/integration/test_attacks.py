@@ -33,7 +33,7 @@ pytestmark = [
 CAPTURE = "20260726-101502-3fa1c2"
 BESIDE = "20260726-111502-3fa1c2"
 TRACE = b'{"traceEvents": [{"name": "secret_kernel_of_ada"}]}'
-MOST_SESSIONS = 24
+MAX_SESSIONS = 24
 SETTINGS = (
     Path("/proc/sys/fs/protected_symlinks"),
     Path("/proc/sys/fs/protected_fifos"),
@@ -294,7 +294,7 @@ result = refused({"bundle": session_pb2.Bundle(messages=[inner])}, run="nested")
     Attack(
         "sessions beyond the limit",
         f"""
-ranks = [Rank(SOCKET, f"many{{n}}") for n in range({MOST_SESSIONS} + 4)]
+ranks = [Rank(SOCKET, f"many{{n}}") for n in range({MAX_SESSIONS} + 4)]
 codes = []
 for rank in ranks:
     try:
@@ -306,7 +306,7 @@ for rank in ranks:
     rank.channel.close()
 result = sorted(set(codes)), codes.count("OK")
 """,
-        lambda result: result == [["OK", "RESOURCE_EXHAUSTED"], MOST_SESSIONS],
+        lambda result: result == [["OK", "RESOURCE_EXHAUSTED"], MAX_SESSIONS],
         "a session of uid {BOB} (pid {pid}) is refused",
         'result = refused({"goodbye": session_pb2.Goodbye()}, run="another")[0]',
         lambda code: code == "OK",
@@ -709,7 +709,7 @@ def place(links_unprotected: None) -> Iterator[Place]:
         node.captures.mkdir()
         node.captures.chmod(0o1777)
         node.start_shared(
-            *("--max-sessions-per-user", str(MOST_SESSIONS)),
+            *("--max-sessions-per-user", str(MAX_SESSIONS)),
             *("--fleet-address", f"127.0.0.1:{free_port()}", "--fleet-peers", "job"),
         )
         training = stack.enter_context(node.user(ADA, TRAIN))

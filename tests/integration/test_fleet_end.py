@@ -37,7 +37,7 @@ for step in range(steps):
 dist.destroy_process_group()
 """
 STEPS = 350
-MOST_SECONDS = 240
+MAX_SECONDS = 240
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def run_both(hosts: list[Host], script: Path, slow: int, *, reachable: bool, opt
                 start_new_session=True,
             )
         )
-    return [process.communicate(timeout=MOST_SECONDS)[1] for process in started]
+    return [process.communicate(timeout=MAX_SECONDS)[1] for process in started]
 
 
 def kept(host: Host) -> Any:

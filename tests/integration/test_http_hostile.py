@@ -17,7 +17,7 @@ from torchperfd_daemon.web.event_hub import MOST_OF_STRANGERS
 
 # What a flood may cost beside the daemon itself; the pages and buffers of all connections that
 # are let in come to less than a third of it.
-MOST_EXTRA_BYTES = 48 << 20
+MAX_EXTRA_BYTES = 48 << 20
 SCRAPES = 20
 GIVE_UP_S = 10
 
@@ -44,7 +44,7 @@ def costing_little(node: Node) -> Iterator[None]:
         code, page = node.get("/metrics")
         assert code == 200
         assert "torchperfd_build_info" in page
-    assert resident_bytes(node) - before < MOST_EXTRA_BYTES
+    assert resident_bytes(node) - before < MAX_EXTRA_BYTES
     assert node.daemon is not None
     assert node.daemon.poll() is None
     assert "Traceback" not in node.log()
@@ -166,7 +166,7 @@ def test_handshakes_that_are_never_finished(
     # the first time, not all that may be let in need to be there at the same moment.
     flood(300)
     after_some = flood(300)
-    assert flood(900) - after_some < MOST_EXTRA_BYTES // 2
+    assert flood(900) - after_some < MAX_EXTRA_BYTES // 2
     assert "Traceback" not in node.log()
 
 

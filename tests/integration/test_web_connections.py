@@ -16,7 +16,7 @@ from tests.integration.web_tls import make_certificate
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from torchperfd_daemon.web.config_file import WebConfigFile
-from torchperfd_daemon.web.connection_limiter import MOST_CONNECTIONS
+from torchperfd_daemon.web.connection_limiter import MAX_CONNECTIONS
 from torchperfd_daemon.web.server import WebServer
 
 PATIENCE_S: Final = 10
@@ -77,7 +77,7 @@ def send_no_handshake(port: int, tls: bool) -> None:
 
 def hold_more_than_are_let_in(port: int, tls: bool) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(MOST_CONNECTIONS + 20):
+        for _ in range(MAX_CONNECTIONS + 20):
             stack.enter_context(connect(port, tls=False)).sendall(LONG_RECORD)
 
 

@@ -28,7 +28,7 @@ from torchperfd_daemon import analysis
 
 pytestmark = pytest.mark.slow
 
-MOST_STEPS = 3000
+MAX_STEPS = 3000
 MARKED = ("data", "forward", "loss", "backward", "optimizer")
 MARK = "code of "
 
@@ -61,7 +61,7 @@ class Marked(Dataset[Any]):
     """Samples whose making shows in a trace."""
 
     def __len__(self) -> int:
-        return MOST_STEPS
+        return MAX_STEPS
 
     def __getitem__(self, index: int) -> Any:
         mark("data")
@@ -104,7 +104,7 @@ def capture_in(step: Callable[[], Any], client: torchperfd.Client, **options: An
     for _ in range(3):
         step()
     capture = client.capture(**options)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if capture.state in ("exporting", "complete", "failed"):
             break
         step()
@@ -299,7 +299,7 @@ def test_a_capture_that_is_cancelled_leaves_nothing_open(client: torchperfd.Clie
     step = plain(client)
     step()
     capture = client.capture(steps=1000)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if capture.state != "armed" and capture.state != "preparing" and capture.state != "ready":
             break
         step()
@@ -321,7 +321,7 @@ def test_a_profiler_of_the_scripts_sees_none_of_our_phases(client: torchperfd.Cl
     step = plain(client)
     step()
     capture = client.capture(steps=1000)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if capture.state == "running":
             break
         step()
@@ -354,7 +354,7 @@ def test_capture_ended_by_users_profiler_is_not_ended_again(
     step = plain(client)
     step()
     capture = client.capture(steps=1000)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if capture.state == "running":
             break
         step()

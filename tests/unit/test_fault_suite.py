@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from benchmarks.faults import catalog, journal, peers, report
-from benchmarks.faults.__main__ import MOST_RUNS, numbers, run_alone
+from benchmarks.faults.__main__ import MAX_RUNS, numbers, run_alone
 from benchmarks.faults.arms import NAMED
 from benchmarks.faults.catalog import FAULTS, HANG, Plan
 from benchmarks.faults.injection import END_FILE
@@ -469,7 +469,7 @@ def test_a_quota_is_written_as_each_version_wants_it(tmp_path: Path) -> None:
         assert {file.name: file.read_text() for file in quota.path.iterdir()} == unlimited
 
 
-@pytest.mark.parametrize(("taken", "runs"), [((0.0,), 1), ((0.2, 0.01), 2), ((0.2, 0.3, 0.4), MOST_RUNS)])
+@pytest.mark.parametrize(("taken", "runs"), [((0.0,), 1), ((0.2, 0.01), 2), ((0.2, 0.3, 0.4), MAX_RUNS)])
 def test_a_job_that_others_disturbed_is_run_again(
     taken: tuple[float, ...], runs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

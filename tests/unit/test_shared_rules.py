@@ -156,7 +156,7 @@ def test_fused_rule_knows_the_optimizers_that_tune_fuses() -> None:
 
 
 def test_least_share_of_tune_is_that_of_the_analyser() -> None:
-    assert candidates.LEAST_SHARE == item.LEAST_SHARE
+    assert candidates.MIN_SHARE == item.MIN_SHARE
 
 
 def test_threads_of_the_doctor_are_among_what_tune_tries() -> None:

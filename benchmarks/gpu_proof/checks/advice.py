@@ -38,7 +38,7 @@ _LAST_BEGIN_SECONDS: Final = 120
 _TURNS: Final = 3
 _TURN_SECONDS: Final = 0.25
 _FEWEST_STEPS: Final = 8
-_MOST_STEPS: Final = 400
+_MAX_STEPS: Final = 400
 # cuDNN tries its algorithms, a compiler compiles, and loader workers start.
 _WARM_UP: Final = 8
 # After a pause the batches that workers had ready meanwhile come first.
@@ -123,7 +123,7 @@ def _timed(loop: SlowLoop, machine: Machine) -> Timed:
     for step in (slow, tuned):
         _steps_ms(step, machine.amount(_WARM_UP, 1), machine)
         estimate_ms = _steps_ms(step, machine.amount(_FEWEST_STEPS, 1), machine)
-        count = min(max(round(1e3 * _TURN_SECONDS / estimate_ms), _FEWEST_STEPS), _MOST_STEPS)
+        count = min(max(round(1e3 * _TURN_SECONDS / estimate_ms), _FEWEST_STEPS), _MAX_STEPS)
         counts.append(machine.amount(count, 2))
     turns = []
     for _ in range(machine.amount(_TURNS, 1)):

@@ -26,7 +26,7 @@ TITLE: Final = "ResNet-18 on CIFAR-10: from a slow input pipeline to a busy GPU"
 SECONDS: Final = 90
 FASTER_BY: Final = 5.0
 """The last configuration must train on so many times the images per second of the first."""
-LEAST_DATA_SHARE: Final = 0.30
+MIN_DATA_SHARE: Final = 0.30
 """The first configuration must wait for its data for at least this share of the step."""
 
 _SECONDS_OF_STEPS: Final = 3.0
@@ -212,8 +212,8 @@ def _bounds(
     held = {
         f"the last configuration trains on {FASTER_BY:g} times as many images/s as the first, or more:"
         f" {faster:.1f} times": faster >= FASTER_BY,
-        f"the client shows that the first configuration waits for data for {LEAST_DATA_SHARE:.0%} of the"
-        f" step or more: {first.data_share:.0%}": first.data_share >= LEAST_DATA_SHARE,
+        f"the client shows that the first configuration waits for data for {MIN_DATA_SHARE:.0%} of the"
+        f" step or more: {first.data_share:.0%}": first.data_share >= MIN_DATA_SHARE,
         f"the first advice is loader-workers, and the saving that it predicts is within {WITHIN:.0%} of the"
         f" measured one: {predicted_ms:.2f} ms of {saved_ms:.2f} ms": is_within(predicted_ms, saved_ms),
     }

@@ -4,7 +4,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-_MOST_PARTS: Final = 256
+_MAX_PARTS: Final = 256
 
 
 class BatchShape(NamedTuple):
@@ -25,7 +25,7 @@ def batch_shape(batch: Any) -> BatchShape:
     """Return what a batch of lists, tuples and dicts of tensors holds."""
     samples = tensors = size = 0
     parts = [batch]
-    for _ in range(_MOST_PARTS):
+    for _ in range(_MAX_PARTS):
         if not parts:
             break
         part = parts.pop()

@@ -27,14 +27,14 @@ from torchperfd.bench.settings import LoaderSetting, RestOfStep
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-_MOST_CACHED: Final = 8
-_MOST_CACHED_BYTES: Final = 256 << 20
-_LEAST_TIMED: Final = 5
+_MAX_CACHED: Final = 8
+_MAX_CACHED_BYTES: Final = 256 << 20
+_MIN_TIMED: Final = 5
 _LASTS: Final = 1.5
 _LAYERS: Final = 4
 _WIDTH: Final = 64
 # No more of a step is taken to be the cold caches' than this.
-_MOST_COLD: Final = 0.75
+_MAX_COLD: Final = 0.75
 
 
 def measure_ceiling(
@@ -59,7 +59,7 @@ def measure_ceiling(
             drawn: list[float] = []
             cold_start = _ColdStart()
             began = time.perf_counter()
-            while len(drawn) < _LEAST_TIMED or time.perf_counter() - began < _LASTS * seconds:
+            while len(drawn) < _MIN_TIMED or time.perf_counter() - began < _LASTS * seconds:
                 step(cached[0])  # its caches are those of the loader
                 replayed += [_timed(lambda batch=batch: step(batch)) for batch in cached]  # type: ignore[misc]
                 for batch in itertools.islice(batches, few):
@@ -88,7 +88,7 @@ def predict_ceiling(
         began = time.perf_counter()
         for count, _ in enumerate(batches):
             cold_start.measure()
-            if count >= _LEAST_TIMED and time.perf_counter() - began >= seconds:
+            if count >= _MIN_TIMED and time.perf_counter() - began >= seconds:
                 break
         predicted = _warm(rest_seconds, cold_start.seconds)
         return RestOfStep(predicted, predicted)
@@ -140,15 +140,15 @@ def _without_workers(loader: "DataLoader[Any]", setting: LoaderSetting) -> "Data
 def _kept(batches: Iterator[Any]) -> list[Any]:
     """Draw some batches, no more than memory has room for."""
     kept: list[Any] = []
-    for batch in itertools.islice(batches, _MOST_CACHED):
+    for batch in itertools.islice(batches, _MAX_CACHED):
         kept.append(batch)
-        if len(kept) * batch_shape(batch).size >= _MOST_CACHED_BYTES:
+        if len(kept) * batch_shape(batch).size >= _MAX_CACHED_BYTES:
             break
     return kept
 
 
 def _warm(rest: float, cold_start: float) -> float:
-    return max(rest - cold_start, (1 - _MOST_COLD) * rest)
+    return max(rest - cold_start, (1 - _MAX_COLD) * rest)
 
 
 def _typical(seconds: Sequence[float]) -> float:

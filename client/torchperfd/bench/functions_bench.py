@@ -12,7 +12,7 @@ from torchperfd.bench.worker_process import WorkerFailedError, WorkerProcess
 from torchperfd.errors import TorchperfdError
 
 SCHEMA: Final = "torchperfd.bench_compare/1"
-LEAST_ROUNDS: Final = 3
+MIN_ROUNDS: Final = 3
 
 # Two-sided 95 % quantiles of Student's t distribution, from 2 degrees of freedom on.
 _T: Final = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)

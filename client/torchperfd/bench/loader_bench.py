@@ -23,7 +23,7 @@ _ONE_ROUND: Final = 0.4
 """Share of the time for a setting that one measurement takes; the best ones are measured again in two rounds
 or three, in turn, because a machine's speed changes within seconds."""
 
-_MOST_OFF: Final = 2.0
+_MAX_OFF: Final = 2.0
 """A prediction that is off by a larger factor is of another machine than the one that was measured."""
 
 Progress = Callable[[int, LoaderSetting], None]
@@ -83,7 +83,7 @@ class LoaderBench:
         predicted, measured = self.predicted_seconds(self.recommended), self.speed(self.recommended)
         if predicted is None or measured is None:
             return None
-        return predicted if 1 / _MOST_OFF <= predicted / measured.batch_seconds <= _MOST_OFF else None
+        return predicted if 1 / _MAX_OFF <= predicted / measured.batch_seconds <= _MAX_OFF else None
 
     @property
     def advice(self) -> LoaderAdvice | None:

@@ -22,7 +22,7 @@ from torchperfd.steps.cpus import available_cpus
 Step = Callable[[Any], Any]
 """The rest of a training step: takes a batch."""
 
-_LEAST_BLOCKS: Final = 5
+_MIN_BLOCKS: Final = 5
 # A loader whose batches take seconds is measured for longer, up to this many times as long as asked for.
 _LONGEST: Final = 5.0
 
@@ -180,7 +180,7 @@ def _measure(
         step(first)
         wait_for_device()
     began = now = time.perf_counter()
-    while now - began < seconds or (len(blocks) < _LEAST_BLOCKS and now - began < _LONGEST * seconds):
+    while now - began < seconds or (len(blocks) < _MIN_BLOCKS and now - began < _LONGEST * seconds):
         block_began = now
         for _ in range(per_block):
             asked = time.perf_counter()

@@ -22,18 +22,18 @@ from torchperfd.bench.settings import (
     Speed,
     Unusable,
 )
-from torchperfd.loader_workers import MOST_WORKERS
+from torchperfd.loader_workers import MAX_WORKERS
 
 _MORE_PREFETCH: Final = (4, 8)
 # More workers have to give this much more to go on; a prefetch factor as well.
-_LEAST_GAIN: Final = 0.05
+_MIN_GAIN: Final = 0.05
 # Settings this far below the best may still be as good as it, by the noise of one measurement,
 _RIVAL: Final = 0.12
 # and by that of two rounds in turn with it.
 _RIVAL_IN_ROUNDS: Final = 0.06
-_LEAST_ROUNDS: Final = 2
-_MOST_ROUNDS: Final = 3
-_MOST_CONFIRMATIONS: Final = 8
+_MIN_ROUNDS: Final = 2
+_MAX_ROUNDS: Final = 3
+_MAX_CONFIRMATIONS: Final = 8
 # Settings are equal if one is slower by less than this, or by less than this and not in every round.
 _EQUAL: Final = 0.02
 _EQUAL_BY_NOISE: Final = 0.04
@@ -70,7 +70,7 @@ def search_space(
 ) -> SearchSpace:
     """Return what to vary for a loader; as many workers as twice its CPUs, unless a number is given."""
     # Workers that wait for a disk or a network are of use beyond the CPUs.
-    most = min(MOST_WORKERS, max(2, round(2 * facts.cpus))) if most_workers is None else most_workers
+    most = min(MAX_WORKERS, max(2, round(2 * facts.cpus))) if most_workers is None else most_workers
     return SearchSpace(most, tuple(batch_sizes), tuple(start_methods), tuple(threads), facts.has_device)
 
 
@@ -159,7 +159,7 @@ class LoaderSearch:
             speed = self._speed(setting)
             # Not beside none: the first ones may cost more than they give, and many may not.
             if workers:
-                lean = lean + 1 if speed < (1 + _LEAST_GAIN) * best else 0
+                lean = lean + 1 if speed < (1 + _MIN_GAIN) * best else 0
                 best = max(best, speed)
             if lean == 2 or workers == self._space.most_workers:
                 break
@@ -170,7 +170,7 @@ class LoaderSearch:
 
     def _close_gaps(self, around: LoaderSetting) -> Search:
         """Halve the gaps beside the best number of workers until none is left."""
-        for _ in range(MOST_WORKERS):
+        for _ in range(MAX_WORKERS):
             tried = sorted({setting.workers for setting in self.outcomes if self._is_like(setting, around)})
             best = max(tried, key=lambda workers: self._speed(with_workers(around, workers)), default=0)
             below = max((each for each in tried if each < best), default=best - 1)
@@ -192,18 +192,18 @@ class LoaderSearch:
                 continue
             before = self._speed(best)
             yield from self._measure(setting)
-            if stop_early and self._speed(setting) < (1 + _LEAST_GAIN) * before:
+            if stop_early and self._speed(setting) < (1 + _MIN_GAIN) * before:
                 return
 
     def _confirm(self) -> Search:
         """Measure the best and its rivals again, in turn."""
-        for _ in range(_MOST_CONFIRMATIONS):
+        for _ in range(_MAX_CONFIRMATIONS):
             best = self.best()
             if best is None:
                 return
             rivals = self._rivals(best)
             is_clear = all(self._is_decided(each, best) for each in rivals)
-            rounds = _LEAST_ROUNDS if is_clear else _MOST_ROUNDS
+            rounds = _MIN_ROUNDS if is_clear else _MAX_ROUNDS
             due = [each for each in (best, *rivals) if self._attempts[each] < rounds]
             if not due:
                 return
@@ -212,7 +212,7 @@ class LoaderSearch:
     def _is_decided(self, setting: LoaderSetting, best: LoaderSetting) -> bool:
         """Return whether two rounds have shown a setting to be as fast as the best, or there are fewer."""
         rounds = self._paired(setting, best)
-        return len(rounds) < _LEAST_ROUNDS or statistics.median(rounds) >= 1 - _EQUAL
+        return len(rounds) < _MIN_ROUNDS or statistics.median(rounds) >= 1 - _EQUAL
 
     def _rivals(self, best: LoaderSetting) -> list[LoaderSetting]:
         """Return the fastest, the cheapest and the own one of the settings that may be as good."""

@@ -21,7 +21,7 @@ from torchperfd.own_commands import script_command
 from torchperfd.sizes import size
 
 _POLL_S: Final = 0.2
-_LEAST_FREE: Final = 0.05
+_MIN_FREE: Final = 0.05
 _READ_BYTES: Final = 1 << 16
 _MEMINFO: Final = Path("/proc/meminfo")
 _GROUP: Final = Path("/sys/fs/cgroup")
@@ -142,7 +142,7 @@ class WorkerProcess:
                         answer: dict[str, Any] = json.loads(line)
                         return answer
                 free, total = self._free_memory()
-                if free < _LEAST_FREE * total:
+                if free < _MIN_FREE * total:
                     raise WorkerFailedError(
                         f"stopped before memory ran out: {size(free)} of {size(total)} were free"
                     )

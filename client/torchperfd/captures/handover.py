@@ -18,7 +18,7 @@ CONNECT_S: Final = 5.0
 """Longest wait for the daemon to accept the connection."""
 TURN_S: Final = 30.0
 """Longest wait for the daemon to begin; it takes the files of few ranks of a user at once."""
-_LEAST_SPEED: Final = 5_000_000.0
+_MIN_SPEED: Final = 5_000_000.0
 """Bytes per second; a daemon that reads less is assumed to be stuck."""
 _MAX_ANSWER_BYTES: Final = 1 << 16
 
@@ -80,7 +80,7 @@ class Handover:
                 head = len(content).to_bytes(4, "big")
                 socket.send_fds(connection, [head], [*files.values()])
                 connection.sendall(content)
-                connection.settimeout(turn_seconds + size / _LEAST_SPEED)
+                connection.settimeout(turn_seconds + size / _MIN_SPEED)
                 length = int.from_bytes(_receive(connection, 4), "big")
                 if length > _MAX_ANSWER_BYTES:
                     raise HandoverError("the daemon does not answer as expected")

@@ -4,7 +4,7 @@ from typing import Final
 
 from torchperfd.device.cuda_memory import read_cuda_memory
 from torchperfd.safety.logs import log
-from torchperfd.v1.contract import LEAST_KERNELS_PER_LAUNCH
+from torchperfd.v1.contract import MIN_KERNELS_PER_LAUNCH
 
 _LAUNCHES: Final = (b'"name": "cudaLaunchKernel', b'"name": "cuLaunchKernel', b'"name": "hipLaunchKernel')
 _KERNEL: Final = b'"cat": "kernel"'
@@ -61,7 +61,7 @@ def warning(launches: int, kernels: int, *, holds_device_memory: bool = False) -
             "the trace has nothing of the device, though the process has tensors there: did another profiler"
             " use CUPTI before, in this process or beside it? Capture again"
         )
-    if kernels >= LEAST_KERNELS_PER_LAUNCH * launches:
+    if kernels >= MIN_KERNELS_PER_LAUNCH * launches:
         return ""
     return (
         f"the trace has {launches:,} launches and only {kernels:,} kernels: does another profiler (nsys, ncu,"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torchperfd.hooks import memory_history
 
-MOST_EVENTS: Final = 200_000
+MAX_EVENTS: Final = 200_000
 """Allocations and frees that the history holds; of more, torch keeps the newest.
 
 Each is an entry of a Python dictionary in the snapshot, about 1 kB with its frames.
@@ -53,7 +53,7 @@ class MemoryTracer:
 
     def start(self) -> None:
         """Begin to record; about 2 us for each allocation from here on."""
-        memory_history.record(self._context, MOST_EVENTS)
+        memory_history.record(self._context, MAX_EVENTS)
 
     def stop(self) -> None:
         """Take the snapshot, and end recording: that forgets the history, so it comes second."""

@@ -8,7 +8,7 @@ MEMORY: Final = "memory"
 KINDS: Final = (TRACE, MEMORY)
 """What a capture can be."""
 
-_MOST_STEPS: Final = 1000
+_MAX_STEPS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CaptureOptions:
     automatic: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= _MOST_STEPS:
-            raise ValueError(f"steps must be 1 to {_MOST_STEPS}, not {self.steps}")
+        if not 1 <= self.steps <= _MAX_STEPS:
+            raise ValueError(f"steps must be 1 to {_MAX_STEPS}, not {self.steps}")
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")

@@ -11,7 +11,7 @@ from torchperfd.step_account import Account
 
 _AFTER_THE_RUN: Final = ("torchperfd doctor", "torchperfd analyze ")
 """Commands, or their beginnings, that work without the run."""
-LEAST_SHARE: Final = 0.05
+MIN_SHARE: Final = 0.05
 """A further cause that costs a smaller share of what the first one leaves of the step is left out."""
 HEALTHY: Final = "none"
 UNKNOWN: Final = "unknown"
@@ -104,7 +104,7 @@ class VerdictCard:
 
     Attributes:
         run: The run's name.
-        causes: The most important first, and each further one from :data:`LEAST_SHARE` on of what that leaves
+        causes: The most important first, and each further one from :data:`MIN_SHARE` on of what that leaves
             of the step; empty for a healthy run, and if nothing is known.
         remark: Why there is no cause, in words; empty with causes.
         is_healthy: Whether the run was seen and nothing is wrong with it.
@@ -234,7 +234,7 @@ def card_of(verdict: Any) -> VerdictCard:
     """
     is_quiet = verdict.cause in (HEALTHY, UNKNOWN) and not verdict.cost_seconds_per_step
     first = [] if is_quiet else [_cause(verdict, verdict.script)]
-    least = LEAST_SHARE * (1 - first[0].share if first else 1)
+    least = MIN_SHARE * (1 - first[0].share if first else 1)
     others = [_cause(each, verdict.script) for each in verdict.others]
     # What costs no time may cost the run: memory that grows, until it is full.
     further = [cause for cause in others if cause.share >= least or _costs_no_time(cause)]

@@ -19,9 +19,9 @@ _SAMPLE_S: Final = (0.05, 0.15)
 """Between samples, at random: training steps have a period as well."""
 _LATE_S: Final = 0.002
 """A sample that is later than this had to wait for the interpreter: the training thread ran Python."""
-_MOST_FRAMES: Final = 64
-_MOST_LINES: Final = 256
-_MOST_SAMPLES: Final = 10_000
+_MAX_FRAMES: Final = 64
+_MAX_LINES: Final = 256
+_MAX_SAMPLES: Final = 10_000
 _REPORTED_LINES: Final = 8
 _LONGEST_NAME: Final = 1000
 
@@ -76,7 +76,7 @@ class SyncWaits:
         self._chance = random.Random()
         self._names: dict[tuple[object, int], str] = {}
         # Both in nanoseconds by line: samples since the last flush, and what training steps have waited.
-        self._samples: deque[tuple[_Line, int]] = deque(maxlen=_MOST_SAMPLES)
+        self._samples: deque[tuple[_Line, int]] = deque(maxlen=_MAX_SAMPLES)
         self._waited: dict[_Line, int] = {}
         self._train_ns = self._validate_ns = 0
 
@@ -123,8 +123,8 @@ class SyncWaits:
                 line, ns = self._samples.popleft()
                 self._waited[line] = self._waited.get(line, 0) + ns * trained // (trained + validated)
         longest = sorted(self._waited.items(), key=lambda item: -item[1])
-        if len(longest) > _MOST_LINES:
-            self._waited = dict(longest[: _MOST_LINES // 2])
+        if len(longest) > _MAX_LINES:
+            self._waited = dict(longest[: _MAX_LINES // 2])
         return tuple(SyncWait(*line, ns) for line, ns in longest[:_REPORTED_LINES] if ns)
 
     def add(self, frame: FrameType | None, ns: int) -> None:
@@ -155,7 +155,7 @@ class SyncWaits:
         """Return the script's line that waits for the device; None where the thread does something else."""
         found: FrameType | None = None
         call, innermost = "", frame
-        for _ in range(_MOST_FRAMES):
+        for _ in range(_MAX_FRAMES):
             if frame is None:
                 break
             if self._is_torch(frame, _LOADER):
@@ -179,7 +179,7 @@ class SyncWaits:
         key = frame.f_code, frame.f_lasti
         name = self._names.get(key)
         if name is None:
-            if len(self._names) >= _MOST_LINES:
+            if len(self._names) >= _MAX_LINES:
                 self._names.clear()
             name = self._names[key] = called_name(*key)
         return name

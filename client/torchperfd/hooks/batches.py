@@ -14,7 +14,7 @@ from torchperfd.safety.interrupts import is_from_script
 _MAX_NESTING: Final = 2
 _MAX_PARTS: Final = 8
 _MAX_TYPES: Final = 256
-_LEAST_WHOLE_BATCH: Final = 4
+_MIN_WHOLE_BATCH: Final = 4
 """Fewer rows than these may be a pair or a triplet: one sample."""
 # What classes of batches call their own number of samples. The first of them is of graphs, where a
 # tensor's first dimension is the nodes.
@@ -40,7 +40,7 @@ def samples_of_one(batch: Any) -> int:
     That is one sample, of which collating may make some rows, unless the data set gives whole batches.
     """
     numbers = _numbers(batch, _MAX_NESTING)
-    return numbers[0] if numbers and 1 not in numbers and numbers[0] >= _LEAST_WHOLE_BATCH else 1
+    return numbers[0] if numbers and 1 not in numbers and numbers[0] >= _MIN_WHOLE_BATCH else 1
 
 
 def counts_itself(iterable: Any) -> bool:

@@ -17,7 +17,7 @@ _LIMITS: Final = "torch._dynamo.convert_frame"
 _LIMIT_MESSAGE: Final = "torch._dynamo hit config."
 _FUNCTION: Final = re.compile(r"'([^']{1,200})' \((.{1,1000}):(\d{1,9})\)")
 # The script may be about to import the module.
-_MOST_MISSES: Final = 60
+_MAX_MISSES: Final = 60
 
 
 def install(context: HookContext) -> None:
@@ -82,7 +82,7 @@ class Compilations:
             logging.getLogger(_LIMITS).addFilter(self._note)
         if len(lists) < 2 and _CALLBACKS in sys.modules:
             self._misses += 1
-        if self._misses == _MOST_MISSES:
+        if self._misses == _MAX_MISSES:
             self._over = True
             self.turn_off(f"this torch has no start_callbacks and end_callbacks in {_CALLBACKS}")
 

@@ -7,8 +7,8 @@ from typing import Final
 from torchperfd.hooks.pauses import GENERATIONS, GcPauses
 from torchperfd.timed_line import TimedLine
 
-_MOST_WAITING: Final = 4096
-_MOST_LINES: Final = 64
+_MAX_WAITING: Final = 4096
+_MAX_LINES: Final = 64
 _REPORTED_LINES: Final = 8
 _LONGEST_NAME: Final = 1000
 
@@ -71,7 +71,7 @@ class FitPauses:
                     self.ns[pause.generation] += pause.ns
                     if pause.caller is not None:
                         self._count_call(pause.caller, pause.calls, pause.ns)
-        if len(waiting) > _MOST_WAITING:
+        if len(waiting) > _MAX_WAITING:
             self._shorten(merging=began_ns > 0)
 
     def _take(self, *, counting: bool) -> None:
@@ -106,7 +106,7 @@ class FitPauses:
         )
 
     def _count_call(self, caller: tuple[str, int], calls: int, ns: int) -> None:
-        if caller in self.by_caller or len(self.by_caller) < _MOST_LINES:
+        if caller in self.by_caller or len(self.by_caller) < _MAX_LINES:
             before = self.by_caller.get(caller, (0, 0))
             self.by_caller[caller] = before[0] + calls, before[1] + ns
 

@@ -24,7 +24,7 @@ from torchperfd.worker_stacks import WorkerStacks
 
 _REMEMBERED: Final = 32
 """Samples that the means are over."""
-_LEAST_WORKER_BATCHES: Final = 4
+_MIN_WORKER_BATCHES: Final = 4
 
 
 def install(context: HookContext) -> None:
@@ -251,7 +251,7 @@ class LoaderSampler:
             receive_seconds=sum(received) / len(received) / 1e9
             if (received := list(self._received))
             else None,
-            worker_cpu_seconds=cpu / batches / 1e9 if batches >= _LEAST_WORKER_BATCHES else None,
+            worker_cpu_seconds=cpu / batches / 1e9 if batches >= _MIN_WORKER_BATCHES else None,
             worker_queued=min(1.0, queued / spent) if spent else None,
             indexable=self._about[1],
             shuffles=self._about[2],

@@ -22,8 +22,8 @@ _MAX_SEARCHES_AT_DRAW = 2
 _SEARCH_SECONDS = 2.0
 _SEARCH_SHARE = 0.02
 _SEARCH_PAUSE_SECONDS = 1.0
-_MOST_MODELS = 8
-_MOST_OPTIMIZERS = 64
+_MAX_MODELS = 8
+_MAX_OPTIMIZERS = 64
 _YOUNG = (0, 1)
 _MAX_LOOKS_AT_DRAW = 4
 
@@ -147,7 +147,7 @@ class RootModels(Models):
             unknown = [root for root in new if _kind_of(root) not in self._kinds]
             if generation is not None and _may_have_parents(unknown):
                 continue
-            self._kinds.update(map(_kind_of, new[:_MOST_MODELS]))
+            self._kinds.update(map(_kind_of, new[:_MAX_MODELS]))
             for each in optimizers:
                 _is_new(each, self.optimizers)
             for root in found:
@@ -160,7 +160,7 @@ class RootModels(Models):
 
     def is_on_its_own(self, optimizer: Optimizer) -> bool:
         """Return whether it shares no parameters with another, as an optimizer around one does."""
-        if len(self.optimizers) > _MOST_OPTIMIZERS:
+        if len(self.optimizers) > _MAX_OPTIMIZERS:
             return False
         own = _parameters_of(optimizer)
         others = (reference() for reference in self.optimizers.values())
@@ -169,9 +169,9 @@ class RootModels(Models):
         )
 
     def _time(self, model: nn.Module) -> None:
-        if len(self.alive) >= _MOST_MODELS:
+        if len(self.alive) >= _MAX_MODELS:
             # A script that makes a model for every client or fold.
-            self.alive[:] = [reference for reference in self.alive if reference() is not None][-_MOST_MODELS:]
+            self.alive[:] = [reference for reference in self.alive if reference() is not None][-_MAX_MODELS:]
         if not any(model is known for known in self.living()):
             self.alive.append(weakref.ref(model))
         self._note_updates([one for reference in self.stepped.values() if (one := reference()) is not None])

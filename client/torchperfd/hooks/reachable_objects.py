@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from torch import Tensor
 
-_MOST_OBJECTS: Final = 200_000
+_MAX_OBJECTS: Final = 200_000
 """Reading so many takes some tenths of a second."""
-_MOST_PARTS: Final = 10_000
+_MAX_PARTS: Final = 10_000
 """A longer container holds data, and no models."""
 # These lead to all of torch.
 _NOT_FOLLOWED: Final = (ModuleType, type, CodeType, FrameType, BuiltinFunctionType, Tensor)
@@ -38,7 +38,7 @@ def reachable_objects() -> list[Any]:
 
     for variables in _variables(sys._getframe()):
         add(variables)
-    while due and len(found) < _MOST_OBJECTS:
+    while due and len(found) < _MAX_OBJECTS:
         each = due.popleft()
         kind = type(each)
         if issubclass(kind, _NOT_FOLLOWED):
@@ -47,7 +47,7 @@ def reachable_objects() -> list[Any]:
         if issubclass(kind, FunctionType):
             # Not its module's variables: those of the modules of callers are there already.
             add(gc.get_referents(*(each.__closure__ or ())))
-        elif kind not in _SIZED or len(each) <= _MOST_PARTS:
+        elif kind not in _SIZED or len(each) <= _MAX_PARTS:
             add(gc.get_referents(each))
     return found
 

@@ -32,13 +32,13 @@ _OF_THE_MODEL: Final = ("torch.nn", "torch.optim", "torch.autograd", "torch.util
 _MEASURING: Final = ("torchmetrics", "torcheval", "ignite.metrics")
 _TRAINING_STEP: Final = "training_step"
 """Lightning calls it within a forward, or within an optimizer's step."""
-_MOST_FRAMES: Final = 200
-_MOST_LINES: Final = 256
-_MOST_TENSORS: Final = 64
+_MAX_FRAMES: Final = 200
+_MAX_LINES: Final = 256
+_MAX_TENSORS: Final = 64
 _SIZES_READ: Final = 64
 _REPORTED_LINES: Final = 8
 _LONGEST_NAME: Final = 1000
-_MOST_BYTES: Final = 64 << 10
+_MAX_BYTES: Final = 64 << 10
 """Larger ones carry more than metrics: a script that averages gradients by itself needs them."""
 
 
@@ -85,7 +85,7 @@ class ScriptCollectives:
         key = id(code), offset
         site = self._sites.get(key)
         if site is None:
-            if len(self._sites) >= _MOST_LINES:
+            if len(self._sites) >= _MAX_LINES:
                 return
             is_own = _is_of_script(frame) and not self._is_gradient(arguments)
             site = self._sites[key] = _Site(code, offset, is_own=is_own)
@@ -94,9 +94,7 @@ class ScriptCollectives:
         if name != WAIT:
             site.calls += 1
             # Each size takes some microseconds to read.
-            if (site.calls < _SIZES_READ or site.calls % _SIZES_READ == 0) and _bytes(
-                arguments
-            ) > _MOST_BYTES:
+            if (site.calls < _SIZES_READ or site.calls % _SIZES_READ == 0) and _bytes(arguments) > _MAX_BYTES:
                 site.is_own = False
         site.ns += took
 
@@ -147,7 +145,7 @@ def _is_of_script(frame: FrameType) -> bool:
     if _is_within(frame, ("torch",)):
         return False
     above: FrameType | None = frame
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES):
         if above is None:
             return True
         if above.f_code.co_name == _TRAINING_STEP or _is_within(above, _MEASURING):
@@ -169,10 +167,10 @@ def _bytes(arguments: tuple[Any, ...]) -> int:
 
 def _tensors(arguments: tuple[Any, ...]) -> "Iterator[Tensor]":
     """Yield the tensors of a call, in lists of any depth as the methods take them; at most some."""
-    parts, left = list(arguments[:2]), _MOST_TENSORS
+    parts, left = list(arguments[:2]), _MAX_TENSORS
     while parts and left:
         part, left = parts.pop(), left - 1
         if isinstance(part, (list, tuple)):
-            parts += part[:_MOST_TENSORS]
+            parts += part[:_MAX_TENSORS]
         elif hasattr(part, "data_ptr"):
             yield part

@@ -15,7 +15,7 @@ from torchperfd.input_stages import InputStages
 from torchperfd.worker_stacks import StackLine, WorkerStacks
 
 _REMEMBERED: Final = 128
-_LEAST_STACKS: Final = 8
+_MIN_STACKS: Final = 8
 _ANSWER_S: Final = 0.1
 """A worker waits for a random moment before it answers."""
 _FETCHER: Final = "torch/utils/data/_utils/fetch.py"
@@ -102,7 +102,7 @@ class StageSamples:
             return InputStages(0, len(batches), fetch, collate, None, pin or None)
         stacks, pins = Counter(self._stacks), list(self._pins)
         total = stacks.total()
-        if worker_seconds is None or total < _LEAST_STACKS:
+        if worker_seconds is None or total < _MIN_STACKS:
             return None
         each = worker_seconds / total
         return InputStages(

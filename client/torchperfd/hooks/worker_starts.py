@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 _REMEMBERED: Final = 32
-_LEAST_SAMPLES: Final = 6
+_MIN_SAMPLES: Final = 6
 _MOST_OF: Final = 0.75
 _DEVIATIONS: Final = 3.0
 """By so many standard deviations of equal workers one of them stands out."""
@@ -134,7 +134,7 @@ class SlowWorker:
         """The worker for which the others wait most often; None if none stands out."""
         samples = Counter(self._awaited)
         total = samples.total()
-        if total < _LEAST_SAMPLES:
+        if total < _MIN_SAMPLES:
             return None
         worker, times = samples.most_common(1)[0]
         by_chance = 1 / max(2, self._workers)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 STEPS: Final = 5
 """Fewer are captured where training would pause for a second or more afterwards."""
-LEAST_SHARE: Final = 0.1
+MIN_SHARE: Final = 0.1
 """A verdict that costs a smaller share of the step is not worth a capture."""
 STABLE_LOOKS: Final = 3
 """So many consecutive looks have to find the same cause on the same rank."""
 LOOK_EVERY_S: Final = 5.0
 _ANSWER_S: Final = 1.0
-_MOST_ANALYSIS_BYTES: Final = 4 * 2**20
+_MAX_ANALYSIS_BYTES: Final = 4 * 2**20
 _NOTHING_TO_CAPTURE: Final = frozenset({"none", "unknown", "hang"})
 _STEPS_WORDS: Final = ("no step", "one step", "two steps", "three steps", "four steps", "five steps")
 _ANALYSIS: Final = "analysis.json"
@@ -63,7 +63,7 @@ class StableVerdict:
             verdict is None
             or verdict.cause in _NOTHING_TO_CAPTURE
             or not step
-            or verdict.cost_seconds_per_step < LEAST_SHARE * step
+            or verdict.cost_seconds_per_step < MIN_SHARE * step
         ):
             self._found, self._looks = None, 0
             return False
@@ -107,7 +107,7 @@ class AutoCapture:
         capture = self._capture
         if capture is None:
             return ""
-        advice = first_advice(self._client.read_capture(capture.id, _ANALYSIS, _MOST_ANALYSIS_BYTES))
+        advice = first_advice(self._client.read_capture(capture.id, _ANALYSIS, _MAX_ANALYSIS_BYTES))
         start, end = capture.step_range or (0, STEPS)
         return f"{_STEPS_WORDS[end - start]} that the run captured by itself: {advice}" if advice else ""
 

@@ -32,7 +32,7 @@ _EARLIER_RUNS_S: Final = 0.3
 _KEEPING_S: Final = 0.35
 """Of the time until the deadline, what is left for keeping the report and for the daemon."""
 _LEAVE_BUDGET_S: Final = 0.9
-_LEAST_LEFT_S: Final = 0.4
+_MIN_LEFT_S: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Conclusion:
         self.client.parts.flusher.failure = failure_words(ended)
         finish_client(self.client)
         # Where a trace has taken that time, the report is kept and the totals are sent all the same.
-        deadline = max(deadline, time.monotonic() + _LEAST_LEFT_S)
+        deadline = max(deadline, time.monotonic() + _MIN_LEFT_S)
         code = self._report(self.client.report(), ended, deadline, notes)
         self.client.detach_by(deadline)
         self._leave_daemon(deadline)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.errors import TorchperfdError
 from torchperfd.launch.keeping_options import KeepingOptions
-from torchperfd.runs.advised_run import MOST_BYTES, script_digest, script_marker
+from torchperfd.runs.advised_run import MAX_BYTES, script_digest, script_marker
 from torchperfd.runs.previous_run import outcome_of
 from torchperfd.runs.promise_outcome import PromiseOutcome
 from torchperfd.runs.record import RunRecord, read_record, record_of
@@ -22,11 +22,11 @@ from torchperfd.v1 import contract
 if TYPE_CHECKING:
     from torchperfd.report import RankReport
 
-MOST_CANDIDATES: Final = 8
+MAX_CANDIDATES: Final = 8
 """Earlier runs of the script that are read whole."""
-_MOST_WAIT_S: Final = 10.0
-_MOST_FILES: Final = 512
-_MOST_SOURCE_BYTES: Final = 16 << 20
+_MAX_WAIT_S: Final = 10.0
+_MAX_FILES: Final = 512
+_MAX_SOURCE_BYTES: Final = 16 << 20
 _DIGITS: Final = 16
 _FEW_DIGITS: Final = 4
 """Of arguments, which may hold secrets: enough to notice a change, too few to find out what they were."""
@@ -92,12 +92,12 @@ class EarlierRuns:
             records = self._records()
             # Most often the newest one decides: it is read while the run's own report is made.
             newest = [*itertools.islice(records, 1)]
-            if newest and self._is_complete.wait(_MOST_WAIT_S):
+            if newest and self._is_complete.wait(_MAX_WAIT_S):
                 self._outcome = outcome_of(record_of(self._document), itertools.chain(newest, records))
 
     def _records(self) -> Iterator[tuple[str, RunRecord]]:
         marker = script_marker(self._script)
-        for run_id, content in self._store.newest_with(marker, MOST_CANDIDATES, MOST_BYTES):
+        for run_id, content in self._store.newest_with(marker, MAX_CANDIDATES, MAX_BYTES):
             with suppress(TorchperfdError):
                 yield run_id, read_record(content, run_id)
 
@@ -140,9 +140,9 @@ def _code_digest(script: str, began: float) -> str | None:
         many or too large files.
     """
     files = sorted({script, *_own_modules()})
-    if len(files) > _MOST_FILES:
+    if len(files) > _MAX_FILES:
         return None
-    digest, left = hashlib.sha256(), _MOST_SOURCE_BYTES
+    digest, left = hashlib.sha256(), _MAX_SOURCE_BYTES
     for path in files:
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - no pathlib in a training process

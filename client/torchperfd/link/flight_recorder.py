@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-_MOST_SIZES: Final = 4
+_MAX_SIZES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,6 @@ def _group(entries: Iterable[Mapping[str, Any]], status: Mapping[str, Any]) -> G
         max(int(ordered[-1]["collective_seq_id"]), int(status.get("last_enqueued_collective", 0))),
         int(waiting["collective_seq_id"]) if waiting is not None else 0,
         str(waiting["profiling_name"]).rpartition(":")[2] if waiting is not None else "",
-        ", ".join("x".join(map(str, each)) or "1" for each in sizes[:_MOST_SIZES])
-        + (", …" if len(sizes) > _MOST_SIZES else ""),
+        ", ".join("x".join(map(str, each)) or "1" for each in sizes[:_MAX_SIZES])
+        + (", …" if len(sizes) > _MAX_SIZES else ""),
     )

@@ -18,10 +18,10 @@ from torchperfd.safety.logs import log
 TIMEOUT: Final = timedelta(seconds=10)
 """The timeout of a connection to the job's store."""
 _POLL_S: Final = 1.0
-_MOST_POLLS: Final = 600
+_MAX_POLLS: Final = 600
 # Ranks of other nodes may come to it later; after this the list is taken for whole.
 _PAUSES_S: Final = (1.0, 4.0, 15.0, 60.0, 240.0, 0.0)
-_MOST_BYTES: Final = 2**20
+_MAX_BYTES: Final = 2**20
 
 
 class Rendezvous:
@@ -80,7 +80,7 @@ class Rendezvous:
 
     def _wait_for_store(self) -> bool:
         """Wait until the ranks have met; return whether they have."""
-        for _ in range(_MOST_POLLS):
+        for _ in range(_MAX_POLLS):
             if job_store.is_there():
                 return True
             if self._over.wait(_POLL_S):
@@ -90,7 +90,7 @@ class Rendezvous:
     def _exchange(self, store: Any, address: str) -> None:
         store.append(self._key, f"{address}\n")
         for pause in _PAUSES_S:
-            listed = bytes(store.get(self._key))[:_MOST_BYTES].decode().split("\n")[:-1]
+            listed = bytes(store.get(self._key))[:_MAX_BYTES].decode().split("\n")[:-1]
             known = tuple(dict.fromkeys(listed))
             if known != self._known:
                 self._known = known

@@ -36,7 +36,7 @@ _DROP_BUDGET_S: Final = 1.0
 _DROP_POLL_S: Final = 0.005
 _NO_ROOM_S: Final = 10.0
 # What the outbox holds has ten megabytes at most, and a daemon takes messages of 16.
-_MOST_IN_A_BUNDLE: Final = 16
+_MAX_IN_A_BUNDLE: Final = 16
 _GRPC_SETTINGS: Final = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
 """Of the environment, which gRPC reads once, on its import. What fails in the stream is logged by us."""
 _CHANNEL_OPTIONS: Final = (
@@ -356,7 +356,7 @@ class Stream:
         self._bundles = False
         yield self._hello()
         while not session_over.is_set():
-            taken = self._outbox.take(_IDLE_POLL_S, _MOST_IN_A_BUNDLE if self._bundles else 1)
+            taken = self._outbox.take(_IDLE_POLL_S, _MAX_IN_A_BUNDLE if self._bundles else 1)
             if self._guard.has_lost_poller():
                 self._give_up_connection()
                 return

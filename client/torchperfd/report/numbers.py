@@ -12,7 +12,7 @@ EPOCH = "epoch"
 TRAIN = "train"
 VALIDATE = "validate"
 _WORTH_TELLING = 0.01
-_LEAST_DATA_SHARE = 0.05
+_MIN_DATA_SHARE = 0.05
 """Below it, how batches are made does not matter to training."""
 """Least share of the fit at which garbage collection is reported."""
 
@@ -106,7 +106,7 @@ class Table:
 
 def _input_stages(totals: Totals, train: KindTotals) -> str:
     stages = totals.loader.stages if totals.loader is not None else None
-    shown = stages is not None and _share(train.phases[DATA].ns, train.ns) >= _LEAST_DATA_SHARE
+    shown = stages is not None and _share(train.phases[DATA].ns, train.ns) >= _MIN_DATA_SHARE
     return stages.words if stages is not None and shown else ""
 
 

@@ -11,11 +11,11 @@ from torchperfd.report.rank import RankReport
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import KindTotals
 
-LEAST_SHARE: Final = 0.01
+MIN_SHARE: Final = 0.01
 """Phases with a smaller share of the step are summed up as one."""
 REST: Final = "rest"
 WAIT: Final = "collective_wait"
-MOST_RANKS: Final = 16
+MAX_RANKS: Final = 16
 """More ranks than these are not all shown."""
 
 Percentiles = Mapping[str, tuple[float, float]]
@@ -63,14 +63,14 @@ class RankRow:
 
 
 def phase_shares(report: RankReport, percentiles: Percentiles) -> list[PhaseShare]:
-    """Return a rank's phases, longest first, with those below :data:`LEAST_SHARE` summed up at the end."""
+    """Return a rank's phases, longest first, with those below :data:`MIN_SHARE` summed up at the end."""
     means = _means(steady_steps(report.totals), report.names)
     step = sum(means.values())
     if not step:
         return []
     shown, rest = [], 0.0
     for name, seconds in sorted(means.items(), key=lambda item: -item[1]):
-        if seconds < LEAST_SHARE * step:
+        if seconds < MIN_SHARE * step:
             rest += seconds
         else:
             p50, p95 = percentiles.get(name, (None, None))
@@ -95,15 +95,15 @@ def rank_rows(reports: Sequence[RankReport]) -> list[RankRow]:
 
 def shown_ranks(rows: Sequence[RankRow], named: Sequence[int]) -> list[RankRow]:
     """Return the rows to show, by rank: all of few; else those named, and those with most work."""
-    if len(rows) <= MOST_RANKS:
+    if len(rows) <= MAX_RANKS:
         return sorted(rows, key=lambda row: row.rank)
     by_work = sorted(rows, key=lambda row: (row.rank not in named, -row.own_seconds))
-    return sorted(by_work[:MOST_RANKS], key=lambda row: row.rank)
+    return sorted(by_work[:MAX_RANKS], key=lambda row: row.rank)
 
 
 def waits_for_device(table: Table) -> bool:
-    """Return whether the waits for the device are at least :data:`LEAST_SHARE` of the step."""
-    return bool(table.sync_line) and table.sync_wait_seconds >= LEAST_SHARE * (table.step_seconds or 0.0)
+    """Return whether the waits for the device are at least :data:`MIN_SHARE` of the step."""
+    return bool(table.sync_line) and table.sync_wait_seconds >= MIN_SHARE * (table.step_seconds or 0.0)
 
 
 def remarks(report: RankReport) -> Iterator[str]:

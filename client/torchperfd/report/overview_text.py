@@ -6,7 +6,7 @@ from typing import Final
 
 from torchperfd.card.ansi import paint
 from torchperfd.report.overview import (
-    LEAST_SHARE,
+    MIN_SHARE,
     REST,
     WAIT,
     Percentiles,
@@ -22,10 +22,10 @@ from torchperfd.report.words import headline, sync_words
 from torchperfd.step_account import Account
 
 ACCOUNT_TITLE: Final = "where a step goes"
-_MOST_NAME: Final = 20
-_MOST_LABEL: Final = 32
+_MAX_NAME: Final = 20
+_MAX_LABEL: Final = 32
 _BLOCKS: Final = " ▏▎▍▌▋▊▉"
-_LEAST_BAR: Final = 10
+_MIN_BAR: Final = 10
 _MEMORY: Final = "RSS / peak"
 _FIXED_COLUMNS: Final = 4 + len("1024  1000000  12345  12345  12345")
 """Width of a rank, its steps, its step, the rest and the wait, at their longest."""
@@ -69,9 +69,9 @@ def account_table(account: Account, *, colour: bool = False, width: int = 80) ->
     What is hidden stands below the parts of the step.
     """
     rows = (*account.rows, *account.hidden_rows)
-    labels = [_cut(row.label, _MOST_LABEL) for row in rows]
+    labels = [_cut(row.label, _MAX_LABEL) for row in rows]
     first = max(len(ACCOUNT_TITLE) - 2, *map(len, labels), 0)
-    bar = max(_LEAST_BAR, min(40, width - 2 - first - 9 - 2 - 6))
+    bar = max(_MIN_BAR, min(40, width - 2 - first - 9 - 2 - 6))
     lines = [paint(f"{ACCOUNT_TITLE:<{first + 2}}{'mean ms':>9}  share of the step", "dim", colour=colour)]
     for label, row in zip(labels, rows, strict=True):
         line = f"  {label:<{first}}{milliseconds(row.seconds):>9}  "
@@ -99,7 +99,7 @@ def _phases(report: RankReport, percentiles: Percentiles, *, colour: bool, width
     first = max(len("phase"), *map(len, names))
     with_percentiles = any(each.p50_seconds is not None for each in shares)
     numbers = 9 + 9 if with_percentiles else 0
-    bar = max(_LEAST_BAR, min(40, width - 2 - first - 9 - 2 - 6 - numbers))
+    bar = max(_MIN_BAR, min(40, width - 2 - first - 9 - 2 - 6 - numbers))
     head = f"  {'phase':<{first}}{'mean ms':>9}  {'share of the step':<{bar}}      "
     yield paint((head + (f"{'p50':>9}{'p95':>9}" if with_percentiles else "")).rstrip(), "dim", colour=colour)
     for name, each in zip(names, shares, strict=True):
@@ -149,7 +149,7 @@ def _columns(rows: Sequence[RankRow], width: int) -> list[str]:
     room = width - _FIXED_COLUMNS - (max(len(_MEMORY), *memory) + 2 if memory else 0)
     chosen: list[str] = []
     for name in sorted(longest, key=lambda name: -longest[name]):
-        if name in (WAIT, REST) or longest[name] < LEAST_SHARE * step:
+        if name in (WAIT, REST) or longest[name] < MIN_SHARE * step:
             continue
         room -= max(5, len(_cut(name))) + 2
         if room < 0:
@@ -173,5 +173,5 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
-def _cut(name: str, most: int = _MOST_NAME) -> str:
+def _cut(name: str, most: int = _MAX_NAME) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"

@@ -8,7 +8,7 @@ from torchperfd.report.numbers import fit_ns
 from torchperfd.report.rank import RankReport
 from torchperfd.steps.phases import DATA
 
-_LEAST_SHARE: Final = 0.2
+_MIN_SHARE: Final = 0.2
 """From this share of the step on, a wait for data counts, as in the verdict."""
 _LEAST_OF_FIT: Final = 0.05
 """Validation that takes a smaller share of the whole time does not count."""
@@ -23,7 +23,7 @@ def validation_waits(reports: Sequence[RankReport]) -> Iterator[str]:
         return
     validate, fit = longest.totals.validate, fit_ns(longest.totals)
     waits = validate.phases[DATA].ns
-    if not fit or validate.ns < _LEAST_OF_FIT * fit or waits < _LEAST_SHARE * validate.ns:
+    if not fit or validate.ns < _LEAST_OF_FIT * fit or waits < _MIN_SHARE * validate.ns:
         return
     each_waits = duration(waits / validate.steps / 1e9)
     yield (

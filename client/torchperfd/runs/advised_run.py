@@ -12,9 +12,9 @@ from torchperfd.runs.record import read_record
 from torchperfd.runs.store import RunStore
 from torchperfd.settled_advice import SettledAdvice
 
-MOST_BYTES: Final = 8 << 20
+MAX_BYTES: Final = 8 << 20
 """Larger reports of earlier runs are not read."""
-_MOST_RUNS: Final = 4
+_MAX_RUNS: Final = 4
 _DIGITS: Final = 16
 
 
@@ -39,7 +39,7 @@ def newest_advised(store: RunStore, script: str) -> AdvisedRun | None:
     """
     host = os.environ.get("NODE_NAME") or socket.gethostname()
     with suppress(OSError):
-        for run_id, content in store.newest_with(script_marker(script), _MOST_RUNS, MOST_BYTES):
+        for run_id, content in store.newest_with(script_marker(script), _MAX_RUNS, MAX_BYTES):
             with suppress(TorchperfdError):
                 record = read_record(content, run_id)
                 if record.loader_advice is not None and record.host == host:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.noise import LEAST_BLOCKS, MeanChange, compare_means, compare_plain_means
+from torchperfd.runs.noise import MIN_BLOCKS, MeanChange, compare_means, compare_plain_means
 from torchperfd.runs.record import RankBlocks, RunRecord
 from torchperfd.step_account import parts_beside
 
@@ -22,9 +22,9 @@ _MOVED: Final = 0.5
 _UNEVEN: Final = 0.1
 _MAJOR: Final = 0.03
 """Least share of the step of a phase that shows the machine's speed."""
-_LEAST_MAJOR: Final = 3
+_MIN_MAJOR: Final = 3
 _AGREEING: Final = 2 / 3
-_LEAST_REST: Final = 0.2
+_MIN_REST: Final = 0.2
 _SLOW_RANK: Final = 0.05
 
 
@@ -228,10 +228,10 @@ def _mean_blocks(run: RunRecord, side: str) -> RankBlocks:
         raise RunFileError(f"run {side}, {run.run}, cannot be compared: {reason}", "repeat the run")
     same = [blocks for blocks in every if blocks.steps == every[0].steps]
     count = min(len(blocks.step) for blocks in same)
-    if count < LEAST_BLOCKS or not any(same[0].step):
+    if count < MIN_BLOCKS or not any(same[0].step):
         raise RunFileError(
             f"run {side}, {run.run}, cannot be compared: it has {max(0, run.steps - 1)} training steps after"
-            f" the first, and noise is known from {LEAST_BLOCKS} on",
+            f" the first, and noise is known from {MIN_BLOCKS} on",
             "run more steps",
         )
     names = sorted({name for blocks in same for name in blocks.phases})
@@ -273,7 +273,7 @@ def _machine_factor(columns: _Columns, step: MeanChange) -> float | None:
         if statistics.fmean(pair[0]) >= _MAJOR * step.before
         and statistics.fmean(pair[1]) >= _MAJOR * step.after
     }
-    if len(major) < _LEAST_MAJOR:
+    if len(major) < _MIN_MAJOR:
         return None
     ratios = [statistics.fmean(after) / statistics.fmean(before) for before, after in major.values()]
     factor = min(
@@ -288,7 +288,7 @@ def _machine_factor(columns: _Columns, step: MeanChange) -> float | None:
         is_near = beside.chance > _STEP_LEVEL or abs(beside.difference) < MATERIAL * step.before
         if is_near and math.log(ratio) / math.log(factor) >= _MOVED:
             agreeing.append(statistics.fmean(before))
-    is_most = len(agreeing) >= max(_LEAST_MAJOR, _AGREEING * len(major))
+    is_most = len(agreeing) >= max(_MIN_MAJOR, _AGREEING * len(major))
     return factor if is_most and sum(agreeing) >= _AGREEING * step.before else None
 
 
@@ -328,7 +328,7 @@ def _differs_from_rest(columns: _Columns, name: str, changed: Sequence[str], *, 
         others = [each[side] for other, each in columns.items() if other != name and other not in changed]
         rest = [math.fsum(values) for values in zip(*others, strict=True)]
         whole = math.fsum(math.fsum(each[side]) for each in columns.values())
-        if math.fsum(rest) < _LEAST_REST * whole or not all(rest):
+        if math.fsum(rest) < _MIN_REST * whole or not all(rest):
             return True
         ratios.append([mine / others for mine, others in zip(own, rest, strict=True)])
     relative = compare_means(ratios[0], ratios[1])

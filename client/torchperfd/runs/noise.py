@@ -14,7 +14,7 @@ from typing import Final
 
 from torchperfd.runs.student import quantile_95, two_sided
 
-LEAST_BLOCKS: Final = 8
+MIN_BLOCKS: Final = 8
 """Fewer blocks say nothing about their noise."""
 GROUPS: Final = (8, 16, 32)
 """Numbers of groups that a series is divided into. Eight leave seven degrees of freedom on each side."""
@@ -58,7 +58,7 @@ def compare_means(before: Sequence[float], after: Sequence[float], factor: float
     """Compare two series by their means, and where these show no change, by means with spikes clipped.
 
     Args:
-        before: At least ``LEAST_BLOCKS`` values, in the order of time.
+        before: At least ``MIN_BLOCKS`` values, in the order of time.
         after: The same.
         factor: What ``before`` is multiplied with first.
 

@@ -14,7 +14,7 @@ from torchperfd.runs.rank_reports import read_reports
 from torchperfd.runs.record import RunRecord, read_document, record_of
 from torchperfd.runs.verdict_card import read_card
 
-MOST_TABLES: Final = 64
+MAX_TABLES: Final = 64
 """Of more ranks only those that stand out have their table on the page."""
 _WORD_COLUMNS: Final = 2
 
@@ -80,7 +80,7 @@ class RunOverview:
         first = next((each for each in self.reports if each.totals.train.steps), None)
         leading = self._leading(rows)
         shown = {row.rank for row in shown_ranks(rows, self.named)}
-        tables = [each for each in self.reports if len(self.reports) <= MOST_TABLES or each.rank in shown]
+        tables = [each for each in self.reports if len(self.reports) <= MAX_TABLES or each.rank in shown]
         tables.sort(key=lambda each: (each is not leading, each.rank))
         return {
             "card": _card(self.card),

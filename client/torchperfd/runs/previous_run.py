@@ -8,14 +8,14 @@ from typing import Final
 from torchperfd.runs.comparison import compare_runs
 from torchperfd.runs.ending import FAILED
 from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.noise import LEAST_BLOCKS
+from torchperfd.runs.noise import MIN_BLOCKS
 from torchperfd.runs.promise import Promise
 from torchperfd.runs.promise_outcome import CHANGED, MACHINE, NOISE, UNCHANGED, PromiseOutcome
 from torchperfd.runs.record import RankBlocks, RankRecord, RunRecord
 
 _SAME_BATCH: Final = 0.05
 """Batches whose mean sizes differ by a smaller part are alike: the last one of an epoch may be smaller."""
-_LEAST_CHANGE: Final = 0.01
+_MIN_CHANGE: Final = 0.01
 _NOT_THE_USERS: Final = frozenset({"host", "torchperfd"})
 """What may differ between two runs without a change by their user that a step depends on."""
 
@@ -49,7 +49,7 @@ def outcome_of(run: RunRecord, earlier: Iterable[tuple[str, RunRecord]]) -> Prom
 
 
 def _is_comparable(run: RunRecord) -> bool:
-    has_blocks = any(rank.blocks and len(rank.blocks.step) >= LEAST_BLOCKS for rank in run.ranks)
+    has_blocks = any(rank.blocks and len(rank.blocks.step) >= MIN_BLOCKS for rank in run.ranks)
     return run.exit_state != FAILED and has_blocks
 
 
@@ -89,7 +89,7 @@ def _judge(run_id: str, before: RunRecord, after: RunRecord) -> PromiseOutcome:
     beyond = step.after / (speed * step.before) - 1
     if comparison.is_step_changed:
         state = CHANGED
-        if factor is not None and (not comparison.changed_phases or abs(beyond) < _LEAST_CHANGE):
+        if factor is not None and (not comparison.changed_phases or abs(beyond) < _MIN_CHANGE):
             state, factor, speed, beyond = MACHINE, None, 1.0, comparison.ratio
     return PromiseOutcome(
         run=run_id,

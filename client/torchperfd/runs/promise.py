@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torchperfd.card.contents import HEALTHY, LEAST_SHARE, UNKNOWN
+from torchperfd.card.contents import HEALTHY, MIN_SHARE, UNKNOWN
 from torchperfd.runs.values import number, text
 
 _ARGUMENT: Final = re.compile(r"\b\w+=[\w.]+")
@@ -93,7 +93,7 @@ def promises_of(verdict: Mapping[str, Any], step_seconds: float | None) -> tuple
             continue
         cost = min(1.0, number(each.get("cost_seconds_per_step") or 0) / step)
         saving = min(1.0, number(each.get("saves_seconds") or 0) / step) or None
-        if saving is None and cost < LEAST_SHARE:
+        if saving is None and cost < MIN_SHARE:
             continue
         fix = text(each.get("fix"))
         named = {name: match[1] for name, pattern in _SETTINGS.items() if (match := pattern.search(fix))}

@@ -8,7 +8,7 @@ from torchperfd.host_memory import HostMemory
 from torchperfd.input_stages import InputStages
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.report import RankReport
-from torchperfd.runs.values import MOST_LARGE, count, number, optional, text
+from torchperfd.runs.values import MAX_LARGE, count, number, optional, text
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
@@ -39,8 +39,8 @@ def _totals(rank: dict[str, Any], names: PhaseNames) -> Totals:
         train_pass=_phase(passes.get("train")),
         validate_pass=_phase(passes.get("validate")),
         gc=tuple(GcTotals(count(each["calls"]), _ns(each)) for each in rank.get("gc") or ()),
-        flops_per_step=optional(rank.get("flops_per_step"), MOST_LARGE),
-        peak_flops=optional(rank.get("peak_flops_per_second"), MOST_LARGE),
+        flops_per_step=optional(rank.get("flops_per_step"), MAX_LARGE),
+        peak_flops=optional(rank.get("peak_flops_per_second"), MAX_LARGE),
         overhead=optional(rank.get("overhead_ratio")),
         degradation_level=count(rank.get("shed_tiers") or 0),
         loader=_loader(rank.get("input_stages")),
@@ -59,13 +59,13 @@ def _totals(rank: dict[str, Any], names: PhaseNames) -> Totals:
         totals.began_ns, totals.ended_ns = 1, 1 + _ns(fit)
     if (memory := rank.get("host_memory")) is not None:
         totals.host_memory = HostMemory(
-            *(count(memory[name], MOST_LARGE) for name in ("resident_bytes", "peak_bytes"))
+            *(count(memory[name], MAX_LARGE) for name in ("resident_bytes", "peak_bytes"))
         )
     if (cuda := rank.get("cuda")) is not None:
         totals.cuda = CudaMemory(
-            allocated=count(cuda["allocated_bytes"], MOST_LARGE),
-            reserved=count(cuda["reserved_bytes"], MOST_LARGE),
-            peak=count(cuda["peak_bytes"], MOST_LARGE),
+            allocated=count(cuda["allocated_bytes"], MAX_LARGE),
+            reserved=count(cuda["reserved_bytes"], MAX_LARGE),
+            peak=count(cuda["peak_bytes"], MAX_LARGE),
         )
     return totals
 
@@ -79,7 +79,7 @@ def _kind(kind: dict[str, Any] | None, names: PhaseNames) -> KindTotals:
     if (deviation := optional(kind.get("step_std_seconds"))) is not None:
         totals.squares = _squares(totals.steps, totals.ns, deviation)
     for name in ("samples", "tokens", "micro_batches", "skipped"):
-        setattr(totals, name, count(kind.get(name) or 0, MOST_LARGE))
+        setattr(totals, name, count(kind.get(name) or 0, MAX_LARGE))
     for name, phase in (kind.get("phases") or {}).items():
         # Names beyond the limit share a slot.
         slot = names.slot(text(name))

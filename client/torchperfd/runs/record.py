@@ -9,13 +9,13 @@ from torchperfd.runs.ending import Ending
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.promise import Promise, RunSource, promises_of
 from torchperfd.runs.promise_outcome import PromiseOutcome
-from torchperfd.runs.values import MOST_LARGE, clean, count, number, optional, text
+from torchperfd.runs.values import MAX_LARGE, clean, count, number, optional, text
 from torchperfd.settled_advice import SettledAdvice
 from torchperfd.step_account import Account, Part, part_kind
 
 SCHEMA: Final = "torchperfd.run/1"
-_MOST_BLOCKS: Final = 4096
-_MOST_PARTS: Final = 256
+_MAX_BLOCKS: Final = 4096
+_MAX_PARTS: Final = 256
 
 T = TypeVar("T")
 
@@ -215,7 +215,7 @@ def _account(kept: dict[str, Any]) -> Account:
 
 
 def _parts(kept: list[dict[str, Any]]) -> tuple[Part, ...]:
-    if len(kept) > _MOST_PARTS:
+    if len(kept) > _MAX_PARTS:
         raise ValueError("its account has too many parts")
     return tuple(
         Part(
@@ -239,10 +239,10 @@ def _rank(document: dict[str, Any]) -> RankRecord:
     is_apart = steps > 1 and count(first.get("steps", 0)) > 0
     steady = steps - 1 if is_apart else steps
     seconds, phases = number(train["step_seconds_total"]), _phases(train)
-    samples = number(train.get("samples") or 0, MOST_LARGE)
+    samples = number(train.get("samples") or 0, MAX_LARGE)
     if is_apart:
         seconds -= number(first["step_seconds_total"])
-        samples -= number(first.get("samples") or 0, MOST_LARGE)
+        samples -= number(first.get("samples") or 0, MAX_LARGE)
         for name, part in _phases(first).items():
             phases[name] = phases.get(name, 0.0) - part
     return RankRecord(
@@ -271,6 +271,6 @@ def _blocks(document: dict[str, Any] | None) -> RankBlocks | None:
 
 
 def _column(values: list[Any]) -> tuple[float, ...]:
-    if len(values) > _MOST_BLOCKS:
+    if len(values) > _MAX_BLOCKS:
         raise ValueError("it has too many blocks")
     return tuple(map(number, values))

@@ -15,15 +15,15 @@ from torchperfd.runs.errors import NoSuchRunError, RunFileError
 from torchperfd.runs.record import RunRecord, read_record
 from torchperfd.v1 import access
 
-MOST_BYTES: Final = 64 << 20
-MOST_RUNS: Final = 1000
-_MOST_READ: Final = 64 << 20
+MAX_BYTES: Final = 64 << 20
+MAX_RUNS: Final = 1000
+_MAX_READ: Final = 64 << 20
 _SUFFIX: Final = ".json"
 _LONGEST_ID: Final = 120
-_MOST_NAMED: Final = 8
+_MAX_NAMED: Final = 8
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EMLINK)
 """Errors of a file system that has no hard links."""
-MOST_HEADS: Final = 64
+MAX_HEADS: Final = 64
 """Files whose beginnings :meth:`RunStore.newest_with` reads."""
 _HEAD_BYTES: Final = 1024
 _PART_SECONDS: Final = 3600.0
@@ -55,7 +55,7 @@ class RunStore:
         most_runs: The same, as a number of runs.
     """
 
-    def __init__(self, directory: str, most_bytes: int = MOST_BYTES, most_runs: int = MOST_RUNS) -> None:
+    def __init__(self, directory: str, most_bytes: int = MAX_BYTES, most_runs: int = MAX_RUNS) -> None:
         self.directory = os.path.abspath(directory)  # noqa: PTH100 - no pathlib in a training process
         self._most_bytes = most_bytes
         self._most_runs = most_runs
@@ -106,7 +106,7 @@ class RunStore:
         if given in found or len(found) == 1:
             return given if given in found else found[0]
         if len(found) > 1:
-            some = ", ".join(sorted(found)[:_MOST_NAMED])
+            some = ", ".join(sorted(found)[:_MAX_NAMED])
             raise NoSuchRunError(f"{len(found)} runs begin with {given[:80]}: {some}", "write more of one")
         return None
 
@@ -152,7 +152,7 @@ class RunStore:
     def newest_with(self, marker: bytes, most: int, most_bytes: int) -> Iterator[tuple[str, bytes]]:
         """Yield the ids and reports of the newest runs with a text in their first kilobyte, the newest first.
 
-        Only that of the newest :data:`MOST_HEADS` is read.
+        Only that of the newest :data:`MAX_HEADS` is read.
 
         Args:
             marker: As it is in the file.
@@ -162,7 +162,7 @@ class RunStore:
         Raises:
             OSError: The directory cannot be read, or other users could change it.
         """
-        for each in self.list()[:MOST_HEADS]:
+        for each in self.list()[:MAX_HEADS]:
             if most and each.bytes <= most_bytes and marker in self._head(each.run_id):
                 with suppress(RunFileError, NoSuchRunError):
                     yield each.run_id, self.content(each.run_id)
@@ -283,7 +283,7 @@ def _content(descriptor: int, name: str) -> bytes:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise RunFileError(f"{name} is no regular file")
-        content = file.read(_MOST_READ + 1)
-    if len(content) > _MOST_READ:
-        raise RunFileError(f"{name} is larger than {_MOST_READ >> 20} MiB, so it is no report of a run")
+        content = file.read(_MAX_READ + 1)
+    if len(content) > _MAX_READ:
+        raise RunFileError(f"{name} is larger than {_MAX_READ >> 20} MiB, so it is no report of a run")
     return content

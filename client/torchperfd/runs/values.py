@@ -3,10 +3,10 @@
 import math
 from typing import Any, Final
 
-_MOST_TEXT: Final = 400
+_MAX_TEXT: Final = 400
 MOST: Final = 1e12
 """Seconds and steps beyond any run; products of such numbers do not overflow."""
-MOST_LARGE: Final = 1e21
+MAX_LARGE: Final = 1e21
 """The same for what a run has more of: tokens, bytes and floating-point operations."""
 
 
@@ -47,5 +47,5 @@ def text(value: Any) -> str:
 
 def clean(words: str) -> str:
     """Return the beginning of a text, without characters that cannot be printed."""
-    words = words[:_MOST_TEXT]
+    words = words[:_MAX_TEXT]
     return words if words.isprintable() else "".join(each if each.isprintable() else "?" for each in words)

@@ -12,7 +12,7 @@ from torchperfd.runs.record import RunRecord
 from torchperfd.runs.values import count, number, text
 from torchperfd.v1 import control_pb2
 
-_MOST_INT: Final = 2**31 - 1
+_MAX_INT: Final = 2**31 - 1
 
 
 def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[RankReport]) -> VerdictCard:
@@ -78,7 +78,7 @@ def _read_verdict(kept: dict[str, Any], record: RunRecord) -> control_pb2.Verdic
         cause=text(kept["cause"]),
         run=record.run,
         node=text(kept.get("node")),
-        rank=-1 if rank is None else count(rank, _MOST_INT),
+        rank=-1 if rank is None else count(rank, _MAX_INT),
         evidence=text(kept.get("evidence")) or text(kept.get("summary")),
         cost_seconds_per_step=number(kept.get("cost_seconds_per_step") or 0),
         step_seconds=number(kept.get("step_seconds") or 0) or record.step_seconds or 0.0,
@@ -95,7 +95,7 @@ def _read_line(line: dict[str, Any]) -> control_pb2.SlowLine:
         stage=text(line["stage"]),
         stage_share=number(line["stage_share"]),
         file=text(line.get("file")),
-        line=count(line.get("line") or 0, _MOST_INT),
+        line=count(line.get("line") or 0, _MAX_INT),
         function=text(line.get("function")),
         call=text(line.get("call")),
         share=number(line.get("share") or 0),

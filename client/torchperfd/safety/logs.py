@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torchperfd.safety.interrupts import is_from_script
 
-_MOST_HELD: Final = 16
+_MAX_HELD: Final = 16
 _LONGEST_S: Final = 1.0
 """The main thread waits no longer: it may itself hold the lock of a handler."""
 
@@ -35,7 +35,7 @@ class Log:
 
         A logger of this name that has handlers of its own goes on as before.
         """
-        self._held = deque(maxlen=_MOST_HELD)
+        self._held = deque(maxlen=_MAX_HELD)
 
     def release(self) -> list[str]:
         """Return the warnings that were kept, each once, and write again."""

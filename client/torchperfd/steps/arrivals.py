@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
-_MOST_STEPS: Final = 4096
+_MAX_STEPS: Final = 4096
 _COLUMNS: Final = 3
 STEP_BYTES: Final = 8 * _COLUMNS
 """Bytes per step."""
@@ -79,7 +79,7 @@ class ArrivalRecorder:
 
     def take_in(self, steps: memoryview) -> None:
         """Write steps down that were read elsewhere: of each int64 number, first and last arrival."""
-        room = _COLUMNS * _MOST_STEPS - len(self._finished)
+        room = _COLUMNS * _MAX_STEPS - len(self._finished)
         self._finished.frombytes(steps[: 8 * room])
 
     def drain(self) -> Arrivals:
@@ -91,5 +91,5 @@ class ArrivalRecorder:
 
     def _finish(self, step: int, first: int, last: int) -> None:
         # Without a drain, the oldest steps are kept.
-        if first and len(self._finished) < _COLUMNS * _MOST_STEPS:
+        if first and len(self._finished) < _COLUMNS * _MAX_STEPS:
             self._finished.extend((step, first, last))

@@ -10,8 +10,8 @@ from collections.abc import Container, Iterator
 from itertools import chain
 from typing import Final
 
-_MOST_AHEAD: Final = 32
-_MOST_ITERATORS: Final = 8
+_MAX_AHEAD: Final = 32
+_MAX_ITERATORS: Final = 8
 
 Batch = tuple[int, int]
 """The iterator that it was drawn from, and its samples."""
@@ -56,7 +56,7 @@ class DrawnBatches:
         if iterator not in self.iterators:
             self.iterators.append(iterator)
         self._draws[iterator] = min(2, self._draws.pop(iterator, 0) + 1)
-        if len(self._draws) > _MOST_ITERATORS:
+        if len(self._draws) > _MAX_ITERATORS:
             del self._draws[next(iter(self._draws))]
 
     def count(self, samples: int) -> None:
@@ -125,7 +125,7 @@ class DrawnBatches:
     def forget_aside(self) -> None:
         """It does not go on; its batches may yet be used."""
         unused, _ = self._aside
-        self._ahead = (self._ahead + unused)[-_MOST_AHEAD:]
+        self._ahead = (self._ahead + unused)[-_MAX_AHEAD:]
         self._aside = [], []
 
     def is_aside(self, iterator: int) -> bool:
@@ -135,12 +135,12 @@ class DrawnBatches:
     def end_step(self, *, trained: bool) -> int:
         """The step has ended; return how many of the samples that it drew were not used in it."""
         left, self._unused = self._unused, []
-        self._ahead = (self._ahead + left)[-_MOST_AHEAD:]
+        self._ahead = (self._ahead + left)[-_MAX_AHEAD:]
         if trained and self.iterators:
             self.sources = tuple(self.iterators)
             for iterator in self.iterators:
                 self.trained.setdefault(iterator, True)
-            while len(self.trained) > _MOST_ITERATORS:
+            while len(self.trained) > _MAX_ITERATORS:
                 del self.trained[next(iter(self.trained))]
         self.iterators = []
         return sum(samples for _, samples in left)

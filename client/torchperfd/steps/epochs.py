@@ -6,7 +6,7 @@ from typing import Final
 from torchperfd.steps.totals import PhaseTotals
 
 # Iterators in use at a time; a loop that is left early never reports its end.
-_MOST_AT_ONCE: Final = 8
+_MAX_AT_ONCE: Final = 8
 
 
 class EpochTracker:
@@ -38,7 +38,7 @@ class EpochTracker:
     def draw(self, iterator: int, now: int, trained: int, validated: int) -> None:
         """An iterator is drawn from; so many training and validation steps have ended so far."""
         if iterator not in self._open:
-            if len(self._open) >= _MOST_AT_ONCE:
+            if len(self._open) >= _MAX_AT_ONCE:
                 self._unknown.discard(self._open.popitem(last=False)[0])
             self._open[iterator] = (now, trained, validated)
             self._unknown.add(iterator)

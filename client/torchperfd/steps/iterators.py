@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torchperfd.events import EventBuffer, codes
 
-_MOST_KNOWN: Final = 8
+_MAX_KNOWN: Final = 8
 
 
 class Iterators:
@@ -45,7 +45,7 @@ class Iterators:
             known[own] = weakref.ref(iterator)
         except TypeError:
             return  # a list's, for example: when it is dropped stays unknown
-        if len(known) > _MOST_KNOWN:
+        if len(known) > _MAX_KNOWN:
             del known[next(iter(known))]
 
 

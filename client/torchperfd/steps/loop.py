@@ -40,7 +40,7 @@ from torchperfd.steps.step_edges import close_train
 
 __all__ = ["Loop", "StepWatcher"]
 
-_MOST_UNSTEPPED: Final = 16
+_MAX_UNSTEPPED: Final = 16
 _COUNTS: Final = (
     *("train_steps", "validate_steps", "micro_batches", "tokens", "backward_calls"),
     *("optimizer_calls", "refused", "unused"),
@@ -313,7 +313,7 @@ class Loop(LoopState):
 
     def optimizer_made(self, optimizer: int) -> None:
         """The script has made an optimizer, which shares no parameters with another."""
-        if len(self.unstepped) < _MOST_UNSTEPPED:
+        if len(self.unstepped) < _MAX_UNSTEPPED:
             self.unstepped.add(optimizer)
 
     def optimizer_begin(self, optimizer: int = UNKNOWN) -> None:

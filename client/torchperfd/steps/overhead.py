@@ -20,7 +20,7 @@ CALIBRATE_EVERY_S: Final = 600.0
 DEGRADATIONS: Final = ("device times", "the phases within a step", "everything")
 """The detail given up, level by level, while the limit is exceeded."""
 
-_LEAST_S: Final = 1.0
+_MIN_S: Final = 1.0
 """Of training time, before which the overhead is unknown."""
 _PAIRS: Final = 32
 _EVICTING_BYTES: Final = 8 * 2**20
@@ -102,7 +102,7 @@ class Overhead:
     def ratio(self) -> float | None:
         """The client's part of training time, 0 to 1; None while it is not known."""
         trained = self._trained - self._trained_before
-        if self._checked_ratio is None and trained >= _LEAST_S:
+        if self._checked_ratio is None and trained >= _MIN_S:
             return self._spent / trained
         return self._checked_ratio
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from torchperfd.steps.step_batch import TRAIN, StepBatch
 
-MOST_BLOCKS: Final = 256
+MAX_BLOCKS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class StepBlocks:
             column.append(self._begun_phases.get(slot, 0))
         self._count += 1
         self._begun_steps, self._begun_ns, self._begun_phases = 0, 0, {}
-        if self._count == MOST_BLOCKS:
+        if self._count == MAX_BLOCKS:
             self._step_ns = _merged(self._step_ns)
             self._phase_ns = {slot: _merged(column) for slot, column in self._phase_ns.items()}
             self._count //= 2

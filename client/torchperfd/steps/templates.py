@@ -36,8 +36,8 @@ _DONE, _ENTER, _EXIT, _NAME_GAP, _COUNT, _CLOSE, _ARRIVE = range(7)
 _ANY_ARGUMENT: Final = frozenset((codes.DRAWN, codes.READY, codes.COLLECTIVE, codes.REDUCTION))
 
 _EVENT_BYTES: Final = calcsize(codes.EVENT_FORMAT)
-_MOST_EVENTS: Final = 4096
-_MOST_KNOWN: Final = 8
+_MAX_EVENTS: Final = 4096
+_MAX_KNOWN: Final = 8
 _ALL_BITS: Final = -1
 
 # Events that have the loop do something to the recorder, and nothing to anything else that time or a
@@ -70,7 +70,7 @@ class TemplateRecorder:
         if self.words:
             self.end()
         self.words.append(word)
-        self.plain &= word & codes.CODE_MASK in _REPEATABLE and len(self.words) < _MOST_EVENTS
+        self.plain &= word & codes.CODE_MASK in _REPEATABLE and len(self.words) < _MAX_EVENTS
 
     def end(self) -> None:
         """The newest event has been handled."""
@@ -289,7 +289,7 @@ class StepTemplates:
             counts = self._loop.counts()
             counted = {name: counts[name] - before[name] for name in counts}
             self._known[state] = StepTemplate(recorder, counted, around)
-            if len(self._known) > _MOST_KNOWN:
+            if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
 
     def repeat(self, events: memoryview, before: int) -> tuple[int, bool]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from torchperfd.loader_workers import (
-    MOST_WORKERS,
+    MAX_WORKERS,
     LoaderAdvice,
     most_computing_workers,
 )
@@ -23,9 +23,9 @@ from torchperfd.tune.changes import (
 )
 from torchperfd.tune.trial import Trial
 
-LEAST_SHARE: Final = 0.03
+MIN_SHARE: Final = 0.03
 """What has a smaller share of the step cannot save enough to be measured."""
-_LEAST_WAIT: Final = 0.1
+_MIN_WAIT: Final = 0.1
 """Workers do not come evenly, so that the loop always waits a little."""
 _DEFAULT_PREFETCH: Final = 2
 
@@ -110,9 +110,9 @@ def _loader(trial: Trial, kept: Sequence[Change], advice: LoaderAdvice | None) -
     prefetch = own.prefetch or _DEFAULT_PREFETCH
     found: list[dict[str, Any]] = []
     crowded = max(1, most_computing_workers(facts.cpus))
-    if share >= (_LEAST_WAIT if workers else LEAST_SHARE):
+    if share >= (_MIN_WAIT if workers else MIN_SHARE):
         pinned = {"pin_memory": True} if facts.uses_cuda else {}
-        counts = [min(2 * workers, MOST_WORKERS)] if values else _worker_counts(trial, workers, advice)
+        counts = [min(2 * workers, MAX_WORKERS)] if values else _worker_counts(trial, workers, advice)
         for count in counts:
             found.append(
                 {"num_workers": count, "persistent_workers": True, **pinned} if count else {"num_workers": 0}
@@ -138,12 +138,12 @@ def _loader(trial: Trial, kept: Sequence[Change], advice: LoaderAdvice | None) -
 def _worker_counts(trial: Trial, workers: int, advice: LoaderAdvice | None) -> list[int]:
     """Return numbers of workers to try where the loop waits for its loader."""
     cpus = trial.facts.cpus
-    most = min(MOST_WORKERS, max(4, round(2 * cpus)))
+    most = min(MAX_WORKERS, max(4, round(2 * cpus)))
     data = trial.phases.get("data", 0.0)
     # A short run may have no samples of draws to advise from. Another sampler is more than arguments.
     advised = [advice.workers] if advice is not None and advice.rule == "loader-workers" else []
     if workers:
-        counts = dict.fromkeys([*advised, min(2 * workers, MOST_WORKERS), 0])
+        counts = dict.fromkeys([*advised, min(2 * workers, MAX_WORKERS), 0])
         return [count for count in counts if count != workers]
     rest = max(trial.step_seconds - data, 1e-6)
     # One more than keeps up on average, since batches do not come evenly.
@@ -169,7 +169,7 @@ def _optimizer(trial: Trial, kept: Sequence[Change]) -> Proposal:
     if not found:
         return None, "optimizer: it is fused already"
     share = 1.0 if facts.uses_cuda else trial.share("optimizer")
-    if share < LEAST_SHARE:
+    if share < MIN_SHARE:
         return None, f"optimizer: it has {share:.1%} of a step"
     return Group(tuple(found), min(share, 0.5) if facts.uses_cuda else share), ""
 
@@ -179,7 +179,7 @@ def _zero_grad(trial: Trial) -> Proposal:
         return None, ""
     # Backward adds to gradients that exist, which costs as much again.
     share = 0.1 if trial.facts.uses_cuda else 2 * trial.share("zero_grad")
-    if share < LEAST_SHARE:
+    if share < MIN_SHARE:
         return None, f"zero_grad: it has {share / 2:.1%} of a step"
     return Group((change(ZERO_GRAD, set_to_none=True),), share), ""
 
@@ -193,7 +193,7 @@ def _threads(trial: Trial, kept: Sequence[Change]) -> Proposal:
     counts = sorted({1, max(1, int(facts.cpus) // 2), max(1, int(facts.cpus))} - {threads})
     if not counts:
         return None, "threads: there is one CPU"
-    if share < LEAST_SHARE:
+    if share < MIN_SHARE:
         return None, f"threads: the loop computes in {share:.1%} of a step"
     return Group(tuple(change(THREADS, threads=count) for count in counts), share), ""
 

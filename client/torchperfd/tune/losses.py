@@ -10,7 +10,7 @@ from torchperfd.tune.trial import Trial
 RELATIVE_TOLERANCE: Final = 1e-4
 """Sums in another order differ by so much at most, after a few steps."""
 _ABSOLUTE_TOLERANCE: Final = 1e-6
-LEAST_LOSSES: Final = 3
+MIN_LOSSES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LossCheck:
 def repeats(first: Trial, again: Trial) -> str:
     """Return how an unchanged run repeats itself: ``exact``, ``close``, or ``any`` where it does not."""
     count = min(len(first.losses), len(again.losses))
-    if count < LEAST_LOSSES:
+    if count < MIN_LOSSES:
         return ANY
     if first.losses[:count] == again.losses[:count]:
         return EXACT
@@ -48,7 +48,7 @@ def check_losses(unchanged: Trial, changed: Trial, required: str, repeated: str)
         repeated: How an unchanged run repeats itself, of :func:`repeats`.
     """
     count = min(len(unchanged.losses), len(changed.losses))
-    if repeated == ANY or count < LEAST_LOSSES:
+    if repeated == ANY or count < MIN_LOSSES:
         reason = "no losses were seen" if not unchanged.losses else "two unchanged runs differ"
         return LossCheck("not checked", True, f"losses not checked: {reason}")
     ours, theirs = changed.losses[:count], unchanged.losses[:count]
@@ -78,4 +78,4 @@ def _are_close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
 
 def _are_same_batches(unchanged: Trial, changed: Trial) -> bool:
     count = min(len(unchanged.batches), len(changed.batches))
-    return count >= LEAST_LOSSES and unchanged.batches[:count] == changed.batches[:count]
+    return count >= MIN_LOSSES and unchanged.batches[:count] == changed.batches[:count]

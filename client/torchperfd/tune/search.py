@@ -22,15 +22,15 @@ from torchperfd.tune.losses import LossCheck, check_losses, repeats
 from torchperfd.tune.trial import Trial
 from torchperfd.tune.trial_process import PAIRS_PER_PROCESS, TrialFailedError
 
-LEAST_GAIN: Final = 0.02
-LEAST_ROUNDS: Final = 6
-MOST_ROUNDS: Final = 18
+MIN_GAIN: Final = 0.02
+MIN_ROUNDS: Final = 6
+MAX_ROUNDS: Final = 18
 HOPELESS_ROUNDS: Final = 3
 # A change whose first pairs are slower by so much is given up.
 _SLOWER: Final = 1.03
 _CLEAR: Final = 0.93
-LEAST_FRESH: Final = 4
-MOST_FRESH: Final = 10
+MIN_FRESH: Final = 4
+MAX_FRESH: Final = 10
 # The whole gain is measured until its interval is so narrow.
 _NARROW: Final = 1.08
 
@@ -281,18 +281,18 @@ class TuningSearch:
         self, without: Sequence[Change], with_it: Sequence[Change], name: str, pairs: Pairs
     ) -> tuple[Comparison, str]:
         """Return how a change compares, and why it is not kept; empty if it is."""
-        for _ in self._measure(self._trials.pairs(without, with_it), name, pairs, MOST_ROUNDS):
+        for _ in self._measure(self._trials.pairs(without, with_it), name, pairs, MAX_ROUNDS):
             beside = compare_pairs(pairs)
             if beside is None:
                 continue
             if len(pairs) == HOPELESS_ROUNDS and beside.ratio > _SLOWER:
                 return beside, f"slower: takes {beside.ratio:.2f} times as long, in {len(pairs)} pairs"
-            if len(pairs) < LEAST_ROUNDS:
+            if len(pairs) < MIN_ROUNDS:
                 continue
             # What differs little may be a property of the two processes, so that others have to confirm it.
-            if beside.high < _CLEAR or (beside.high < 1 - LEAST_GAIN and len(pairs) > LEAST_ROUNDS):
+            if beside.high < _CLEAR or (beside.high < 1 - MIN_GAIN and len(pairs) > MIN_ROUNDS):
                 return beside, ""
-            if beside.ratio > 1 - LEAST_GAIN or len(pairs) >= MOST_ROUNDS:
+            if beside.ratio > 1 - MIN_GAIN or len(pairs) >= MAX_ROUNDS:
                 return beside, f"no certain gain: {beside.low:.2f} to {beside.high:.2f} of the time"
         raise AssertionError("pairs have no end")
 
@@ -303,7 +303,7 @@ class TuningSearch:
         except TrialFailedError as error:
             found.unverified = error.problem
             return
-        if total.high < 1 - LEAST_GAIN:
+        if total.high < 1 - MIN_GAIN:
             found.total = total
             return
         reason = f"gain not repeated in new processes: {total.low:.2f} to {total.high:.2f} of the time"
@@ -312,11 +312,11 @@ class TuningSearch:
 
     def _measure_total(self, changes: Sequence[Change]) -> Comparison:
         pairs: Pairs = []
-        for _ in self._measure(self._trials.fresh_pairs((), changes), _TOGETHER, pairs, MOST_FRESH):
+        for _ in self._measure(self._trials.fresh_pairs((), changes), _TOGETHER, pairs, MAX_FRESH):
             beside = compare_pairs(pairs)
-            if beside is None or len(pairs) < LEAST_FRESH:
+            if beside is None or len(pairs) < MIN_FRESH:
                 continue
-            if beside.high / beside.low < _NARROW or len(pairs) >= MOST_FRESH:
+            if beside.high / beside.low < _NARROW or len(pairs) >= MAX_FRESH:
                 return beside
         raise AssertionError("pairs have no end")
 

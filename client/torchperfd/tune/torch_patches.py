@@ -20,9 +20,9 @@ from torchperfd.steps.cpus import available_cpus
 from torchperfd.tune.changes import AMP, COMPILE, LOADER, MATMUL, OPTIMIZER, THREADS, ZERO_GRAD, Change
 from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Site
 
-MOST_LOSSES: Final = 10
-_MOST_BATCHES: Final = 16
-_MOST_ZEROING: Final = 64
+MAX_LOSSES: Final = 10
+_MAX_BATCHES: Final = 16
+_MAX_ZEROING: Final = 64
 _OTHERS: Final = (
     str(Path(__file__).parents[1]) + os.sep,
     sysconfig.get_paths()["stdlib"] + os.sep,
@@ -170,7 +170,7 @@ class TorchPatches:
                 if self._sampler is None and torch.is_grad_enabled():
                     self._sampler = sampler
                 for batch in original(sampler):
-                    if sampler is self._sampler and len(self._batches) < _MOST_BATCHES:
+                    if sampler is self._sampler and len(self._batches) < _MAX_BATCHES:
                         self._batches.append(zlib.crc32(repr(batch).encode()))
                     yield batch
 
@@ -226,7 +226,7 @@ class TorchPatches:
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def zero_grad(target: Any, set_to_none: bool = True) -> None:
-                if not set_to_none and self._zeroing_seen < _MOST_ZEROING:
+                if not set_to_none and self._zeroing_seen < _MAX_ZEROING:
                     self._zeroing_seen += 1
                     site = calling_site()
                     if site is not None and site not in self._zeroing:
@@ -262,7 +262,7 @@ class TorchPatches:
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if len(losses) < MOST_LOSSES and tensor.numel() == 1:
+                if len(losses) < MAX_LOSSES and tensor.numel() == 1:
                     losses.append(tensor.detach().clone())
                 return original(tensor, *args, **kwargs)
 

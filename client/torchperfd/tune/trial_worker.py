@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchperfd.client import Client
     from torchperfd.tune.torch_patches import TorchPatches
 
-LEAST_STEPS: Final = 3
+MIN_STEPS: Final = 3
 _TOO_LATE: Final = 124
 _POLL_S: Final = 0.05
 _WARM_STEPS: Final = 3
@@ -137,7 +137,7 @@ class TrialRun:
             else:
                 done = train.minus(self._began)
                 is_enough = done.steps >= request["steps"] and done.ns >= request["seconds"] * 1e9
-                if is_enough or (now > deadline and done.steps >= LEAST_STEPS):
+                if is_enough or (now > deadline and done.steps >= MIN_STEPS):
                     trial = self._trial(done)
                     self._hold(trial)
                     self._send(trial)
@@ -177,7 +177,7 @@ class TrialRun:
         assert self._client is not None
         totals = self._client.report().totals
         done = totals.train.minus(self._began) if self._began is not None else totals.steady()
-        if not problem and done.steps >= LEAST_STEPS:
+        if not problem and done.steps >= MIN_STEPS:
             return {**self._trial(done), "has_ended": True}
         steps = totals.train.steps
         made = f"the script ended after {steps} training steps, too few to measure{self._hint(steps)}"

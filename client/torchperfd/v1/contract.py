@@ -66,7 +66,7 @@ PHASES: Final = (
 
 MAX_USER_PHASES: Final = 16
 
-LEAST_KERNELS_PER_LAUNCH: Final = 0.9
+MIN_KERNELS_PER_LAUNCH: Final = 0.9
 """Below this a trace lacks kernels; the last ones of a capture always may be missing."""
 
 AUTOMATIC_CAPTURE_S: Final = 120.0

@@ -34,8 +34,8 @@ VARIABLES: Final = frozenset(
 )
 """All variables with the prefix that any part of torchperfd reads."""
 
-_LEAST_ALIKE: Final = 0.6
-_MOST_COMPARED: Final = 80
+_MIN_ALIKE: Final = 0.6
+_MAX_COMPARED: Final = 80
 _TESTS: Final = "TORCHPERFD_TEST_"
 _OF_KUBERNETES: Final = re.compile(
     r"TORCHPERFD_(?:.*_)?(?:SERVICE_(?:HOST|PORT(?:_.+)?)|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
@@ -73,6 +73,6 @@ def _meant(name: str) -> str:
     """Return the question after the nearest name that there is; empty if none is near."""
     # Without the prefix, which would make all names alike.
     known = [each.removeprefix(PREFIX) for each in VARIABLES]
-    given = name.removeprefix(PREFIX)[:_MOST_COMPARED].upper()
-    near = difflib.get_close_matches(given, known, 1, _LEAST_ALIKE)
+    given = name.removeprefix(PREFIX)[:_MAX_COMPARED].upper()
+    near = difflib.get_close_matches(given, known, 1, _MIN_ALIKE)
     return f"; did you mean {PREFIX}{near[0]}?" if near else ""

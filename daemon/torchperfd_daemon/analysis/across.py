@@ -17,7 +17,7 @@ from torchperfd_daemon.analysis.matching import Matches, match
 from torchperfd_daemon.analysis.trace import Int64
 
 # Waiting for a rank is reported from this share of the recorded time on.
-_LEAST_SHARE: Final = 0.01
+_MIN_SHARE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Across:
         rank does.
         """
         first, second, *_ = sorted(self.ranks, key=lambda each: each.cost_ns, reverse=True)
-        is_large = first.cost_ns > 0 and self.cost_each_ns(first) >= _LEAST_SHARE * self.duration_ns
+        is_large = first.cost_ns > 0 and self.cost_each_ns(first) >= _MIN_SHARE * self.duration_ns
         return first if is_large and first.cost_ns >= 2 * second.cost_ns else None
 
     def cost_each_ns(self, rank: RankWait) -> float:

@@ -9,7 +9,7 @@ from torchperfd_daemon.text import ranks_phrase
 # A smaller difference is within the precision of setting clocks by ends of collectives.
 _CLOCKS_DIFFER_NS: Final = 1_000_000
 _KINDS: Final = 5
-_MOST_RANKS: Final = 16
+_MAX_RANKS: Final = 16
 
 
 def across_to_dict(across: Across) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def render_across(across: Across, out: IO[str]) -> None:
         return
     console.print()
     _ranks(across).print_on(console)
-    if (hidden := len(across.ranks) - _MOST_RANKS) > 0:
+    if (hidden := len(across.ranks) - _MAX_RANKS) > 0:
         console.print(f"{hidden:,} more ranks, which cost the others less; --json has all")
     console.print()
     _kinds(across).print_on(console)
@@ -95,7 +95,7 @@ def _found(across: Across) -> str:
 
 def _ranks(across: Across) -> Table:
     """Return the ranks that cost others most, or wait longest, in order of rank."""
-    most = sorted(across.ranks, key=lambda each: (-each.cost_ns, -each.wait_ns))[:_MOST_RANKS]
+    most = sorted(across.ranks, key=lambda each: (-each.cost_ns, -each.wait_ns))[:_MAX_RANKS]
     rows = [
         (
             f"rank {each.rank}",

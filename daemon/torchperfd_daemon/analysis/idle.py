@@ -48,7 +48,7 @@ from torchperfd_daemon.analysis.profiler_overhead import find_overheads
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
-_MOST_PLACES: Final = 10
+_MAX_PLACES: Final = 10
 # A device event that begins so long after its launch was held up by the device; usual are a few µs.
 _BLOCKED_NS: Final = 100_000
 
@@ -212,7 +212,7 @@ def _cause(trace: Trace, gaps: _Gaps, charges: _Charges, number: int) -> IdleCau
     sums = np.zeros(len(places), dtype=np.int64)
     np.add.at(sums, which, spans)
     counts = np.bincount(which, minlength=len(places))
-    most = np.argsort(-sums, kind="stable")[:_MOST_PLACES]
+    most = np.argsort(-sums, kind="stable")[:_MAX_PLACES]
     names = [*trace.names, ""]
     rows = []
     for place in most.tolist():

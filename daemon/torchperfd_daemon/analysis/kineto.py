@@ -54,7 +54,7 @@ _TAIL: Final = 1 << 14
 # An event that is still incomplete after this many bytes is taken for a broken one.
 _LONGEST_EVENT: Final = 1 << 20
 # An event is repaired if it ends before one of so many places where another may begin.
-_MOST_ENDS: Final = 64
+_MAX_ENDS: Final = 64
 # So many bytes of the text before and after the events are kept.
 _MARGIN: Final = 1 << 20
 _KEY: Final = 1 << 12
@@ -238,7 +238,7 @@ class Events:
     def _repair(self, characters: str, at: int, *, last: bool) -> bytes | None:
         """Return the event that begins at ``at`` as JSON, of the same length; None where it cannot be."""
         until = at
-        for _ in range(_MOST_ENDS):
+        for _ in range(_MAX_ENDS):
             following = _BEFORE_NEXT.search(characters, until + 1)
             if following is None and not last:
                 return None

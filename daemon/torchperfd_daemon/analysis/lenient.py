@@ -22,7 +22,7 @@ _NO_NUMBER: Final = re.compile(
 )
 # A comma for a decimal point: within an object, a number and a comma are followed by a name.
 _DECIMAL_COMMA: Final = re.compile(r"(?<=\d),(?=\d)")
-_MOST_REPAIRS: Final = 64
+_MAX_REPAIRS: Final = 64
 _TIMES: Final = ("ts", "dur")
 
 
@@ -32,7 +32,7 @@ def repaired(text: str) -> tuple[str, int] | None:
     Returns:
         None if it cannot be repaired: infinities and NaN become -1, decimal commas become points.
     """
-    for _ in range(_MOST_REPAIRS):
+    for _ in range(_MAX_REPAIRS):
         try:
             return text, _DECODER.raw_decode(text)[1]
         except json.JSONDecodeError as error:

@@ -27,14 +27,14 @@ _MEMORY: Final = "[memory]"
 _LATEST_START_US: Final = float(1 << 53)
 _LONGEST_US: Final = float(1 << 43)
 # The limit of a trace's memory, at about 70 bytes per event.
-_MOST_EVENTS: Final = 1 << 26
+_MAX_EVENTS: Final = 1 << 26
 _NO_ARGS: Final = event_types.Args()
 _NO_FOREIGN_ARGS: Final = event_types.ForeignArgs()
 _UNNAMED: Final = "(no name)"
 # This much of the exporter's own messages is kept.
-_MOST_WARNINGS: Final = 5
+_MAX_WARNINGS: Final = 5
 _LONGEST_WARNING: Final = 200
-_MOST_RANKS: Final = 1 << 31
+_MAX_RANKS: Final = 1 << 31
 # Device events at impossible times are kept under this name, as moments that nothing counts.
 _IMPOSSIBLE: Final = "impossible_device_time"
 _WHERE: Final = attrgetter("pid", "tid")
@@ -74,8 +74,8 @@ def _read(path: Path, max_bytes: int, foreign: Foreign | None) -> Trace | None:
         columns.add(batch)
         if columns.uncategorised and foreign is None:
             return None
-        if len(columns.start) > _MOST_EVENTS:
-            raise TorchperfdError(f"it holds more than {_MOST_EVENTS:,} events", "capture fewer steps")
+        if len(columns.start) > _MAX_EVENTS:
+            raise TorchperfdError(f"it holds more than {_MAX_EVENTS:,} events", "capture fewer steps")
     if not columns.start:
         raise TorchperfdError("it holds no event with a duration", "capture at least one whole step")
     return columns.trace(str(path), file, events)
@@ -245,7 +245,7 @@ class _Columns:
             repaired=events.repaired,
             more_exports=events.more_exports,
             uncategorised=len(self._foreign.rows) if self._foreign else 0,
-            warnings=tuple(text[:_LONGEST_WARNING] for text in said[:_MOST_WARNINGS]),
+            warnings=tuple(text[:_LONGEST_WARNING] for text in said[:_MAX_WARNINGS]),
             far_away=len(outliers.rows),
             shortened=shortened,
             endless=endless,
@@ -338,4 +338,4 @@ def _exact_nanoseconds(events: list[Any], microseconds: npt.NDArray[np.float64])
 
 
 def _plausible(rank: int | None) -> int | None:
-    return rank if rank is not None and 0 <= rank < _MOST_RANKS else None
+    return rank if rank is not None and 0 <= rank < _MAX_RANKS else None

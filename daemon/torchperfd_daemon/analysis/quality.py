@@ -15,7 +15,7 @@ from torchperfd_daemon.analysis.processes import working
 from torchperfd_daemon.analysis.start_up import LaunchRecord
 from torchperfd_daemon.analysis.trace import Reading, Trace
 
-_MOST_LISTED: Final = 4
+_MAX_LISTED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ def _impossible(quality: Quality) -> list[str]:
 def _several(quality: Quality) -> list[str]:
     lines = []
     if len(quality.analysed) > 1:
-        more = ["…"] * (len(quality.analysed) > _MOST_LISTED)
-        shown = ", ".join([*quality.analysed[:_MOST_LISTED], *more])
+        more = ["…"] * (len(quality.analysed) > _MAX_LISTED)
+        shown = ", ".join([*quality.analysed[:_MAX_LISTED], *more])
         lines.append(
             f"the file holds {len(quality.analysed)} processes that launched something or marked steps "
             f"({printable(shown)}): each is analysed by itself"

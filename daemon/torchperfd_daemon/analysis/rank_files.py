@@ -29,7 +29,7 @@ _RANKS_IN_NAMES: Final = (
 # torch's tensorboard_trace_handler puts the time of each export into its name.
 _WRITTEN_AT: Final = re.compile(r"\.(\d{10,20})\.pt\.trace\.json")
 _TAIL_BYTES: Final = 1 << 16
-_MOST_LISTED: Final = 4
+_MAX_LISTED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ def _of_known_rank(found: list[_Found], say: Callable[[str], object]) -> list[_F
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more
 
 
 def _is_file(path: Path) -> bool:

@@ -28,7 +28,7 @@ _PARTS: Final = (
     *("window", "busy", "idle", "compute", "comm", "memcpy"),
     *("exposed_comm", "exposed_memcpy", "overlap"),
 )
-_MOST_DEVICES: Final = 16
+_MAX_DEVICES: Final = 16
 _MARKS: Final[dict[str, str]] = {
     "optimizer": "steps end with",
     "loader": "steps begin with",
@@ -217,7 +217,7 @@ def _device_lines(summary: Summary, width: int) -> list[str]:
         f"device {printable(each.name)}: {each.breakdown.n_gpu_events:,} events, "
         f"kernels {ms(each.kernel_ns)} ms, {part('busy', each.breakdown.busy_ns)}, "
         f"{part('idle', device.window_ns - each.breakdown.busy_ns)}"
-        for each in summary.devices[:_MOST_DEVICES]
+        for each in summary.devices[:_MAX_DEVICES]
     ]
     busy, idle = ("any busy", "all idle") if summary.devices else ("busy", "idle")
     lines += [

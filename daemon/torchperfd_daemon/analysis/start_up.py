@@ -39,7 +39,7 @@ _WAITS: Final = re.compile(r"Synchronize|c10d::.*wait|(?:cuda|cu|hip)Memcpy\w*")
 _DRAWS: Final = "enumerate(DataLoader)#"
 # A first call counts if it takes so many times the median of the later ones, and so much longer.
 _FIRST_CALL: Final = 10
-_LEAST_EXCESS_NS: Final = 2_000_000
+_MIN_EXCESS_NS: Final = 2_000_000
 # A recording is a cold start if first calls take this share of its steps.
 _COLD_SHARE: Final = 0.1
 
@@ -158,7 +158,7 @@ def find_cold_start(trace: Trace, overheads: Overheads, windows: Sequence[tuple[
     taken = cover.up_to(until) - cover.up_to(since)
     ns = int(taken.sum())
     name = trace.names[int(trace.name[rows[np.argmax(lengths)]])]
-    return ColdStart(ns, name, ns >= max(_COLD_SHARE * whole, _LEAST_EXCESS_NS))
+    return ColdStart(ns, name, ns >= max(_COLD_SHARE * whole, _MIN_EXCESS_NS))
 
 
 def _first_calls(trace: Trace, rows: Int64, waits: Cover) -> tuple[Int64, Int64]:
@@ -175,10 +175,10 @@ def _first_calls(trace: Trace, rows: Int64, waits: Cover) -> tuple[Int64, Int64]
     counts = np.diff(np.append(edges, len(rows)))
     several = counts > 1
     edges, counts = edges[several], counts[several]
-    long = lengths[edges] >= _LEAST_EXCESS_NS
+    long = lengths[edges] >= _MIN_EXCESS_NS
     edges, counts = edges[long], counts[long]
     later = [lengths[at + 1 : at + count] for at, count in zip(edges.tolist(), counts.tolist(), strict=True)]
     usual = np.array([np.median(each) for each in later], dtype=np.float64)
     excess = lengths[edges] - usual
-    kept = (lengths[edges] >= _FIRST_CALL * usual) & (excess >= _LEAST_EXCESS_NS)
+    kept = (lengths[edges] >= _FIRST_CALL * usual) & (excess >= _MIN_EXCESS_NS)
     return rows[edges[kept]], excess[kept].astype(np.int64)

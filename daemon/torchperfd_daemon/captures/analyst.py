@@ -44,8 +44,8 @@ TIMEOUT_S: Final = 1800.0
 """Timeout of an analysis; on a busy node a process at idle priority makes little progress."""
 
 _TRACE: Final = re.compile(r"rank\d{1,9}\.json(?:\.gz)?")
-_MOST_WAITING: Final = 64
-_MOST_RUNS: Final = 64
+_MAX_WAITING: Final = 64
+_MAX_RUNS: Final = 64
 _ERROR_BYTES: Final = 4096
 _CLEAR_UP_S: Final = 1.0
 """Most time to remove the file of an analysis that was ended."""
@@ -90,7 +90,7 @@ class AnalysisCounts:
     def remember(self, run: str, shares: tuple[RankShares, ...]) -> None:
         """Keep the newest shares of a run; of too many runs the one analysed longest ago is dropped."""
         # Replaced, not changed: a reader on another thread keeps a consistent copy.
-        others = deque(((name, kept) for name, kept in self.newest.items() if name != run), _MOST_RUNS - 1)
+        others = deque(((name, kept) for name, kept in self.newest.items() if name != run), _MAX_RUNS - 1)
         self.newest = {**dict(others), run: shares}
 
 
@@ -121,7 +121,7 @@ class Analyst:
         self._command = command
         self._timeout = timeout
         self._max_idle = max_idle
-        self._waiting: queue.Queue[CaptureRecord | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[CaptureRecord | None] = queue.Queue(_MAX_WAITING)
         self._stopped = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()

@@ -28,7 +28,7 @@ from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, Torchperf
 log = logging.getLogger("torchperfd.captures")
 
 _REMOVED: Final = ".removed-"
-_MOST_ANALYSIS_BYTES: Final = 256 * 2**20
+_MAX_ANALYSIS_BYTES: Final = 256 * 2**20
 _LISTED: Final = "list them with `torchperfd captures list`"
 
 
@@ -278,10 +278,10 @@ class Catalog:
                 f"`torchperfd analyze {capture_id}` does it now",
             )
         with self.open(capture_id, folder.ANALYSIS) as file:
-            content = file.read(_MOST_ANALYSIS_BYTES + 1)
-        if len(content) > _MOST_ANALYSIS_BYTES:
+            content = file.read(_MAX_ANALYSIS_BYTES + 1)
+        if len(content) > _MAX_ANALYSIS_BYTES:
             raise TorchperfdError(
-                f"the analysis of capture {capture_id} has more than {_MOST_ANALYSIS_BYTES:,} bytes",
+                f"the analysis of capture {capture_id} has more than {_MAX_ANALYSIS_BYTES:,} bytes",
                 f"`torchperfd analyze {capture_id}` makes one",
             )
         return content

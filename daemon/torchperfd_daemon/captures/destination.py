@@ -24,7 +24,7 @@ _PATH: Final = re.compile(r"[^\x00-\x1f\x7f\\?#]{0,512}")
 # A part in flight is in memory: two files at once with two parts each are 20 MiB, and as much is being read.
 _PART_BYTES: Final = 5 * 2**20
 _PARTS_AT_ONCE: Final = 2
-_MOST_PARTS: Final = 9000  # of the 10,000 that S3 takes
+_MAX_PARTS: Final = 9000  # of the 10,000 that S3 takes
 _SHA256: Final = "sha256"
 # Other errors are retried at the next scan.
 _RETRIES: Final = 2
@@ -127,7 +127,7 @@ class Destination:
                 content = b"".join([piece async for piece in _pieces(key, file, sha256, _PART_BYTES)])
                 await obstore.put_async(store, key, content, attributes=attributes, use_multipart=False)
             else:
-                part = max(_PART_BYTES, -(-size // _MOST_PARTS))
+                part = max(_PART_BYTES, -(-size // _MAX_PARTS))
                 await obstore.put_async(
                     store,
                     key,

@@ -47,7 +47,7 @@ a capture waits for its steps for a day at most."""
 _ID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,79}")
 _FILE: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 _RANK_MANIFEST: Final = re.compile(r"rank\d{1,9}\.manifest\.json")
-_MOST_MANIFEST_BYTES: Final = 1024 * 1024
+_MAX_MANIFEST_BYTES: Final = 1024 * 1024
 _NEVER_FINISHED: Final = "it was never finished"
 _WORTH_UPLOADING: Final = (CaptureState.COMPLETE, CaptureState.PARTIAL)
 _BLOCK_BYTES: Final = 512  # the unit of st_blocks, whatever the file system's own is
@@ -323,9 +323,9 @@ def _content(folder: int, name: str) -> tuple[bytes, os.stat_result]:
     """
     with open(open_file(folder, name), "rb") as file:
         status = os.fstat(file.fileno())
-        content = file.read(_MOST_MANIFEST_BYTES + 1)
-    if len(content) > _MOST_MANIFEST_BYTES:
-        raise OSError(f"{name} has more than {_MOST_MANIFEST_BYTES} bytes")
+        content = file.read(_MAX_MANIFEST_BYTES + 1)
+    if len(content) > _MAX_MANIFEST_BYTES:
+        raise OSError(f"{name} has more than {_MAX_MANIFEST_BYTES} bytes")
     return content, status
 
 

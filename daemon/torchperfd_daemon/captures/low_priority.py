@@ -22,11 +22,11 @@ from typing import Final
 from torchperfd.own_commands import own_command
 from torchperfd.v1.variables import known_environment
 
-MOST_MEMORY: Final = 2 << 30
+MAX_MEMORY: Final = 2 << 30
 """Bytes of address space, for each process."""
 
-MOST_CPU_S: Final = 900
-MOST_OUTPUT: Final = 64 << 20
+MAX_CPU_S: Final = 900
+MAX_OUTPUT: Final = 64 << 20
 """Bytes of each file that is written."""
 
 LINK: Final = "--link="
@@ -45,9 +45,9 @@ _LATER: Final = ("concurrent.futures.thread", "encodings.idna", "gzip", "pickle"
 def lower_priority() -> None:
     """Lower this process's priority and limits; a setting that the system lacks is skipped."""
     os.nice(19)
-    _limit(resource.RLIMIT_AS, MOST_MEMORY)
-    _limit(resource.RLIMIT_CPU, MOST_CPU_S)
-    _limit(resource.RLIMIT_FSIZE, MOST_OUTPUT)
+    _limit(resource.RLIMIT_AS, MAX_MEMORY)
+    _limit(resource.RLIMIT_CPU, MAX_CPU_S)
+    _limit(resource.RLIMIT_FSIZE, MAX_OUTPUT)
     _limit(resource.RLIMIT_CORE, 0)
     _end_with_parent()
     with contextlib.suppress(OSError, AttributeError):

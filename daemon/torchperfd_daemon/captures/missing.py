@@ -10,8 +10,8 @@ from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Participant
 from torchperfd_daemon.errors import NoSuchTargetError
 
-_MOST_RANKS: Final = 100_000
-_MOST_NAMED: Final = 20
+_MAX_RANKS: Final = 100_000
+_MAX_NAMED: Final = 20
 
 
 class MissingRank:
@@ -50,11 +50,11 @@ def whole_job(
         NoSuchTargetError: The job is too small to have one of the ranks.
     """
     facts = next(iter(found.values())).facts
-    world = min(max(each.facts.world_size for each in found.values()), _MOST_RANKS)
+    world = min(max(each.facts.world_size for each in found.values()), _MAX_RANKS)
     ranks = sorted(set(wanted)) or sorted(found.keys() | set(range(world)))
     if beyond := [rank for rank in ranks if rank not in found and rank >= world]:
         raise NoSuchTargetError(
-            f"run {run} has no rank {', '.join(map(str, beyond[:_MOST_NAMED]))}", f"it has {world} ranks"
+            f"run {run} has no rank {', '.join(map(str, beyond[:_MAX_NAMED]))}", f"it has {world} ranks"
         )
     missing = RankFacts(job_name=facts.job_name, world_size=facts.world_size)
     return [found.get(rank) or MissingRank(rank, missing, reason, coordinator) for rank in ranks]

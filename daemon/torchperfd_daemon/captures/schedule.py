@@ -8,7 +8,7 @@ from typing import Final
 from torchperfd_daemon.captures.rank_attempts import Ack
 from torchperfd_daemon.errors import TorchperfdError
 
-MOST_STEPS: Final = 1000
+MAX_STEPS: Final = 1000
 """Of one capture."""
 
 _MARGIN_S: Final = 0.25
@@ -58,7 +58,7 @@ def agree(
         means = [ack.step_seconds for ack in acks.values() if ack.step_seconds > 0]
         if not means:
             raise TorchperfdError("no step has ended yet, so the length of a step is unknown", "use --steps")
-        steps = min(MOST_STEPS, max(1, round(when.duration_seconds * len(means) / sum(means))))
+        steps = min(MAX_STEPS, max(1, round(when.duration_seconds * len(means) / sum(means))))
     pause = max(ack.pause_seconds_per_step for ack in acks.values())
     if pause * steps > longest_pause_seconds:
         steps = int(longest_pause_seconds / pause)

@@ -10,7 +10,7 @@ from torchperfd_daemon.errors import explained
 from torchperfd_daemon.text import one_line
 
 _MARKER: Final = ".uploads-to"
-_MOST_BYTES: Final = 2048
+_MAX_BYTES: Final = 2048
 
 
 def write_upload_marker(directory: Path, url: str) -> None:
@@ -36,7 +36,7 @@ def read_upload_marker(directory: Path) -> str:
         open(folder.open_file(held, _MARKER), "rb") as file,  # noqa: PTH123
     ):
         if os.fstat(file.fileno()).st_uid in (0, os.geteuid(), os.fstat(held).st_uid):
-            return one_line(file.read(_MOST_BYTES).decode().strip(), _MOST_BYTES)
+            return one_line(file.read(_MAX_BYTES).decode().strip(), _MAX_BYTES)
     return ""
 
 

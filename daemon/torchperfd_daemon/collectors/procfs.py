@@ -11,9 +11,9 @@ from typing import Final
 _CHUNK: Final = 1 << 16
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 # More than any kernel supports: what claims to be a larger number is damaged.
-_MOST_CPUS: Final = 1 << 16
+_MAX_CPUS: Final = 1 << 16
 # A process may have a million descriptors, and have them looked through again and again.
-_MOST_DESCRIPTORS: Final = 1 << 16
+_MAX_DESCRIPTORS: Final = 1 << 16
 
 
 def read(path: str | Path) -> str:
@@ -48,7 +48,7 @@ def open_memory_file(process: Path, name: str, flags: int) -> int | None:
     """
     link = f"/memfd:{name} (deleted)"
     with os.scandir(process / "fd") as entries:
-        for entry in itertools.islice(entries, _MOST_DESCRIPTORS):
+        for entry in itertools.islice(entries, _MAX_DESCRIPTORS):
             try:
                 if os.readlink(entry.path) != link:  # noqa: PTH115 - a process may have many thousands
                     continue
@@ -123,7 +123,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
         first, dash, last = part.partition("-")
         low = int(first)
         high = int(last) if dash else low
-        if not 0 <= low <= high < _MOST_CPUS:
+        if not 0 <= low <= high < _MAX_CPUS:
             raise ValueError(f"{part!r} is no range of CPUs")
         cpus.update(range(low, high + 1))
     return frozenset(cpus)

@@ -40,7 +40,7 @@ _KINDS: Final[Mapping[PartKind, str]] = {
 """The colours of parts of a step that are not the work of a phase."""
 _USERS: Final = ("bright_cyan", "bright_magenta", "bright_blue")
 _NAMES: Final[Mapping[str, str]] = {WAIT: "wait"}
-_LEAST_WIDTH: Final = 8
+_MIN_WIDTH: Final = 8
 LEVEL: Final = "#"
 """The letter of a bar with one part, which is shown only where there are no colours."""
 
@@ -66,7 +66,7 @@ class Bar:
         yield Segment(("·" if plain else "─") * (width - drawn), None if plain else Style.parse("grey30"))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(_LEAST_WIDTH, self._width or options.max_width)
+        return Measurement(_MIN_WIDTH, self._width or options.max_width)
 
 
 def _part(name: str, colour: str, width: int, *, plain: bool) -> Segment:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from torchperfd.bench.functions_bench import LEAST_ROUNDS, bench_functions
+from torchperfd.bench.functions_bench import MIN_ROUNDS, bench_functions
 from torchperfd.bench.functions_text import functions_text
 from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._numbers import Numbers
@@ -62,7 +62,7 @@ def _value(word: str) -> Any:
     show_default=True,
     help="To time each function for, in each round.",
 )
-@click.option("--rounds", type=click.IntRange(min=LEAST_ROUNDS), default=5, show_default=True, help="Rounds.")
+@click.option("--rounds", type=click.IntRange(min=MIN_ROUNDS), default=5, show_default=True, help="Rounds.")
 @click.option(
     "--timeout",
     type=click.FloatRange(1, 36000),

@@ -15,7 +15,7 @@ from torchperfd_daemon.commands._measuring import results_on_sigterm, warn_if_bu
 from torchperfd_daemon.commands._numbers import Numbers
 from torchperfd_daemon.commands._status_line import StatusLine
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.loader_workers import MOST_WORKERS
+from torchperfd_daemon.loader_workers import MAX_WORKERS
 from torchperfd_daemon.text import printable
 from torchperfd_daemon.worker_cost import of_this_machine
 
@@ -45,7 +45,7 @@ class _Methods(click.ParamType):  # type: ignore[type-arg] # generic from click 
 @click.option(
     "--max-workers",
     type=click.IntRange(0, 512),
-    help=f"The most workers to try; by default twice the CPUs, at most {MOST_WORKERS}.",
+    help=f"The most workers to try; by default twice the CPUs, at most {MAX_WORKERS}.",
 )
 @click.option("--batch-sizes", type=Numbers(), default=(), help="Batch sizes to try, such as 32,64,128.")
 @click.option("--threads", type=Numbers(), default=(), help="Numbers of operator threads to try.")

@@ -10,14 +10,14 @@ import click
 
 from torchperfd.text_tables import fold_text, terminal_width, text_width
 from torchperfd.v1 import control_pb2
-from torchperfd.v1.contract import LEAST_KERNELS_PER_LAUNCH, LONG_PAUSE_S
+from torchperfd.v1.contract import LONG_PAUSE_S, MIN_KERNELS_PER_LAUNCH
 from torchperfd_daemon.commands._status_line import can_redraw
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-_MOST_RANKS: Final = 20
+_MAX_RANKS: Final = 20
 _BAR_CELLS: Final = 24
 _STYLES: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
 
@@ -97,7 +97,7 @@ def pause_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:
 def _kernel_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:
     """Yield a warning if a trace has fewer kernels than launches."""
     worst = max(message.ranks, key=lambda rank: rank.launches - rank.kernels, default=None)
-    if worst is not None and worst.kernels < LEAST_KERNELS_PER_LAUNCH * worst.launches:
+    if worst is not None and worst.kernels < MIN_KERNELS_PER_LAUNCH * worst.launches:
         yield (
             f"warning: the trace of rank {worst.rank} has {worst.launches:,} launches and only"
             f" {worst.kernels:,} kernels: does another profiler (nsys, ncu, DCGM) use CUPTI, or was a CUDA"
@@ -184,7 +184,7 @@ class Table:
         yield Text(title, no_wrap=True, overflow="ellipsis")
         # Failed ranks come first.
         ranks = sorted(message.ranks, key=lambda rank: (not rank.reason, rank.rank))
-        names = [f"  rank {rank.rank}" for rank in ranks[:_MOST_RANKS]]
+        names = [f"  rank {rank.rank}" for rank in ranks[:_MAX_RANKS]]
         grid = Grid.grid(padding=(0, 1), expand=True)
         grid.add_column(min_width=max(map(len, names), default=0))
         grid.add_column(min_width=_BAR_CELLS)
@@ -195,7 +195,7 @@ class Table:
         yield grid
         if message.state == control_pb2.CAPTURE_STATE_ARMED:
             yield from (Text(f"  {line}") for line in pause_warning(message))
-        rest = Counter(state_of(rank) for rank in ranks[_MOST_RANKS:])
+        rest = Counter(state_of(rank) for rank in ranks[_MAX_RANKS:])
         if rest:
             counts = ", ".join(f"{count} {state}" for state, count in rest.most_common())
             yield Text(f"  and {rest.total()} more ranks: {counts}")

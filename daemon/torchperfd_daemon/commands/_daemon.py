@@ -19,7 +19,7 @@ from torchperfd_daemon.errors import (
 from torchperfd_daemon.service.clean_message import CleanChannel
 
 _CONNECT_TIMEOUT_S = 5.0
-_MOST_REASON = 200
+_MAX_REASON = 200
 # Of a fleet's ranks each takes more than a kilobyte.
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 * 2**20))
 _BUSY = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -116,7 +116,7 @@ def _translated(error: grpc.RpcError, path: str) -> TorchperfdError:
     }
     if code in kinds:
         return kinds[code](details)
-    reason = details.splitlines()[0][:_MOST_REASON]
+    reason = details.splitlines()[0][:_MAX_REASON]
     return TorchperfdError(f"the daemon at {path} failed: {reason}", "see its log")
 
 

@@ -13,9 +13,9 @@ from torchperfd_daemon.captures.folder import is_file_name
 from torchperfd_daemon.documents import DamagedError, decode_clean
 from torchperfd_daemon.errors import TorchperfdError, explained
 
-_LEAST_SPEED: Final = 1_000_000.0  # bytes per second; a daemon that sends less is assumed to be stuck
+_MIN_SPEED: Final = 1_000_000.0  # bytes per second; a daemon that sends less is assumed to be stuck
 _PATIENCE_S: Final = 60.0
-_MOST_MANIFEST_BYTES: Final = 16 * 1024 * 1024
+_MAX_MANIFEST_BYTES: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
 
 
@@ -57,7 +57,7 @@ def _manifest(daemon: control_pb2_grpc.ControlStub, capture_id: str) -> bytes:
     for piece in daemon.Download(request, timeout=_PATIENCE_S):
         document += piece.data
         digest = piece.sha256
-        if len(document) > _MOST_MANIFEST_BYTES:
+        if len(document) > _MAX_MANIFEST_BYTES:
             break
     if hashlib.sha256(document).hexdigest() != digest:
         raise TorchperfdError(f"the manifest of {capture_id} was damaged in transfer", "try again")
@@ -107,7 +107,7 @@ def _receive(daemon: control_pb2_grpc.ControlStub, capture_id: str, trace: RankT
     request = control_pb2.DownloadRequest(capture_id=capture_id, file=trace.file, offset=offset)
     sent = hashlib.sha256()
     claimed = ""
-    timeout = _PATIENCE_S + (trace.bytes - offset) / _LEAST_SPEED
+    timeout = _PATIENCE_S + (trace.bytes - offset) / _MIN_SPEED
     for piece in daemon.Download(request, timeout=timeout):
         offset += len(piece.data)
         if piece.size != trace.bytes or offset > trace.bytes:

@@ -10,7 +10,7 @@ from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.flight_recorder.dump import is_dump
 
 _HEAD_BYTES: Final = 1 << 13
-_MOST_LOOKED_INTO: Final = 4
+_MAX_LOOKED_INTO: Final = 4
 _RECORD: Final = "record a trace with torch.profiler or `torchperfd capture`"
 _NSIGHT: Final = "open it with `nsys stats`, or " + _RECORD
 
@@ -103,7 +103,7 @@ def _kind_of_directory(path: Path) -> _Kind | None:
         files = sorted(each for each in path.iterdir() if each.is_file())
     except OSError:
         return None
-    is_of_dumps = any(map(is_dump, files[:_MOST_LOOKED_INTO]))
+    is_of_dumps = any(map(is_dump, files[:_MAX_LOOKED_INTO]))
     return (
         _dump(path, "Flight Recorder dumps: each rank's record of its collectives") if is_of_dumps else None
     )

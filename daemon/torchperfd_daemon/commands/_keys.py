@@ -35,7 +35,7 @@ _BEGUN: Final = re.compile(r"\x1b\[<[\d;]*\Z")
 """The beginning of an event of the mouse, the rest of which is still on its way."""
 _LEFT_BUTTON: Final = "0"
 _WHEEL: Final = {"64": WHEEL_UP, "65": WHEEL_DOWN}
-_MOST_BYTES: Final = 1024
+_MAX_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Events:
         if not select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
             return []
         try:
-            sent = os.read(sys.stdin.fileno(), _MOST_BYTES)
+            sent = os.read(sys.stdin.fileno(), _MAX_BYTES)
         except OSError:
             return [GONE]
         if not sent:

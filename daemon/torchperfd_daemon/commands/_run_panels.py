@@ -23,7 +23,7 @@ from torchperfd_daemon.views.live import STALLED, STOPPED, WAIT, RankView, RunVi
 _SHOWN: Final = ("line", "fix", "gain")
 """The parts of the first cause that have lines of their own."""
 _TREND_CELLS: Final = 20
-_MOST_NAME: Final = 9
+_MAX_NAME: Final = 9
 _BEHIND: Final = 0.05
 _FAR_BEHIND: Final = 0.2
 """From these shares of a rank's peers' own work on, what it has more is yellow, and red."""
@@ -271,7 +271,7 @@ def _most(rank: RankView) -> str:
     if not rank.phase_seconds or not rank.step_seconds:
         return "-"
     name, seconds = max(rank.phase_seconds.items(), key=lambda item: item[1])
-    return f"{name_of(name)[:_MOST_NAME]} {seconds / rank.step_seconds:.0%}"
+    return f"{name_of(name)[:_MAX_NAME]} {seconds / rank.step_seconds:.0%}"
 
 
 def _level_of(behind: float) -> str:

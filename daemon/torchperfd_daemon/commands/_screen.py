@@ -18,7 +18,7 @@ from torchperfd_daemon.views.node_view import GpuView, NodeView
 
 _GIB: Final = 1024**3
 _BAR_WIDTH: Final = 20
-_MOST_GPUS: Final = 8
+_MAX_GPUS: Final = 8
 _FULL: Final = 0.9
 _NEARLY_FULL: Final = 0.75
 """From these shares on, a bar of memory or of CPUs is red, and yellow."""
@@ -172,9 +172,9 @@ def _node(view: NodeView, *, short: bool = False) -> RenderableType:
     if short and len(view.gpus) > 1:
         grid.add_row(*_all_gpus(view.gpus))
         return grid
-    for gpu in view.gpus[:_MOST_GPUS]:
+    for gpu in view.gpus[:_MAX_GPUS]:
         grid.add_row(*_gpu(gpu))
-    rest = len(view.gpus) - _MOST_GPUS
+    rest = len(view.gpus) - _MAX_GPUS
     if rest > 0:
         grid.add_row(f" {rest} more GPUs")
     return grid if grid.row_count else Text(" nothing is measured of this node yet", style="dim")

@@ -27,7 +27,7 @@ from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, Torc
 from torchperfd_daemon.text import printable, ranks_phrase, ranks_text
 
 _Ranked: TypeAlias = tuple[int | None, analysis.Summary]
-_MOST_PAGES: Final = 2
+_MAX_PAGES: Final = 2
 """Of more ranks the text has the page of one."""
 
 
@@ -218,7 +218,7 @@ def _shown(
         if absent := sorted(set(chosen) - known):
             raise NoSuchTargetError(f"there is no trace of {ranks_phrase(absent)}")
         return [each for each in summaries if each[0] in chosen]
-    if len(summaries) <= _MOST_PAGES:
+    if len(summaries) <= _MAX_PAGES:
         return list(summaries)
     blamed = None if across is None or across.blamed is None else across.blamed.rank
     return [max(summaries, key=lambda each: (each[0] is not None and each[0] == blamed, _step_ns(each[1])))]

@@ -27,7 +27,7 @@ from torchperfd_daemon.errors import (
 )
 
 _RANKS: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-_MOST_RANKS: Final = 100_000
+_MAX_RANKS: Final = 100_000
 _STEPS: Final = 5
 _TIMEOUT_S: Final = 60.0
 _DAY_S: Final = 86_400.0
@@ -148,9 +148,9 @@ def parse_ranks(text: str) -> list[int]:
         first, final = int(match[1]), int(match[2] or match[1])
         if final < first:
             raise UsageError(f"{part!r} is no range of ranks", "write them like 0,8-15")
-        ranks.update(range(first, min(final, first + _MOST_RANKS) + 1))
-        if len(ranks) > _MOST_RANKS:
-            raise UsageError(f"these are more than {_MOST_RANKS:,} ranks", "leave --ranks out for all")
+        ranks.update(range(first, min(final, first + _MAX_RANKS) + 1))
+        if len(ranks) > _MAX_RANKS:
+            raise UsageError(f"these are more than {_MAX_RANKS:,} ranks", "leave --ranks out for all")
     return sorted(ranks)
 
 

@@ -16,10 +16,10 @@ from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.diagnosis import Cause
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf, predict
-from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_STEPS
+from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service.translate import comparison
@@ -103,7 +103,7 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
         click.echo(NO_RUNS, err=True)
     if short := sorted(replays.keys() - predictions.keys()):
         raise PartialResultError(
-            f"the ranks of {', '.join(short)} have fewer than {LEAST_STEPS} training steps in common",
+            f"the ranks of {', '.join(short)} have fewer than {MIN_STEPS} training steps in common",
             "try again when they have made more",
         )
 
@@ -213,7 +213,7 @@ def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Pred
     if not times.on_device:
         return _replay_common_steps(messages, since, hidden=times.hidden)
     count = min(len(column) for work in times.works for column in work.phase_seconds.values())
-    if count < LEAST_WINDOW_SAMPLES:
+    if count < MIN_WINDOW_SAMPLES:
         return None
     pauses = {message.status.identity.rank: _pauses(message) for message in messages}
     newest = replace(predict([_part(work, -count, None) for work in times.works], pauses), on_device=True)
@@ -228,11 +228,11 @@ def _replay_common_steps(
     """Predictions the steps from ``since`` on that all ranks have in common; None where these are too few."""
     first = max(since, *(message.first_step for message in messages))
     count = min(message.first_step + message.count for message in messages) - first
-    if count < LEAST_STEPS:
+    if count < MIN_STEPS:
         return None
     works = [(_view.work(message), message.first_step) for message in messages]
     earliest = max(WARM_STEPS, *(start for _, start in works))
-    enough = since - earliest >= LEAST_STEPS
+    enough = since - earliest >= MIN_STEPS
     return predict(
         [_part(work, first - start, first - start + count) for work, start in works],
         {message.status.identity.rank: _pauses(message) for message in messages},

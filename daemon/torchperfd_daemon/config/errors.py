@@ -9,7 +9,7 @@ from torchperfd_daemon.errors import UsageError
 
 _LARGEST_SHOWN: Final = 2**63 - 1
 _LONGEST_SHOWN: Final = 40
-_MOST_NAMES: Final = 20
+_MAX_NAMES: Final = 20
 
 
 class BadValueError(UsageError):
@@ -56,6 +56,6 @@ def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str
         if key in names:
             continue
         near = difflib.get_close_matches(key.replace("-", "_").lower()[:80], names, 1)
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names[:_MOST_NAMES])}{more}"
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names[:_MAX_NAMES])}{more}"
         raise BadValueError(f"{where}: there is no key {shown(key)}", hint)

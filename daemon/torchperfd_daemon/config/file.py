@@ -13,7 +13,7 @@ from torchperfd_daemon.config.trigger_tables import read_plan
 from torchperfd_daemon.triggers.rules import Plan
 
 SYSTEM_FILE: Final = Path("/etc/torchperfd/config.toml")
-_MOST_BYTES: Final = 1024 * 1024
+_MAX_BYTES: Final = 1024 * 1024
 _TRIGGER_TABLES: Final = ("triggers", "trigger")
 
 
@@ -69,13 +69,13 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         # Bounded: a device or a trace named by mistake must end in a message.
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", "name a readable file with --config"
         ) from None
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{path} has more than {_MOST_BYTES:,} bytes", "name a TOML file with --config")
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{path} has more than {_MAX_BYTES:,} bytes", "name a TOML file with --config")
     try:
         return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:

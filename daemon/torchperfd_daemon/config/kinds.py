@@ -12,7 +12,7 @@ from torchperfd_daemon.config.units import SIZE_UNITS, SPAN_UNITS, parse_size, p
 
 _ON: Final = ("1", "true", "yes", "on")
 _OFF: Final = ("0", "false", "no", "off")
-_MOST_BYTES: Final = 2**63 - 1
+_MAX_BYTES: Final = 2**63 - 1
 
 
 class Kind:
@@ -134,7 +134,7 @@ class Size(Kind):
     def read(self, value: object, base: Path) -> int:
         if isinstance(value, str):
             return parse_size(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_BYTES:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_BYTES:
             raise BadValueError(f"{shown(value)} is no size", 'write it like "10GiB" or "500MB"')
         return value
 

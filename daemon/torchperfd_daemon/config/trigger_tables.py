@@ -21,7 +21,7 @@ from torchperfd_daemon.config.kinds import (
 )
 from torchperfd_daemon.triggers.rules import PER_DAY, SEVERE_XIDS, Action, Plan, Rule, Schedule, When
 
-_MOST_TRIGGERS: Final = 100
+_MAX_TRIGGERS: Final = 100
 _RESERVED: Final = ("command", "script", "automatic")  # the other sources of captures
 _METRIC: Final = re.compile(r"torchperfd_[a-z0-9_]{1,80}")
 _COMMON: Final[Mapping[str, Kind]] = {
@@ -79,8 +79,8 @@ def read_plan(triggers: object, tables: object, where: str) -> Plan:
         raise BadValueError(f"{where}: triggers is no table", "write it as [triggers]")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadValueError(f"{where}: trigger is no list of tables", "write each as [[trigger]]")
-    if len(tables) > _MOST_TRIGGERS:
-        raise BadValueError(f"{where}: there are {len(tables):,} triggers", f"write up to {_MOST_TRIGGERS}")
+    if len(tables) > _MAX_TRIGGERS:
+        raise BadValueError(f"{where}: there are {len(tables):,} triggers", f"write up to {_MAX_TRIGGERS}")
     shared = _values(triggers, {"per_day": Count(0, 100_000)}, f"{where}: triggers")
     rules, schedules = list[Rule](), list[Schedule]()
     names = set[str]()

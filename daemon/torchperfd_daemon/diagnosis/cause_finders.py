@@ -10,8 +10,8 @@ from torchperfd_daemon.diagnosis.cause_table import (
     COLLECTIVES_SHARE,
     EXPLAINED,
     HOST_BOUND,
-    LEAST_COLLECTIVES,
-    LEAST_SHARE,
+    MIN_COLLECTIVES,
+    MIN_SHARE,
     SMALL_BATCH,
     SMALL_BATCH_SHARE,
     SYNCHRONISATION,
@@ -30,7 +30,7 @@ from torchperfd_daemon.diagnosis.waits import find_imbalance
 _AS_LATE: Final = 0.9
 """Ranks whose lateness reaches this share of the longest one differ only by chance."""
 _HALF: Final = 0.5
-_MOST_NAMED: Final = 8
+_MAX_NAMED: Final = 8
 # The cause of a rank's lateness, by the phase that contains most of it; SLOW_RANK for other phases.
 _OF_PHASE: Final[Mapping[str, Cause]] = {DATA: Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
 
@@ -42,7 +42,7 @@ def find_script_collectives(walk: Walk) -> None:
     they do not cause.
     """
     ranks = walk.job.ranks
-    if min(rank.script_collectives for rank in ranks) < LEAST_COLLECTIVES or not walk.job.together:
+    if min(rank.script_collectives for rank in ranks) < MIN_COLLECTIVES or not walk.job.together:
         return
     seconds = min(rank.script_collective_seconds for rank in ranks)
     seconds = min(seconds, float(walk.rest.model.exchange.mean()))
@@ -84,7 +84,7 @@ def find_memory_growth(walk: Walk) -> None:
     alike = 2 * len(growing) > len(ranks) > 1
     place, cost = ranks.index(rank), 0.0
     edit: Edit = less_host({})
-    if not alike and rank.late_phase not in _OF_PHASE and walk.late[place] >= LEAST_SHARE * walk.step:
+    if not alike and rank.late_phase not in _OF_PHASE and walk.late[place] >= MIN_SHARE * walk.step:
         edit = less_host({place: walk.late[place]})
         cost, walk.late[place] = walk.job.gain(edit), 0.0
         words += f"; {duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
@@ -126,7 +126,7 @@ def find_lateness(walk: Walk) -> None:
     alike = [place for place in range(len(ranks)) if late[place] >= _AS_LATE * max(late)]
     place = min(alike, key=lambda each: ranks[each].rank)
     rank, excess = ranks[place], late[place]
-    if excess < LEAST_SHARE * walk.step:
+    if excess < MIN_SHARE * walk.step:
         return
     edit = both(less_host({place: excess}, peaks=True), _devices_as_peers(walk, [place]))
     cost = min(excess, walk.job.gain(edit)) if walk.job.together else excess
@@ -134,20 +134,20 @@ def find_lateness(walk: Walk) -> None:
     others = [
         each.rank
         for number, each in enumerate(ranks)
-        if number != place and late[number] >= LEAST_SHARE * walk.step
+        if number != place and late[number] >= MIN_SHARE * walk.step
     ]
     together = _as_late_as(walk, place)
     if len(together) > 1:
         # Each of several late ranks costs nothing alone, and all of them together what they are late by.
         edit = both(less_host(together, peaks=True), _devices_as_peers(walk, together))
         cost = max(cost, min(excess, walk.job.gain(edit)))
-    if cost < LEAST_SHARE * walk.step:
+    if cost < MIN_SHARE * walk.step:
         return
     words = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
     words += f", most of it in {rank.late_phase}" if rank.late_phase else ""
     words += idled_words(idled)
     if others:
-        named = ", ".join(map(str, others[:_MOST_NAMED]))
+        named = ", ".join(map(str, others[:_MAX_NAMED]))
         words += f"; so {'do' if len(others) > 1 else 'does'} rank {named}"
     cause = _OF_PHASE.get(rank.late_phase, Cause.SLOW_RANK)
     if all(each.cause is not cause for each in walk.found):
@@ -191,7 +191,7 @@ def find_imbalance_of_stages(walk: Walk) -> None:
         (rank.stage, rank.own_seconds - (rank.late_seconds - late), rank.wait_seconds)
         for rank, late in zip(walk.job.ranks, walk.late, strict=True)
     )
-    if not found or not walk.job.together or found.cost_seconds < LEAST_SHARE * walk.step:
+    if not found or not walk.job.together or found.cost_seconds < MIN_SHARE * walk.step:
         return
     where = next(rank for rank in walk.job.ranks if rank.stage == found.stage)
     edit = equal_work([range(len(walk.job.ranks))], means=True)
@@ -232,7 +232,7 @@ def find_growing_steps(walk: Walk) -> None:
         return
     where = max(ranks, key=lambda rank: rank.step_grown_seconds)
     cost = min(where.step_grown_seconds, statistics.median(walk.rest.own.tolist()))
-    if cost < LEAST_SHARE * walk.step:
+    if cost < MIN_SHARE * walk.step:
         return
     words = (
         f"{duration(cost)} of each {duration(walk.step)} step more than at the start: each step takes"
@@ -251,7 +251,7 @@ def find_exchange(walk: Walk) -> None:
     """
     ranks, cost = walk.job.ranks, walk.exchange_growth
     starved = [max(0.0, rank.queued_seconds - rank.before.queued_seconds) for rank in ranks if rank.before]
-    if cost <= 0 or cost - 2 * statistics.median(starved) < LEAST_SHARE * walk.step:
+    if cost <= 0 or cost - 2 * statistics.median(starved) < MIN_SHARE * walk.step:
         return
     if ranks[0].on_device:
         # Waits on devices contain what the hosts' own delays add there, too.

@@ -15,11 +15,11 @@ from torchperfd_daemon.diagnosis.edits import DATA
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, SCRIPT_CODE_SHARE, Cause
 
-LEAST_SHARE: Final = 0.05
+MIN_SHARE: Final = 0.05
 """A cause that costs a smaller share of the step is not reported."""
 UNEVEN_SHARE: Final = 0.1
 """Work that differs from step to step is a cause from this share of the step on: all work does a little."""
-LEAST_COLLECTIVES: Final = 2
+MIN_COLLECTIVES: Final = 2
 """Collectives of the script's own are a cause from so many in a step on..."""
 COLLECTIVES_SHARE: Final = 0.1
 """...and from this share of the step on."""
@@ -72,7 +72,7 @@ class Row:
     words: str
     measure: Measure
     phase: str = ""
-    ever_since: float = LEAST_SHARE
+    ever_since: float = MIN_SHARE
     peaks: bool = False
     syncs: bool = False
     of_device: bool = False
@@ -249,7 +249,7 @@ SCRIPT_WORDS: Final[Mapping[str, str]] = {
     "other": "the script's own code between the phases",
     "loss": "the script's own code between the forward and the backward",
 }
-LEAST_LOSS_SECONDS: Final = 0.003
+MIN_LOSS_SECONDS: Final = 0.003
 """A shorter ``loss`` is what it is called: a small model's loss may be a large part of a short step."""
 _IDLE_DEVICE: Final = 0.5
 _NOT_HOST: Final = WAITING | {DATA}
@@ -258,7 +258,7 @@ _NOT_HOST: Final = WAITING | {DATA}
 def script_code_phase(ranks: Sequence[tuple[Mapping[str, float], float]]) -> str:
     """Return the phase in which most ranks spend most of the script's own code: ``other`` or ``loss``.
 
-    The time of ``loss`` counts from :data:`LEAST_LOSS_SECONDS` on.
+    The time of ``loss`` counts from :data:`MIN_LOSS_SECONDS` on.
 
     Args:
         ranks: Of each rank, the seconds of each phase, and of the step; at least one.
@@ -268,7 +268,7 @@ def script_code_phase(ranks: Sequence[tuple[Mapping[str, float], float]]) -> str
         shares = [phases.get(phase, 0.0) / step for phases, step in ranks if phases.get(phase, 0.0) >= least]
         return statistics.median_low([0.0] * (len(ranks) - len(shares)) + shares)
 
-    return "loss" if share("loss", LEAST_LOSS_SECONDS) > share("other", 0.0) else "other"
+    return "loss" if share("loss", MIN_LOSS_SECONDS) > share("other", 0.0) else "other"
 
 
 def script_code(phase: str) -> Row:

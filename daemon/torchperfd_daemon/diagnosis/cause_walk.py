@@ -12,8 +12,8 @@ from torchperfd_daemon.diagnosis.cause_table import (
     CONTENTION,
     CROWDED_SHARE,
     EXPLAINED,
-    LEAST_SHARE,
     MEASURED,
+    MIN_SHARE,
     MOST_OF,
     Row,
     device_idle,
@@ -78,7 +78,7 @@ class Walk:
         """The job without what was found; what is left of its phases has no cause yet."""
         self.found: list[Finding] = []
         self.usual: list[str] = []
-        """Causes between :data:`LEAST_SHARE` and their own share, in words."""
+        """Causes between :data:`MIN_SHARE` and their own share, in words."""
         self.past = past
         self.step = job.step_seconds
         self.since_start = not any(rank.before for rank in job.ranks)
@@ -191,9 +191,9 @@ class Walk:
         elif row.peaks or not self.since_start:
             # Devices have worked through what was queued: steps have grown by less than the host lost.
             cost, _ = self.less_absorbed(where, cost, pauses=True)
-        least = least or (row.ever_since if self.since_start else LEAST_SHARE)
+        least = least or (row.ever_since if self.since_start else MIN_SHARE)
         if cost < least * self.step or cost <= 0:
-            if cost >= LEAST_SHARE * self.step:
+            if cost >= MIN_SHARE * self.step:
                 self.usual.append(f"{duration(cost)} {row.words}, a cause from {least:.0%} on")
             elif taken >= least * self.step and row.phase:
                 self.usual.append(f"{duration(taken)} {row.words} while the device works")
@@ -227,7 +227,7 @@ class Walk:
         where = self.job.ranks[place]
         cost, edit = self._cost_of_rank(row, place, excess)
         cost, idled = self.less_absorbed(where, cost, pauses=row.peaks)
-        if cost < LEAST_SHARE * self.step:
+        if cost < MIN_SHARE * self.step:
             return
         words = f"{duration(cost)} of each {duration(where.step_seconds)} step {row.words}"
         words += idled_words(idled)
@@ -403,4 +403,4 @@ def _equal_work_waits(ranks: Sequence[RankEvidence], waits: Sequence[float]) -> 
 
 def _work_seconds(rank: RankEvidence) -> float:
     """Return a rank's own work without its wait for a processor, some of which is in its wait for others."""
-    return max(rank.own_seconds - rank.queued_seconds, LEAST_SHARE * rank.own_seconds)
+    return max(rank.own_seconds - rank.queued_seconds, MIN_SHARE * rank.own_seconds)

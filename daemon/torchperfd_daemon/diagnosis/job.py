@@ -20,9 +20,9 @@ _WAIT: Final = "collective_wait"
 # Steps on devices are known by their means: so many equal ones, of which the first fill the pipeline.
 _MEAN_STEPS: Final = 8
 _WARM: Final = 4
-_LEAST_STEPS: Final = 12
-_MOST_STEPS: Final = 256
-_MOST_TIMES: Final = 1 << 16
+_MIN_STEPS: Final = 12
+_MAX_STEPS: Final = 256
+_MAX_TIMES: Final = 1 << 16
 # How often, and until when, devices' work is shortened for steps that the model makes too long.
 _CORRECTIONS: Final = 3
 _EXACT: Final = 0.005
@@ -131,8 +131,8 @@ def _common_steps(ranks: Sequence[RankEvidence], works: Mapping[int, RankWork]) 
     ]
     common = min(lengths)
     # Of many ranks fewer steps say as much, and cost less.
-    most = max(_LEAST_STEPS, min(_MOST_STEPS, _MOST_TIMES // len(ranks)))
-    return min(common, most) if common >= _LEAST_STEPS else 0
+    most = max(_MIN_STEPS, min(_MAX_STEPS, _MAX_TIMES // len(ranks)))
+    return min(common, most) if common >= _MIN_STEPS else 0
 
 
 def _record(rank: RankEvidence, work: RankWork | None, count: int) -> RankRecord:

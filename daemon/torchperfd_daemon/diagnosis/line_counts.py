@@ -8,11 +8,11 @@ from typing import Final
 
 from torchperfd.slow_line import SlowLine, place_words
 
-LEAST_SAMPLES: Final = 8
+MIN_SAMPLES: Final = 8
 """With fewer samples nothing is reported."""
 ENOUGH_SAMPLES: Final = 20
 """With as many, a line that stands out by chance once in a thousand times is certain."""
-LEAST_LINE_SHARE: Final = 0.25
+MIN_LINE_SHARE: Final = 0.25
 """A line stands out if at least this part of the samples is at it."""
 MOST_OF: Final = 0.75
 """A line whose calls take this part of the samples is named if no line within these calls does."""
@@ -83,7 +83,7 @@ class LineCounts:
     def result(self) -> SlowLine | None:
         """Return the stage that takes longest, and its line if one stands out; None with too few samples."""
         total = self.samples
-        if total < LEAST_SAMPLES:
+        if total < MIN_SAMPLES:
             return None
         stages: Counter[str] = Counter()
         for (stage, _), count in self._counts.items():
@@ -105,7 +105,7 @@ class LineCounts:
             in_workers=2 * self._in_workers > total,
             of_step=self._of_step,
         )
-        if place == _place(_NO_LINE) or count < LEAST_LINE_SHARE * total:
+        if place == _place(_NO_LINE) or count < MIN_LINE_SHARE * total:
             return found
         call = max((line for line in lines if _place(line) == place), key=lambda line: lines[line])[3]
         file, number, function = place

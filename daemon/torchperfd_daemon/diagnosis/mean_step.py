@@ -16,9 +16,9 @@ from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, capture_command
 from torchperfd_daemon.diagnosis.verdicts import rank_causes
 from torchperfd_daemon.diagnosis.windows import could_have_found
 
-LEAST_STEPS: Final = 20
+MIN_STEPS: Final = 20
 """With fewer steps, no run is called healthy by its mean step..."""
-LEAST_LONG_STEPS: Final = 8
+MIN_LONG_STEPS: Final = 8
 """...or with fewer than this, if they have taken ten seconds."""
 _LONG_S: Final = 10.0
 _NO_STEPS: Final[Float64] = np.zeros(0)
@@ -38,7 +38,7 @@ def diagnose(
     """Return the verdict on a run from its ranks' mean training steps.
 
     The causes are those of :func:`~.verdicts.rank_causes`. While the run goes on, only those count that show
-    in data, loss and ``other``; with fewer than :data:`LEAST_STEPS` steps only a wait for data. Without any
+    in data, loss and ``other``; with fewer than :data:`MIN_STEPS` steps only a wait for data. Without any
     the cause is unknown as long as it could still be found; then :func:`~.claims.limit_claim` decides whether
     the job is healthy.
 
@@ -70,7 +70,7 @@ def diagnose(
         return limit_claim(first, seen, unseen)
     if may_change or not _has_enough(slowest):
         words = f"too early: {slowest.steps} {'step' if slowest.steps == 1 else 'steps'}"
-        words += f" after the first; a verdict needs {LEAST_STEPS}" if has_ended else " so far"
+        words += f" after the first; a verdict needs {MIN_STEPS}" if has_ended else " so far"
         return _unknown(run, slowest, words)
     if verdicts[0].cause is Cause.UNKNOWN:
         return limit_claim(verdicts[0], seen, unseen)
@@ -96,4 +96,4 @@ def _unknown(run: str, slowest: RankEvidence, words: str) -> Verdict:
 def _has_enough(rank: RankEvidence) -> bool:
     """Return whether a mean step says more than how a run starts."""
     long_enough = rank.steps * rank.step_seconds >= _LONG_S
-    return rank.steps >= (LEAST_LONG_STEPS if long_enough else LEAST_STEPS)
+    return rank.steps >= (MIN_LONG_STEPS if long_enough else MIN_STEPS)

@@ -28,7 +28,7 @@ from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 REMOVABLE: Final = ("data", "h2d", "checkpoint")
 """Phases that could be removed, or overlapped with others."""
-LEAST_GAIN: Final = 0.005
+MIN_GAIN: Final = 0.005
 """A gain below this share of the step is left out."""
 
 _CLOSED: Final = frozenset(
@@ -90,7 +90,7 @@ class Predictions:
             the slowest rank is the run's.
         step_seconds: The measured mean step of the slowest rank.
         replayed_seconds: The mean step by the model, with nothing removed.
-        answers: The greatest gain first; only those of at least :data:`LEAST_GAIN`. An answer that is part of
+        answers: The greatest gain first; only those of at least :data:`MIN_GAIN`. An answer that is part of
             another one follows it.
         on_device: Whether steps on the devices were replayed, each the mean of a second's.
     """
@@ -178,14 +178,14 @@ def predict(
     answers = []
     for removed, number, phase, after in candidates:
         gain = min(before - after, measured)
-        if gain >= LEAST_GAIN * measured > 0:
+        if gain >= MIN_GAIN * measured > 0:
             answers.append(WhatIf(removed, number, phase, measured - gain, gain))
     answers.sort(key=lambda each: -each.gain_seconds)
     alone = max((each.gain_seconds for each in answers if each.removed is Removed.RANK_EXCESS), default=0.0)
     answers = [
         each
         for each in answers
-        if each.removed is not Removed.SLOW_RANKS or each.gain_seconds - alone >= LEAST_GAIN * measured
+        if each.removed is not Removed.SLOW_RANKS or each.gain_seconds - alone >= MIN_GAIN * measured
     ]
     return Predictions(len(ranks), lengths.pop(), run.synchronous, measured, before, _nested(answers))
 
@@ -276,10 +276,10 @@ class _Run:
         return edit
 
     def _shortened(self, places: Iterable[int]) -> list[int]:
-        """Return the ranks that would work less by at least :data:`LEAST_GAIN` of the step."""
+        """Return the ranks that would work less by at least :data:`MIN_GAIN` of the step."""
         all_places = [*places]
         own, usual = own_work(self.model), own_work(self.as_peers(all_places)(self.model))
-        least = LEAST_GAIN * replay(self.model).mean
+        least = MIN_GAIN * replay(self.model).mean
         return [place for place in all_places if float((own[place] - usual[place]).mean()) >= least]
 
     def _removable(self) -> list[str]:

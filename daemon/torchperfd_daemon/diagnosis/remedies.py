@@ -33,7 +33,7 @@ _LESS_LOADING: Final = "do less for each sample in __getitem__, or do it once, b
 _MORE_THREADS: Final = 0.6
 _FAR_MORE: Final = 4
 _MOSTLY: Final = 0.5
-_MOST_QUEUED: Final = 0.99
+_MAX_QUEUED: Final = 0.99
 
 
 class LoaderCounsel(Protocol):
@@ -155,7 +155,7 @@ def computing_threads(facts: LoaderFacts | None, threads: int | None) -> float |
     """
     if facts is None or facts.rest_cpus is None or facts.queued is None:
         return threads
-    running = facts.rest_cpus / (1 - min(facts.queued, _MOST_QUEUED))
+    running = facts.rest_cpus / (1 - min(facts.queued, _MAX_QUEUED))
     return running if threads is None else min(running, threads)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from torchperfd_daemon.diagnosis.step_model import ALONE, DEVICE, HOST, Float64, StepModel, replay
 
-LEAST_SHARE: Final = 0.005
+MIN_SHARE: Final = 0.005
 """Waits below this share of the step are none."""
 _BEFORE: Final = ("h2d", "zero_grad", "forward", "loss", "backward")
 _AFTER: Final = ("optimizer", "other", "validate", "checkpoint")
@@ -51,7 +51,7 @@ class RankRecord:
 
 
 def fit(
-    records: Sequence[RankRecord], warm: int = 0, *, least_wait: float = LEAST_SHARE, steady: bool = False
+    records: Sequence[RankRecord], warm: int = 0, *, least_wait: float = MIN_SHARE, steady: bool = False
 ) -> StepModel:
     """Return the model of which the replay gives the recorded steps.
 
@@ -116,7 +116,7 @@ class _Fit:
         )
         if not work.any():
             return model
-        synced = float(self._sync.mean()) >= LEAST_SHARE * float(self._steps.mean())
+        synced = float(self._sync.mean()) >= MIN_SHARE * float(self._steps.mean())
         if synced:
             return min(self._with_syncs(model), key=lambda each: self._error(each) + self._unlike(each))
         return min(self._with_depths(model), key=self._error)
@@ -219,7 +219,7 @@ class _Fit:
             waited = float((data[rank] - handover[rank]).mean())
             spent = self._steps[rank] - data[rank]
             known = record.make_seconds
-            if waited < LEAST_SHARE * float(self._steps[rank].mean()):
+            if waited < MIN_SHARE * float(self._steps[rank].mean()):
                 # Workers that keep up take at most their share of the step.
                 make[rank] = min(known, workers * float(self._steps[rank].mean()))
                 continue

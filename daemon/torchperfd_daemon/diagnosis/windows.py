@@ -13,9 +13,9 @@ WARM_STEPS: Final = 20
 WARM_S: Final = 10.0
 WINDOW_SAMPLES: Final = 10
 """The length of the evidence window, in samples that contain a step."""
-LEAST_WINDOW_SAMPLES: Final = 3
+MIN_WINDOW_SAMPLES: Final = 3
 """A shorter window shows nothing."""
-LEAST_FINDINGS: Final = 3
+MIN_FINDINGS: Final = 3
 """A verdict is published after this many consecutive samples, and withdrawn after as many without it."""
 
 
@@ -25,4 +25,4 @@ def could_have_found(steps: int, step_seconds: float) -> bool:
         return False
     warm = min(WARM_STEPS, math.ceil(WARM_S / step_seconds))
     samples = (steps - warm) * min(1.0, step_seconds / SAMPLE_S)
-    return samples >= WINDOW_SAMPLES + LEAST_FINDINGS
+    return samples >= WINDOW_SAMPLES + MIN_FINDINGS

@@ -11,13 +11,13 @@ from torchperfd_daemon.doctor.cpu import Consumer, CpuFacts
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
 from torchperfd_daemon.loader_workers import most_computing_workers
 
-_LEAST_SHM_BYTES: Final = 1 << 30
-_MOST_CLOCK_ERROR_S: Final = 0.1
-_MOST_STOLEN: Final = 0.05
+_MIN_SHM_BYTES: Final = 1 << 30
+_MAX_CLOCK_ERROR_S: Final = 0.1
+_MAX_STOLEN: Final = 0.05
 _ALL_BUSY: Final = 0.9
-_MOST_PRESSURE: Final = 0.2
+_MAX_PRESSURE: Final = 0.2
 # Workers that wait for a CPU for a smaller share of their time than this have CPUs enough.
-_LEAST_QUEUED: Final = 0.1
+_MIN_QUEUED: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def check_shared_memory(facts: Facts) -> Iterator[Finding]:
     sizes = [(_rank(rank), rank.shm_bytes) for rank in facts.ranks or ()]
     # The node's own matters where no rank's can be seen.
     for subject, size in [one for one in sizes if one[1] is not None] or [("node", facts.shm_bytes)]:
-        if size is not None and size < _LEAST_SHM_BYTES:
+        if size is not None and size < _MIN_SHM_BYTES:
             yield Finding("shared-memory", subject, f"/dev/shm holds {size / 2**20:.0f} MiB", why, fix)
 
 
@@ -206,7 +206,7 @@ def check_workers(facts: Facts) -> Iterator[Finding]:
 def _may_compute(rank: RankFacts) -> bool:
     """Return whether a rank's workers may need CPUs of their own: not where they are known to wait."""
     queued = None if rank.loader is None else rank.loader.worker_queued
-    return queued is None or queued >= _LEAST_QUEUED
+    return queued is None or queued >= _MIN_QUEUED
 
 
 def check_cuda(facts: Facts) -> Iterator[Finding]:
@@ -239,7 +239,7 @@ def check_cpu_pressure(facts: Facts) -> Iterator[Finding]:
     cpu = facts.cpu
     if cpu is None:
         return
-    if cpu.stolen >= _MOST_STOLEN:
+    if cpu.stolen >= _MAX_STOLEN:
         yield Finding(
             "cpu-steal",
             "node",
@@ -247,7 +247,7 @@ def check_cpu_pressure(facts: Facts) -> Iterator[Finding]:
             "programs wait for a CPU although none looks busy from in here",
             "ask for CPUs of its own (a dedicated or larger machine type), or move the job",
         )
-    waiting = cpu.pressure >= _MOST_PRESSURE if cpu.pressure is not None else cpu.runnable > cpu.cpus
+    waiting = cpu.pressure >= _MAX_PRESSURE if cpu.pressure is not None else cpu.runnable > cpu.cpus
     if cpu.busy < _ALL_BUSY or not waiting:
         return
     ranks = {rank.pid: _rank(rank) for rank in facts.ranks or ()}
@@ -327,7 +327,7 @@ def check_clock(facts: Facts) -> Iterator[Finding]:
     fix = "`sudo timedatectl set-ntp true`, or `sudo systemctl enable --now chronyd`"
     if facts.clock_synchronised is False:
         yield Finding("clock", "node", "nothing keeps the clock right", why, fix)
-    elif facts.clock_error_seconds is not None and facts.clock_error_seconds > _MOST_CLOCK_ERROR_S:
+    elif facts.clock_error_seconds is not None and facts.clock_error_seconds > _MAX_CLOCK_ERROR_S:
         yield Finding(
             "clock",
             "node",

@@ -13,13 +13,13 @@ from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
 from torchperfd_daemon.text import one_line
 
 INTERVAL_S: Final = 0.5
-_MOST_CONSUMERS: Final = 5
-_LEAST_CORES: Final = 0.1
+_MAX_CONSUMERS: Final = 5
+_MIN_CORES: Final = 0.1
 _COUNTED: Final = 8
 """Columns of ``/proc/stat``'s CPU line that are no part of another: user to steal."""
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
-_MOST_NAME: Final = 40
+_MAX_NAME: Final = 40
 _BEGINNING: Final = Path(own_commands.__file__).name
 
 
@@ -82,7 +82,7 @@ def read_cpu(
     consumers = [
         Consumer(pid, _name(proc, pid), (seconds - used[pid][0]) / interval, parent)
         for pid, (seconds, parent) in _used(proc).items()
-        if pid in used and seconds - used[pid][0] >= _LEAST_CORES * interval
+        if pid in used and seconds - used[pid][0] >= _MIN_CORES * interval
     ]
     consumers.sort(key=lambda each: -each.cores)
     return CpuFacts(
@@ -91,7 +91,7 @@ def read_cpu(
         stolen=spent[_STEAL] / total,
         runnable=max(runnable, later),
         pressure=_pressure(proc),
-        consumers=tuple(consumers[:_MOST_CONSUMERS]),
+        consumers=tuple(consumers[:_MAX_CONSUMERS]),
     )
 
 
@@ -134,7 +134,7 @@ def _name(proc: Path, pid: int) -> str:
     # `torchperfd run` and the processes of `tune` and `bench` begin in this file.
     script = next((name for name in names if name != _BEGINNING), "")
     name = " ".join(filter(None, (Path(words[0]).name if words else "?", script)))
-    return one_line(name, _MOST_NAME)
+    return one_line(name, _MAX_NAME)
 
 
 def _pressure(proc: Path) -> float | None:

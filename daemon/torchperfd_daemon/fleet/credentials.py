@@ -23,10 +23,10 @@ Current = Callable[[], "Credentials"]
 _KEY: Final = "authorization"
 _SCHEME: Final = b"Bearer "
 _FEWEST_CHARACTERS: Final = 16
-_MOST_BYTES: Final = 4096
-_MOST_FILE_BYTES: Final = 2**20
+_MAX_BYTES: Final = 4096
+_MAX_FILE_BYTES: Final = 2**20
 _REMEDY: Final = "check the --fleet options of `torchperfd serve`"
-_MOST_TOKENS: Final = 8
+_MAX_TOKENS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +141,19 @@ def parse_tokens(content: bytes) -> tuple[str, ...]:
     Raises:
         UsageError: There is none, one of them is no secret, or there are more than 8.
     """
-    lines = [line.strip() for line in content[: _MOST_BYTES * _MOST_TOKENS + 1].strip().splitlines()]
+    lines = [line.strip() for line in content[: _MAX_BYTES * _MAX_TOKENS + 1].strip().splitlines()]
     tokens = [line for line in lines if line] or [b""]
     for token in tokens:
-        if not _FEWEST_CHARACTERS <= len(token) <= _MOST_BYTES or not all(
+        if not _FEWEST_CHARACTERS <= len(token) <= _MAX_BYTES or not all(
             0x21 <= byte <= 0x7E for byte in token
         ):
             raise UsageError(
-                f"the fleet's token must be {_FEWEST_CHARACTERS} to {_MOST_BYTES:,} characters on one line",
+                f"the fleet's token must be {_FEWEST_CHARACTERS} to {_MAX_BYTES:,} characters on one line",
                 "create one with `openssl rand -hex 32`",
             )
-    if len(tokens) > _MOST_TOKENS:
+    if len(tokens) > _MAX_TOKENS:
         raise UsageError(
-            f"the file of the fleet's token has more than {_MOST_TOKENS} lines",
+            f"the file of the fleet's token has more than {_MAX_TOKENS} lines",
             "remove those no longer in use",
         )
     return tuple(token.decode("ascii") for token in tokens)
@@ -186,9 +186,9 @@ def _read(path: Path, *, secret: bool = False) -> bytes:
             raise TorchperfdError(f"{path} is not a regular file", _REMEDY)
         if secret:
             _check_secret(path, status)
-        content = file.read(_MOST_FILE_BYTES + 1)
-    if len(content) > _MOST_FILE_BYTES:
-        raise TorchperfdError(f"{path} has more than {_MOST_FILE_BYTES:,} bytes", _REMEDY)
+        content = file.read(_MAX_FILE_BYTES + 1)
+    if len(content) > _MAX_FILE_BYTES:
+        raise TorchperfdError(f"{path} has more than {_MAX_FILE_BYTES:,} bytes", _REMEDY)
     return content
 
 

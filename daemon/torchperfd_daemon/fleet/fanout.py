@@ -20,13 +20,13 @@ from torchperfd_daemon.text import one_line
 
 Answer = TypeVar("Answer")
 
-MOST_RECEIVED_BYTES: Final = 4 * 2**20
+MAX_RECEIVED_BYTES: Final = 4 * 2**20
 # More concurrent requests finish no sooner: they wait for this process's CPU time while their deadlines run.
-_MOST_AT_ONCE: Final = 64
-_MOST_REASON_CHARACTERS: Final = 200
+_MAX_AT_ONCE: Final = 64
+_MAX_REASON_CHARACTERS: Final = 200
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", MOST_RECEIVED_BYTES),
+    ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
     # A peer that is back is asked within a second; gRPC's own backoff reaches two minutes.
     ("grpc.min_reconnect_backoff_ms", 1500),  # it is also the timeout of a connection
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -62,7 +62,7 @@ class Answers(Generic[Answer]):
 class FanOut:
     """Sends a request to all peers at once."""
 
-    def __init__(self, current: Current, most_at_once: int = _MOST_AT_ONCE) -> None:
+    def __init__(self, current: Current, most_at_once: int = _MAX_AT_ONCE) -> None:
         self._current = current
         self._tls = current().tls
         self._most_at_once = most_at_once
@@ -155,7 +155,7 @@ def reason_of(error: grpc.RpcError) -> str:
     details = error.details() or code.name.lower()
     if code is grpc.StatusCode.UNAVAILABLE and "Connection refused" in details:
         return "connection refused"
-    return one_line(details, _MOST_REASON_CHARACTERS)
+    return one_line(details, _MAX_REASON_CHARACTERS)
 
 
 def unreachable_text(unreachable: Sequence[Unreachable]) -> str:

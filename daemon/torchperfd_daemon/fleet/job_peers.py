@@ -21,7 +21,7 @@ from torchperfd_daemon.store import Rank
 
 log = logging.getLogger("torchperfd.fleet")
 
-MOST_PER_USER: Final = 2_048
+MAX_PER_USER: Final = 2_048
 """Enough for a job of 16,000 GPUs."""
 LISTS: Final = Rate(1, 1_024)
 """Reports of one user; a rank sends one whenever its job has more nodes."""
@@ -53,9 +53,9 @@ class JobPeers:
         if self._rate.take(uid, 1) == 0:
             self._by_rank.pop(rank, None)
             known = self._of_user(uid)
-            for text in [*listed][:MOST_PER_USER]:
+            for text in [*listed][:MAX_PER_USER]:
                 address = self._accepted(text, uid)
-                if address is not None and (address in known or len(known) < MOST_PER_USER):
+                if address is not None and (address in known or len(known) < MAX_PER_USER):
                     known.add(address)
                     accepted.append(address)
             self._by_rank[rank] = tuple(accepted)
@@ -69,7 +69,7 @@ class JobPeers:
                 rank.identity.rank,
                 rank.identity.run,
                 self.address.port,
-                MOST_PER_USER,
+                MAX_PER_USER,
             )
 
     def forget(self, rank: Rank) -> None:

@@ -10,11 +10,11 @@ from torchperfd_daemon.fleet.address import Address
 from torchperfd_daemon.fleet.credentials import check_listening, server_credentials
 from torchperfd_daemon.fleet.interceptor import AuthInterceptor
 
-_MOST_RECEIVED_BYTES: Final = 256 * 1024
-_MOST_CALLS: Final = 256
+_MAX_RECEIVED_BYTES: Final = 256 * 1024
+_MAX_CALLS: Final = 256
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", _MOST_RECEIVED_BYTES),
-    ("grpc.max_concurrent_streams", _MOST_CALLS),
+    ("grpc.max_receive_message_length", _MAX_RECEIVED_BYTES),
+    ("grpc.max_concurrent_streams", _MAX_CALLS),
     # Else a second daemon binds the same port without an error, and each gets half of the calls.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.bdp_probe", 0),
@@ -34,9 +34,7 @@ async def listen(
         TorchperfdError: The address cannot be bound.
     """
     check_listening(address, interceptor.current())
-    server = grpc.aio.server(
-        interceptors=[interceptor], options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS
-    )
+    server = grpc.aio.server(interceptors=[interceptor], options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
     fleet_pb2_grpc.add_FleetServicer_to_server(service, server)
     secure = server_credentials(interceptor.current)
     try:

@@ -22,8 +22,8 @@ from torchperfd_daemon.fleet.hostlist import expand
 from torchperfd_daemon.fleet.job_peers import JobPeers
 from torchperfd_daemon.service.peer_directory import MayCommand
 
-MOST_PEERS: Final = 10_000
-_MOST_FILE_BYTES: Final = 4 * 2**20
+MAX_PEERS: Final = 10_000
+_MAX_FILE_BYTES: Final = 4 * 2**20
 _FRESH_S: Final = 5.0
 _ANY: Final = ("0.0.0.0", "::")
 _FORMS: Final = (
@@ -71,7 +71,7 @@ class TargetsFile:
     def _content(self) -> bytes:
         problem = f"cannot read the fleet's peers from {self.path}"
         with explained(problem, "check --fleet-peers of `torchperfd serve`"), self.path.open("rb") as file:
-            return file.read(_MOST_FILE_BYTES + 1)
+            return file.read(_MAX_FILE_BYTES + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class SlurmJob:
                 "the fleet's peers cannot be found: SLURM_JOB_NODELIST is not set",
                 "start the daemon within the job, or name its nodes with slurm:HOSTLIST:PORT",
             )
-        return [Address(host, self.port) for host in expand(nodes, MOST_PEERS)]
+        return [Address(host, self.port) for host in expand(nodes, MAX_PEERS)]
 
 
 class Peers:
@@ -144,8 +144,8 @@ class Peers:
         now = self._clock()
         if self._read_at is None or now - self._read_at >= _FRESH_S:
             found = dict.fromkeys(await self._source.read())
-            if len(found) > MOST_PEERS:
-                raise UsageError(f"the fleet has {len(found):,} peers; the maximum is {MOST_PEERS:,}")
+            if len(found) > MAX_PEERS:
+                raise UsageError(f"the fleet has {len(found):,} peers; the maximum is {MAX_PEERS:,}")
             self._known, self._read_at = tuple(found), now
         return self._known
 
@@ -194,9 +194,9 @@ def parse_peers(
             hosts, port = rest, str(DEFAULT_PORT)
         if hosts == "env":
             return SlurmJob(parse_port(port), os.environ if environ is None else environ)
-        return Static(tuple(Address(host, parse_port(port)) for host in expand(hosts, MOST_PEERS)))
-    if text.count(",") >= MOST_PEERS:
-        raise UsageError(f"there are more than {MOST_PEERS:,} peers")
+        return Static(tuple(Address(host, parse_port(port)) for host in expand(hosts, MAX_PEERS)))
+    if text.count(",") >= MAX_PEERS:
+        raise UsageError(f"there are more than {MAX_PEERS:,} peers")
     addresses = tuple(parse_address(part.strip()) for part in text.split(",") if part.strip())
     if not addresses:
         raise UsageError("no peer is named", _FORMS)
@@ -227,8 +227,8 @@ def parse_targets(document: bytes) -> list[Address]:
     Raises:
         UsageError: It is none, or too large.
     """
-    if len(document) > _MOST_FILE_BYTES:
-        raise UsageError(f"the file of the fleet's peers has more than {_MOST_FILE_BYTES:,} bytes")
+    if len(document) > _MAX_FILE_BYTES:
+        raise UsageError(f"the file of the fleet's peers has more than {_MAX_FILE_BYTES:,} bytes")
     try:
         groups = documents.decode(document, list[_Group])
     except documents.DamagedError as error:

@@ -24,7 +24,7 @@ from torchperfd_daemon.captures.manifest import (
     overall_state,
 )
 from torchperfd_daemon.captures.rank_attempts import Ack, PendingAttempts, RankAttempt, failure
-from torchperfd_daemon.captures.schedule import MOST_STEPS
+from torchperfd_daemon.captures.schedule import MAX_STEPS
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service import translate
@@ -112,8 +112,8 @@ class RemoteCapture:
     def _prepare(self, order: fleet_pb2.TakePrepare) -> None:
         capture_id, rank = order.prepare.capture_id, order.rank
         options = translate.capture_options(order.prepare.options)
-        if not 1 <= options.steps <= MOST_STEPS:
-            raise UsageError(f"steps must be 1 to {MOST_STEPS}")
+        if not 1 <= options.steps <= MAX_STEPS:
+            raise UsageError(f"steps must be 1 to {MAX_STEPS}")
         if self._record is None:
             try:
                 self._begin(order)
@@ -184,8 +184,8 @@ class RemoteCapture:
         if attempt is None or record is None:
             return
         steps = order.commit.steps or record.options.steps
-        if not (1 <= steps <= MOST_STEPS and order.commit.start_step <= _LAST_STEP):
-            raise UsageError(f"steps must be 1 to {MOST_STEPS}")
+        if not (1 <= steps <= MAX_STEPS and order.commit.start_step <= _LAST_STEP):
+            raise UsageError(f"steps must be 1 to {MAX_STEPS}")
         start = order.commit.start_step
         attempt.trace.state = record.state = CaptureState.ARMED
         if record.step_range != (start, start + steps):

@@ -14,12 +14,12 @@ from torchperfd_daemon.store import HISTORY_STEPS
 from torchperfd_daemon.text import one_line
 
 _CAUSES = {cause.value: cause for cause in Cause}
-_MOST_CHARACTERS = 200
-_MOST_EVIDENCE_CHARACTERS = 1000
-_MOST_PHASE_CHARACTERS = 64
-_MOST_PHASES = 64
-_MOST_OTHERS = 8
-_MOST_PARTS = 128
+_MAX_CHARACTERS = 200
+_MAX_EVIDENCE_CHARACTERS = 1000
+_MAX_PHASE_CHARACTERS = 64
+_MAX_PHASES = 64
+_MAX_OTHERS = 8
+_MAX_PARTS = 128
 _IDENTITY_TEXTS = ("run", "job_name", "node", "script", "torch_version", "python_version")
 
 
@@ -69,9 +69,9 @@ def tidy_survey(survey: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
         samples = {len(phase.ns) for phase in rank.device_phases}
         if len(samples) > 1 or any(size % 8 or size > 8 * HISTORY_STEPS for size in samples):
             raise PeerError("its steps on devices cannot be read")
-        del rank.phases[_MOST_PHASES:], rank.device_phases[_MOST_PHASES:]
+        del rank.phases[_MAX_PHASES:], rank.device_phases[_MAX_PHASES:]
         for phase in (*rank.phases, *rank.device_phases):
-            phase.phase = one_line(phase.phase, _MOST_PHASE_CHARACTERS)
+            phase.phase = one_line(phase.phase, _MAX_PHASE_CHARACTERS)
         rank.block_steps = min(rank.block_steps, HISTORY_STEPS)
     return survey
 
@@ -86,22 +86,22 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         run=line(message.run),
         node=line(message.node),
         rank=message.rank if message.rank >= 0 else None,
-        phase=one_line(message.phase, _MOST_PHASE_CHARACTERS),
-        evidence=one_line(message.evidence, _MOST_EVIDENCE_CHARACTERS),
+        phase=one_line(message.phase, _MAX_PHASE_CHARACTERS),
+        evidence=one_line(message.evidence, _MAX_EVIDENCE_CHARACTERS),
         cost_seconds_per_step=0.0 if hangs else cost,
         next_command="",
         # An older node sends the duration of a hang as its cost.
         stalled_seconds=_seconds(message.stalled_seconds) or cost if hangs else 0.0,
         window_seconds=_seconds(message.window_seconds),
         step_seconds=_seconds(message.step_seconds),
-        fix=one_line(message.fix, _MOST_EVIDENCE_CHARACTERS),
+        fix=one_line(message.fix, _MAX_EVIDENCE_CHARACTERS),
         saves_seconds=_seconds(message.saves_seconds),
         unseen_ranks=message.unseen_ranks,
         stages=translate_account.input_stages(message.stages) if message.HasField("stages") else None,
         line=translate_stacks.slow_line(message.line) if message.HasField("line") else None,
-        others=tuple(verdict(other) for other in message.others[:_MOST_OTHERS] if not other.others),
+        others=tuple(verdict(other) for other in message.others[:_MAX_OTHERS] if not other.others),
         account=account(message.account) if message.HasField("account") else None,
-        note=one_line(message.note, _MOST_EVIDENCE_CHARACTERS),
+        note=one_line(message.note, _MAX_EVIDENCE_CHARACTERS),
     )
 
 
@@ -109,14 +109,14 @@ def account(message: control_pb2.StepAccount) -> Account | None:
     """Unpack the account of a node's step; None if its step is no number above 0."""
     step = _seconds(message.step_seconds)
     parts, hidden = (
-        tuple(_part(each) for each in list(found)[:_MOST_PARTS]) for found in (message.parts, message.hidden)
+        tuple(_part(each) for each in list(found)[:_MAX_PARTS]) for found in (message.parts, message.hidden)
     )
     return Account(step, _seconds(message.replayed_seconds), parts, hidden) if step else None
 
 
 def _part(message: control_pb2.AccountPart) -> Part:
     rank = message.rank if message.HasField("rank") else None
-    name = one_line(message.name, _MOST_PHASE_CHARACTERS)
+    name = one_line(message.name, _MAX_PHASE_CHARACTERS)
     return Part(part_kind(message.kind), name, _seconds(message.seconds), rank)
 
 
@@ -126,7 +126,7 @@ def _seconds(value: float) -> float:
 
 def line(text: str) -> str:
     """Return another node's text as one short line."""
-    return one_line(text, _MOST_CHARACTERS)
+    return one_line(text, _MAX_CHARACTERS)
 
 
 def _tidy_status(status: control_pb2.RankStatus) -> None:

@@ -18,7 +18,7 @@ from torchperfd.durations import duration
 from torchperfd.step_account import Account, Part, PartKind
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict
 from torchperfd_daemon.diagnosis.accounting import account_of
-from torchperfd_daemon.diagnosis.cause_table import LEAST_SHARE
+from torchperfd_daemon.diagnosis.cause_table import MIN_SHARE
 from torchperfd_daemon.diagnosis.cause_walk import Walk
 from torchperfd_daemon.diagnosis.claims import limit_claim, unseen_words
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
@@ -26,7 +26,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_pe
 from torchperfd_daemon.diagnosis.job import Job
 from torchperfd_daemon.diagnosis.waits import are_material, find_imbalance, mean_own, mean_wait
 
-_MOST_NAMED: Final = 8
+_MAX_NAMED: Final = 8
 _ELSEWHERE: Final = "on no node that answers"
 _QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
 # No rank waits for the rank with such a cause: the others save as well, and memory has cost nothing yet.
@@ -62,7 +62,7 @@ def judge(
       of some nodes share, but not most ranks of the run, is attributed to the latest rank of those nodes.
     - A late rank whose node found no cause is slow, or input bound.
 
-    The costliest cause wins. A cause that costs less than :data:`LEAST_SHARE` of the step is left out. If no
+    The costliest cause wins. A cause that costs less than :data:`MIN_SHARE` of the step is left out. If no
     cause is left, :func:`~torchperfd_daemon.diagnosis.claims.limit_claim` decides whether the job is healthy.
 
     Args:
@@ -96,7 +96,7 @@ def _with_growth(verdict: Verdict, parts: Sequence[NodePart]) -> Verdict:
         if each.cause is Cause.MEMORY_PRESSURE and not each.cost_seconds_per_step
     ]
     further = [each for each in growing if (each.rank, each.evidence) not in shown]
-    return replace(verdict, others=(*verdict.others, *further[:_MOST_NAMED]))
+    return replace(verdict, others=(*verdict.others, *further[:_MAX_NAMED]))
 
 
 def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) -> Verdict:
@@ -123,11 +123,11 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) ->
     if hidden:
         words = (
             "cannot determine which rank is slow: collectives wait on the device; no other cause takes"
-            f" {LEAST_SHARE:.0%} of a {duration(job.step_seconds)} step, on {len(parts)} nodes"
+            f" {MIN_SHARE:.0%} of a {duration(job.step_seconds)} step, on {len(parts)} nodes"
         )
         return Verdict(Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, "")
     words = (
-        f"nothing takes {LEAST_SHARE:.0%} of a {duration(job.step_seconds)} step without need,"
+        f"nothing takes {MIN_SHARE:.0%} of a {duration(job.step_seconds)} step without need,"
         f" on {len(parts)} node{'s' if len(parts) > 1 else ''}"
     )
     return Verdict(Cause.NONE, run, "", None, "", words, 0.0, "")
@@ -184,7 +184,7 @@ class _Job:
             verdict = replace(verdict, node=part.node, rank=latest, evidence=f"{verdict.evidence}{alike}")
         if most is not None and most < verdict.cost_seconds_per_step:
             verdict = replace(verdict, cost_seconds_per_step=most)
-        return verdict if verdict.cost_seconds_per_step >= LEAST_SHARE * self.step_seconds else None
+        return verdict if verdict.cost_seconds_per_step >= MIN_SHARE * self.step_seconds else None
 
     def is_unknown(self, part: NodePart) -> bool:
         """Return whether a node's verdict makes the cause unknown for the whole run.
@@ -237,7 +237,7 @@ class _Job:
         unexplained = [
             each for each in self.stragglers if explained.get(each.rank, 0.0) < each.excess_seconds / 2
         ]
-        if not unexplained or unexplained[0].excess_seconds < LEAST_SHARE * self.step_seconds:
+        if not unexplained or unexplained[0].excess_seconds < MIN_SHARE * self.step_seconds:
             return None
         worst, others = unexplained[0], sorted(each.rank for each in unexplained[1:])
         words = (
@@ -245,7 +245,7 @@ class _Job:
             f" on {len(self._parts)} nodes need, most of it in {worst.phase}"
         )
         if others:
-            named = ", ".join(map(str, others[:_MOST_NAMED]))
+            named = ", ".join(map(str, others[:_MAX_NAMED]))
             words += f"; so {'do' if len(others) > 1 else 'does'} rank {named}"
         cause = Cause.INPUT_BOUND if worst.phase == "data" else Cause.SLOW_RANK
         node = self.node_of[worst.rank]
@@ -258,7 +258,7 @@ class _Job:
             (work.stage, self._own[work.rank] - late.get(work.rank, 0.0), mean_wait(work))
             for work in self.all
         )
-        if not found or not self.together or found.cost_seconds < LEAST_SHARE * self.step_seconds:
+        if not found or not self.together or found.cost_seconds < MIN_SHARE * self.step_seconds:
             return None
         words = found.words(self.step_seconds)
         return Verdict(Cause.PIPELINE_IMBALANCE, run, "", None, "", words, found.cost_seconds, "")
@@ -299,7 +299,7 @@ def _hang(run: str, hangs: Sequence[NodePart]) -> Verdict:
     if not naming:
         return longest
     ranks = sorted({part.verdict.rank for part in naming if part.verdict.rank is not None})
-    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    named = ", ".join(map(str, ranks[:_MAX_NAMED]))
     lasted = longest.stalled_seconds
     words = f"no step for {lasted:.0f} s; {len(naming)} nodes blame ranks {named}: compare all stacks"
     return Verdict(Cause.HANG, run, "", None, "", words, 0.0, "", stalled_seconds=lasted)

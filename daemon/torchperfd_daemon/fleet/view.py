@@ -25,7 +25,7 @@ log = logging.getLogger("torchperfd.fleet")
 _ASK_S: Final = 1.0
 """The time limit of a peer for an answer that takes no work."""
 _SLACK_S: Final = 2.0
-_MOST_NAMED: Final = 20
+_MAX_NAMED: Final = 20
 
 _ALL: Final = range(2**32)
 
@@ -251,7 +251,7 @@ class FleetView:
     ) -> list[Participant]:
         """Return a participant for each wanted rank, also for ranks that no node has."""
         reason = "it is on no node that answers" + (
-            f"; no answer from {unreachable_text(unreachable[:_MOST_NAMED])}" if unreachable else ""
+            f"; no answer from {unreachable_text(unreachable[:_MAX_NAMED])}" if unreachable else ""
         )
         return whole_job(run, ranks, found, reason, self._coordinator)
 
@@ -374,14 +374,14 @@ def _only(runs: Collection[str], unreachable: Sequence[Unreachable], job: str = 
     if len(runs) > 1:
         of_job = f" of job {job[:80]}" if job else ""
         raise NoSuchTargetError(
-            f"the fleet has {len(runs)} runs{of_job}: {', '.join(sorted(runs)[:_MOST_NAMED])}",
+            f"the fleet has {len(runs)} runs{of_job}: {', '.join(sorted(runs)[:_MAX_NAMED])}",
             "choose one with --run",
         )
     return next(iter(runs))
 
 
 def _no_run(run: str, unreachable: Sequence[Unreachable], job: str = "") -> NoSuchTargetError:
-    silent = f", and no answer from {unreachable_text(unreachable[:_MOST_NAMED])}" if unreachable else ""
+    silent = f", and no answer from {unreachable_text(unreachable[:_MAX_NAMED])}" if unreachable else ""
     name = (f" {run[:80]}" if run else "") + (f" of job {job[:80]}" if job else "")
     return NoSuchTargetError(
         f"no run{name} on any node of the fleet that answers{silent}",

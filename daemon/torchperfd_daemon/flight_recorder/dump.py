@@ -26,8 +26,8 @@ _HEAD_BYTES: Final = 1 << 16
 _MARKS: Final = (b"collective_seq_id", b"pg_config", b"pg_status", b"nccl_comm_state", b"comm_lib_version")
 # A memory snapshot, and a trace: its header has the process groups as well.
 _OTHERS: Final = (b"segments", b"device_traces", b"traceEvents", b"schemaVersion")
-_MOST_LETTERS: Final = 200
-_MOST_SIZES: Final = 4
+_MAX_LETTERS: Final = 200
+_MAX_SIZES: Final = 4
 _WRITTEN_BY: Final = "torch's Flight Recorder"
 _NUMBER: Final = re.compile(r"\d{1,7}")
 _LIBRARY: Final = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3[.\d]*t?)/")
@@ -222,8 +222,8 @@ def _call(entry: object) -> tuple[tuple[str, str], Call] | None:
 
 def _sizes(raw: object) -> str:
     tensors = [each for each in raw if isinstance(each, (list, tuple))] if isinstance(raw, list) else []
-    shown = ["x".join(_text(str(size)) for size in each[:8]) or "1" for each in tensors[:_MOST_SIZES]]
-    return ", ".join(shown) + (", …" if len(tensors) > _MOST_SIZES else "")
+    shown = ["x".join(_text(str(size)) for size in each[:8]) or "1" for each in tensors[:_MAX_SIZES]]
+    return ", ".join(shown) + (", …" if len(tensors) > _MAX_SIZES else "")
 
 
 def _place(raw: object) -> Frame | None:
@@ -257,4 +257,4 @@ def _whole(raw: object) -> int | None:
 
 
 def _text(raw: object) -> str:
-    return one_line(raw, _MOST_LETTERS) if isinstance(raw, str) else ""
+    return one_line(raw, _MAX_LETTERS) if isinstance(raw, str) else ""

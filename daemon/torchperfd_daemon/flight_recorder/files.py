@@ -13,7 +13,7 @@ from torchperfd_daemon.flight_recorder.dump import MAX_RANKS, Dump, is_dump, loa
 _RANK: Final = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)*$")
 # A file of such a name is a dump even if it is damaged: then it is named as one that is missing.
 _NAMED_SO: Final = re.compile(r"(?:nccl|fr|flight|comm_lib)\w*trace|rank[-_.]?\d", re.IGNORECASE)
-_MOST_FILES: Final = 100_000
+_MAX_FILES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def find_dumps(paths: Sequence[Path]) -> list[Path]:
             found += [path] if is_dump(path) else []
             continue
         with explained(f"cannot read {path}"):
-            files = sorted(each for each in path.iterdir() if each.is_file())[:_MOST_FILES]
+            files = sorted(each for each in path.iterdir() if each.is_file())[:_MAX_FILES]
         dumps = [each for each in files if is_dump(each)]
         names = {_RANK.sub("", each.name) for each in dumps}
         found += [

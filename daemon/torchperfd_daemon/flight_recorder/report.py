@@ -10,13 +10,13 @@ from torchperfd_daemon.stacks import Frame
 from torchperfd_daemon.text import printable, ranks_phrase
 
 SCHEMA: Final = "torchperfd.flight-recorder/1"
-_MOST_NAMED: Final = 4
+_MAX_NAMED: Final = 4
 
 
 def sentence(verdict: Verdict) -> str:
     """Return one sentence: which ranks the others waited for, and in which collective."""
-    parts = [_stuck_text(each) for each in verdict.stuck[:_MOST_NAMED]]
-    if (more := len(verdict.stuck) - _MOST_NAMED) > 0:
+    parts = [_stuck_text(each) for each in verdict.stuck[:_MAX_NAMED]]
+    if (more := len(verdict.stuck) - _MAX_NAMED) > 0:
         parts.append(f"and {more} more process groups")
     if not parts:
         parts.append("no rank waits in a collective: all that were entered have ended")
@@ -59,11 +59,11 @@ def render_text(found: Found, verdict: Verdict, out: TextIO) -> None:
     """Write the verdict, the lines at which ranks wait, and the last collective of those that are missing."""
     out.write(f"{printable(sentence(verdict))}\n\n")
     out.write(f"Flight Recorder dumps of {ranks_phrase(verdict.ranks)}\n")
-    for stuck in verdict.stuck[:_MOST_NAMED]:
-        for place, ranks in stuck.places[:_MOST_NAMED]:
+    for stuck in verdict.stuck[:_MAX_NAMED]:
+        for place, ranks in stuck.places[:_MAX_NAMED]:
             waits = "waits" if len(ranks) == 1 else "wait"
             out.write(f"{ranks_phrase(ranks)} {waits} in {_call_text(stuck)} since {_place(place)}\n")
-    for rank, last in list(verdict.last.items())[:_MOST_NAMED]:
+    for rank, last in list(verdict.last.items())[:_MAX_NAMED]:
         call = last.call
         where = "" if call.place is None else f", at {_place(call.place)}"
         out.write(f"rank {rank} entered {call.name} number {call.number} of {last.group} last{where}\n")
@@ -82,12 +82,10 @@ def _stuck_text(stuck: Stuck) -> str:
             parts.append(f"no readable dump of {ranks_phrase(stuck.undumped)}")
         return "; ".join([*parts, f"{wait} it"])
     if missed.others:
-        called = ", ".join(f"rank {rank} calls {other}" for rank, other in missed.others[:_MOST_NAMED])
+        called = ", ".join(f"rank {rank} calls {other}" for rank, other in missed.others[:_MAX_NAMED])
         return f"{called} in place of {call}; {wait} it"
     if stuck.differing:
-        sizes = ", ".join(
-            f"rank {rank} with {size or 'none'}" for rank, size in stuck.differing[:_MOST_NAMED]
-        )
+        sizes = ", ".join(f"rank {rank} with {size or 'none'}" for rank, size in stuck.differing[:_MAX_NAMED])
         return f"{wait} {call} with different sizes: {sizes}, the others with {missed.sizes or 'none'}"
     if stuck.undumped:
         those = ranks_phrase(stuck.undumped)

@@ -33,9 +33,9 @@ _SCHEMA: Final = (
     f"PRAGMA user_version = {_VERSION}",
 )
 _BUSY_S: Final = 2.0
-_MOST_ROWS: Final = 20_000
-_MOST_AGE_NS: Final = 90 * 86_400 * 10**9
-_MOST_RANK: Final = 2**32 - 1
+_MAX_ROWS: Final = 20_000
+_MAX_AGE_NS: Final = 90 * 86_400 * 10**9
+_MAX_RANK: Final = 2**32 - 1
 
 RankKey = tuple[str, int]
 """Run and rank."""
@@ -52,7 +52,7 @@ class GoodputStore:
         most_rows: The oldest rows beyond this number are deleted.
     """
 
-    def __init__(self, folder: Path | None, node: str = "", most_rows: int = _MOST_ROWS) -> None:
+    def __init__(self, folder: Path | None, node: str = "", most_rows: int = _MAX_ROWS) -> None:
         self._folder = folder
         self._file = f"{node.replace('/', '_') or 'node'}.sqlite"
         self._most_rows = most_rows
@@ -70,7 +70,7 @@ class GoodputStore:
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 row = database.execute("SELECT boot_id, offset_ns FROM clock").fetchone()
-                latest_ns = unix_ns + _MOST_AGE_NS
+                latest_ns = unix_ns + _MAX_AGE_NS
                 if row is not None and row[0] == boot_id and boot_id:
                     return _checked_time(row[1], latest_ns)
                 (newest_ns,) = database.execute("SELECT COALESCE(MAX(until_ns), 0) FROM ledgers").fetchone()
@@ -100,7 +100,7 @@ class GoodputStore:
                     "INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?, ?)",
                     [(*key, now_ns, document.decode()) for key, document in documents.items()],
                 )
-                database.execute("DELETE FROM ledgers WHERE until_ns < ?", (now_ns - _MOST_AGE_NS,))
+                database.execute("DELETE FROM ledgers WHERE until_ns < ?", (now_ns - _MAX_AGE_NS,))
                 (rows,) = database.execute("SELECT COUNT(*) FROM ledgers").fetchone()
                 database.execute(
                     "DELETE FROM ledgers WHERE (run, rank) IN"
@@ -193,7 +193,7 @@ def _read(
         f"SELECT run, rank, document FROM ledgers WHERE {where}", (value,)
     )
     for run, rank, document in rows:
-        if isinstance(run, str) and isinstance(rank, int) and 0 <= rank <= _MOST_RANK:
+        if isinstance(run, str) and isinstance(rank, int) and 0 <= rank <= _MAX_RANK:
             with suppress(documents.DamagedError):
                 yield (run, rank), documents.decode(document, GoodputTotals)
 

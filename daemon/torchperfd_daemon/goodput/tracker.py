@@ -19,8 +19,8 @@ log = logging.getLogger("torchperfd.goodput")
 
 _SAMPLE_S: Final = 1.0
 _SAVE_EVERY: Final = 5
-_MOST_RUNS: Final = 100
-_MOST_NS: Final = 2**62
+_MAX_RUNS: Final = 100
+_MAX_NS: Final = 2**62
 _PAUSES: Final = (State.VALIDATING, State.CHECKPOINTING)
 
 ExitOf = Callable[[RankProcess, Callable[[], int]], Exit | None]
@@ -127,11 +127,11 @@ class GoodputTracker:
         kept = (
             asyncio.to_thread(self._saved.load, run)
             if run
-            else asyncio.to_thread(self._saved.newest, _MOST_RUNS)
+            else asyncio.to_thread(self._saved.newest, _MAX_RUNS)
         )
         totals = await kept
         totals |= {key: goodput for key, goodput in self._totals.items() if run in ("", key[0])}
-        return by_run((key[0], self._rank(key, goodput)) for key, goodput in totals.items())[:_MOST_RUNS]
+        return by_run((key[0], self._rank(key, goodput)) for key, goodput in totals.items())[:_MAX_RUNS]
 
     def settled_seconds(self) -> dict[str, dict[Bucket, float]]:
         """Return the settled rank-seconds of each run that is here, by bucket; they never shrink."""
@@ -237,19 +237,19 @@ def claims(totals: Totals) -> Claims:
     return Claims(
         loop=totals.began_ns,
         steps=train.steps,
-        step_ns=min(train.ns, _MOST_NS),
-        warmup_ns=min(totals.warmup.ns, _MOST_NS),
-        productive=max(0, min(train.ns, _MOST_NS) - data - communication - saves - validation),
+        step_ns=min(train.ns, _MAX_NS),
+        warmup_ns=min(totals.warmup.ns, _MAX_NS),
+        productive=max(0, min(train.ns, _MAX_NS) - data - communication - saves - validation),
         data_wait=data,
         communication_wait=communication,
-        validation=min(totals.validate.ns, _MOST_NS) + validation,
-        checkpoint=saves + (min(totals.checkpoint.ns, _MOST_NS) if totals.checkpoint else 0),
+        validation=min(totals.validate.ns, _MAX_NS) + validation,
+        checkpoint=saves + (min(totals.checkpoint.ns, _MAX_NS) if totals.checkpoint else 0),
     )
 
 
 def _phase(kind: KindTotal, name: str) -> int:
     phase = kind.phases.get(name)
-    return min(phase.ns, _MOST_NS) if phase else 0
+    return min(phase.ns, _MAX_NS) if phase else 0
 
 
 def _process(identity: RankIdentity) -> str:

@@ -12,7 +12,7 @@ from torchperfd_daemon.memory.report import render_text as render_text
 from torchperfd_daemon.memory.report import to_dict as to_dict
 from torchperfd_daemon.memory.report import write_page as write_page
 from torchperfd_daemon.memory.snapshot import load as load
-from torchperfd_daemon.memory.summary import MOST_STACKS as MOST_STACKS
+from torchperfd_daemon.memory.summary import MAX_STACKS as MAX_STACKS
 from torchperfd_daemon.memory.summary import DeviceMemory as DeviceMemory
 from torchperfd_daemon.memory.summary import MemorySummary as MemorySummary
 from torchperfd_daemon.memory.summary import summarise as summarise

@@ -17,7 +17,7 @@ from torchperfd_daemon.memory.words import place_text, user_frame
 
 SCHEMA: Final = "torchperfd.memory/1"
 _MIB: Final = 1 << 20
-_MOST_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 
 
 def to_dict(summary: MemorySummary, rank: int | None) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _headline(device: DeviceMemory) -> str:
     if peak is None:
         return f"{name}: {left}; the peak is unknown, since no history of allocations was recorded"
     held = ", ".join(
-        f"{each.place.text} {size(each.size)} ({each.share:.1%})" for each in peak.stacks[:_MOST_NAMED]
+        f"{each.place.text} {size(each.size)} ({each.share:.1%})" for each in peak.stacks[:_MAX_NAMED]
     )
     ending = "reached at the end" if peak.is_end else left
     return f"{name}: peak {size(peak.size)}, {ending}" + (f"; held by {held}" if held else "")

@@ -42,8 +42,8 @@ _STATES: Final = {
 # Settings whose default is neither 0 nor empty. torch writes "no limit" as -1.
 _DEFAULTS: Final = {"max_split_size": -1, "pinned_num_register_threads": 1}
 _OF_TENSORS: Final = frozenset({history.ALLOCATED, history.RELEASE_REQUESTED, *history.RELEASED})
-_MOST_LETTERS: Final = 4096
-_MOST_SETTINGS: Final = 64
+_MAX_LETTERS: Final = 4096
+_MAX_SETTINGS: Final = 64
 
 
 def load(path: Path, max_bytes: int = MAX_BYTES) -> Snapshot:
@@ -286,9 +286,9 @@ def _changed(settings: object) -> Iterator[tuple[str, str]]:
     """Yield each setting of the allocator that is not torch's default, as text."""
     if not isinstance(settings, dict):
         return
-    for name, value in islice(settings.items(), _MOST_SETTINGS):
+    for name, value in islice(settings.items(), _MAX_SETTINGS):
         if isinstance(value, dict):
-            parts = islice(value.items(), _MOST_SETTINGS)
+            parts = islice(value.items(), _MAX_SETTINGS)
             value = ",".join(f"{_text(key)}:{each}" for key, each in parts if isinstance(each, int) and each)
         is_plain = isinstance(name, str) and isinstance(value, (int, float, str))
         if is_plain and value and value != _DEFAULTS.get(name):
@@ -301,4 +301,4 @@ def _size(value: object) -> int | None:
 
 
 def _text(value: object) -> str:
-    return value[:_MOST_LETTERS] if isinstance(value, str) else ""
+    return value[:_MAX_LETTERS] if isinstance(value, str) else ""

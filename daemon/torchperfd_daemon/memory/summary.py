@@ -10,7 +10,7 @@ from torchperfd_daemon.memory.advice import MemoryAdvice, advise
 from torchperfd_daemon.memory.model import FailedAllocation, Peak, Segment, Snapshot
 from torchperfd_daemon.memory.sums import SegmentSums, StackMemory, add_up, by_place, holders
 
-MOST_STACKS: Final = 10
+MAX_STACKS: Final = 10
 """Places that a summary keeps of a device, at the peak and at the end."""
 
 
@@ -19,7 +19,7 @@ class PeakMemory:
     """The moment at which a device's allocator held most memory; sizes and events as in `Peak`.
 
     Attributes:
-        places: Those that held most then, at most `MOST_STACKS`.
+        places: Those that held most then, at most `MAX_STACKS`.
         stack_count: The number of all.
     """
 
@@ -40,7 +40,7 @@ class DeviceMemory:
     Attributes:
         classes: Sums of the size classes of torch's allocator that occur: ``small`` segments for requests of
             up to 1 MiB, ``large`` ones for all others.
-        places: Those that hold most at the end, at most `MOST_STACKS`.
+        places: Those that hold most at the end, at most `MAX_STACKS`.
         stack_count: The number of all.
         peak: None if allocations were not recorded.
         failure: The last allocation that failed.
@@ -132,7 +132,7 @@ def _device(
         device=device,
         sums=sums,
         classes={name: each for name, each in (("small", small), ("large", large)) if each.segments},
-        stacks=tuple(places[:MOST_STACKS]),
+        stacks=tuple(places[:MAX_STACKS]),
         stack_count=len(places),
         peak=highest,
         failure=failure,
@@ -149,6 +149,6 @@ def _peak(peak: Peak, *, has_stacks: bool) -> PeakMemory:
         events=peak.events,
         time_us=peak.time_us,
         is_end=peak.is_end,
-        stacks=tuple(places[:MOST_STACKS]),
+        stacks=tuple(places[:MAX_STACKS]),
         stack_count=len(places),
     )

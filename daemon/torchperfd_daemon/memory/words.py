@@ -14,7 +14,7 @@ _LIBRARY: Final = re.compile(
 _PYTHON: Final = re.compile(r".*\.py|<ipython-input.*|<stdin>|<string>", re.DOTALL)
 # Python's own start of a thread or program calls what allocates, and is never the place.
 _STARTERS: Final = re.compile(r"(?:.*/)?(?:threading|runpy|_bootstrap)\.py")
-_MOST_LETTERS: Final = 80
+_MAX_LETTERS: Final = 80
 
 EARLIER: Final = "allocated before recording began (parameters?)"
 NOT_RECORDED: Final = "no stack recorded"
@@ -71,7 +71,7 @@ def place(stack: Stack, without: str = NOT_RECORDED) -> Place:
         (frame for frame in stack if _is_python(frame) and not _STARTERS.fullmatch(_path(frame))), None
     )
     if inner is None or (user is None and _is_gradient(stack)):
-        return Place(one_line(_operator_text(stack), _MOST_LETTERS), has_line=False)
+        return Place(one_line(_operator_text(stack), _MAX_LETTERS), has_line=False)
     if user is None or user == inner or inner not in stack[: stack.index(user)]:
         return Place(_frame_text(user or inner), has_line=True)
     return Place(f"{_frame_text(user)}, within {_frame_text(inner)}", has_line=True)
@@ -140,4 +140,4 @@ def _frame_text(frame: Frame) -> str:
     path = _path(frame)
     short = _LIBRARY.sub("", path)
     name = short if short != path else short.rsplit("/", 1)[-1]
-    return one_line(f"{name or '?'}:{frame.line or '?'} in {frame.name or '?'}", _MOST_LETTERS)
+    return one_line(f"{name or '?'}:{frame.line or '?'} in {frame.name or '?'}", _MAX_LETTERS)

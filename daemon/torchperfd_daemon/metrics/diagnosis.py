@@ -12,7 +12,7 @@ from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.store import Store
 
 _PART_LABELS: Final = ("run", "part", "name")
-_MOST_NAMES: Final = 32
+_MAX_NAMES: Final = 32
 """Of a run's parts, the largest have their names; the names of phases are the script's own."""
 
 
@@ -82,6 +82,6 @@ def _add_parts(family: Family, run: str, parts: Sequence[Part]) -> None:
     summed: defaultdict[tuple[str, str], float] = defaultdict(float)
     largest = sorted(parts, key=lambda part: -part.seconds)
     for position, part in enumerate(largest):
-        summed[part.kind.value, part.name if position < _MOST_NAMES else ""] += part.seconds
+        summed[part.kind.value, part.name if position < _MAX_NAMES else ""] += part.seconds
     for (kind, name), seconds in summed.items():
         family.add(seconds, run, kind, name)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
 
 _BESIDE: Final = 0.5
 """The steps of a sample are beside a save if one was under way for this part of its time."""
 _KEPT: Final = 10
-_LEAST_SAMPLES: Final = 5
-_LEAST_ERRORS: Final = 5.0
+_MIN_SAMPLES: Final = 5
+_MIN_ERRORS: Final = 5.0
 """The difference must be this multiple of its standard error."""
 
 
@@ -60,16 +60,16 @@ class StepsBesideSaves:
     @property
     def extra_seconds(self) -> float:
         """By how much the mean step beside the newest save is longer; 0 unless that is beyond chance."""
-        if len(self._beside) < _LEAST_SAMPLES or len(self._before) < _LEAST_SAMPLES:
+        if len(self._beside) < _MIN_SAMPLES or len(self._before) < _MIN_SAMPLES:
             return 0.0
-        others = [each for each in (self._before, self._after) if len(each) >= _LEAST_SAMPLES]
+        others = [each for each in (self._before, self._after) if len(each) >= _MIN_SAMPLES]
         return min(_longer(self._beside, each) for each in others)
 
 
 def _longer(beside: Sequence[_Sample], others: Sequence[_Sample]) -> float:
     longer = _mean(beside) - _mean(others)
     error = math.hypot(_error(beside), _error(others))
-    return longer if longer >= max(LEAST_SHARE * _mean(others), _LEAST_ERRORS * error) else 0.0
+    return longer if longer >= max(MIN_SHARE * _mean(others), _MIN_ERRORS * error) else 0.0
 
 
 def _mean(samples: Sequence[_Sample]) -> float:

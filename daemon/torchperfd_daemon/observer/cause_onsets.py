@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Final
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS, SAMPLE_S, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.windows import MIN_FINDINGS, SAMPLE_S, WINDOW_SAMPLES
 from torchperfd_daemon.observer.slowdown import Slowdown
 from torchperfd_daemon.store import Rank
 
 # Until a window is full of slow steps, a small cause of the same slowdown may not be found.
-_WITH_SLOWDOWN_S: Final = (WINDOW_SAMPLES + LEAST_FINDINGS) * SAMPLE_S
+_WITH_SLOWDOWN_S: Final = (WINDOW_SAMPLES + MIN_FINDINGS) * SAMPLE_S
 
 
 class CauseOnsets:

@@ -8,7 +8,7 @@ from typing import Final
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import Stall
-from torchperfd_daemon.diagnosis.detect.stall import LEAST_ELSEWHERE_SECONDS
+from torchperfd_daemon.diagnosis.detect.stall import MIN_ELSEWHERE_SECONDS
 from torchperfd_daemon.stacks import Merged, Outcome, RankStacks, merge
 from torchperfd_daemon.stacks.activity import Kind, activity
 from torchperfd_daemon.stacks.report import sentence
@@ -37,7 +37,7 @@ def find_culprit(run: str, ranks: Sequence[RankStacks], stall: Stall, run_ranks:
         run_ranks: The number of ranks of the run on all nodes.
     """
     merged = merge(ranks)
-    patient = stall.waited_seconds < LEAST_ELSEWHERE_SECONDS
+    patient = stall.waited_seconds < MIN_ELSEWHERE_SECONDS
     gone = [rank for rank in merged.without_stacks if rank.outcome in (Outcome.STOPPED, Outcome.GONE)]
     waits = [group for group in merged.groups if _waits(group.activity.kind, run_ranks)]
     if not ranks or merged.goes_on or (patient and not gone and not waits):

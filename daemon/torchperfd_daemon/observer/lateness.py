@@ -13,9 +13,9 @@ from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.cause_table import MOST_OF
 from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import (
-    LEAST_SAMPLES,
-    LEAST_SHARE,
-    LEAST_STEPS,
+    MIN_SAMPLES,
+    MIN_SHARE,
+    MIN_STEPS,
     WAITING,
     RankWork,
     Straggler,
@@ -97,7 +97,7 @@ def _losses(ranks: Collection[RankEvidence]) -> dict[int, float]:
     for lost in _TIMED:
         usual = statistics.median_low(map(lost, ranks))
         for each in ranks:
-            if (more := lost(each) - usual) >= LEAST_SHARE * each.step_seconds:
+            if (more := lost(each) - usual) >= MIN_SHARE * each.step_seconds:
                 found[each.rank] = max(more, found.get(each.rank, 0.0))
     return found
 
@@ -124,7 +124,7 @@ def _late(
     own = np.array([each.own_seconds - sum(usual.get(each.rank, {}).values()) for _, each in ranks])
     order = np.argsort(-own)
     middle = float(np.median(own[order[1:]]))
-    least = LEAST_SHARE * middle
+    least = MIN_SHARE * middle
     if own[order[0]] - middle < least:
         return Lateness(peer_seconds=middle)
     chosen = [ranks[index] for index in slowest_and_peers(order.tolist())]
@@ -158,7 +158,7 @@ def _newest(work: RankWork) -> RankWork:
 
     Of means of many steps, return as many as are needed to compare ranks.
     """
-    steps = LEAST_SAMPLES if work.are_means else LEAST_STEPS
+    steps = MIN_SAMPLES if work.are_means else MIN_STEPS
     if work.phase_seconds and not work.are_means:
         spent = np.cumsum(np.sum([*work.phase_seconds.values()], axis=0)[::-1])
         steps = max(steps, int(np.count_nonzero(spent <= spent[-1:] / 2)) + 1)

@@ -27,7 +27,7 @@ from torchperfd_daemon.stacks import (
 )
 from torchperfd_daemon.store import Rank
 
-MOST_SAMPLES: Final = 40
+MAX_SAMPLES: Final = 40
 """Requests to one rank for one verdict."""
 AGAIN_AFTER_S: Final = 600.0
 """A verdict that lasts is sampled again after this time, since the script may have changed what it does."""
@@ -37,8 +37,8 @@ BETWEEN_S: Final = 20.0
 # At random: steps have a period as well.
 _PAUSE_S: Final = (0.05, 0.15)
 _ANSWER_S: Final = 2.0
-_MOST_MISSED: Final = 3
-_MOST_AT_ONCE: Final = 4
+_MAX_MISSED: Final = 3
+_MAX_AT_ONCE: Final = 4
 
 SampleStacks = Callable[[Rank, float], Awaitable[tuple[Thread, ...] | None]]
 """Returns threads of a rank within so many seconds; None without an answer."""
@@ -102,7 +102,7 @@ class LineSampler:
             if not _parts(verdict) or (attempt and self._clock() < attempt.due_at):
                 continue
             here = [rank for rank in ranks if rank.connected and verdict.rank in (None, rank.identity.rank)]
-            if here and len(self._running) < _MOST_AT_ONCE and self._may_sample(verdict.run):
+            if here and len(self._running) < _MAX_AT_ONCE and self._may_sample(verdict.run):
                 return verdict, here[0]
         return None
 
@@ -150,7 +150,7 @@ class LineSampler:
         is_of_threads = parts == _OTHER_THREADS
         stacks_of = self._threads_of if is_of_threads else self._stacks_of
         counts, missed = LineCounts(of_step=parts != _LOADING and not is_of_threads), 0
-        for _ in range(MOST_SAMPLES):
+        for _ in range(MAX_SAMPLES):
             await self._sleep(self._chance.uniform(*_PAUSE_S))
             if self._is_capturing(verdict.run) or not rank.connected:
                 break
@@ -163,7 +163,7 @@ class LineSampler:
                     _add_other_thread(counts, thread)
                 else:
                     _add_host_work(counts, thread, parts, verdict.cause)
-            if counts.is_certain or missed >= _MOST_MISSED:
+            if counts.is_certain or missed >= _MAX_MISSED:
                 break
         result = counts.result()
         if is_of_threads and result is not None and result.file:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
 from torchperfd_daemon.loader_workers import (
-    LEAST_GAIN,
+    MIN_GAIN,
     LoaderAdvice,
     LoaderFacts,
     SettledAdvice,
@@ -28,7 +28,7 @@ from torchperfd_daemon.loader_workers import (
 FEWEST_SAMPLES: Final = 3
 AGREEING: Final = 8
 """So many samples in a row that give the same advice are enough to publish it on a quiet machine."""
-MOST_SAMPLES_BEFORE: Final = 20
+MAX_SAMPLES_BEFORE: Final = 20
 """After so many it is published although they differ, or although other programs want the CPUs."""
 _QUIET: Final = 0.2
 """Up to this share of the time without a CPU, successive samples are not of a burst of others."""
@@ -37,7 +37,7 @@ REPLACES_ABOVE: Final = 0.3
 _ERRORS: Final = 3.0
 """Only differences of more than so many standard errors count."""
 _FEWEST_BLOCKS: Final = 3
-_MOST_BLOCKS: Final = 64
+_MAX_BLOCKS: Final = 64
 _OTHER: Final = 1.25
 """Blocks are of another loader, or of another model, if all differ from all earlier ones by this factor."""
 _MEANS: Final = (
@@ -84,7 +84,7 @@ class LoaderAdviser:
         self._newest: LoaderSample | None = None
         self._seen = 0
         self._votes: deque[tuple[str, int]] = deque(maxlen=AGREEING)
-        self._blocks: deque[LoaderSample] = deque(maxlen=_MOST_BLOCKS)
+        self._blocks: deque[LoaderSample] = deque(maxlen=_MAX_BLOCKS)
 
     def advise(
         self, facts: LoaderFacts, step_seconds: float, data_seconds: float, *, on_device: bool
@@ -102,14 +102,14 @@ class LoaderAdviser:
         self._newest = sample
         self._seen += 1
         # The first window begins before the first sample.
-        is_block = (self._seen + LEAST_WINDOW_SAMPLES - 1) % WINDOW_SAMPLES == 0
+        is_block = (self._seen + MIN_WINDOW_SAMPLES - 1) % WINDOW_SAMPLES == 0
         if is_block:
             self._blocks.append(sample)
         if self.published is None:
             self._votes.append(_key(self._advice(sample)))
             is_quiet = (sample.facts.queued or 0.0) <= _QUIET
             agree = is_quiet and len(self._votes) == AGREEING and len(set(self._votes)) == 1
-            if agree or self._seen >= MOST_SAMPLES_BEFORE:
+            if agree or self._seen >= MAX_SAMPLES_BEFORE:
                 self.settle()
         elif is_block:
             self._review()
@@ -147,8 +147,8 @@ class LoaderAdviser:
         saved, error = self._shares(published, None)
         if _key(found) != _key(published):
             better, off = self._shares(found, published)
-            is_better = better - _ERRORS * off > (REPLACES_ABOVE if published else 2 * LEAST_GAIN)
-            is_useless = published is not None and saved + _ERRORS * error < LEAST_GAIN / 2
+            is_better = better - _ERRORS * off > (REPLACES_ABOVE if published else 2 * MIN_GAIN)
+            is_useless = published is not None and saved + _ERRORS * error < MIN_GAIN / 2
             if is_better or is_useless:
                 self._publish(pooled, found)
                 return
@@ -156,7 +156,7 @@ class LoaderAdviser:
         saves = found.saves_seconds if found else 0.0
         was = published.saves_seconds if published else 0.0
         off = math.hypot(self._error_seconds(found), self.published.error_seconds)
-        if abs(saves - was) > _ERRORS * off + LEAST_GAIN * pooled.step_seconds:
+        if abs(saves - was) > _ERRORS * off + MIN_GAIN * pooled.step_seconds:
             self._publish(pooled, found)
 
     def _again(self, published: LoaderAdvice | None, pooled: LoaderSample) -> LoaderAdvice | None:

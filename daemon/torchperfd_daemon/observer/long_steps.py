@@ -12,8 +12,8 @@ FAR_ABOVE: Final = 1.5
 _FEW: Final = 0.05
 _WAIT: Final = "collective_wait"
 _MOSTLY: Final = 0.5
-_MOST_RANKS: Final = 64
-_MOST_NAMED: Final = 3
+_MAX_RANKS: Final = 64
+_MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class LongSteps:
         few = f"about {self.count:,} of {self.of_steps:,} {are_long}"
         mean, p95 = duration(self.mean_seconds), duration(self.p95_seconds)
         beside = f": the mean is {mean}, and 95% of the newest steps take at most {p95}" if with_mean else ""
-        named = [f"{step:,}" for step in self.steps[-_MOST_NAMED:]]
+        named = [f"{step:,}" for step in self.steps[-_MAX_NAMED:]]
         which = f"; the newest of them: {', '.join(named)}" if named else ""
         return f"{few}{beside}; {self.reason}{which}"
 
@@ -66,7 +66,7 @@ def find_long_steps(ranks: Sequence[Rank]) -> LongSteps | None:
     if not 0 < share <= _FEW:
         # A run that was slow for a while has as large a mean.
         return None
-    excess = {rank: _excess(rank) for rank in ranks[:_MOST_RANKS]}
+    excess = {rank: _excess(rank) for rank in ranks[:_MAX_RANKS]}
     # What the others wait for is in the rank that has most of its own.
     rank = max(excess, key=lambda rank: sum(each for name, each in excess[rank].items() if name != _WAIT))
     durations = rank.history.newest_durations(rank.steady_steps)

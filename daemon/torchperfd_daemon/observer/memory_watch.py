@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd_daemon.diagnosis.detect import GrowthDetector
-from torchperfd_daemon.diagnosis.detect.growth import LEAST_SHARE, theil_sen
+from torchperfd_daemon.diagnosis.detect.growth import MIN_SHARE, theil_sen
 from torchperfd_daemon.diagnosis.memory_growth import FULL_SOON_S
 
 _READINGS: Final = 64
@@ -49,7 +49,7 @@ class MemoryWatch:
         if self._grows_by or self.free_bytes is None:
             return self._grows_by, self._grows_for
         gained, seconds = resident[-1] - resident[0], float(at[-1] - at[0])
-        if self.free_bytes * seconds > gained * FULL_SOON_S or gained < LEAST_SHARE * resident[-1]:
+        if self.free_bytes * seconds > gained * FULL_SOON_S or gained < MIN_SHARE * resident[-1]:
             return 0.0, 0.0
         slope = theil_sen(at, resident)
         return (slope.per_second, seconds) if slope.low > 0 else (0.0, 0.0)

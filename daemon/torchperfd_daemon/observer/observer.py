@@ -13,7 +13,7 @@ from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
-from torchperfd_daemon.diagnosis.mean_step import LEAST_STEPS
+from torchperfd_daemon.diagnosis.mean_step import MIN_STEPS
 from torchperfd_daemon.diagnosis.windows import SAMPLE_S
 from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.hang import find_culprit
@@ -263,7 +263,7 @@ class Observer:
 
 def _early_verdicts(run: str, ranks: Sequence[Rank]) -> tuple[Verdict, ...]:
     """Return the verdicts on the mean step of a run that has none: it may end before one is published."""
-    if not ranks or any(rank.steady_steps < LEAST_STEPS for rank in ranks):
+    if not ranks or any(rank.steady_steps < MIN_STEPS for rank in ranks):
         return ()
     first = verdict_on_mean_step(run, ranks)
     return first, *first.others

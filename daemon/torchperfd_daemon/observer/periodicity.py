@@ -9,7 +9,7 @@ from torchperfd_daemon.diagnosis.detect import Regression, RegressionDetector, S
 from torchperfd_daemon.diagnosis.verdict import capture_command
 from torchperfd_daemon.store import StepColumns
 
-LEAST_SHARE: Final = 0.05
+MIN_SHARE: Final = 0.05
 """Periodic long steps that cost a smaller share of all steps are not reported."""
 
 
@@ -50,7 +50,7 @@ class PeriodicityTracker:
     def remark(self, verdict: Verdict) -> str:
         """Return an addition to a verdict's evidence about periodic long steps; empty without any."""
         found = self._spikes.find()
-        if found is None or found.seconds_per_step < LEAST_SHARE * self._step_seconds:
+        if found is None or found.seconds_per_step < MIN_SHARE * self._step_seconds:
             return ""
         phase = f", most of it in {found.phase}" if found.phase and found.phase != verdict.phase else ""
         return f"every {_ordinal(found.period)} step takes {duration(found.excess_seconds)} longer{phase}"

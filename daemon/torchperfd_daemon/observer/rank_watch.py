@@ -10,9 +10,9 @@ import numpy as np
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.blocked import blocked_seconds, strangers_seconds
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS
 from torchperfd_daemon.diagnosis.edits import Pauses
-from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WARM_S, WARM_STEPS, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WARM_S, WARM_STEPS, WINDOW_SAMPLES
 from torchperfd_daemon.observer.background_saves import StepsBesideSaves
 from torchperfd_daemon.observer.gpu_watch import GpuWatch
 from torchperfd_daemon.observer.memory_watch import MemoryWatch
@@ -28,7 +28,7 @@ _KEPT: Final = 18
 _LONGEST_REPORT_DELAY_S: Final = 5.0
 # The verdict on a hang is due at the limit: samples are a second apart, and reading stacks takes time.
 _EARLY_S: Final = 1.5
-_LEAST_PAST: Final = 0.5
+_MIN_PAST: Final = 0.5
 _ALIKE: Final = 1.02
 _PHASES: Final = 32
 _AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S = range(10)
@@ -103,7 +103,7 @@ class RankWatch:
     @property
     def settled(self) -> bool:
         """Whether there are enough samples for evidence."""
-        return len(self._rows) > LEAST_WINDOW_SAMPLES
+        return len(self._rows) > MIN_WINDOW_SAMPLES
 
     @property
     def fills_window(self) -> bool:
@@ -124,7 +124,7 @@ class RankWatch:
         Args:
             since: When the present regime began, in monotonic seconds; earlier samples are left out.
         """
-        if self._rows.since(since, _AT, WINDOW_SAMPLES) < LEAST_WINDOW_SAMPLES:
+        if self._rows.since(since, _AT, WINDOW_SAMPLES) < MIN_WINDOW_SAMPLES:
             return None
         # Reports arrive some seconds late: a sample after ``since`` may contain only steps from before it.
         self._window = max(1, self._rows.since(since, _ENDED, WINDOW_SAMPLES))
@@ -173,7 +173,7 @@ class RankWatch:
             usual: Seconds by which each phase was always longer than the other ranks'; subtracted.
         """
         count = int(self._rows[0][_STEPS] - self._rows[self._window][_STEPS])
-        columns = self.rank.history.newest(min(HISTORY_STEPS, max(LEAST_STEPS, count)))
+        columns = self.rank.history.newest(min(HISTORY_STEPS, max(MIN_STEPS, count)))
         return RankWork(
             self.rank.identity.rank,
             {
@@ -410,7 +410,7 @@ def _healthy_until(first: Float64, rows: Sequence[Float64]) -> Float64:
     steps = rows[0][_STEPS] - first[_STEPS]
     means = [
         (row[_NS] - first[_NS]) / (row[_STEPS] - first[_STEPS])
-        if row[_STEPS] - first[_STEPS] > steps * _LEAST_PAST
+        if row[_STEPS] - first[_STEPS] > steps * _MIN_PAST
         else np.inf
         for row in rows
     ]

@@ -9,7 +9,7 @@ from torchperfd.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.remedies import advised_remedy, is_usual
 from torchperfd_daemon.diagnosis.windows import WARM_STEPS
@@ -151,13 +151,13 @@ class RunWatch:
         return all(rank.has_ended for rank in self._watches)
 
     def final(self) -> Verdict | None:
-        """Return the costliest verdict of a run; None if it cost less than :data:`LEAST_SHARE` of the steps.
+        """Return the costliest verdict of a run; None if it cost less than :data:`MIN_SHARE` of the steps.
 
         Its evidence is from the last window in which it held, plus means over the whole run.
         """
         worst = max(self._worst, key=lambda cause: self.lost[cause], default=None)
         trained = max((rank.totals.train.ns / 1e9 for rank in self._watches), default=0.0)
-        if worst is None or self.lost[worst] < LEAST_SHARE * trained:
+        if worst is None or self.lost[worst] < MIN_SHARE * trained:
             return None
         found, last = self._worst[worst], self._debouncer.verdicts
         first = self._with_advice(found)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.cause_table import LEAST_SHARE
+from torchperfd_daemon.diagnosis.cause_table import MIN_SHARE
 from torchperfd_daemon.diagnosis.edits import Pauses, without_pauses
 from torchperfd_daemon.observer.rank_watch import RankWatch
 
@@ -44,7 +44,7 @@ def with_staggered(ranks: Seen) -> list[RankEvidence]:
     collected = [sum(each.per_step * each.seconds for each in rank) for rank in pauses]
     longest, step_seconds = max(collected), statistics.median(each.step_seconds for each in evidence)
     alike = statistics.median(collected) >= _ALIKE * longest
-    if not alike or sum(collected) < LEAST_SHARE * step_seconds:
+    if not alike or sum(collected) < MIN_SHARE * step_seconds:
         return evidence
     steps = np.sum([*ranks[0][0].work({}).phase_seconds.values()], axis=0)
     lost = float(np.mean(steps - without_pauses(steps, _of_all(pauses))))

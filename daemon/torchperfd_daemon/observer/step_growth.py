@@ -7,10 +7,10 @@ import numpy as np
 from torchperfd_daemon.diagnosis.detect.growth import theil_sen
 from torchperfd_daemon.observer.newest_rows import Float64
 
-_MOST_POINTS: Final = 32
-_LEAST_SPANS: Final = 12
+_MAX_POINTS: Final = 32
+_MIN_SPANS: Final = 12
 _FIND_EVERY: Final = 2
-LEAST_SHARE: Final = 0.05
+MIN_SHARE: Final = 0.05
 """Growth by less than this share of the step, over the whole run, is not reported."""
 _STEADY: Final = 0.3
 """Each half of the run grows at this part of the whole rate at least; else the step has changed once."""
@@ -44,7 +44,7 @@ class StepGrowth:
         if self._samples % self._every:
             return
         self._points.append(np.concatenate(((steps, ns), phases_ns)))
-        if len(self._points) > _MOST_POINTS:
+        if len(self._points) > _MAX_POINTS:
             # Sums: what lies between two points stays as it is.
             del self._points[1::2]
             self._every *= 2
@@ -53,12 +53,12 @@ class StepGrowth:
 
     def _find(self) -> None:
         self.seconds, self.grown_seconds, self.column = 0.0, 0.0, -1
-        if len(self._points) <= _LEAST_SPANS:
+        if len(self._points) <= _MIN_SPANS:
             return
         points = np.array(self._points)
         added = np.diff(points, axis=0)
         added = added[added[:, 0] > 0]
-        if len(added) < _LEAST_SPANS:
+        if len(added) < _MIN_SPANS:
             return
         at = points[0, 0] + np.cumsum(added[:, 0]) - added[:, 0] / 2
         means = added[:, 1:] / added[:, :1] / 1e9
@@ -66,7 +66,7 @@ class StepGrowth:
         half = len(at) // 2
         halves = [theil_sen(at[part], means[part, 0]) for part in (slice(half), slice(half, None))]
         grown = slope.per_second * (at[-1] - at[0])
-        if slope.low <= 0 or grown < LEAST_SHARE * slope.level:
+        if slope.low <= 0 or grown < MIN_SHARE * slope.level:
             return
         if min(each.per_second for each in halves) < _STEADY * slope.per_second:
             return

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS
+from torchperfd_daemon.diagnosis.windows import MIN_FINDINGS
 from torchperfd_daemon.observer.held_figures import HeldFigures
 
-LEAST_FINDINGS_WITH_ONSET: Final = 2
+MIN_FINDINGS_WITH_ONSET: Final = 2
 """A verdict with an onset is published sooner, since onset detection has confirmed that it lasts."""
 _REPLACES_ABOVE: Final = 1.25
 """Another verdict replaces the first one only if its share of the step is this many times as large."""
@@ -51,12 +51,12 @@ class VerdictDebouncer:
             candidate.found = candidate.found + 1 if candidate.missed == 1 or not candidate.found else 1
             candidate.missed = 0
             candidate.published = candidate.published or candidate.found >= (
-                LEAST_FINDINGS if verdict.onset_step is None else LEAST_FINDINGS_WITH_ONSET
+                MIN_FINDINGS if verdict.onset_step is None else MIN_FINDINGS_WITH_ONSET
             )
         self._candidates = {
             key: candidate
             for key, candidate in self._candidates.items()
-            if candidate.missed < (LEAST_FINDINGS if candidate.published else 1)
+            if candidate.missed < (MIN_FINDINGS if candidate.published else 1)
         }
         before = self.first
         published = _one_of_each_cause([each for each in self._candidates.values() if each.published])

@@ -12,7 +12,7 @@ from torchperfd_daemon.store import GcTotal, PhaseTotal, Totals
 
 _WAIT: Final = "collective_wait"
 _DATA: Final = "data"
-_LEAST_STARTS: Final = 2
+_MIN_STARTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _epoch_start_seconds(now: Totals) -> float:
     A window has few of them, and by chance one more or less.
     """
     starts = now.epoch_starts
-    return starts.ns / now.train.steps / 1e9 if starts.calls >= _LEAST_STARTS else 0.0
+    return starts.ns / now.train.steps / 1e9 if starts.calls >= _MIN_STARTS else 0.0
 
 
 def _since(before: Sequence[TimedLine], now: Sequence[TimedLine]) -> tuple[PhaseTotal, TimedLine | None]:

@@ -16,7 +16,7 @@ from torchperfd_daemon.store import RankIdentity
 from torchperfd_daemon.text import one_line
 
 # torchrun's id of a run without a name.
-_MOST_CHARACTERS: Final = 200
+_MAX_CHARACTERS: Final = 200
 _UNNAMED: Final = "none"
 _WANTED: Final = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "POD_UID")
 
@@ -174,4 +174,4 @@ class OwnershipCollector:
         except OSError:
             return {}
         pairs = (entry.partition("=")[::2] for entry in text.split("\0"))
-        return {name: one_line(value, _MOST_CHARACTERS) for name, value in pairs if name in _WANTED}
+        return {name: one_line(value, _MAX_CHARACTERS) for name, value in pairs if name in _WANTED}

@@ -18,7 +18,7 @@ log = logging.getLogger("torchperfd.access")
 
 _CREDENTIALS: Final = "=iII"
 _PEER_GROUPS: Final = 59  # SO_PEERGROUPS
-_MOST_GROUP_BYTES: Final = 1024  # that Python asks the kernel for
+_MAX_GROUP_BYTES: Final = 1024  # that Python asks the kernel for
 _EVERY_ID: Final = "4294967295"
 
 
@@ -130,7 +130,7 @@ def read_caller(connection: socket.socket, proc: Path = Path("/proc")) -> Caller
         _CREDENTIALS, connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     )
     try:
-        blob = connection.getsockopt(socket.SOL_SOCKET, _PEER_GROUPS, _MOST_GROUP_BYTES)
+        blob = connection.getsockopt(socket.SOL_SOCKET, _PEER_GROUPS, _MAX_GROUP_BYTES)
     except OSError:
         # In too many groups, or an old kernel: then only its first group is known.
         blob = b""

@@ -16,10 +16,10 @@ from torchperfd_daemon.rpc.callers import CallerDirectory
 from torchperfd_daemon.rpc.user_rates import COMMANDS, UserRate
 
 _ATTACH: Final = f"/{session_pb2.DESCRIPTOR.services_by_name['Session'].full_name}/Attach"
-_MOST_OPEN: Final = 64
+_MAX_OPEN: Final = 64
 """Requests of one user at the same time, those that wait included."""
 _TOO_MANY: Final = (
-    f"this user has {_MOST_OPEN} requests in progress, the most that one user may have; wait for one of them"
+    f"this user has {_MAX_OPEN} requests in progress, the most that one user may have; wait for one of them"
 )
 
 
@@ -73,7 +73,7 @@ class CommandRates(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gene
         if isinstance(request, Message):
             self._callers.received(context, request.ByteSize())
         uid = self._callers.find(context).uid
-        if self._open[uid] >= _MOST_OPEN:
+        if self._open[uid] >= _MAX_OPEN:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _TOO_MANY)
         self._open[uid] += 1
         try:

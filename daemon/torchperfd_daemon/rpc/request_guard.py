@@ -18,13 +18,13 @@ from torchperfd_daemon.log_limiter import LogLimiter
 
 log = logging.getLogger("torchperfd.session")
 
-MOST_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 """Of steps: a client that was disconnected has up to ten megabytes of them."""
-MOST_BUNDLED: Final = 64
+MAX_BUNDLED: Final = 64
 """Messages in a bundle; clients put in 16."""
 
-_MOST_OTHER_BYTES: Final = 1024 * 1024
-_MOST_FIELDS: Final = 128
+_MAX_OTHER_BYTES: Final = 1024 * 1024
+_MAX_FIELDS: Final = 128
 _LENGTH_DELIMITED: Final = 2
 _ATTACH: Final = f"/{session_pb2.DESCRIPTOR.services_by_name['Session'].full_name}/Attach"
 _STEPS: Final = session_pb2.ClientMessage.STEPS_FIELD_NUMBER
@@ -89,7 +89,7 @@ def check_request(data: bytes) -> None:
     Raises:
         TooLargeError: It may take longer.
     """
-    if len(data) > _MOST_OTHER_BYTES:
+    if len(data) > _MAX_OTHER_BYTES:
         raise TooLargeError(f"a message of {len(data)} bytes is larger than any of ours")
 
 
@@ -102,7 +102,7 @@ def check_client_message(data: bytes) -> None:
         TooLargeError: It may take longer.
         ValueError: It is no message.
     """
-    if len(data) <= _MOST_OTHER_BYTES:
+    if len(data) <= _MAX_OTHER_BYTES:
         return
     for number, begin, end in _fields(data, 0, len(data)):
         if number == _BUNDLE:
@@ -117,7 +117,7 @@ def _check_part(data: bytes, number: int, begin: int, end: int) -> None:
     if number == _STEPS:
         for _ in _fields(data, begin, end):
             pass
-    elif end - begin > _MOST_OTHER_BYTES:
+    elif end - begin > _MAX_OTHER_BYTES:
         raise TooLargeError(f"a message of {end - begin} bytes is larger than any of ours")
 
 
@@ -128,7 +128,7 @@ def _fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]
         TooLargeError: There are more than any message of ours has.
         ValueError: It is no message.
     """
-    for _ in range(_MOST_FIELDS):
+    for _ in range(_MAX_FIELDS):
         if begin >= end:
             return
         tag, begin = _varint(data, begin, end)
@@ -146,7 +146,7 @@ def _fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]
         else:
             raise ValueError(f"there are no fields of kind {kind}")
     if begin < end:
-        raise TooLargeError(f"a message of {end} bytes has more than {_MOST_FIELDS} fields")
+        raise TooLargeError(f"a message of {end} bytes has more than {_MAX_FIELDS} fields")
 
 
 def _varint(data: bytes, begin: int, end: int) -> tuple[int, int]:

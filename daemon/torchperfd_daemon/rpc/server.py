@@ -21,17 +21,17 @@ from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.rpc.callers import CallerDirectory
 from torchperfd_daemon.rpc.command_rates import CommandRates
 from torchperfd_daemon.rpc.peer_proxy import OnHandover, PeerProxy
-from torchperfd_daemon.rpc.request_guard import MOST_MESSAGE_BYTES, RequestGuard
+from torchperfd_daemon.rpc.request_guard import MAX_MESSAGE_BYTES, RequestGuard
 
 _RPC_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # A client has one session and sends few other requests.
     ("grpc.max_concurrent_streams", 128),
     # It pings after each message to learn how much the line takes. Ours is a socket on this node, and the
     # answers woke the daemon up three times as often as the messages.
     ("grpc.http2.bdp_probe", 0),
 )
-_MOST_DESCRIPTORS: Final = 1 << 16
+_MAX_DESCRIPTORS: Final = 1 << 16
 _SPARE_DESCRIPTORS: Final = 256
 _DESCRIPTORS_PER_CONNECTION: Final = 3
 _MORE_CONNECTIONS: Final = 64
@@ -112,12 +112,12 @@ def caller_directory(settings: ServeSettings) -> CallerDirectory:
 def _allowed_descriptors() -> int:
     """Return how many descriptors this process may have, after asking for what it may ask for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(_MOST_DESCRIPTORS, hard) if hard != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
+    wanted = min(_MAX_DESCRIPTORS, hard) if hard != resource.RLIM_INFINITY else _MAX_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             return wanted
-    return min(soft, _MOST_DESCRIPTORS) if soft != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
+    return min(soft, _MAX_DESCRIPTORS) if soft != resource.RLIM_INFINITY else _MAX_DESCRIPTORS
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from torchperfd_daemon.log_limiter import LogLimiter
 
 log = logging.getLogger("torchperfd.access")
 
-_MOST_KEPT: Final = 1024
+_MAX_KEPT: Final = 1024
 """Users whose buckets are kept before the full ones are dropped."""
 
 
@@ -70,7 +70,7 @@ class UserRate:
             The seconds until the debt is paid; 0 without one.
         """
         now = self._clock()
-        if len(self._full_at) > _MOST_KEPT:
+        if len(self._full_at) > _MAX_KEPT:
             self._full_at = {user: full_at for user, full_at in self._full_at.items() if full_at > now}
         full_at = max(self._full_at.get(uid, now), now) + amount / self._rate.per_second
         self._full_at[uid] = full_at

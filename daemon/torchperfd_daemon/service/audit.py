@@ -11,8 +11,8 @@ from torchperfd_daemon.text import one_line
 
 log = logging.getLogger("torchperfd.audit")
 
-_MOST_CHARACTERS: Final = 120
-_MOST_LOGGED: Final = 20
+_MAX_CHARACTERS: Final = 120
+_MAX_LOGGED: Final = 20
 
 
 class AuditLine:
@@ -24,7 +24,7 @@ class AuditLine:
     """
 
     def __init__(self, action: str, subject: str, caller: Caller) -> None:
-        self._request = f"{action} of {one_line(subject, _MOST_CHARACTERS)} by {caller}"
+        self._request = f"{action} of {one_line(subject, _MAX_CHARACTERS)} by {caller}"
         self._is_written = False
 
     def allowed(self, owners: Iterable[int | None] = (), capture_id: str = "") -> None:
@@ -38,14 +38,14 @@ class AuditLine:
             "unknown" if uid is None else str(uid) for uid in sorted(set(owners), key=lambda uid: uid or -1)
         ]
         owned = f", owner {' and '.join(users)}" if users else ""
-        capture = f", capture {one_line(capture_id, _MOST_CHARACTERS)}" if capture_id else ""
+        capture = f", capture {one_line(capture_id, _MAX_CHARACTERS)}" if capture_id else ""
         self._write(logging.INFO, f"allowed{owned}{capture}")
 
     def failed(self, error: TorchperfdError) -> None:
         """Write why the request was refused, or could not be carried out."""
         refused = isinstance(error, NotAllowedError)
         level, outcome = (logging.WARNING, "refused") if refused else (logging.INFO, "failed")
-        self._write(level, f"{outcome}: {one_line(error.problem, _MOST_CHARACTERS)}")
+        self._write(level, f"{outcome}: {one_line(error.problem, _MAX_CHARACTERS)}")
 
     def end(self) -> None:
         """Write that the caller left, unless the request was decided before."""
@@ -61,5 +61,5 @@ def subject_of(request: control_pb2.CaptureRequest | control_pb2.StacksRequest) 
     """Return what a request is about, for the log."""
     job = request.job if isinstance(request, control_pb2.CaptureRequest) else ""
     named = [f"{kind} {name}" for kind, name in (("run", request.run), ("job", job)) if name]
-    ranks = f"ranks {', '.join(map(str, request.ranks[:_MOST_LOGGED]))}" if request.ranks else "all ranks"
+    ranks = f"ranks {', '.join(map(str, request.ranks[:_MAX_LOGGED]))}" if request.ranks else "all ranks"
     return " ".join((ranks, "of", *(named or ["the caller's only run"])))

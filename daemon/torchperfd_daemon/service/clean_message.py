@@ -11,7 +11,7 @@ from torchperfd_daemon.text import one_line
 
 M = TypeVar("M", bound=Message)
 
-_MOST_CHARACTERS: Final = 4096
+_MAX_CHARACTERS: Final = 4096
 
 
 def clean(message: M) -> M:
@@ -21,10 +21,10 @@ def clean(message: M) -> M:
             _clean_map(value)
         elif field.type == FieldDescriptor.TYPE_STRING:
             if isinstance(value, str):
-                if not value.isprintable() or len(value) > _MOST_CHARACTERS:
-                    setattr(message, field.name, one_line(value, _MOST_CHARACTERS))
+                if not value.isprintable() or len(value) > _MAX_CHARACTERS:
+                    setattr(message, field.name, one_line(value, _MAX_CHARACTERS))
             else:
-                value[:] = [one_line(each, _MOST_CHARACTERS) for each in value]
+                value[:] = [one_line(each, _MAX_CHARACTERS) for each in value]
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             for each in (value,) if isinstance(value, Message) else value:
                 clean(each)
@@ -37,8 +37,8 @@ def _clean_map(entries: Any) -> None:
         if isinstance(value, Message):
             clean(value)
             continue
-        cleaned = one_line(value, _MOST_CHARACTERS) if isinstance(value, str) else value
-        name = one_line(key, _MOST_CHARACTERS) if isinstance(key, str) else key
+        cleaned = one_line(value, _MAX_CHARACTERS) if isinstance(value, str) else value
+        name = one_line(key, _MAX_CHARACTERS) if isinstance(key, str) else key
         if (name, cleaned) != (key, value):
             del entries[key]
             entries[name] = cleaned

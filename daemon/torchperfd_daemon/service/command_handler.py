@@ -11,7 +11,7 @@ from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures import Coordinator, Participant
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.missing import whole_job
-from torchperfd_daemon.captures.schedule import MOST_STEPS
+from torchperfd_daemon.captures.schedule import MAX_STEPS
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.service.peer_directory import PeerDirectory, RankSelection
@@ -19,7 +19,7 @@ from torchperfd_daemon.service.peer_directory import PeerDirectory, RankSelectio
 log = logging.getLogger("torchperfd.orders")
 
 _AUTOMATIC: Final = "automatic"
-_MOST_ORDERS: Final = 16
+_MAX_ORDERS: Final = 16
 _LONGEST_S: Final = 86_400.0
 _NOT_CONNECTED: Final = "is not connected to this daemon"
 
@@ -93,8 +93,8 @@ class CommandHandler:
             options, timeout = _checked(order)
             if key[0].rank != 0:
                 raise UsageError("only rank 0 may order a capture of other ranks", "do it there")
-            if len(self._orders) > _MOST_ORDERS:
-                raise TorchperfdError(f"{_MOST_ORDERS} orders are in progress", "wait for one of them")
+            if len(self._orders) > _MAX_ORDERS:
+                raise TorchperfdError(f"{_MAX_ORDERS} orders are in progress", "wait for one of them")
             async with self._gathered(run, order.ranks) as gathered:
                 trigger = _AUTOMATIC if options.automatic else "script"
                 async for progress in self._coordinator.capture(
@@ -145,8 +145,8 @@ def _checked(order: session_pb2.CaptureOrder) -> tuple[CaptureOptions, float]:
         UsageError: A value is out of range.
     """
     options = translate.capture_options(order.options)
-    if not 1 <= options.steps <= MOST_STEPS:
-        raise UsageError(f"steps must be 1 to {MOST_STEPS}")
+    if not 1 <= options.steps <= MAX_STEPS:
+        raise UsageError(f"steps must be 1 to {MAX_STEPS}")
     timeout = order.timeout_seconds
     if not 0 < timeout <= _LONGEST_S:
         raise UsageError("the timeout must be up to a day")

@@ -14,8 +14,8 @@ from torchperfd_daemon.store import Rank
 
 log = logging.getLogger("torchperfd.control")
 
-MOST_SECONDS: Final = 1.0
-_MOST_NAMED: Final = 3
+MAX_SECONDS: Final = 1.0
+_MAX_NAMED: Final = 3
 
 OwnSurvey = Callable[[fleet_pb2.NodeSurveyRequest], fleet_pb2.NodeSurvey]
 """Returns this node's part of a survey."""
@@ -46,7 +46,7 @@ class EndVerdicts:
         self._answers = {name: each for name, each in self._answers.items() if name in present}
         known = self._answers.get(run)
         if known is None or (known.done() and _is_worth_asking_again(known)):
-            known = asyncio.create_task(self._ask(run, min(seconds, MOST_SECONDS), rights))
+            known = asyncio.create_task(self._ask(run, min(seconds, MAX_SECONDS), rights))
             self._answers[run] = known
         return await asyncio.shield(known)
 
@@ -61,9 +61,7 @@ class EndVerdicts:
             return None
         found = next((each for each in response.verdicts if each.run == run), None)
         if found is not None and found.unseen_ranks and response.unreachable:
-            named = ", ".join(
-                f"{peer.address} ({peer.reason})" for peer in response.unreachable[:_MOST_NAMED]
-            )
+            named = ", ".join(f"{peer.address} ({peer.reason})" for peer in response.unreachable[:_MAX_NAMED])
             words = f"; no answer from {named}"
             found.evidence += words
             found.summary += words

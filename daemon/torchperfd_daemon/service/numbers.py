@@ -9,24 +9,24 @@ from typing import Final
 
 import numpy as np
 
-MOST_COUNT: Final = 2**53
+MAX_COUNT: Final = 2**53
 """Of steps, samples, bytes: what a double still holds exactly."""
-MOST_NS: Final = 2**58
+MAX_NS: Final = 2**58
 """Nine years; the sum over all phases of a rank still fits 64 bits."""
 LAST_UNIX_NS: Final = 2**62
 """In the year 2116."""
-MOST_SUM: Final = 2**63 - 1
-MOST_QUANTITY: Final = 1e300
+MAX_SUM: Final = 2**63 - 1
+MAX_QUANTITY: Final = 1e300
 
 
 def count(value: int) -> int:
-    """Return a counter, at most :data:`MOST_COUNT`."""
-    return min(value, MOST_COUNT)
+    """Return a counter, at most :data:`MAX_COUNT`."""
+    return min(value, MAX_COUNT)
 
 
 def nanoseconds(value: int) -> int:
-    """Return a duration, at most :data:`MOST_NS`."""
-    return min(value, MOST_NS)
+    """Return a duration, at most :data:`MAX_NS`."""
+    return min(value, MAX_NS)
 
 
 def moment(value: int) -> int:
@@ -36,10 +36,10 @@ def moment(value: int) -> int:
 
 def total(*values: int) -> int:
     """Return a sum that a 64-bit field of a message can hold."""
-    return min(sum(values), MOST_SUM)
+    return min(sum(values), MAX_SUM)
 
 
-def quantity(value: float, most: float = MOST_QUANTITY) -> float:
+def quantity(value: float, most: float = MAX_QUANTITY) -> float:
     """Return a quantity from 0 to ``most``; 0 for what is none (negative, NaN)."""
     return min(value, most) if value >= 0 else 0.0
 

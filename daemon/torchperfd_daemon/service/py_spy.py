@@ -25,12 +25,12 @@ from torchperfd_daemon.stacks import Thread, parse_py_spy, tidy
 from torchperfd_daemon.text import one_line
 
 _PROGRAM: Final = "py-spy"
-_MOST_BYTES: Final = 4 << 20
-_MOST_ERROR_CHARACTERS: Final = 120
+_MAX_BYTES: Final = 4 << 20
+_MAX_ERROR_CHARACTERS: Final = 120
 # It reads memory that another user controls; a dump takes about 40 ms and 20 MB.
 _LIMITS: Final = {
     resource.RLIMIT_AS: 1 << 30,
-    resource.RLIMIT_FSIZE: _MOST_BYTES,
+    resource.RLIMIT_FSIZE: _MAX_BYTES,
     resource.RLIMIT_CPU: 10,
     resource.RLIMIT_CORE: 0,
 }
@@ -63,7 +63,7 @@ async def read_stacks(
         threads = parse_py_spy(output, process.pid, training)
     except ValueError as error:
         raise UnreachableError(
-            f"the daemon cannot read py-spy's output ({one_line(str(error), _MOST_ERROR_CHARACTERS)})"
+            f"the daemon cannot read py-spy's output ({one_line(str(error), _MAX_ERROR_CHARACTERS)})"
         ) from None
     if not any(thread.frames for thread in threads):
         raise UnreachableError("py-spy found no Python frame in it")
@@ -146,7 +146,7 @@ def _memory_file() -> BinaryIO:
 
 
 def _content(file: BinaryIO) -> bytes:
-    return os.pread(file.fileno(), _MOST_BYTES, 0)
+    return os.pread(file.fileno(), _MAX_BYTES, 0)
 
 
 def _explain(errors: bytes) -> str:
@@ -157,4 +157,4 @@ def _explain(errors: bytes) -> str:
             " or as the rank's user with kernel.yama.ptrace_scope at 0"
         )
     first = text.strip().partition("\n")[0]
-    return f"py-spy failed: {one_line(first, _MOST_ERROR_CHARACTERS) or 'no error output'}"
+    return f"py-spy failed: {one_line(first, _MAX_ERROR_CHARACTERS) or 'no error output'}"

@@ -19,7 +19,7 @@ from torchperfd_daemon.captures.rank_attempts import failure
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, UserLimit, has_ended, is_process
-from torchperfd_daemon.rpc.request_guard import MOST_BUNDLED, Unreadable
+from torchperfd_daemon.rpc.request_guard import MAX_BUNDLED, Unreadable
 from torchperfd_daemon.rpc.user_rates import IngestRates
 from torchperfd_daemon.service import translate, translate_account, translate_stacks
 from torchperfd_daemon.service.command_handler import CommandHandler
@@ -34,7 +34,7 @@ log = logging.getLogger("torchperfd.session")
 
 _HOOKS: Final = {"native": contract.NATIVE_HOOKS, "reference": contract.REFERENCE_HOOKS}
 _HELLO_S: Final = 10.0
-_MOST_FEATURES: Final = 64
+_MAX_FEATURES: Final = 64
 _SESSIONS: Final = 512
 
 
@@ -226,7 +226,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         takes_over = lambda capture_id, ack: self._coordinator.on_ack(capture_id, rank, ack)  # noqa: E731
         session = Session(
             record,
-            hello.features[:_MOST_FEATURES],
+            hello.features[:_MAX_FEATURES],
             hello.client_version,
             caller,
             takes_over if self._node.takes_over else None,
@@ -342,8 +342,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
             if self._peer_exchange is not None:
                 self._peer_exchange.on_addresses(rank, message.job_daemons.addresses)
         elif body == "bundle":
-            if len(message.bundle.messages) > MOST_BUNDLED:
-                raise translate.BadMessageError(f"a bundle holds more than {MOST_BUNDLED} messages")
+            if len(message.bundle.messages) > MAX_BUNDLED:
+                raise translate.BadMessageError(f"a bundle holds more than {MAX_BUNDLED} messages")
             for part in message.bundle.messages:
                 # Nested bundles would allow unbounded recursion.
                 if part.HasField("bundle"):

@@ -18,7 +18,7 @@ from torchperfd_daemon.collectors.procfs import open_memory_file
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.service.process_state import UnreachableError, check_running
 
-_MOST_HEADER_BYTES: Final = 4096
+_MAX_HEADER_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def open_stack_file(process: RankProcess, flags: int, proc: Path = Path("/proc")
         raise UnreachableError("its client has prepared no signal")
     try:
         with errors_translated(process, proc):
-            line, end, _ = os.pread(descriptor, _MOST_HEADER_BYTES, 0).partition(b"\n")
+            line, end, _ = os.pread(descriptor, _MAX_HEADER_BYTES, 0).partition(b"\n")
         yield _parse(descriptor, line if end else b"")
     finally:
         os.close(descriptor)

@@ -21,7 +21,7 @@ from torchperfd_daemon.service.process_state import UnreachableError, check_name
 from torchperfd_daemon.service.stack_file import StackFile, errors_translated, open_stack_file
 from torchperfd_daemon.stacks import Thread, parse_dump, tidy
 
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.005
 # A thread that waits for the interpreter wakes up 200 times per second, less often on a busy node; the
 # client's otherwise wakes up a dozen times per second.
@@ -113,7 +113,7 @@ class _SignalRequest:
     def read(self) -> tuple[Thread, ...]:
         """Return what was written."""
         with errors_translated(self._process, self._proc):
-            data = os.pread(self._file.descriptor, _MOST_BYTES, self._file.header_bytes)
+            data = os.pread(self._file.descriptor, _MAX_BYTES, self._file.header_bytes)
             check_running(self._process, self._proc)
         threads = parse_dump(data.decode("utf-8", "replace"), self._file.training)
         if not any(thread.frames for thread in threads):

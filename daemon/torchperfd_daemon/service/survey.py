@@ -6,7 +6,7 @@ import numpy as np
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.service import translate, translate_verdict
@@ -71,8 +71,8 @@ def blocks(rank: Rank, newest: int, on_device: RankWork | None = None) -> contro
     """
     steps = rank.history.newest(min(newest or HISTORY_STEPS, rank.steady_steps))
     held = len(steps.duration_ns) if newest else rank.present_steps
-    length = max(1, held // LEAST_STEPS)
-    count = held if length == 1 else LEAST_STEPS
+    length = max(1, held // MIN_STEPS)
+    count = held if length == 1 else MIN_STEPS
 
     def means(column: Sequence[int]) -> bytes:
         newest_of_all = np.asarray(column, dtype=np.int64)[len(column) - count * length :]

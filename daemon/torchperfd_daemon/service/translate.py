@@ -15,14 +15,14 @@ from torchperfd_daemon import parallelism
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
 from torchperfd_daemon.captures.manifest import CaptureKind, CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
-from torchperfd_daemon.captures.schedule import MOST_STEPS
+from torchperfd_daemon.captures.schedule import MAX_STEPS
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.waits import Comparison, compare
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service import translate_account, translate_verdict
 from torchperfd_daemon.service.fields import pack, unpack
-from torchperfd_daemon.service.numbers import LAST_UNIX_NS, MOST_NS, count, total, within
-from torchperfd_daemon.service.translate_account import MOST_PHASE_CHARACTERS, MOST_PHASES
+from torchperfd_daemon.service.numbers import LAST_UNIX_NS, MAX_NS, count, total, within
+from torchperfd_daemon.service.translate_account import MAX_PHASE_CHARACTERS, MAX_PHASES
 from torchperfd_daemon.store import (
     ArrivalColumns,
     Rank,
@@ -54,9 +54,9 @@ _CAPTURE_STATES = {
     CaptureState.QUEUED: control_pb2.CAPTURE_STATE_QUEUED,
 }
 _TRAINING = array("q", (session_pb2.STEP_KIND_TRAIN,))
-_MOST_LABEL_CHARACTERS = 200
-_MOST_REASON_CHARACTERS = 500
-_MOST_COMMAND_CHARACTERS = 4000
+_MAX_LABEL_CHARACTERS = 200
+_MAX_REASON_CHARACTERS = 500
+_MAX_COMMAND_CHARACTERS = 4000
 _SHORTEST_STEP_S = 1e-6
 _LONGEST_STEP_S = 1e6
 _LONGEST_PAUSE_S = 86_400.0
@@ -90,7 +90,7 @@ def identity(message: session_pb2.RankIdentity) -> RankIdentity:
     values["command"] = _command(message.command)
     for name, value in values.items():
         if isinstance(value, str) and name != "command":
-            values[name] = one_line(value, _MOST_LABEL_CHARACTERS)
+            values[name] = one_line(value, _MAX_LABEL_CHARACTERS)
     for name, most in _MOST_OF_NUMBER.items():
         values[name] = min(values[name], most)
     if values["pid"] > _LAST_PID:
@@ -103,7 +103,7 @@ def _command(words: str) -> str:
 
     One that is cut off would be another command.
     """
-    if len(words) > _MOST_COMMAND_CHARACTERS or not words.isprintable():
+    if len(words) > _MAX_COMMAND_CHARACTERS or not words.isprintable():
         return ""
     try:
         return shlex.join(shlex.split(words))
@@ -118,12 +118,12 @@ def state(value: int) -> State | None:
 
 def reason(words: str) -> str:
     """Return a reason in one line, such as an exception."""
-    return one_line(words, _MOST_REASON_CHARACTERS)
+    return one_line(words, _MAX_REASON_CHARACTERS)
 
 
 def framework(name: str) -> str:
     """Return the name of a framework as a label can hold it."""
-    return one_line(name, _MOST_LABEL_CHARACTERS)
+    return one_line(name, _MAX_LABEL_CHARACTERS)
 
 
 def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
@@ -136,15 +136,15 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
     starts = _column(batch.start_ns, batch.count)
     durations = _column(batch.duration_ns, batch.count)
     phases = {
-        one_line(column.phase, MOST_PHASE_CHARACTERS): _column(column.ns, batch.count)
-        for column in batch.phases[:MOST_PHASES]
+        one_line(column.phase, MAX_PHASE_CHARACTERS): _column(column.ns, batch.count)
+        for column in batch.phases[:MAX_PHASES]
     }
     if kinds != _TRAINING * batch.count:
         wanted = np.asarray(kinds) == session_pb2.STEP_KIND_TRAIN
         starts, durations = _pick(starts, wanted), _pick(durations, wanted)
         phases = {name: _pick(column, wanted) for name, column in phases.items()}
     (ends,) = within([_ends(starts, durations)], LAST_UNIX_NS)
-    durations, *columns = within([durations, *phases.values()], MOST_NS)
+    durations, *columns = within([durations, *phases.values()], MAX_NS)
     phases = dict(zip(phases, columns, strict=True))
     return StepColumns(ends, durations, phases, _arrivals(batch.arrivals), count(batch.next_step))
 
@@ -239,8 +239,8 @@ def check_capture(request: control_pb2.CaptureRequest) -> None:
     Raises:
         UsageError: A value is out of range.
     """
-    if not 1 <= request.options.steps <= MOST_STEPS:
-        raise UsageError(f"steps must be 1 to {MOST_STEPS}")
+    if not 1 <= request.options.steps <= MAX_STEPS:
+        raise UsageError(f"steps must be 1 to {MAX_STEPS}")
     if not 0 <= request.duration_seconds <= _LONGEST_CAPTURE_S:
         raise UsageError("a capture's duration must be up to a day")
     if not 0 <= request.timeout_seconds <= _LONGEST_CAPTURE_S:
@@ -277,7 +277,7 @@ def rank_facts(
         pid=own.pid,
         torch_version=own.torch_version,
         python_version=own.python_version,
-        client_version=one_line(client_version, _MOST_LABEL_CHARACTERS),
+        client_version=one_line(client_version, _MAX_LABEL_CHARACTERS),
         job_name=own.job_name,
         world_size=own.world_size,
         uid=uid,
@@ -289,7 +289,7 @@ def ack(message: session_pb2.CaptureAck) -> Ack:
     """Unpack a rank's answer to prepare."""
     return Ack(
         message.ready,
-        one_line(message.reason, _MOST_REASON_CHARACTERS),
+        one_line(message.reason, _MAX_REASON_CHARACTERS),
         min(message.next_step, _LAST_STEP),
         min(max(message.step_seconds, _SHORTEST_STEP_S), _LONGEST_STEP_S)
         if message.step_seconds > 0
@@ -302,7 +302,7 @@ def result(message: session_pb2.CaptureResult) -> Result:
     """Unpack a rank's outcome."""
     return Result(
         ok=message.ok,
-        reason=one_line(message.reason, _MOST_REASON_CHARACTERS),
+        reason=one_line(message.reason, _MAX_REASON_CHARACTERS),
         retry=message.retry,
         start_step=min(message.start_step, _LAST_STEP),
         file=one_line(message.file, 100).rpartition("/")[2],

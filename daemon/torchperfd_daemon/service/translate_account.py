@@ -17,21 +17,21 @@ from torchperfd_daemon.service.numbers import count, moment, nanoseconds, quanti
 from torchperfd_daemon.store import CudaMemory, GcTotal, KindTotal, PhaseTotal, Totals
 from torchperfd_daemon.text import one_line
 
-MOST_PHASES: Final = 32
-MOST_PHASE_CHARACTERS: Final = 64
+MAX_PHASES: Final = 32
+MAX_PHASE_CHARACTERS: Final = 64
 
-_MOST_GENERATIONS: Final = 4
-_MOST_HOOKS: Final = 64
-_MOST_DIMENSIONS: Final = 16
-_MOST_REASON_CHARACTERS: Final = 256
-_MOST_SYNC_WAITS: Final = 8
-_MOST_LINES: Final = 8
-_MOST_THREADS: Final = 2**16
-_MOST_SWITCHES: Final = 8
-_MOST_UUID_CHARACTERS: Final = 64
-_MOST_FILE_CHARACTERS: Final = 1000
+_MAX_GENERATIONS: Final = 4
+_MAX_HOOKS: Final = 64
+_MAX_DIMENSIONS: Final = 16
+_MAX_REASON_CHARACTERS: Final = 256
+_MAX_SYNC_WAITS: Final = 8
+_MAX_LINES: Final = 8
+_MAX_THREADS: Final = 2**16
+_MAX_SWITCHES: Final = 8
+_MAX_UUID_CHARACTERS: Final = 64
+_MAX_FILE_CHARACTERS: Final = 1000
 # 256 blocks of at most 28 columns need 58 KiB.
-_MOST_BLOCKS_BYTES: Final = 64 << 10
+_MAX_BLOCKS_BYTES: Final = 64 << 10
 _WHERE: Final = frozenset(("ring", "outbox"))
 _ELSEWHERE: Final = "other"
 
@@ -48,7 +48,7 @@ def totals(message: session_pb2.Account) -> Totals:
         warmup=_kind(message.warmup),
         checkpoint=_phase(message.checkpoint) if message.HasField("checkpoint") else None,
         gc=tuple(
-            GcTotal(count(pauses.calls), nanoseconds(pauses.ns)) for pauses in message.gc[:_MOST_GENERATIONS]
+            GcTotal(count(pauses.calls), nanoseconds(pauses.ns)) for pauses in message.gc[:_MAX_GENERATIONS]
         ),
         compiled=_phase(message.compiled) if message.HasField("compiled") else None,
         background_saves=_phase(message.background_saves) if message.HasField("background_saves") else None,
@@ -57,7 +57,7 @@ def totals(message: session_pb2.Account) -> Totals:
             count(cuda.allocated_bytes),
             count(cuda.reserved_bytes),
             count(cuda.peak_bytes),
-            one_line(cuda.device_uuid, _MOST_UUID_CHARACTERS),
+            one_line(cuda.device_uuid, _MAX_UUID_CHARACTERS),
         )
         if message.HasField("cuda")
         else None,
@@ -73,37 +73,37 @@ def totals(message: session_pb2.Account) -> Totals:
         ended_ns=moment(message.ended_ns),
         loader=loader_facts(message.loader) if message.HasField("loader") else None,
         hooks={
-            one_line(hook.name, MOST_PHASE_CHARACTERS): one_line(hook.reason, _MOST_REASON_CHARACTERS)
-            for hook in message.hooks[:_MOST_HOOKS]
+            one_line(hook.name, MAX_PHASE_CHARACTERS): one_line(hook.reason, _MAX_REASON_CHARACTERS)
+            for hook in message.hooks[:_MAX_HOOKS]
         },
         coordinates=coordinates(message.coordinates),
         sync_waits=tuple(
             SyncWait(
-                one_line(wait.file, _MOST_FILE_CHARACTERS),
+                one_line(wait.file, _MAX_FILE_CHARACTERS),
                 wait.line,
-                one_line(wait.call, MOST_PHASE_CHARACTERS),
+                one_line(wait.call, MAX_PHASE_CHARACTERS),
                 nanoseconds(wait.ns),
             )
-            for wait in message.sync_waits[:_MOST_SYNC_WAITS]
+            for wait in message.sync_waits[:_MAX_SYNC_WAITS]
         ),
         threads=thread_count(message.threads),
-        cpus=message.cpus if 0 < message.cpus <= _MOST_THREADS else None,
+        cpus=message.cpus if 0 < message.cpus <= _MAX_THREADS else None,
         binding=_binding(message.binding.allowed, message.binding.share),
-        switches=tuple(one_line(each, MOST_PHASE_CHARACTERS) for each in message.switches[:_MOST_SWITCHES]),
+        switches=tuple(one_line(each, MAX_PHASE_CHARACTERS) for each in message.switches[:_MAX_SWITCHES]),
         epoch_starts=_phase(message.epoch_starts),
         collect_calls=_lines(message.collect_calls),
         script_collectives=_lines(message.script_collectives),
-        graph_limit=one_line(message.graph_limit, _MOST_REASON_CHARACTERS),
+        graph_limit=one_line(message.graph_limit, _MAX_REASON_CHARACTERS),
         device_lag=_phase(message.device_lag),
-        step_blocks=message.step_blocks if len(message.step_blocks) <= _MOST_BLOCKS_BYTES else b"",
+        step_blocks=message.step_blocks if len(message.step_blocks) <= _MAX_BLOCKS_BYTES else b"",
     )
 
 
 def coordinates(messages: Sequence[session_pb2.Coordinate]) -> tuple[Coordinate, ...]:
     """Unpack a rank's place in each dimension of its job."""
     return tuple(
-        Coordinate(one_line(each.dimension, MOST_PHASE_CHARACTERS), each.rank, each.size)
-        for each in messages[:_MOST_DIMENSIONS]
+        Coordinate(one_line(each.dimension, MAX_PHASE_CHARACTERS), each.rank, each.size)
+        for each in messages[:_MAX_DIMENSIONS]
         if each.rank < each.size
     )
 
@@ -116,13 +116,13 @@ def coordinate_messages(own: Sequence[Coordinate]) -> list[session_pb2.Coordinat
 def _lines(messages: Sequence[session_pb2.TimedLine]) -> tuple[TimedLine, ...]:
     return tuple(
         TimedLine(
-            one_line(each.file, _MOST_FILE_CHARACTERS),
+            one_line(each.file, _MAX_FILE_CHARACTERS),
             each.line,
-            one_line(each.call, MOST_PHASE_CHARACTERS),
+            one_line(each.call, MAX_PHASE_CHARACTERS),
             count(each.calls),
             nanoseconds(each.ns),
         )
-        for each in messages[:_MOST_LINES]
+        for each in messages[:_MAX_LINES]
     )
 
 
@@ -133,11 +133,11 @@ def host_memory(message: session_pb2.HostMemory) -> HostMemory:
 
 def thread_count(value: int) -> int | None:
     """Return a number of threads; None for one that no process has, 0 included."""
-    return value if 1 <= value <= _MOST_THREADS else None
+    return value if 1 <= value <= _MAX_THREADS else None
 
 
 def _binding(allowed: int, share: int) -> CpuBinding:
-    return CpuBinding(allowed, share) if 0 < allowed < share <= _MOST_THREADS else UNBOUND
+    return CpuBinding(allowed, share) if 0 < allowed < share <= _MAX_THREADS else UNBOUND
 
 
 def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
@@ -211,8 +211,8 @@ def _kind(message: session_pb2.KindAccount) -> KindTotal:
         ns=nanoseconds(message.step_ns),
         samples=count(message.samples),
         phases={
-            one_line(phase.phase, MOST_PHASE_CHARACTERS): _phase(phase)
-            for phase in message.phases[:MOST_PHASES]
+            one_line(phase.phase, MAX_PHASE_CHARACTERS): _phase(phase)
+            for phase in message.phases[:MAX_PHASES]
         },
         squares=quantity(message.sum_squares_ns2),
         micro_batches=count(message.micro_batches),

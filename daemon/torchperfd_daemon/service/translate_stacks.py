@@ -20,10 +20,10 @@ _OUTCOMES: Final = {
     Outcome.NO_ANSWER: control_pb2.STACK_OUTCOME_NO_ANSWER,
 }
 _OUTCOMES_IN: Final = {value: outcome for outcome, value in _OUTCOMES.items()}
-_MOST_THREADS: Final = 256
-_MOST_FRAMES: Final = 128
-_MOST_CHARACTERS: Final = 500
-_MOST_GROUPS: Final = 64
+_MAX_THREADS: Final = 256
+_MAX_FRAMES: Final = 128
+_MAX_CHARACTERS: Final = 500
+_MAX_GROUPS: Final = 64
 _SLOW_LINE_TEXTS: Final = ("stage", "file", "function", "call", "caller")
 _LAST_STEP: Final = 2**62
 
@@ -41,14 +41,14 @@ def collectives(messages: Iterable[session_pb2.GroupProgress]) -> tuple[GroupPro
     """Unpack the progress of a rank's process groups; its text ends up on terminals."""
     return tuple(
         GroupProgress(
-            one_line(message.name, _MOST_CHARACTERS),
-            one_line(message.description, _MOST_CHARACTERS),
+            one_line(message.name, _MAX_CHARACTERS),
+            one_line(message.description, _MAX_CHARACTERS),
             message.begun,
             message.number,
-            one_line(message.call, _MOST_CHARACTERS),
-            one_line(message.sizes, _MOST_CHARACTERS),
+            one_line(message.call, _MAX_CHARACTERS),
+            one_line(message.sizes, _MAX_CHARACTERS),
         )
-        for message in itertools.islice(messages, _MOST_GROUPS)
+        for message in itertools.islice(messages, _MAX_GROUPS)
     )
 
 
@@ -60,23 +60,23 @@ def rank_stacks_message(run: str, uid: int | None, own: RankStacks) -> control_p
         identity=pack(session_pb2.RankIdentity, own, run=run),
         uid=uid,
         outcome=_OUTCOMES[own.outcome],
-        reason=one_line(own.reason, _MOST_CHARACTERS),
+        reason=one_line(own.reason, _MAX_CHARACTERS),
         collectives=[pack(session_pb2.GroupProgress, group) for group in own.collectives],
-        threads=map(_thread_message, own.threads[:_MOST_THREADS]),
+        threads=map(_thread_message, own.threads[:_MAX_THREADS]),
     )
 
 
 def _thread_message(own: Thread) -> session_pb2.ThreadStack:
     frames = [
         session_pb2.StackFrame(
-            file=one_line(frame.file, _MOST_CHARACTERS),
+            file=one_line(frame.file, _MAX_CHARACTERS),
             line=frame.line,
-            function=one_line(frame.function, _MOST_CHARACTERS),
-            call=one_line(frame.call, _MOST_CHARACTERS),
+            function=one_line(frame.function, _MAX_CHARACTERS),
+            call=one_line(frame.call, _MAX_CHARACTERS),
         )
-        for frame in own.frames[:_MOST_FRAMES]
+        for frame in own.frames[:_MAX_FRAMES]
     ]
-    return pack(session_pb2.ThreadStack, own, name=one_line(own.name, _MOST_CHARACTERS), frames=frames)
+    return pack(session_pb2.ThreadStack, own, name=one_line(own.name, _MAX_CHARACTERS), frames=frames)
 
 
 def rank_stacks(message: control_pb2.RankStacks) -> RankStacks:
@@ -100,14 +100,14 @@ def rank_stacks(message: control_pb2.RankStacks) -> RankStacks:
 
 def slow_line_message(line: SlowLine) -> control_pb2.SlowLine:
     """Pack a slow line."""
-    texts = {name: one_line(getattr(line, name), _MOST_CHARACTERS) for name in _SLOW_LINE_TEXTS}
+    texts = {name: one_line(getattr(line, name), _MAX_CHARACTERS) for name in _SLOW_LINE_TEXTS}
     return pack(control_pb2.SlowLine, line, **texts)
 
 
 def slow_line(message: control_pb2.SlowLine) -> SlowLine:
     """Unpack a slow line of another node's daemon."""
     known = unpack(message, SlowLine)
-    texts = {name: one_line(known[name], _MOST_CHARACTERS) for name in _SLOW_LINE_TEXTS}
+    texts = {name: one_line(known[name], _MAX_CHARACTERS) for name in _SLOW_LINE_TEXTS}
     shares = {name: known[name] if 0 <= known[name] <= 1 else 0.0 for name in ("share", "stage_share")}
     return SlowLine(**{**known, **texts, **shares})
 

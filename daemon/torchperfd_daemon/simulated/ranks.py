@@ -51,7 +51,7 @@ _SAVE_EVERY: Final = 500
 _SAVE_NS: Final = 2600 * _MS
 
 # After a longer sleep than this, such as of a laptop, the ranks continue from now.
-_MOST_BEHIND_NS: Final = 60 * _SECOND
+_MAX_BEHIND_NS: Final = 60 * _SECOND
 _REPORT_INTERVAL_S: Final = 1.0
 
 
@@ -124,7 +124,7 @@ class SimulatedRanks:
     def advance(self) -> None:
         """Make all steps that have ended by now."""
         now_ns = int(self._wall() * _SECOND)
-        if now_ns - self._end_ns > _MOST_BEHIND_NS:
+        if now_ns - self._end_ns > _MAX_BEHIND_NS:
             self._end_ns = now_ns
         speeds = self._speeds()
         batches = [StepColumns(array("q"), array("q"), {}) for _ in self._ranks]

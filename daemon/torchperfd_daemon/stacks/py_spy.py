@@ -7,7 +7,7 @@ import msgspec
 from torchperfd_daemon.stacks.model import Frame, Thread
 
 _IDENT_MASK: Final = 2**64 - 1
-_MOST_LINES: Final = 2**31
+_MAX_LINES: Final = 2**31
 
 
 class _Frame(msgspec.Struct):
@@ -53,4 +53,4 @@ def parse_py_spy(data: bytes, pid: int, training: int) -> tuple[Thread, ...]:
 def _frame(frame: _Frame) -> Frame:
     # Since Python 3.11 py-spy writes qualified names; a rank that answers itself reports plain ones.
     name = frame.name.rpartition(".")[2] or frame.name
-    return Frame(frame.filename, frame.line if 0 <= frame.line < _MOST_LINES else 0, name)
+    return Frame(frame.filename, frame.line if 0 <= frame.line < _MAX_LINES else 0, name)

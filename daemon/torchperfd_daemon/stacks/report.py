@@ -14,7 +14,7 @@ from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
 from torchperfd_daemon.text import ranks_phrase, ranks_text
 
 SCHEMA: Final = "torchperfd.stacks/1"
-_MOST_NAMED: Final = 4
+_MAX_NAMED: Final = 4
 _LOADS: Final = {
     Stage.WAIT: ("waits for indices", "wait for indices"),
     Stage.SAMPLER: ("chooses indices", "choose indices"),
@@ -103,7 +103,7 @@ def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: Text
     if merged.others:
         out.write("\nother threads\n")
     for threads in merged.others:
-        named = f": {', '.join(threads.names[:_MOST_NAMED])}" if threads.names else ""
+        named = f": {', '.join(threads.names[:_MAX_NAMED])}" if threads.names else ""
         several = f", {threads.count} threads" if threads.count > len(threads.ranks) else ""
         out.write(f"\n{ranks_phrase(threads.ranks)}{several}{named}\n")
         _write_frames(threads.frames, out)
@@ -128,7 +128,7 @@ def _missed(missed: Missed) -> str:
     if missed.absent:
         have = "has" if len(missed.absent) == 1 else "have"
         return f"{ranks_phrase(missed.absent)} {have} not entered {words}{sizes}"
-    called = ", ".join(f"rank {rank} calls {call}" for rank, call in missed.others[:_MOST_NAMED])
+    called = ", ".join(f"rank {rank} calls {call}" for rank, call in missed.others[:_MAX_NAMED])
     return f"{words}{sizes}: {called}"
 
 
@@ -175,8 +175,8 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _few(parts: list[str]) -> list[str]:
-    more = len(parts) - _MOST_NAMED
-    return [*parts[:_MOST_NAMED], f"and {more} more {_plural(more, 'place')}"] if more > 0 else parts
+    more = len(parts) - _MAX_NAMED
+    return [*parts[:_MAX_NAMED], f"and {more} more {_plural(more, 'place')}"] if more > 0 else parts
 
 
 def _last_step(ranks: Sequence[RankStacks]) -> str:

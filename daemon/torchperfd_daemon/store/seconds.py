@@ -13,11 +13,11 @@ from torchperfd_daemon.store.model import StepColumns
 
 HISTORY_SECONDS: Final = 600
 
-_MOST_PHASES: Final = 12
+_MAX_PHASES: Final = 12
 _REST: Final = "other"
 _WAIT: Final = "collective_wait"
 _WHOLE: Final = 65535
-_MOST_STEPS: Final = 65535
+_MAX_STEPS: Final = 65535
 _NS: Final = 1_000_000_000
 
 
@@ -119,7 +119,7 @@ class SecondHistory:
         """Return whether a phase has a column, after giving it one if there is room."""
         # One place is reserved for the rest, and one for the wait, without which own work is not known.
         reserved = len({_REST, _WAIT} - self._shares.keys() - {name})
-        if name not in self._shares and len(self._shares) + reserved < _MOST_PHASES:
+        if name not in self._shares and len(self._shares) + reserved < _MAX_PHASES:
             self._shares[name] = array("H", bytes(2 * self._capacity))
         return name in self._shares
 
@@ -142,7 +142,7 @@ class SecondHistory:
             column[slot] = min(_WHOLE, max(0, round(spent / (mean * count) * _WHOLE))) if mean > 0 else 0
         self._longest[slot] = max(longest, self._longest[slot] if before else 0.0)
         self._mean[slot] = mean
-        self._steps[slot] = min(count, _MOST_STEPS)
+        self._steps[slot] = min(count, _MAX_STEPS)
 
     def _skipped(self, second: int) -> Iterator[int]:
         """Yield the slots that a new second takes over, or passes by."""

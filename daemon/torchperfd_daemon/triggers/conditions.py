@@ -17,11 +17,11 @@ from torchperfd_daemon.triggers.rules import Rule, When
 
 _KEPT: Final = 600
 _RECENT: Final = 10
-_LEAST_PAST: Final = 30
+_MIN_PAST: Final = 30
 _XID_SHOWN_S: Final = 60.0
 _BUSY_GPU: Final = 0.2
 _RATE_S: Final = 10.0
-_MOST_SERIES: Final = 10_000
+_MAX_SERIES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class MetricBound(Condition):
         """Yield the runs and ranks of each series beyond the bound."""
         rule = self._rule
         known, self._counts = self._counts, {}
-        for labels, value in inputs.series(rule.metric)[:_MOST_SERIES]:
+        for labels, value in inputs.series(rule.metric)[:_MAX_SERIES]:
             if any(labels.get(name) != text for name, text in rule.labels):
                 continue
             number: float | None = value
@@ -226,7 +226,7 @@ class MetricBound(Condition):
 
 def _change(values: deque[float]) -> tuple[float, float] | None:
     """Return the medians of the earlier and the newest values; None while there are too few."""
-    if len(values) < _RECENT + _LEAST_PAST:
+    if len(values) < _RECENT + _MIN_PAST:
         return None
     stream = list(values)
     past, recent = stream[:-_RECENT], stream[-_RECENT:]

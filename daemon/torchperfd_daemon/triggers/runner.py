@@ -25,7 +25,7 @@ log = logging.getLogger("torchperfd.triggers")
 
 INTERVAL_S: Final = 1.0
 _FORGOTTEN_S: Final = 10.0
-_MOST_CULPRITS: Final = 2
+_MAX_CULPRITS: Final = 2
 
 
 @dataclass(slots=True)
@@ -284,7 +284,7 @@ class Runner:
 
 def with_a_peer(culprits: tuple[int, ...], ranks: Sequence[Rank]) -> list[int]:
     """Return the ranks to capture: at most two culprits, and the one of the others with median own work."""
-    chosen = list(culprits[:_MOST_CULPRITS])
+    chosen = list(culprits[:_MAX_CULPRITS])
     others = [rank for rank in ranks if rank.identity.rank not in culprits and rank.history.seen]
     if others:
         others.sort(key=Rank.mean_own_seconds)

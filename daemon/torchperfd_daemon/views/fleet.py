@@ -7,7 +7,7 @@ from torchperfd.v1 import control_pb2
 
 Answer = control_pb2.ListRunsResponse | control_pb2.GetStepsResponse | control_pb2.DiagnoseResponse
 
-_MOST_NAMES: Final = 4
+_MAX_NAMES: Final = 4
 
 
 def fleet_dict(answer: Answer) -> dict[str, Any]:
@@ -44,4 +44,4 @@ def builds_text(nodes: Iterable[control_pb2.FleetNode]) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} nodes"
+    return ", ".join(names) if len(names) <= _MAX_NAMES else f"{len(names)} nodes"

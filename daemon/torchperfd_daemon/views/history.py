@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torchperfd_daemon.store import HISTORY_SECONDS, Rank, SecondColumns
 
 WAIT: Final = "collective_wait"
-MOST_OUTLIERS: Final = 16
+MAX_OUTLIERS: Final = 16
 
 _DIGITS: Final = 7
 _FEW: Final = 16
@@ -202,7 +202,7 @@ def _outliers(own: _Floats, counts: npt.NDArray[Any], numbers: npt.NDArray[Any])
     there = ~np.isnan(own)
     excess = np.where(there, own - middle, 0.0).sum(axis=1) / np.maximum(there.sum(axis=1), 1)
     above = (np.where(there, own, 0.0) > _ABOVE * middle).sum(axis=1)
-    order = [row for row in np.argsort(-excess, kind="stable")[:MOST_OUTLIERS] if above[row]]
+    order = [row for row in np.argsort(-excess, kind="stable")[:MAX_OUTLIERS] if above[row]]
     return [
         {
             "rank": int(numbers[row]),

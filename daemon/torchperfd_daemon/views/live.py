@@ -19,7 +19,7 @@ WAIT: Final = "collective_wait"
 STALLED: Final = "stalled"
 STOPPED: Final = "stopped"
 work = rank_work
-_LEAST_FACTOR: Final = 6.0
+_MIN_FACTOR: Final = 6.0
 _ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
 
 
@@ -106,7 +106,7 @@ class RunView:
 
 def behind_text(ratio: float) -> str:
     """Return how much more own work than its peers a rank has: a percentage, from six times on a factor."""
-    return f"{ratio + 1:.0f} times" if ratio >= _LEAST_FACTOR - 1 else f"{ratio:+.1%}"
+    return f"{ratio + 1:.0f} times" if ratio >= _MIN_FACTOR - 1 else f"{ratio:+.1%}"
 
 
 def state(status: control_pb2.RankStatus) -> str:

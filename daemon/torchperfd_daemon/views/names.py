@@ -5,7 +5,7 @@ from typing import Final
 
 from torchperfd_daemon.errors import NoSuchTargetError
 
-_MOST_NAMED: Final = 8
+_MAX_NAMED: Final = 8
 
 
 def whole_name(given: str, names: Iterable[str], what: str) -> str:
@@ -19,6 +19,6 @@ def whole_name(given: str, names: Iterable[str], what: str) -> str:
     if not given or given in known or not found:
         return given
     if len(found) > 1:
-        some = ", ".join(found[:_MOST_NAMED])
+        some = ", ".join(found[:_MAX_NAMED])
         raise NoSuchTargetError(f"{len(found)} {what}s begin with {given[:80]}: {some}", "write more of one")
     return found[0]

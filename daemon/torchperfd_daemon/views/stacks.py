@@ -5,7 +5,7 @@ from typing import Final
 
 from torchperfd_daemon.stacks import Outcome, RankStacks
 
-_MOST_RANKS: Final = 100_000
+_MAX_RANKS: Final = 100_000
 
 
 def each_once(ranks: Sequence[RankStacks]) -> list[RankStacks]:
@@ -18,6 +18,6 @@ def each_once(ranks: Sequence[RankStacks]) -> list[RankStacks]:
 
 def absent_ranks(ranks: Sequence[RankStacks], wanted: Sequence[int]) -> list[int]:
     """Return the ranks asked for, by default all of the run, that are not in the answers."""
-    world = min(max(rank.world_size for rank in ranks), _MOST_RANKS)
+    world = min(max(rank.world_size for rank in ranks), _MAX_RANKS)
     found = {rank.rank for rank in ranks}
     return [rank for rank in wanted or range(world) if rank not in found]

@@ -10,17 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.captures.schedule import MOST_STEPS
+from torchperfd_daemon.captures.schedule import MAX_STEPS
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.service import translate_stacks
 from torchperfd_daemon.stacks import RankStacks, merge
 from torchperfd_daemon.stacks.report import to_dict as stacks_dict
 from torchperfd_daemon.views.stacks import absent_ranks, each_once
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.endpoint import MOST_RANK, body_of, json_answer
+from torchperfd_daemon.web.endpoint import MAX_RANK, body_of, json_answer
 from torchperfd_daemon.web.reader import Parts, Reader
 
-MOST_CAPTURES: Final = 16
+MAX_CAPTURES: Final = 16
 
 _STACKS_S: Final = 5.0
 _KINDS: Final = {
@@ -28,11 +28,11 @@ _KINDS: Final = {
     "memory": session_pb2.CAPTURE_KIND_MEMORY,
 }
 
-_Ranks = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MOST_RANK)]], msgspec.Meta(max_length=4096)]
+_Ranks = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]], msgspec.Meta(max_length=4096)]
 
 
 class _CaptureBody(msgspec.Struct, forbid_unknown_fields=True):
-    steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)] = 5
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 5
     ranks: _Ranks = []
     kind: Literal["trace", "memory"] = "trace"
     with_stack: bool = False
@@ -62,7 +62,7 @@ class Acting:
         """Begin a capture; it goes on when the connection closes."""
         body = await body_of(request, _CaptureBody)
         run = await self._reader.run_name(request.path_params["run"], access, fleet=body.fleet)
-        if len(self._captures) >= MOST_CAPTURES:
+        if len(self._captures) >= MAX_CAPTURES:
             raise TorchperfdError("too many captures are in progress", "wait for one of them, or cancel one")
         options = session_pb2.CaptureOptions(
             steps=body.steps,

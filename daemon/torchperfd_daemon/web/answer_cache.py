@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 KEPT_S: Final = 0.9
 _MOST: Final = 32
-_MOST_BYTES: Final = 256 * 1024
+_MAX_BYTES: Final = 256 * 1024
 
 
 class AnswerCache:
@@ -31,7 +31,7 @@ class AnswerCache:
 
     def add(self, key: object, answer: Response) -> None:
         """Keep an answer; a long one, or one that is an error, is not kept."""
-        if answer.status_code != 200 or len(getattr(answer, "body", bytes(_MOST_BYTES + 1))) > _MOST_BYTES:
+        if answer.status_code != 200 or len(getattr(answer, "body", bytes(_MAX_BYTES + 1))) > _MAX_BYTES:
             return
         self._kept.pop(key, None)
         self._kept[key] = self._clock() + self._seconds, answer

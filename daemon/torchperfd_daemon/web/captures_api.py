@@ -24,7 +24,7 @@ from torchperfd_daemon.web.links import Links
 from torchperfd_daemon.web.reader import Parts
 from torchperfd_daemon.web.reports import PageCaptures, Report, Reports
 
-MOST_LISTED: Final = 1000
+MAX_LISTED: Final = 1000
 
 _REPORT_POLICY: Final = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
@@ -74,7 +74,7 @@ class CapturesApi:
     async def captures(self, request: Request, access: Access) -> Response:
         """The newest captures."""
         query = Query(
-            run=request.query_params.get("run", ""), limit=number(request, "limit", 100, 1, MOST_LISTED, int)
+            run=request.query_params.get("run", ""), limit=number(request, "limit", 100, 1, MAX_LISTED, int)
         )
         catalog = self._parts.catalog
         listing, rows = await asyncio.to_thread(self._list, query, access)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-MOST_CONNECTIONS: Final = 64
+MAX_CONNECTIONS: Final = 64
 """Open at once. A node has a handful of scrapers; a new connection replaces the one idle longest."""
 
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -24,7 +24,7 @@ class Connection(Protocol):
 class ConnectionLimiter:
     """Limits how many connections are open, and how long each may take for a request."""
 
-    def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int = MAX_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
         self._deadlines: dict[Connection, float | None] = {}

@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 Handler = Callable[[Request, Access], Awaitable[Response]]
 
-MOST_RANK: Final = 2**24
+MAX_RANK: Final = 2**24
 
 _ZIPPED_FROM_BYTES: Final = 1024
 _IN_A_THREAD_FROM_BYTES: Final = 64 * 1024
 _GZIP_LEVEL: Final = 1
-_MOST_CHARACTERS: Final = 500
+_MAX_CHARACTERS: Final = 500
 _STATUS: Final = {
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
@@ -75,7 +75,7 @@ def endpoint(
             return error_response(status_of(error), error.problem, error.remedy)
         except Exception:  # noqa: BLE001 - logged by the limiter
             # Without a traceback for the client, and without the end of the daemon.
-            _failures.exception("%s %s failed", request.method, request.url.path[:_MOST_CHARACTERS])
+            _failures.exception("%s %s failed", request.method, request.url.path[:_MAX_CHARACTERS])
             return error_response(500, "the daemon failed to answer", "see its log")
 
     return answer
@@ -157,10 +157,10 @@ def rank_list(text: str, most: int = 4096) -> list[int]:
 def rank_number(text: str) -> int | None:
     """Return the rank that a text in a path or query names; None if it names none."""
     digits = text.lstrip("0") or text[:1]
-    if not digits.isascii() or not digits.isdecimal() or len(digits) > len(str(MOST_RANK)):
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > len(str(MAX_RANK)):
         return None
     rank = int(digits)
-    return rank if rank <= MOST_RANK else None
+    return rank if rank <= MAX_RANK else None
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
@@ -175,4 +175,4 @@ async def body_of(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(await request.body() or b"{}", type=kind)
     except (ValueError, RecursionError, OverflowError) as error:
-        raise UsageError(f"the body is wrong: {str(error)[:_MOST_CHARACTERS]}") from error
+        raise UsageError(f"the body is wrong: {str(error)[:_MAX_CHARACTERS]}") from error

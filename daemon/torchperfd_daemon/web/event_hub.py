@@ -25,7 +25,7 @@ from torchperfd_daemon.web.run_rows import state_of_ranks
 
 log = logging.getLogger("torchperfd.http")
 
-MOST_STREAMS: Final = 16
+MAX_STREAMS: Final = 16
 MOST_OF_STRANGERS: Final = 8
 """Streams without the token, so that no user can take the places of its holders."""
 
@@ -33,7 +33,7 @@ _LONGEST_WAIT_S: Final = 1.0
 # Ranks report at the same moment: what they send then goes out as one event.
 _TOGETHER_S: Final = 0.05
 # Ranks that a page shows report each half second, all at the same moment.
-_LEAST_SPAN_S: Final = 0.4
+_MIN_SPAN_S: Final = 0.4
 _VERDICT_S: Final = 5.0
 # A page reads the history first, and its answer may be a second old.
 _OVERLAP_S: Final = 10.0
@@ -125,7 +125,7 @@ class EventHub:
     def _make_room(self, access: Access) -> bool:
         """Return whether there is room for a stream; the oldest one of a stranger may have to end for it."""
         strangers = [stream for stream in self._streams if stream.access is Access.STRANGER]
-        is_full = len(self._streams) >= MOST_STREAMS
+        is_full = len(self._streams) >= MAX_STREAMS
         if is_full or (access is Access.STRANGER and len(strangers) >= MOST_OF_STRANGERS):
             if not strangers:
                 return False
@@ -162,7 +162,7 @@ class EventHub:
             except Exception:
                 # A failure here must not end the daemon.
                 log.exception("events could not be sent")
-            await asyncio.sleep(_LEAST_SPAN_S - _TOGETHER_S)
+            await asyncio.sleep(_MIN_SPAN_S - _TOGETHER_S)
 
     def _watch(self) -> None:
         """Have the ranks of the runs that streams follow report more often."""

@@ -10,9 +10,9 @@ import msgspec
 
 from torchperfd_daemon.web.access import Access
 
-MOST_WAITING: Final = 256
+MAX_WAITING: Final = 256
 HEARTBEAT_S: Final = 5.0
-_MOST_BYTES: Final = 4 << 20
+_MAX_BYTES: Final = 4 << 20
 _RETRY: Final = b"retry: 2000\n\n"
 _HEARTBEAT: Final = b": still here\n\n"
 
@@ -52,7 +52,7 @@ class EventStream:
         """Add an event; the oldest ones make room for it."""
         self._waiting.append(data)
         self._bytes += len(data)
-        while len(self._waiting) > MOST_WAITING or (self._bytes > _MOST_BYTES and len(self._waiting) > 1):
+        while len(self._waiting) > MAX_WAITING or (self._bytes > _MAX_BYTES and len(self._waiting) > 1):
             self._bytes -= len(self._waiting.popleft())
             self._dropped += 1
         self._woken.set()

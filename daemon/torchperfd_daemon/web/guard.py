@@ -13,7 +13,7 @@ from torchperfd_daemon.web.origin import Sites, is_on_loopback
 
 API: Final = "/api/"
 LINKS: Final = "/links/"
-MOST_BODY_BYTES: Final = 16 * 1024
+MAX_BODY_BYTES: Final = 16 * 1024
 
 _PROBES: Final = ("/-/healthy", "/-/ready")
 """Paths without a password, because a kubelet has none; they show only the daemon's state."""
@@ -68,8 +68,8 @@ def body_refusal(scope: Scope) -> Response | None:
         and scope["path"].startswith(API)
         and "transfer-encoding" not in headers
         and length.isdecimal()
-        and int(length[:9]) <= MOST_BODY_BYTES
-        and len(length) <= len(str(MOST_BODY_BYTES))
+        and int(length[:9]) <= MAX_BODY_BYTES
+        and len(length) <= len(str(MAX_BODY_BYTES))
     ):
         return None
     # Unread, and the connection with it.

@@ -19,7 +19,7 @@ from torchperfd_daemon.web.endpoint import json_answer
 from torchperfd_daemon.web.reader import Parts, Reader
 
 _DOCTOR_S: Final = 60.0
-_LEAST_SPAN_S: Final = 0.9
+_MIN_SPAN_S: Final = 0.9
 _LONGEST_SPAN_S: Final = 30.0
 
 
@@ -41,8 +41,8 @@ class NodeApi:
         """The node."""
         now, values = self._clock(), values_of(self._parts.families())
         self._samples = [each for each in self._samples if now - each[0] <= _LONGEST_SPAN_S]
-        before = next((each for each in reversed(self._samples) if now - each[0] >= _LEAST_SPAN_S), None)
-        if not self._samples or now - self._samples[-1][0] >= _LEAST_SPAN_S:
+        before = next((each for each in reversed(self._samples) if now - each[0] >= _MIN_SPAN_S), None)
+        if not self._samples or now - self._samples[-1][0] >= _MIN_SPAN_S:
             self._samples.append((now, values))
         span = now - before[0] if before is not None else 0.0
         listed = await self._reader.runs(access)

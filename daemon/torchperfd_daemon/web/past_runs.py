@@ -26,8 +26,8 @@ from torchperfd_daemon.web.runs_file import KeptRun, RunRow, RunsFile, Sparkline
 log = logging.getLogger("torchperfd.http")
 
 SAMPLE_S: Final = 1.0
-MOST_FINISHED: Final = 100
-MOST_MARKS: Final = 256
+MAX_FINISHED: Final = 100
+MAX_MARKS: Final = 256
 SAVE_EVERY_S: Final = 30.0
 
 _DAY_S: Final = 86_400.0
@@ -39,7 +39,7 @@ class _Seen:
     """A run that has, or had, ranks here."""
 
     first_seen: float
-    marks: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    marks: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
     open: dict[tuple[int, State], dict[str, Any]] = field(default_factory=dict)
     cause: str = ""
     ended_at: float = 0.0
@@ -128,7 +128,7 @@ class PastRuns:
                 verdict = control_pb2.Verdict.FromString(run.verdict) if run.verdict else None
             self._runs[row.run] = _Seen(
                 row.started_unix_seconds,
-                deque(run.marks, maxlen=MOST_MARKS),
+                deque(run.marks, maxlen=MAX_MARKS),
                 cause=verdict.cause if verdict is not None else "",
                 ended_at=row.ended_unix_seconds,
                 row=row,
@@ -263,5 +263,5 @@ class PastRuns:
             ((seen.ended_at, name) for name, seen in self._runs.items() if seen.ended_at), reverse=True
         )
         for position, (at, name) in enumerate(ended):
-            if position >= MOST_FINISHED or now - at > _DAY_S:
+            if position >= MAX_FINISHED or now - at > _DAY_S:
                 del self._runs[name]

@@ -21,12 +21,12 @@ from torchperfd_daemon.errors import TorchperfdError, UsageError
 log = logging.getLogger("torchperfd.http")
 
 TIMEOUT_S: Final = 600.0
-MOST_KEPT: Final = 8
+MAX_KEPT: Final = 8
 
 _PAGE: Final = "page.html"
 _MAX_PAGE_BYTES: Final = 256 * 2**20
 _LOOK_S: Final = 5.0
-_MOST_WAITING: Final = 4
+_MAX_WAITING: Final = 4
 _ERROR_CHARACTERS: Final = 300
 # What the command returns when it could read all ranks' traces, or some.
 _MADE: Final = (0, 5)
@@ -87,7 +87,7 @@ class Reports:
             return known
         for each in captures:
             self._check(each)
-        if sum(report.state == "making" for report in self._reports.values()) >= _MOST_WAITING:
+        if sum(report.state == "making" for report in self._reports.values()) >= _MAX_WAITING:
             raise TorchperfdError("too many pages are being made", "wait for one of them")
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="torchperfd-pages-"))
@@ -168,7 +168,7 @@ class Reports:
 
     def _forget_oldest(self) -> None:
         done = [captures for captures, report in self._reports.items() if report.state != "making"]
-        for captures in done[: max(0, len(self._reports) - MOST_KEPT)]:
+        for captures in done[: max(0, len(self._reports) - MAX_KEPT)]:
             self._reports.pop(captures).page.unlink(missing_ok=True)
 
 

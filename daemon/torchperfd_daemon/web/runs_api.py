@@ -26,7 +26,7 @@ from torchperfd_daemon.web.reader import Parts, Reader
 from torchperfd_daemon.web.run_rows import add_percentiles, run_row
 from torchperfd_daemon.web.time_slices import in_slices
 
-_MOST_RANKS: Final = 64
+_MAX_RANKS: Final = 64
 _LAST_UNIX_S: Final = 1e11
 
 
@@ -149,8 +149,8 @@ class RunsApi:
         steps = number(request, "steps", HISTORY_STEPS, 0, HISTORY_STEPS, int)
         since = number(request, "since", 0.0, 0, _LAST_UNIX_S, float)
         phases, now = flag(request, "phases", default=True), time.time()
-        wanted = set(rank_list(request.query_params.get("ranks", ""), _MOST_RANKS))
-        chosen = [rank for rank in ranks if not wanted or rank.identity.rank in wanted][:_MOST_RANKS]
+        wanted = set(rank_list(request.query_params.get("ranks", ""), _MAX_RANKS))
+        chosen = [rank for rank in ranks if not wanted or rank.identity.rank in wanted][:_MAX_RANKS]
 
         def row(rank: Rank) -> msgspec.Raw:
             return _encoded(

@@ -20,7 +20,7 @@ log = logging.getLogger("torchperfd.http")
 
 FOLDER: Final = ".page"
 
-MOST_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 1 << 20
 
 Mark = dict[str, str | int | float | None]
 """What happened in a run, as documents have it."""
@@ -85,7 +85,7 @@ class RunsFile:
         """Return the runs; none from a file that is missing, damaged or too long."""
         try:
             with self._opened() as held, open(folder.open_file(held, self._file), "rb") as file:  # noqa: PTH123
-                content = file.read(MOST_BYTES + 1)
+                content = file.read(MAX_BYTES + 1)
             runs = documents.decode(content, list[KeptRun])
         except FileNotFoundError:
             return []
@@ -99,7 +99,7 @@ class RunsFile:
     def save(self, runs: Iterable[KeptRun]) -> None:
         """Replace the file by runs, the most important first: those beyond a megabyte are left out."""
         parts: list[bytes] = []
-        left = MOST_BYTES - len(b"[]")
+        left = MAX_BYTES - len(b"[]")
         for run in runs:
             part = msgspec.json.encode(run)
             left -= len(part) + len(b",")

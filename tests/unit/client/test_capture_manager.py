@@ -18,7 +18,7 @@ from torchperfd.v1.capture_id import new_capture_id
 
 MODEL = torch.nn.Linear(4, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 STEPS = 2
 
 
@@ -29,7 +29,7 @@ def step() -> None:
 
 
 def train_until_ended(capture: Capture) -> None:
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if capture.state in ("complete", "failed"):
             return
         step()

@@ -16,7 +16,7 @@ from torchperfd.errors import CaptureError
 
 MODEL = torch.nn.Linear(4, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 
 
 def step() -> None:
@@ -54,7 +54,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
 def captured(client: torchperfd.Client, **options: Any) -> Any:
     step()
     capture = client.capture(kind="memory", **options)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if capture.state in ("complete", "failed"):
             break
         step()
@@ -71,7 +71,7 @@ def test_a_snapshot_is_written_as_torchs_viewer_reads_it(
     content = path.read_bytes()
     assert pickle.loads(content) == {"segments": [], "device_traces": [["alloc"]]}
     assert content[:2] == b"\x80\x04", "torch's viewer reads no newer protocol"
-    options = {"context": context, "stacks": "python", "max_entries": memory_snapshot.MOST_EVENTS}
+    options = {"context": context, "stacks": "python", "max_entries": memory_snapshot.MAX_EVENTS}
     assert cuda.calls == [("all", options), ("snapshot",), (None, {})]
     manifest = json.loads((path.parent / "rank0.manifest.json").read_text())
     assert manifest["sha256"] == hashlib.sha256(content).hexdigest()
@@ -82,7 +82,7 @@ def test_a_snapshot_is_written_as_torchs_viewer_reads_it(
 def test_a_cancelled_snapshot_ends_the_recording(cuda: FakeMemory, client: torchperfd.Client) -> None:
     step()
     capture = client.capture(steps=1000, kind="memory")
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if capture.state == "running":
             break
         step()

@@ -21,7 +21,7 @@ from torchperfd.runs.previous_run import outcome_of
 from torchperfd.runs.promise import promises_of, short_fix
 from torchperfd.runs.promise_outcome import MINUS, PromiseOutcome
 from torchperfd.runs.record import RunRecord, record_of
-from torchperfd.runs.store import MOST_HEADS, RunStore
+from torchperfd.runs.store import MAX_HEADS, RunStore
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import Totals
 
@@ -260,13 +260,13 @@ def test_earlier_runs_that_take_too_long_are_left_out(
 
 def test_store_reads_the_heads_of_the_newest_runs_only(tmp_path: Path) -> None:
     store = RunStore(str(tmp_path))
-    for number in range(MOST_HEADS + 2):
+    for number in range(MAX_HEADS + 2):
         store.keep({"run": f"run-{number}", "source": {"path": "abcd"}, "ranks": []})
         os.utime(tmp_path / f"run-{number}.json", (1_790_000_000 + number,) * 2)
     marker = b'"path":"abcd"'
     found = [run_id for run_id, _ in store.newest_with(marker, 3, 1000)]
     assert found == [f"run-{number}" for number in (65, 64, 63)]
-    assert len(list(store.newest_with(marker, 1000, 1000))) == MOST_HEADS
+    assert len(list(store.newest_with(marker, 1000, 1000))) == MAX_HEADS
     assert list(store.newest_with(marker, 3, 10)) == []
     assert list(store.newest_with(b'"path":"ffff"', 3, 1000)) == []
 
@@ -279,8 +279,8 @@ def test_code_digest_follows_the_users_modules(tmp_path: Path, monkeypatch: pyte
     planted.__file__ = str(module)
     monkeypatch.setitem(sys.modules, "data", planted)
     # Beside other tests this process has more modules of its own than a script has.
-    monkeypatch.setattr(earlier_runs, "_MOST_FILES", 1 << 20)
-    monkeypatch.setattr(earlier_runs, "_MOST_SOURCE_BYTES", 1 << 28)
+    monkeypatch.setattr(earlier_runs, "_MAX_FILES", 1 << 20)
+    monkeypatch.setattr(earlier_runs, "_MAX_SOURCE_BYTES", 1 << 28)
     for name, other in list(sys.modules.items()):
         path = getattr(other, "__dict__", {}).get("__file__")
         if isinstance(path, str) and not Path(path).exists():
@@ -294,7 +294,7 @@ def test_code_digest_follows_the_users_modules(tmp_path: Path, monkeypatch: pyte
     assert second["path"] == first["path"]
     # Written while the run went on: what it imported is not known.
     assert source_document(str(script), (), 0.0)["code"] is None
-    monkeypatch.setattr(earlier_runs, "_MOST_FILES", 0)
+    monkeypatch.setattr(earlier_runs, "_MAX_FILES", 0)
     assert source_document(str(script), (), later)["code"] is None
 
 

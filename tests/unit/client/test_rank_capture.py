@@ -27,7 +27,7 @@ from torchperfd.steps.replay import Replay
 
 MODEL = torch.nn.Linear(4, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def step() -> None:
 
 def train_until(capture: Capture, *states: str) -> None:
     """Train until the capture is in one of these states."""
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if capture.state in states:
             return
         step()

@@ -11,7 +11,7 @@ from torchperfd.durations import duration
 from torchperfd.host_memory import HostMemory
 from torchperfd.report import RankReport, run_document
 from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.overview import MOST_TABLES, RunOverview, read_overview
+from torchperfd.runs.overview import MAX_TABLES, RunOverview, read_overview
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
@@ -152,7 +152,7 @@ def test_overview_of_a_run_without_steps_is_shown() -> None:
 
 
 def test_overview_page_of_many_ranks_has_some_tables() -> None:
-    ranks = [report(rank) for rank in range(MOST_TABLES + 6)]
+    ranks = [report(rank) for rank in range(MAX_TABLES + 6)]
     page = read(document_of(*ranks, verdict=VERDICT)).to_page()
     assert len(page["ranks"]) == len(ranks)
     assert len(page["tables"]) + page["tables_left_out"] == len(ranks)

@@ -6,7 +6,7 @@ from tests.unit.client.test_totals import record
 
 from torchperfd.steps.phases import BACKWARD, DATA, FORWARD
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
-from torchperfd.steps.step_blocks import MOST_BLOCKS, StepBlocks
+from torchperfd.steps.step_blocks import MAX_BLOCKS, StepBlocks
 
 
 def train(times: list[int], before: int) -> list[StepBatch]:
@@ -52,8 +52,8 @@ def test_blocks_do_not_depend_on_batches(sizes: list[int]) -> None:
             blocks.add(batch)
         position += size
     sums = blocks.sums()
-    assert len(sums.step_ns) == total // sums.steps < MOST_BLOCKS
-    assert sums.steps == 1 or len(sums.step_ns) >= MOST_BLOCKS // 2
+    assert len(sums.step_ns) == total // sums.steps < MAX_BLOCKS
+    assert sums.steps == 1 or len(sums.step_ns) >= MAX_BLOCKS // 2
     edges = range(0, len(sums.step_ns) * sums.steps, sums.steps)
     assert sums.phase_ns[FORWARD] == tuple(sum(times[first : first + sums.steps]) for first in edges)
     assert sums.step_ns == tuple(ns + sums.steps * 1_000_000 for ns in sums.phase_ns[FORWARD])

@@ -14,10 +14,10 @@ from torchperfd.tune.changes import LOADER, MATMUL, OPTIMIZER, THREADS, ZERO_GRA
 from torchperfd.tune.losses import check_losses, repeats
 from torchperfd.tune.search import (
     HOPELESS_ROUNDS,
-    LEAST_FRESH,
-    LEAST_ROUNDS,
-    MOST_FRESH,
-    MOST_ROUNDS,
+    MAX_FRESH,
+    MAX_ROUNDS,
+    MIN_FRESH,
+    MIN_ROUNDS,
     Tuning,
     TuningSearch,
 )
@@ -148,7 +148,7 @@ def test_search_verifies_single_change_in_new_processes() -> None:
     found = tune(trials, Requested(only=(OPTIMIZER,)))
     assert [each.change for each in found.kept] == [FUSED]
     assert found.total is not None
-    assert trials.fresh == [frozenset({FUSED})] * LEAST_FRESH
+    assert trials.fresh == [frozenset({FUSED})] * MIN_FRESH
 
 
 def test_search_drops_gain_that_new_processes_lack() -> None:
@@ -201,8 +201,8 @@ def test_search_of_small_gain_asks_for_more_pairs() -> None:
     found = tune(trials)
     assert [each.change for each in found.kept] == [FUSED]
     pairs = sum(FUSED in changes for changes in trials.measured) - 1 - len(trials.fresh)
-    assert LEAST_ROUNDS < pairs <= MOST_ROUNDS
-    assert LEAST_FRESH <= len(trials.fresh) <= MOST_FRESH
+    assert MIN_ROUNDS < pairs <= MAX_ROUNDS
+    assert MIN_FRESH <= len(trials.fresh) <= MAX_FRESH
 
 
 def test_search_drops_change_that_trains_otherwise() -> None:

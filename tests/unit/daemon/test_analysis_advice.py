@@ -16,7 +16,7 @@ from torchperfd.durations import ns_text
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import rules
 from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, AdviceContext
-from torchperfd_daemon.analysis.advice.item import LEAST_NS, LEAST_SHARE, Advice, Finding, gather, weigh
+from torchperfd_daemon.analysis.advice.item import MIN_NS, MIN_SHARE, Advice, Finding, gather, weigh
 from torchperfd_daemon.analysis.advice.recording import (
     AFTER_NS,
     EVENT_NS,
@@ -34,7 +34,7 @@ US, MS = 1_000, 1_000_000
 @pytest.fixture(autouse=True)
 def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the traces of these tests be as short as what they show; `test_advice_conditions` has the floor."""
-    monkeypatch.setattr(rules, "LEAST_RECORDED_NS", 0)
+    monkeypatch.setattr(rules, "MIN_RECORDED_NS", 0)
 
 
 def annotation(name: str, start: int, end: int, **more: Any) -> str:
@@ -139,7 +139,7 @@ def test_advice_never_saves_more_than_the_unrecorded_phase() -> None:
     unlimited = advice_on(events)["fused-optimizer"].saves_ns_per_step
     facts = {"unrecorded_step_ns": MS, "unrecorded_phase_ns": {"optimizer": unlimited / 2}}
     summary = analysis.summarise(traces.trace_of(events, torchperfd=facts))
-    assert unlimited > 2 * LEAST_NS
+    assert unlimited > 2 * MIN_NS
     assert [each.saves_ns_per_step for each in summary.advice] == [unlimited / 2]
 
 
@@ -627,7 +627,7 @@ def test_all_savings_together_are_never_more_than_the_step(
     assert savings == sorted(savings, reverse=True)
     risks = {each.rule for each in findings if each.risk}
     for each in advice:
-        worth_it = each.saves_ns_per_step >= max(LEAST_NS, LEAST_SHARE * step_ns * (1 - 1e-9))
+        worth_it = each.saves_ns_per_step >= max(MIN_NS, MIN_SHARE * step_ns * (1 - 1e-9))
         assert each.share_of_step == pytest.approx(each.saves_ns_per_step / step_ns)
         assert worth_it or (each.saves_ns_per_step == 0 and each.rule in risks)
 
@@ -637,12 +637,12 @@ def test_what_saves_next_to_nothing_is_not_said() -> None:
         edit = Edit(host_share=saves / step_ns)
         return weigh([Finding("r", "e", edit, "c", "s")], of_host(step_ns), step_ns, margin_ns=margin)
 
-    assert say(LEAST_NS, LEAST_NS)
-    assert not say(LEAST_NS - 1, LEAST_NS)
-    assert say(LEAST_NS / LEAST_SHARE, LEAST_NS / LEAST_SHARE)
-    assert not say(LEAST_NS, LEAST_NS / LEAST_SHARE * 1.01)
-    assert say(3 * LEAST_NS, 4 * LEAST_NS, LEAST_NS)
-    assert not say(3 * LEAST_NS, 4 * LEAST_NS, 2.1 * LEAST_NS)
+    assert say(MIN_NS, MIN_NS)
+    assert not say(MIN_NS - 1, MIN_NS)
+    assert say(MIN_NS / MIN_SHARE, MIN_NS / MIN_SHARE)
+    assert not say(MIN_NS, MIN_NS / MIN_SHARE * 1.01)
+    assert say(3 * MIN_NS, 4 * MIN_NS, MIN_NS)
+    assert not say(3 * MIN_NS, 4 * MIN_NS, 2.1 * MIN_NS)
 
 
 def test_ranks_with_one_problem_are_one_piece_of_advice() -> None:

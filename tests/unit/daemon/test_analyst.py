@@ -280,8 +280,8 @@ def test_lower_priority_limits_and_nices_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = low_priority.MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, low_priority.MOST_MEMORY)
+    most = low_priority.MAX_MEMORY if hard == resource.RLIM_INFINITY else min(hard, low_priority.MAX_MEMORY)
     assert done.stdout.splitlines() == [
-        f"19 {most} {low_priority.MOST_CPU_S} {low_priority.MOST_OUTPUT} 0",
+        f"19 {most} {low_priority.MAX_CPU_S} {low_priority.MAX_OUTPUT} 0",
         "5",
     ]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from torchperfd_daemon.diagnosis.detect.debounce import (
-    LEAST_SECONDS,
     LONGEST_SECONDS,
     MEMORY_STEPS,
+    MIN_SECONDS,
     DebounceWindow,
 )
 from torchperfd_daemon.diagnosis.detect.noise import LENGTHS, BlockNoise
@@ -103,10 +103,10 @@ def test_an_episode_is_forgotten() -> None:
     debounce = DebounceWindow()
     debounce.learn(1000, 0.1)
     assert debounce.required_seconds(1020, 0.2) == pytest.approx(2 * 20 * 0.2)
-    assert debounce.seconds(1020) == LEAST_SECONDS
+    assert debounce.seconds(1020) == MIN_SECONDS
     debounce.learn(1020, 0.2)
     assert debounce.seconds(2000) == debounce.required_seconds(2000, 0.1) == pytest.approx(2 * 20 * 0.2)
-    assert debounce.seconds(1020 + MEMORY_STEPS) == LEAST_SECONDS
+    assert debounce.seconds(1020 + MEMORY_STEPS) == MIN_SECONDS
 
 
 def test_what_lasts_ten_seconds_is_no_episode() -> None:
@@ -114,7 +114,7 @@ def test_what_lasts_ten_seconds_is_no_episode() -> None:
     debounce.learn(1000, 0.1)
     assert debounce.required_seconds(1049, 0.2) == LONGEST_SECONDS
     debounce.learn(1051, 0.2)
-    assert debounce.seconds(2000) == LEAST_SECONDS
+    assert debounce.seconds(2000) == MIN_SECONDS
 
 
 def test_drift_is_no_change() -> None:

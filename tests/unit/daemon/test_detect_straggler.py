@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork, find_stragglers
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork, find_stragglers
 
 PHASES = {"data": 0.005, "forward": 0.03, "backward": 0.05, "optimizer": 0.01}
 
@@ -84,7 +84,7 @@ def test_too_little_to_compare() -> None:
     assert find_stragglers([]) == []
     assert find_stragglers(run(1, 0)) == []
     assert find_stragglers([RankWork(0, {}), RankWork(1, {"collective_wait": np.ones(50)})]) == []
-    brief = run(4, 0, steps=LEAST_STEPS - 1)
+    brief = run(4, 0, steps=MIN_STEPS - 1)
     brief[0].phase_seconds["data"] += 1
     assert find_stragglers(brief) == []
 

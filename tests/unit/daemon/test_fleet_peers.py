@@ -15,7 +15,7 @@ from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet.address import Address, parse_address
 from torchperfd_daemon.fleet.credentials import Credentials, Tls
 from torchperfd_daemon.fleet.hostlist import expand
-from torchperfd_daemon.fleet.job_peers import LISTS, MOST_PER_USER, JobPeers, check_trust
+from torchperfd_daemon.fleet.job_peers import LISTS, MAX_PER_USER, JobPeers, check_trust
 from torchperfd_daemon.fleet.peers import Peers, TargetsFile, parse_peers, parse_targets
 from torchperfd_daemon.store import ProcessKey, Rank, RankIdentity
 
@@ -219,13 +219,13 @@ def test_peers_of_a_user_are_limited_and_logged_once(caplog: pytest.LogCaptureFi
     for number, bob in enumerate(bobs):
         peers.on_addresses(bob, [f"10.{number}.{each // 250}.{each % 250}:9408" for each in range(9999)])
     assert asked_for(peers, ADA) == ["node1:9408", "node2:9408"]
-    assert len(asked_for(peers, ADA, BOB)) == MOST_PER_USER + 2
-    assert peers.dropped == 2 * 9999 - MOST_PER_USER
+    assert len(asked_for(peers, ADA, BOB)) == MAX_PER_USER + 2
+    assert peers.dropped == 2 * 9999 - MAX_PER_USER
     assert len(caplog.messages) == 1
     # All agents of a job on this node report the same list.
     again = rank_of(BOB, 2)
-    peers.on_addresses(again, [f"10.0.{each // 250}.{each % 250}:9408" for each in range(MOST_PER_USER)])
-    assert peers.dropped == 2 * 9999 - MOST_PER_USER
+    peers.on_addresses(again, [f"10.0.{each // 250}.{each % 250}:9408" for each in range(MAX_PER_USER)])
+    assert peers.dropped == 2 * 9999 - MAX_PER_USER
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from torchperfd.slow_line import SlowLine
-from torchperfd_daemon.diagnosis.line_counts import ENOUGH_SAMPLES, LEAST_SAMPLES, LineCounts
+from torchperfd_daemon.diagnosis.line_counts import ENOUGH_SAMPLES, MIN_SAMPLES, LineCounts
 
 DECODE = ("/job/data.py", 37, "__getitem__", "decode")
 AUGMENT = ("/job/data.py", 52, "augment", "")
@@ -77,7 +77,7 @@ def test_result_of_unknown_places_names_the_stage() -> None:
 
 
 def test_result_with_few_samples_is_none() -> None:
-    assert counts(("fetch", DECODE, LEAST_SAMPLES - 1)).result() is None
+    assert counts(("fetch", DECODE, MIN_SAMPLES - 1)).result() is None
 
 
 def test_is_certain_needs_samples_and_a_lead() -> None:

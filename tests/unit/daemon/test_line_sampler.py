@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, MOST_SAMPLES, LineSampler
+from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, MAX_SAMPLES, LineSampler
 from torchperfd_daemon.stacks import Frame, Thread
 from torchperfd_daemon.store import Rank, RankIdentity
 
@@ -62,7 +62,7 @@ def test_sampler_names_the_workers_line_and_stops_once_certain() -> None:
     assert line is not None
     assert (line.file, line.line, line.function, line.call) == ("/job/data.py", 37, "__getitem__", "sleep")
     assert (line.stage, line.share, line.in_workers) == ("fetch", 1.0, True)
-    assert sampled.asked < MOST_SAMPLES / 2
+    assert sampled.asked < MAX_SAMPLES / 2
     assert not sampled.is_due
 
 
@@ -77,7 +77,7 @@ def test_sampler_of_a_loader_without_workers_names_its_line() -> None:
 def test_sampler_with_nothing_but_waits_keeps_to_the_limit() -> None:
     sampled = Sampled((training(*WAITS), worker(0, IDLE)))
     sampled.sample()
-    assert sampled.asked == MOST_SAMPLES
+    assert sampled.asked == MAX_SAMPLES
     assert sampled.sampler.with_lines(VERDICT) is VERDICT
     assert not sampled.is_due
     sampled.now += AGAIN_AFTER_S
@@ -194,7 +194,7 @@ def test_sampler_names_the_call_of_a_spread_function() -> None:
     engine = "/env/lib/python3.11/site-packages/torch/autograd/graph.py"
     backward = (Frame(engine, 869, "_engine_run_backward"), *loss)
     sampled, stacks = Sampled(), []
-    for number in range(MOST_SAMPLES):
+    for number in range(MAX_SAMPLES):
         inner = Frame("/job/train.py", 12 + number % 3, "confusion")
         stacks.append(backward if number % 5 == 0 else (inner, *main))
 

@@ -9,7 +9,7 @@ from torchperfd.input_stages import InputStages
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, diagnose, rank_causes
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel, loader_remedy
 from torchperfd_daemon.loader_workers import (
-    MOST_WORKERS,
+    MAX_WORKERS,
     LoaderAdvice,
     LoaderFacts,
     WorkerCost,
@@ -50,7 +50,7 @@ def test_loader_workers_waiting_loader_may_exceed_the_cpus() -> None:
     """It waits 150 ms of each 170 ms step: eight workers on two CPUs were faster than two."""
     advice = advised(WAITS, 170, 150)
     assert advice is not None
-    assert 4 <= advice.workers <= MOST_WORKERS
+    assert 4 <= advice.workers <= MAX_WORKERS
     assert "waits rather than computes" in advice.assumes
     assert 0.5 * 150 * MS < advice.saves_seconds < 150 * MS
     assert f"num_workers={advice.workers}, persistent_workers=True" in advice.setting

@@ -165,7 +165,7 @@ def test_peak_is_that_of_a_walk_over_the_events(devices: Any, steps: list[Any], 
     (device,) = found
     assert device.peak.size == max(totals[cut:])
     assert device.peak.before == totals[cut]
-    if device.peak.stack_count <= memory.MOST_STACKS:
+    if device.peak.stack_count <= memory.MAX_STACKS:
         assert sum(each.size for each in device.peak.stacks) == device.peak.size
 
 

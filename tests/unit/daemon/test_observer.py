@@ -15,7 +15,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
 from torchperfd_daemon.diagnosis.fixes import fix_of
-from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.windows import MIN_FINDINGS, WINDOW_SAMPLES
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.observer.run_watch import why_first
 from torchperfd_daemon.service.translate import rank_status
@@ -86,9 +86,9 @@ class Watched:
 
 def test_healthy_run_is_none_once_a_window_is_full() -> None:
     reported = Watched().train(60)
-    assert reported[: WINDOW_SAMPLES + LEAST_FINDINGS] == [None] * (WINDOW_SAMPLES + LEAST_FINDINGS)
+    assert reported[: WINDOW_SAMPLES + MIN_FINDINGS] == [None] * (WINDOW_SAMPLES + MIN_FINDINGS)
     assert {each.cause for each in reported if each} == {Cause.NONE}
-    assert reported[WINDOW_SAMPLES + LEAST_FINDINGS + 2] is not None
+    assert reported[WINDOW_SAMPLES + MIN_FINDINGS + 2] is not None
 
 
 @pytest.mark.parametrize("seed", range(5))

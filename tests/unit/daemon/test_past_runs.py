@@ -13,8 +13,8 @@ from tests.unit.daemon.test_damaged_files import BAD_BYTES, ODD_FILES
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.store import RankIdentity, State, StepColumns, Store
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.past_runs import MOST_FINISHED, MOST_MARKS, PastRuns
-from torchperfd_daemon.web.runs_file import MOST_BYTES, RunsFile
+from torchperfd_daemon.web.past_runs import MAX_FINISHED, MAX_MARKS, PastRuns
+from torchperfd_daemon.web.runs_file import MAX_BYTES, RunsFile
 
 DAY_S = 86_400.0
 NS = 1_000_000_000
@@ -72,11 +72,11 @@ def test_marks_are_bounded() -> None:
     history = History()
     history.store.join(RankIdentity("a", 0))
     history.later()
-    for number in range(MOST_MARKS + 10):
+    for number in range(MAX_MARKS + 10):
         history.past.add_mark("a", kind="capture", unix_seconds=float(number))
     history.past.add_mark("unknown", kind="capture", unix_seconds=0.0)
-    assert len(history.past.marks("a")) == MOST_MARKS
-    assert history.past.marks("a")[-1]["unix_seconds"] == MOST_MARKS + 9
+    assert len(history.past.marks("a")) == MAX_MARKS
+    assert history.past.marks("a")[-1]["unix_seconds"] == MAX_MARKS + 9
 
 
 def test_ended_runs_are_forgotten_after_a_day() -> None:
@@ -95,14 +95,14 @@ def test_ended_runs_are_forgotten_after_a_day() -> None:
 
 def test_ended_runs_are_bounded_and_the_newest_stay() -> None:
     history = History()
-    for number in range(MOST_FINISHED + 5):
+    for number in range(MAX_FINISHED + 5):
         history.store.leave(history.store.join(RankIdentity(f"r{number:03}", 0)))
         history.later()
         for rank in [*history.store.ranks()]:
             history.store.forget(rank)
     rows = history.past.rows(Access.STRANGER, {})
-    assert len(rows) == MOST_FINISHED
-    assert (rows[0]["run"], rows[-1]["run"]) == (f"r{MOST_FINISHED + 4:03}", "r005")
+    assert len(rows) == MAX_FINISHED
+    assert (rows[0]["run"], rows[-1]["run"]) == (f"r{MAX_FINISHED + 4:03}", "r005")
 
 
 def test_a_run_that_starts_again_is_no_ended_one() -> None:
@@ -257,13 +257,13 @@ def test_runs_file_is_bounded_and_private(tmp_path: Path) -> None:
         run = f"r{number:02}"
         rank = history.store.join(RankIdentity(run, 0))
         history.later()
-        for _ in range(MOST_MARKS):
+        for _ in range(MAX_MARKS):
             history.past.add_mark(run, kind="capture", unix_seconds=1.0, text="x" * 100)
         history.store.leave(rank)
         history.later()
     history.past.close()
     [file] = (tmp_path / ".page").iterdir()
-    assert MOST_BYTES / 2 < file.stat().st_size <= MOST_BYTES
+    assert MAX_BYTES / 2 < file.stat().st_size <= MAX_BYTES
     assert file.parent.stat().st_mode & 0o777 == 0o700
     history.start()
     rows = history.past.rows(Access.OWNER, {})

@@ -12,7 +12,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import StepTimes
-from torchperfd_daemon.diagnosis.windows import LEAST_WINDOW_SAMPLES, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.store import (
@@ -106,7 +106,7 @@ def test_means_are_of_the_newest_ten_samples_with_a_step(
             waiting = 0
     newest = spans[-WINDOW_SAMPLES:]
     evidence = sampled.watch.evidence(-1e9)
-    if len(newest) < LEAST_WINDOW_SAMPLES:
+    if len(newest) < MIN_WINDOW_SAMPLES:
         assert evidence is None
         return
     assert evidence is not None

@@ -7,7 +7,7 @@ import pytest
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import whatif
 from torchperfd_daemon.diagnosis import Cause
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS
 from torchperfd_daemon.service import live, survey, translate
 from torchperfd_daemon.service.survey import verdict_on
 from torchperfd_daemon.store import (
@@ -67,7 +67,7 @@ def test_present_steps_are_of_ten_seconds_and_twelve_steps() -> None:
     _, slow = run_of(*[(0, 600)] * 100)
     assert slow.present_steps == 17
     _, slower = run_of(*[(0, 5000)] * 100)
-    assert slower.present_steps == MIN_PRESENT_STEPS == LEAST_STEPS
+    assert slower.present_steps == MIN_PRESENT_STEPS == MIN_STEPS
     _, changed = run_of(*[(0, 600)] * 80, *[(0, 100)] * 110)
     assert changed.mean_step_seconds() == pytest.approx(0.1)
     _, short = run_of((1400, 10), *[(0, 600)] * 4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from torchperfd.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.windows import LEAST_FINDINGS
+from torchperfd_daemon.diagnosis.windows import MIN_FINDINGS
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 
 
@@ -90,7 +90,7 @@ def test_largest_share_is_first_where_steps_differ() -> None:
     unknown = replace(verdict(Cause.UNKNOWN, 0.05), step_seconds=0.185)
     contention = replace(verdict(Cause.CPU_CONTENTION, 0.04), step_seconds=0.1)
     held = VerdictDebouncer()
-    for sample in ([unknown, contention],) * LEAST_FINDINGS:
+    for sample in ([unknown, contention],) * MIN_FINDINGS:
         held.update(sample)
     assert [each.cause for each in held.verdicts] == [Cause.CPU_CONTENTION, Cause.UNKNOWN]
 
@@ -156,10 +156,10 @@ def lasted(name: tuple[Cause, int | None] | None, samples: Sequence[Sequence[Ver
     for sample in samples:
         if any(key(each) == name for each in sample):
             streak, missed = streak + 1, 0
-            holds = holds or streak >= LEAST_FINDINGS
+            holds = holds or streak >= MIN_FINDINGS
         else:
             streak, missed = 0, missed + 1
-            holds = holds and missed < LEAST_FINDINGS
+            holds = holds and missed < MIN_FINDINGS
     return holds
 
 
@@ -167,6 +167,6 @@ def test_switch_comes_before_the_state_of_the_machine() -> None:
     """What a switch costs is not measured; it is the owner's to change."""
     switch, state = verdict(Cause.DEBUG_SWITCH), verdict(Cause.CPU_CONTENTION, 0.07, 1)
     held = VerdictDebouncer()
-    for _ in range(LEAST_FINDINGS):
+    for _ in range(MIN_FINDINGS):
         held.update([switch, state])
     assert [each.cause for each in held.verdicts] == [Cause.DEBUG_SWITCH, Cause.CPU_CONTENTION]

@@ -16,8 +16,8 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.store import Rank, State, StepColumns
 from torchperfd_daemon.web import event_hub, event_stream
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.event_hub import MOST_STREAMS, EventHub
-from torchperfd_daemon.web.event_stream import MOST_WAITING, EventStream, event
+from torchperfd_daemon.web.event_hub import MAX_STREAMS, EventHub
+from torchperfd_daemon.web.event_stream import MAX_WAITING, EventStream, event
 
 NS = 1_000_000_000
 
@@ -214,7 +214,7 @@ def test_a_stream_without_a_run_has_no_steps() -> None:
 
 def test_streams_are_limited_and_free_their_place() -> None:
     async def scenario(page: Page) -> None:
-        streams = [opened(page, access=Access.OWNER) for _ in range(MOST_STREAMS)]
+        streams = [opened(page, access=Access.OWNER) for _ in range(MAX_STREAMS)]
         assert page.api.hub.open("a", None, Access.OWNER) is None
         assert (await page.ask("/api/v1/events")).status_code == 503
         page.api.hub.close_stream(streams[0])
@@ -226,11 +226,11 @@ def test_streams_are_limited_and_free_their_place() -> None:
 def test_a_slow_reader_loses_the_oldest_events_and_is_told() -> None:
     async def scenario() -> None:
         stream = EventStream("a", None, Access.STRANGER)
-        for number in range(MOST_WAITING + 10):
+        for number in range(MAX_WAITING + 10):
             stream.push(event("steps", {"number": number}))
         events = await taken(stream)
         assert events[0] == ("dropped", {"events": 10})
-        assert [data["number"] for _, data in events[1:]] == [*range(10, MOST_WAITING + 10)]
+        assert [data["number"] for _, data in events[1:]] == [*range(10, MAX_WAITING + 10)]
         stream.push(event("steps", {"number": 1}))
         assert [name for name, _ in await taken(stream)] == ["steps"]
 

@@ -11,8 +11,8 @@ from tests.unit.daemon.live_runs import train
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.endpoint import MOST_RANK, rank_list, rank_number
-from torchperfd_daemon.web.event_hub import MOST_OF_STRANGERS, MOST_STREAMS
+from torchperfd_daemon.web.endpoint import MAX_RANK, rank_list, rank_number
+from torchperfd_daemon.web.event_hub import MAX_STREAMS, MOST_OF_STRANGERS
 from torchperfd_daemon.web.event_stream import EventStream
 from torchperfd_daemon.web.guard import Guard
 from torchperfd_daemon.web.origin import Sites
@@ -29,7 +29,7 @@ def test_rank_beyond_all_jobs_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-1", "1e3", "0x1", "1_0", " 1", "٣", "²", "-", str(MOST_RANK + 1), HUGE]
+    "text", ["", "-1", "1e3", "0x1", "1_0", " 1", "٣", "²", "-", str(MAX_RANK + 1), HUGE]
 )
 def test_text_that_names_no_rank_is_none(text: str) -> None:
     assert rank_number(text) is None
@@ -87,12 +87,12 @@ def opened(page: Page, access: Access) -> EventStream | None:
 
 def test_streams_of_strangers_leave_half_to_the_owner() -> None:
     async def scenario(page: Page) -> None:
-        strangers = [opened(page, Access.STRANGER) for _ in range(3 * MOST_STREAMS)]
+        strangers = [opened(page, Access.STRANGER) for _ in range(3 * MAX_STREAMS)]
         assert None not in strangers
         assert len(page.api.hub) == MOST_OF_STRANGERS
-        owners = [opened(page, Access.OWNER) for _ in range(MOST_STREAMS - MOST_OF_STRANGERS)]
+        owners = [opened(page, Access.OWNER) for _ in range(MAX_STREAMS - MOST_OF_STRANGERS)]
         assert None not in owners
-        assert len(page.api.hub) == MOST_STREAMS
+        assert len(page.api.hub) == MAX_STREAMS
 
     play(scenario)
 
@@ -100,13 +100,13 @@ def test_streams_of_strangers_leave_half_to_the_owner() -> None:
 def test_the_oldest_stream_of_a_stranger_gives_way() -> None:
     async def scenario(page: Page) -> None:
         oldest, second = opened(page, Access.STRANGER), opened(page, Access.STRANGER)
-        owners = [opened(page, Access.OWNER) for _ in range(MOST_STREAMS - 1)]
+        owners = [opened(page, Access.OWNER) for _ in range(MAX_STREAMS - 1)]
         assert None not in owners
         assert oldest is not None
         assert second is not None
         chunks = [chunk async for chunk in oldest.chunks()]
         assert b"event: bye" in chunks[-1]
-        assert len(page.api.hub) == MOST_STREAMS
+        assert len(page.api.hub) == MAX_STREAMS
         assert opened(page, Access.OWNER) is not None
         assert opened(page, Access.OWNER) is None
         assert (await page.ask("/api/v1/events", headers=OWNER)).status_code == 503
@@ -116,7 +116,7 @@ def test_the_oldest_stream_of_a_stranger_gives_way() -> None:
 
 def test_a_stranger_never_takes_the_place_of_an_owner() -> None:
     async def scenario(page: Page) -> None:
-        assert None not in [opened(page, Access.OWNER) for _ in range(MOST_STREAMS)]
+        assert None not in [opened(page, Access.OWNER) for _ in range(MAX_STREAMS)]
         assert opened(page, Access.STRANGER) is None
         assert (await page.ask("/api/v1/events")).status_code == 503
 

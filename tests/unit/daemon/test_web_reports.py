@@ -14,7 +14,7 @@ from torchperfd_daemon.captures import CaptureState, Catalog
 from torchperfd_daemon.captures.analysis_child import ChildFiles
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.web import reports
-from torchperfd_daemon.web.reports import MOST_KEPT, Reports, command_for
+from torchperfd_daemon.web.reports import MAX_KEPT, Reports, command_for
 
 CAPTURE = "20260101-000000-abcdef"
 LATER = "20260101-000100-abcdef"
@@ -153,7 +153,7 @@ def test_only_captures_with_readable_traces_have_pages(catalog: Catalog) -> None
 
 
 def test_old_pages_make_room_for_new_ones(catalog: Catalog) -> None:
-    names = [f"20260101-0000{number:02}-abcdef" for number in range(MOST_KEPT + 2)]
+    names = [f"20260101-0000{number:02}-abcdef" for number in range(MAX_KEPT + 2)]
 
     async def scenario(made: Reports) -> None:
         for name in names:
@@ -162,7 +162,7 @@ def test_old_pages_make_room_for_new_ones(catalog: Catalog) -> None:
         assert made.find(names[0]) is None
         last = made.find(names[-1])
         assert last is not None
-        assert len(list(last.page.parent.iterdir())) == MOST_KEPT
+        assert len(list(last.page.parent.iterdir())) == MAX_KEPT
 
     run(catalog, writing, scenario)
 

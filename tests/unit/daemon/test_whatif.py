@@ -13,7 +13,7 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import whatif
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses, at_most, quantiles_of, without_pauses
-from torchperfd_daemon.diagnosis.predictions import LEAST_GAIN, Predictions, Removed, predict
+from torchperfd_daemon.diagnosis.predictions import MIN_GAIN, Predictions, Removed, predict
 
 STEPS = 128
 WITHIN = 0.05
@@ -292,7 +292,7 @@ def test_only_relevant_gains_are_listed_greatest_first() -> None:
     gains = [each.gain_seconds for each in reported.answers]
     assert gains == sorted(gains, reverse=True)
     assert gains
-    assert min(gains) >= LEAST_GAIN * reported.step_seconds
+    assert min(gains) >= MIN_GAIN * reported.step_seconds
 
 
 @pytest.mark.parametrize(

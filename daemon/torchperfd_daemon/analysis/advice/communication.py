@@ -47,7 +47,7 @@ _SHARDING: Final = ("all-gather", "reduce-scatter")
 _ZERO_KINDS: Final = (*_SHARDING, "all-reduce", "broadcast")
 _SINGLE: Final = "float32"
 # Kinds that the evidence names.
-_MOST_KINDS: Final = 3
+_MAX_KINDS: Final = 3
 # The functions that exchange, up to their last argument.
 _CALLS: Final[dict[str, str]] = {
     "all-reduce": "torch.distributed.all_reduce(tensor",
@@ -182,7 +182,7 @@ def _of_kinds(context: AdviceContext, kinds: Sequence[str]) -> list[Exposed]:
 
 
 def _evidence(context: AdviceContext, exposed: Sequence[Exposed]) -> str:
-    kinds = " and ".join(each.text for each in exposed[:_MOST_KINDS])
+    kinds = " and ".join(each.text for each in exposed[:_MAX_KINDS])
     return f"{ns_text(_sum(exposed))} of {context.each_step} are {kinds} with nothing beside them"
 
 

@@ -8,9 +8,9 @@ from typing import Final, Literal
 from torchperfd_daemon.analysis.replay import NOTHING, Edit
 
 Per = Literal["step", "recording"]
-LEAST_NS: Final = 50_000
+MIN_NS: Final = 50_000
 """Findings that save less than this per step are left out,"""
-LEAST_SHARE: Final = 0.03
+MIN_SHARE: Final = 0.03
 """and those that save less than this share of the step."""
 EXCHANGES: Final = frozenset({"gradient-accumulation", "exposed-communication"})
 """The rules on collective work of all ranks."""
@@ -102,7 +102,7 @@ def weigh(
         saves = min(own if is_settled else max(with_it - together, 0.0), own, left)
         share = saves / step_ns if step_ns else 0.0
         margin = 0.0 if is_settled else min(margin_ns, step_ns)
-        if saves - margin < LEAST_NS or share < LEAST_SHARE:
+        if saves - margin < MIN_NS or share < MIN_SHARE:
             if not finding.risk:
                 continue
             saves = share = margin = 0.0
@@ -176,7 +176,7 @@ def _within_one_step(advice: Sequence[Advice]) -> tuple[Advice, ...]:
         saves = min(each.saves_ns_per_step, left)
         share = each.share_of_step * saves / each.saves_ns_per_step
         is_whole = saves == each.saves_ns_per_step
-        if is_whole or (saves >= LEAST_NS and share >= LEAST_SHARE):
+        if is_whole or (saves >= MIN_NS and share >= MIN_SHARE):
             left -= saves
             kept.append(replace(each, saves_ns_per_step=saves, share_of_step=share))
     return tuple(sorted(kept, key=lambda each: -each.saves_ns_per_step))

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, DRAW, AdviceContext, Spans
-from torchperfd_daemon.analysis.advice.item import LEAST_SHARE, Finding
+from torchperfd_daemon.analysis.advice.item import MIN_SHARE, Finding
 from torchperfd_daemon.analysis.advice.rules import (
     COMPILES,
     HAS_GRAPHS,
@@ -44,7 +44,7 @@ _LAUNCH_NS: Final = 5_000
 _TINY_KERNEL_NS: Final = 2 * _LAUNCH_NS
 # With this share of the device's memory free, a batch twice as large fits.
 _HALF: Final = 0.5
-_MOST_PLACES: Final = 5
+_MAX_PLACES: Final = 5
 # Operators that make data from nothing, which a device can do by itself.
 _MAKES_DATA: Final = re.compile(
     r"aten::(?:normal|uniform|random|bernoulli|exponential|log_normal|cauchy|geometric|multinomial|poisson"
@@ -175,7 +175,7 @@ class _Launching:
 
 def _launching(context: AdviceContext) -> _Launching | None:
     idle = context.idle_for("launch")
-    if idle < LEAST_SHARE * context.step_ns:
+    if idle < MIN_SHARE * context.step_ns:
         return None
     kernels = context.device_rows[context.trace.of_categories({KERNEL})[context.device_rows]]
     if not len(kernels):
@@ -222,7 +222,7 @@ def host_compute(context: AdviceContext) -> Iterator[Finding]:
     The edit takes these operators away: the same work takes a device microseconds instead of milliseconds.
     """
     idle = context.idle_for("host_compute")
-    if idle < LEAST_SHARE * context.step_ns or not context.idle:
+    if idle < MIN_SHARE * context.step_ns or not context.idle:
         return
     cause = next(each for each in context.idle.causes if each.cause == "host_compute")
     place = cause.places[0] if cause.places else None
@@ -254,10 +254,10 @@ def needless_synchronisation(context: AdviceContext) -> Iterator[Finding]:
     The edit takes all these waits away, except those that a collective of the host makes.
     """
     idle = context.idle_for("synchronisation")
-    if idle < LEAST_SHARE * context.step_ns or not context.idle:
+    if idle < MIN_SHARE * context.step_ns or not context.idle:
         return
     cause = next(each for each in context.idle.causes if each.cause == "synchronisation")
-    places = [" in ".join(filter(None, (place.what, place.where))) for place in cause.places[:_MOST_PLACES]]
+    places = [" in ".join(filter(None, (place.what, place.where))) for place in cause.places[:_MAX_PLACES]]
     first = cause.places[0] if cause.places else None
     share = first.ns / cause.ns if first and cause.ns else 0.0
     where = f"; {share:.0%} of that by {places[0]}" if places else ""

@@ -35,7 +35,7 @@ _HALF_KERNELS: Final = re.compile(
     r"fp?16|half|bfloat16|hmma|hgemm|h884|s884|h1688|h16816|s16816|s161616|e4m3|e5m2|fp8|_[HB][BHS]S?_"
 )
 # At least this part of the kernels' time must be eligible, or the casts cost more than they save.
-_LEAST_ELIGIBLE: Final = 0.2
+_MIN_ELIGIBLE: Final = 0.2
 # The least speed-up of tensor cores on half precision; real layers gain this much after the casts.
 _HALF_SPEED: Final = 2
 
@@ -76,7 +76,7 @@ def mixed_precision(context: AdviceContext) -> Iterator[Finding]:
     kernels, launched = (context.in_steps(rows) for rows in (every, single))
     whole = int((trace.end[kernels] - trace.start[kernels]).sum())
     worked = int((trace.end[launched] - trace.start[launched]).sum())
-    if not whole or worked < _LEAST_ELIGIBLE * whole:
+    if not whole or worked < _MIN_ELIGIBLE * whole:
         return
     yield Finding(
         "mixed-precision",

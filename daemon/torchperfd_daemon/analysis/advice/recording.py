@@ -39,10 +39,10 @@ _MOST: Final = 3.0
 # The means of a few unrecorded and a few recorded steps differ by this much anyway.
 _UNEVEN: Final = 0.03
 # At least this share of the steps is kept.
-_LEAST_KEPT: Final = 0.25
+_MIN_KEPT: Final = 0.25
 # A step that waits this share of its time for workers is as long as they take.
 _WORKERS_DECIDE: Final = 0.2
-_MOST_INFLATED: Final = 2.0
+_MAX_INFLATED: Final = 2.0
 # Without a measurement of unrecorded steps, a step longer than the median by the first factor is unusual if
 # at most one in the second number is, or just one. With fewer steps than the last number none is
 # distinguished.
@@ -116,7 +116,7 @@ class RecordingCost:
         """
         if not self._unrecorded or self._waited > _WORKERS_DECIDE * step_ns:
             return 1.0
-        return min(max(step_ns / self._unrecorded, 1 / _MOST_INFLATED), _MOST_INFLATED)
+        return min(max(step_ns / self._unrecorded, 1 / _MAX_INFLATED), _MAX_INFLATED)
 
     def within(self, starts: Int64, ends: Int64) -> Int64:
         """Return the cost within each span, in ns."""
@@ -145,7 +145,7 @@ def _undisturbed(lengths: Int64, costs: Int64, unrecorded: float) -> Flags:
     explained = (1 + _UNEVEN) * unrecorded + (1 + _MACHINES) * costs
     order = np.argsort(lengths - explained, kind="stable")
     excess = np.cumsum((lengths - explained)[order])
-    count = max(int(np.count_nonzero(excess <= 0)), round(_LEAST_KEPT * len(lengths)), 1)
+    count = max(int(np.count_nonzero(excess <= 0)), round(_MIN_KEPT * len(lengths)), 1)
     kept = np.zeros(len(lengths), dtype=np.bool_)
     kept[order[:count]] = True
     return kept

@@ -8,10 +8,10 @@ from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.item import Finding
 
 # Fewer steps in less time show little but chance. It is 10 ms, rounded to whole milliseconds.
-LEAST_RECORDED_NS: Final = 9_500_000
-LEAST_STEPS: Final = 3
+MIN_RECORDED_NS: Final = 9_500_000
+MIN_STEPS: Final = 3
 # Idle time is known only if at least this share of the launches has its kernels in the file.
-_LEAST_FOLLOWED: Final = 0.9
+_MIN_FOLLOWED: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Rule:
 
 LONG_ENOUGH: Final = Condition(
     "3 steps or 10 ms are recorded",
-    lambda context: context.count >= LEAST_STEPS or context.trace.duration_ns >= LEAST_RECORDED_NS,
+    lambda context: context.count >= MIN_STEPS or context.trace.duration_ns >= MIN_RECORDED_NS,
 )
 REPEATS: Final = Condition("steps are marked or inferred", lambda context: not context.is_whole)
 ON_DEVICE: Final = Condition("a device ran something", lambda context: context.on_device)
@@ -58,7 +58,7 @@ HOST_RECORDED: Final = Condition("operators are recorded", lambda context: conte
 IDLE_KNOWN: Final = Condition(
     "idle time is known",
     lambda context: (
-        context.followed_share >= _LEAST_FOLLOWED
+        context.followed_share >= _MIN_FOLLOWED
         and not context.is_capturing
         and not context.cold_start.is_cold
     ),
@@ -76,7 +76,7 @@ HAS_GRAPHS: Final = Condition(
 def recording_notes(context: AdviceContext) -> list[str]:
     """Return a sentence for each thing in the recording that other steps of the run do not have."""
     lines = [*context.overheads.lines(0 if context.is_whole else context.count), *context.cold_start.lines]
-    if context.on_device and context.followed_share < _LEAST_FOLLOWED and not context.is_capturing:
+    if context.on_device and context.followed_share < _MIN_FOLLOWED and not context.is_capturing:
         lines.append(
             f"only {context.followed_share:.0%} of the launches in the steps have their kernels in the file: "
             "no advice rests on idle time"

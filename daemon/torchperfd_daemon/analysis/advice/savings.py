@@ -14,7 +14,7 @@ from torchperfd_daemon.analysis.replay import NOTHING, Edit, HostCost, Timeline
 _CERTAIN: Final = 0.05
 # Replayed steps are scaled to the unrecorded length this closely, in at most so many replays.
 _CLOSE: Final = 0.003
-_MOST_TRIES: Final = 12
+_MAX_TRIES: Final = 12
 
 
 class Savings:
@@ -88,7 +88,7 @@ class Savings:
         if self._timeline.replay(NOTHING, HostCost(cost.up_to, cost.scaled, 0.0)).step_ns > self._step_ns:
             return cost  # The device alone takes longer than that.
         low, high = 0.0, 1.0
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             middle = (low + high) / 2
             scaled = HostCost(cost.up_to, cost.scaled, middle)
             if self._timeline.replay(NOTHING, scaled).step_ns > (1 + _CLOSE) * self._step_ns:

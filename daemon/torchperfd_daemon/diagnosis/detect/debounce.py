@@ -8,7 +8,7 @@ certain only when it has lasted longer than the episode.
 import math
 from typing import Final
 
-LEAST_SECONDS: Final = 0.5
+MIN_SECONDS: Final = 0.5
 """No change is reported before it has lasted this long, regardless of the number of steps."""
 LONGEST_SECONDS: Final = 10.0
 """The longest required time, within which a culprit must be named. A longer change is not an episode."""
@@ -25,13 +25,13 @@ class DebounceWindow:
     __slots__ = ("_learnt", "_since", "_until")
 
     def __init__(self) -> None:
-        self._learnt = LEAST_SECONDS
+        self._learnt = MIN_SECONDS
         self._until = 0
         self._since = -math.inf
 
     def seconds(self, step: int) -> float:
         """Return the required time, in seconds, of a change that comes long after the last one."""
-        return self._learnt if step < self._until else LEAST_SECONDS
+        return self._learnt if step < self._until else MIN_SECONDS
 
     def required_seconds(self, since: int, step_seconds: float) -> float:
         """Return the required time of a change, in seconds.

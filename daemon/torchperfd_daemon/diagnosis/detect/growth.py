@@ -12,8 +12,8 @@ from torchperfd_daemon.diagnosis.detect.reservoir import CAPACITY, Reservoir
 
 Float64 = npt.NDArray[np.float64]
 
-LEAST_POINTS: Final = 16
-LEAST_SHARE: Final = 0.01
+MIN_POINTS: Final = 16
+MIN_SHARE: Final = 0.01
 """Growth by less than this share of the level, over the observed time, is not a leak."""
 
 # Two-sided 99.9 %, since a run is tested many times.
@@ -76,12 +76,12 @@ class GrowthDetector:
         times, values = self._points.points()
         newer = slice(len(times) // 2, None)
         times, values = times[newer], values[newer]
-        if len(times) < LEAST_POINTS or times[0] == times[-1]:
+        if len(times) < MIN_POINTS or times[0] == times[-1]:
             return None
         slope = theil_sen(times, values)
         seconds = float(times[-1] - times[0])
         grown = slope.per_second * seconds
-        grows = slope.low > 0 and grown >= LEAST_SHARE * abs(slope.level)
+        grows = slope.low > 0 and grown >= MIN_SHARE * abs(slope.level)
         left = None
         if grows and self._capacity is not None:
             left = max(0.0, self._capacity - slope.level) / slope.per_second

@@ -28,8 +28,8 @@ _RING: Final = 1024
 _REFER_EVERY: Final = 32
 # Logarithm of the mean number of steps to a false alarm, for normal noise and an exact reference.
 _LOG_RUN_LENGTH: Final = 14.0
-_LEAST_STEPS: Final = 12
-_LEAST_SIGMA: Final = 1e-3
+_MIN_STEPS: Final = 12
+_MIN_SIGMA: Final = 1e-3
 # A change must be this multiple of the reference's usual error, and exceed the least by three standard
 # errors.
 _WANDERS: Final = 4.0
@@ -133,7 +133,7 @@ class OnsetDetector:
         self._start = step
         self._joined = step
         self._level: float | None = None
-        self._sigma = _LEAST_SIGMA
+        self._sigma = _MIN_SIGMA
         for sums in self._sums:
             sums.reset()
 
@@ -149,7 +149,7 @@ class OnsetDetector:
         values = self._slice(max(self._start, self._joined - REFERENCE_STEPS), self._joined)
         level = statistics.median(values)
         self._level = level
-        self._sigma = max(_LEAST_SIGMA, robust_deviation(values, level))
+        self._sigma = max(_MIN_SIGMA, robust_deviation(values, level))
         for sums in self._sums:
             sums.fit(self._sigma, len(values))
 
@@ -227,7 +227,7 @@ class _Sums:
         # The correlation of the noise is known only after many steps.
         unseen = 1 + 2 * LEARNING_STEPS / max(LEARNING_STEPS, self.noise.steps)
         variance = self.variance(sigma) * inexact * unseen
-        self.threshold = max(_LEAST_STEPS * self._half, _LOG_RUN_LENGTH * variance / self.shift)
+        self.threshold = max(_MIN_STEPS * self._half, _LOG_RUN_LENGTH * variance / self.shift)
 
     def add(self, residual: float, step: int) -> float:
         """Add a step's difference from the reference; return the greater sum."""

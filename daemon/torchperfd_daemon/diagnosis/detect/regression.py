@@ -10,8 +10,8 @@ from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
 from torchperfd_daemon.diagnosis.detect.reservoir import Reservoir
 
 BLOCK_STEPS: Final = 64
-LEAST_BLOCKS: Final = 12
-LEAST_CHANGE: Final = 0.05
+MIN_BLOCKS: Final = 12
+MIN_CHANGE: Final = 0.05
 """A smaller loss of throughput is not reported."""
 
 _NEWEST: Final = 4
@@ -28,7 +28,7 @@ class Regression:
         past_per_second: The median over blocks of the run's past.
         now_per_second: The median of the newest four blocks.
         noise_per_second: The deviation of one block in the past.
-        regressed: Whether the loss is at least :data:`LEAST_CHANGE` and beyond the noise of the past.
+        regressed: Whether the loss is at least :data:`MIN_CHANGE` and beyond the noise of the past.
     """
 
     past_per_second: float
@@ -72,12 +72,12 @@ class RegressionDetector:
             self._blocks += 1
 
     def find(self) -> Regression | None:
-        """Return the comparison; None before the past has :data:`LEAST_BLOCKS` blocks."""
-        if len(self._past) < LEAST_BLOCKS:
+        """Return the comparison; None before the past has :data:`MIN_BLOCKS` blocks."""
+        if len(self._past) < MIN_BLOCKS:
             return None
         _, past = self._past.points()
         usual = float(np.median(past))
         noise = robust_deviation(past.tolist(), usual)
         now = statistics.median(self._newest)
         lost = usual - now
-        return Regression(usual, now, noise, usual > 0 and lost >= max(LEAST_CHANGE * usual, _UNLIKE * noise))
+        return Regression(usual, now, noise, usual > 0 and lost >= max(MIN_CHANGE * usual, _UNLIKE * noise))

@@ -14,7 +14,7 @@ from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
 
 LONG: Final = 1.3
 """A step is a spike from this multiple of the median on, if it also exceeds the noise."""
-LEAST_SPIKES: Final = 6
+MIN_SPIKES: Final = 6
 
 _RECENT: Final = 65
 _MEDIAN_EVERY: Final = 16
@@ -104,7 +104,7 @@ class SpikeDetector:
             self._limit = max(LONG * self._median, self._median + _BEYOND * spread)
 
     def find(self) -> PeriodicSpikes | None:
-        """Return the spikes' period and cause; None if fewer than :data:`LEAST_SPIKES` agree on a period.
+        """Return the spikes' period and cause; None if fewer than :data:`MIN_SPIKES` agree on a period.
 
         If all spikes together have no period, those of each phase are tried, the costliest phase first.
         """
@@ -146,7 +146,7 @@ def find_period(steps: list[int]) -> int | None:
     length 1 (Rayleigh's test; Mardia and Jupp, Directional Statistics). The same holds for every divisor of
     the period, so the longest period wins. Few spikes may lie in between, and few periods may lack a spike.
     """
-    if len(steps) < LEAST_SPIKES:
+    if len(steps) < MIN_SPIKES:
         return None
     offsets = np.array(steps, dtype=np.float64) - steps[0]
     gaps = np.diff(offsets)

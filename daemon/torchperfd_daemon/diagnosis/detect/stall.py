@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-LEAST_SECONDS: Final = 10.0
+MIN_SECONDS: Final = 10.0
 TIMES: Final = 8.0
-"""A stall is a time without a step above this multiple of the 99.9th percentile and :data:`LEAST_SECONDS`."""
-LEAST_ELSEWHERE_SECONDS: Final = 600.0
+"""A stall is a time without a step above this multiple of the 99.9th percentile and :data:`MIN_SECONDS`."""
+MIN_ELSEWHERE_SECONDS: Final = 600.0
 """The least for validation passes and checkpoints, which are too rare for a usual time."""
 
 _QUANTILE: Final = 0.999
@@ -68,7 +68,7 @@ def limit_seconds(usual_seconds: float) -> float:
     Args:
         usual_seconds: The 99.9th percentile of its step times.
     """
-    return max(LEAST_SECONDS, TIMES * usual_seconds)
+    return max(MIN_SECONDS, TIMES * usual_seconds)
 
 
 class StallDetector:
@@ -124,13 +124,13 @@ class StallDetector:
         if self._progress_at is None or self._doing is Doing.IDLE or not self._times.seen:
             return None
         waited = now - self._progress_at
-        if waited + early <= LEAST_SECONDS:
+        if waited + early <= MIN_SECONDS:
             return None
         usual = self.usual_seconds
         if self._doing is Doing.TRAINING:
             limit = limit_seconds(usual)
         else:
-            limit = max(LEAST_ELSEWHERE_SECONDS, TIMES * self._longest_elsewhere)
+            limit = max(MIN_ELSEWHERE_SECONDS, TIMES * self._longest_elsewhere)
         return Stall(waited, limit, usual) if waited + early > limit else None
 
 

@@ -18,10 +18,10 @@ Float64 = npt.NDArray[np.float64]
 
 WAITING: Final = frozenset({"collective_wait"})
 """The phases in which a rank waits for others."""
-LEAST_STEPS: Final = 12
-LEAST_SAMPLES: Final = 5
+MIN_STEPS: Final = 12
+MIN_SAMPLES: Final = 5
 """The same for columns that are means of many steps each."""
-LEAST_SHARE: Final = 0.05
+MIN_SHARE: Final = 0.05
 """Lateness is reported from this share of the peers' own work on."""
 
 _BLOCKS: Final = 12
@@ -33,8 +33,8 @@ _STUDENT: Final = 11 / 3
 _WRONG: Final = 1e-3
 _UNLIKE: Final = 5.0
 _STILL: Final = 2.0
-_MOST_SUSPECTS: Final = 8
-_MOST_PEERS: Final = 56
+_MAX_SUSPECTS: Final = 8
+_MAX_PEERS: Final = 56
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class RankWork:
     def is_long_enough(self) -> bool:
         """Whether there are enough columns to compare."""
         own = [len(column) for name, column in self.phase_seconds.items() if name not in WAITING]
-        return min(own, default=0) >= (LEAST_SAMPLES if self.are_means else LEAST_STEPS)
+        return min(own, default=0) >= (MIN_SAMPLES if self.are_means else MIN_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ def find_stragglers(
 
     - is beyond chance, at a level shared by all ranks (Bonferroni),
     - is beyond the differences among the peers (median absolute deviation, so that two in eight may be slow),
-    - and is at least :data:`LEAST_SHARE` of their work.
+    - and is at least :data:`MIN_SHARE` of their work.
 
     Ranks are compared with those of their own pipeline stage. The result is empty if fewer than two of a
-    stage have :data:`LEAST_STEPS` steps, or :data:`LEAST_SAMPLES` means of steps.
+    stage have :data:`MIN_STEPS` steps, or :data:`MIN_SAMPLES` means of steps.
 
     Args:
         ranks: All ranks, or the slowest with some of the others.
@@ -131,7 +131,7 @@ def _in_stage(
         peers = np.delete(means, index)
         middle = float(np.median(peers))
         excess = each.mean - middle
-        if excess < LEAST_SHARE * middle:
+        if excess < MIN_SHARE * middle:
             break  # the next ranks are faster and have slower peers, so their excess is smaller
         # The deviation of few peers is often too small.
         spread = robust_deviation(peers.tolist(), middle) * (1 + 2 / len(peers))
@@ -155,8 +155,8 @@ def slowest_and_peers(slowest_first: Sequence[T]) -> list[T]:
     Args:
         slowest_first: All ranks, sorted by own work, the slowest first.
     """
-    others = slowest_first[_MOST_SUSPECTS :: max(1, len(slowest_first) // _MOST_PEERS)]
-    return [*slowest_first[:_MOST_SUSPECTS], *others]
+    others = slowest_first[_MAX_SUSPECTS :: max(1, len(slowest_first) // _MAX_PEERS)]
+    return [*slowest_first[:_MAX_SUSPECTS], *others]
 
 
 class _Summary:

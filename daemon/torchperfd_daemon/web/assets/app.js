@@ -17,7 +17,7 @@ import { askForToken, keep, takeFromAddress, token } from "./token.js";
 
 const VIEWS = { overview: Overview, run: RunView, rank: RankView, captures: CapturesView, capture: CaptureView, node: NodeView };
 const TABS = [["overview", "Runs", ["overview", "run", "rank"]], ["captures", "Captures", ["captures", "capture"]], ["node", "Node", ["node"]]];
-const LEAST_MS_BETWEEN_DRAWS = 250;
+const MIN_MS_BETWEEN_DRAWS = 250;
 
 class Page {
   constructor() {
@@ -78,7 +78,7 @@ class Page {
         this._waiting = false;
         this._draw();
       },
-      Math.max(0, this._drawnAt + LEAST_MS_BETWEEN_DRAWS - performance.now()),
+      Math.max(0, this._drawnAt + MIN_MS_BETWEEN_DRAWS - performance.now()),
     );
   }
 

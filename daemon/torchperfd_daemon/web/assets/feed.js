@@ -10,7 +10,7 @@ const RETRY_MS = 1500;
 const REFUSED_RETRY_MS = 6000;
 /** While a stream of events is open, the ranks report more often: not for a tab that is hidden for longer. */
 const HIDDEN_MS = 30_000;
-export const MOST_RANKS = 64;
+export const MAX_RANKS = 64;
 
 /** How often a document is read again, in milliseconds; events bring what has to be there sooner. */
 const EVERY_MS = { runs: 3000, run: 6000, ranks: 5000, captures: 15_000, capture: 2000, a: 15_000, b: 15_000, node: 4000, info: 60_000 };
@@ -202,7 +202,7 @@ export class Feed extends EventTarget {
     let answer;
     try {
       answer = await read(path);
-      if ((answer.ranks_here?.length ?? 0) > MOST_RANKS) answer = await read(`${path}?ranks=${await this._pick(run, answer)}`);
+      if ((answer.ranks_here?.length ?? 0) > MAX_RANKS) answer = await read(`${path}?ranks=${await this._pick(run, answer)}`);
     } catch (error) {
       if (error instanceof RequestError && error.status !== 0) this.failures.history = error;
       throw error;
@@ -223,7 +223,7 @@ export class Feed extends EventTarget {
       attention: rank.slow !== null || rank.state !== "training",
     }));
     const named = (across?.outliers ?? []).map((outlier) => outlier.rank);
-    return chooseRanks(ranks, MOST_RANKS, named).shown.map((rank) => rank.rank).join(",");
+    return chooseRanks(ranks, MAX_RANKS, named).shown.map((rank) => rank.rank).join(",");
   }
 
   _event(name, data) {

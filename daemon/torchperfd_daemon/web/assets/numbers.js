@@ -36,12 +36,12 @@ export function percent(share) {
   return `${Math.abs(value) < 9.95 ? value.toFixed(1) : Math.round(value)} %`;
 }
 
-const MOST_PERCENT = 5;
+const MAX_PERCENT = 5;
 
 /** Return a difference in percent, with its sign; what rounds to zero has none. From six times on it is a factor. */
 export function change(share) {
   if (!isNumber(share)) return "–";
-  if (share >= MOST_PERCENT) return `${digits(share + 1)}×`;
+  if (share >= MAX_PERCENT) return `${digits(share + 1)}×`;
   const shown = (100 * share).toFixed(1);
   if (Number(shown) === 0) return "0.0 %";
   return `${share > 0 ? "+" : "−"}${shown.replace("-", "")} %`;

@@ -5,7 +5,7 @@ import { actionButton, capture, stacks } from "./actions.js";
 import { address, keptOptions } from "./address.js";
 import { MARK_WORDS } from "./axes.js";
 import { card, chip, disclosure, element, loading, table, tile } from "./elements.js";
-import { MOST_RANKS } from "./feed.js";
+import { MAX_RANKS } from "./feed.js";
 import { goodputCard } from "./goodput.js";
 import { HeatMap } from "./heat_map.js";
 import { legend } from "./legend.js";
@@ -194,7 +194,7 @@ export class RunView {
       .sort((a, b) => a.rank - b.rank);
     // Steps are known of this node's ranks only; those of other nodes are in the table.
     for (const rank of known.values()) {
-      if (!history.ranks.has(rank.rank) && rank.node === node && rows.length < MOST_RANKS) rows.push({ rank: rank.rank, missing: true });
+      if (!history.ranks.has(rank.rank) && rank.node === node && rows.length < MAX_RANKS) rows.push({ rank: rank.rank, missing: true });
     }
     this._stream.show(rows);
     const names = new Set(rows.flatMap((row) => Object.keys(row.steps?.phase_seconds ?? row.seconds?.phase_seconds ?? {})));

@@ -1,7 +1,7 @@
 // The newest seconds and steps of each rank of one run: what the daemon has, kept up by its events.
 
-const MOST_SECONDS = 600;
-const MOST_STEPS = 256;
+const MAX_SECONDS = 600;
+const MAX_STEPS = 256;
 
 export class RunHistory {
   /** @param saved A document of /history; null for an empty history. */
@@ -32,11 +32,11 @@ export class RunHistory {
       if (!kept) continue;
       const next = kept.steps ? kept.steps.first_step + kept.steps.step_seconds.length : null;
       const missing = next === null ? 0 : news.first_step - next;
-      if (missing > MOST_STEPS || news.first_step + news.step_seconds.length < (kept.steps?.first_step ?? 0)) kept.steps = null;
+      if (missing > MAX_STEPS || news.first_step + news.step_seconds.length < (kept.steps?.first_step ?? 0)) kept.steps = null;
       else if (missing > 0) for (const column of columns(kept.steps)) column.push(...Array(missing).fill(null));
       const skipped = kept.steps ? Math.max(0, next - news.first_step) : 0;
       kept.steps ??= { first_step: news.first_step, end_unix_seconds: [], step_seconds: [], phase_seconds: {} };
-      const cut = append(kept.steps, news, news.step_seconds.length, skipped, "step_seconds", MOST_STEPS);
+      const cut = append(kept.steps, news, news.step_seconds.length, skipped, "step_seconds", MAX_STEPS);
       kept.steps.first_step += cut;
     }
   }
@@ -50,8 +50,8 @@ export class RunHistory {
       kept.seconds ??= { unix_seconds: [], phase_seconds: {} };
       const newest = kept.seconds.unix_seconds.at(-1) ?? -Infinity;
       const skipped = news.unix_seconds.filter((at) => at <= newest).length;
-      append(kept.seconds, news, news.unix_seconds.length, skipped, "unix_seconds", MOST_SECONDS);
-      const oldest = kept.seconds.unix_seconds.at(-1) - MOST_SECONDS;
+      append(kept.seconds, news, news.unix_seconds.length, skipped, "unix_seconds", MAX_SECONDS);
+      const oldest = kept.seconds.unix_seconds.at(-1) - MAX_SECONDS;
       drop(kept.seconds, kept.seconds.unix_seconds.findIndex((at) => at > oldest));
     }
   }
@@ -75,7 +75,7 @@ export class RunHistory {
       oldest = Math.min(oldest, at[0]);
     }
     if (newest === -Infinity) return null;
-    return { from: Math.max(oldest, newest - MOST_SECONDS + 1), until: newest };
+    return { from: Math.max(oldest, newest - MAX_SECONDS + 1), until: newest };
   }
 
   /** Return when a step began, in Unix seconds; null where no rank's steps reach back to it. */

@@ -10,7 +10,7 @@ import { largest, percentile, sampleLongest } from "./statistics.js";
 import { Pixels, Surface } from "./surface.js";
 import { attachTip } from "./tip.js";
 
-const LEAST_BAR = 2;
+const MIN_BAR = 2;
 const GAP = 2;
 
 export class Stream {
@@ -89,7 +89,7 @@ export class Stream {
     const ratio = this._surface.ratio;
     const pixels = new Pixels(context, width, height, ratio);
     const count = Math.max(1, this._last - this._first);
-    const bars = Math.min(count, Math.floor(pixels.width / LEAST_BAR));
+    const bars = Math.min(count, Math.floor(pixels.width / MIN_BAR));
     const colours = this._names.map((name) => pixel(phaseColour(name)));
     const empty = pixel("hatch");
     const over = pixel("bad");
