@@ -188,9 +188,11 @@ class Walk:
             cost, edit = max(cost, self.growth), as_before(self.past.model)
         elif not self.since_start and row.in_part and cost >= MOST_OF * self.growth > 0:
             cost = self.growth
-        elif row.peaks or not self.since_start:
+        elif not self.since_start and where.on_device:
             # Devices have worked through what was queued: steps have grown by less than the host lost.
-            cost, _ = self.less_absorbed(where, cost, pauses=True)
+            cost = min(cost, self.growth)
+        elif row.peaks:
+            cost, _ = self.less_absorbed(where, cost, row)
         least = least or (row.ever_since if self.since_start else MIN_SHARE)
         if cost < least * self.step or cost <= 0:
             if cost >= MIN_SHARE * self.step:
@@ -226,7 +228,7 @@ class Walk:
         """Add a loss of one rank, which costs what the others wait for it."""
         where = self.job.ranks[place]
         cost, edit = self._cost_of_rank(row, place, excess)
-        cost, idled = self.less_absorbed(where, cost, pauses=row.peaks)
+        cost, idled = self.less_absorbed(where, cost, row)
         if cost < MIN_SHARE * self.step:
             return
         words = f"{duration(cost)} of each {duration(where.step_seconds)} step {row.words}"
@@ -274,23 +276,24 @@ class Walk:
         grown = rank.own_seconds - rank.before.own_seconds - (rank.late_seconds - late)
         return grown if late >= MOST_OF * grown > MOST_OF * late else late
 
-    def less_absorbed(self, rank: RankEvidence, cost: float, *, pauses: bool = False) -> tuple[float, float]:
+    def less_absorbed(self, rank: RankEvidence, cost: float, row: Row | None = None) -> tuple[float, float]:
         """Return what a loss costs, and what of it costs nothing because devices idled anyway, in seconds.
 
         Where hosts cannot keep their devices busy, all devices idle for some of each step. What one rank is
-        late by falls into that time first: steps have then certainly grown by less. While its host pauses, a
-        device works through what was queued: a pause costs no more than steps have grown or, if they have
-        not, than recurring long steps take longer.
+        late by falls into that time first: steps have then certainly grown by less. While its host is
+        delayed, a device works through what was queued: a delay costs no more than steps have grown or, if
+        only some of the steps have it, than these take longer where they recur.
 
         Args:
-            pauses: Whether it is a pause of the host in some of the steps.
+            row: The cause that is measured; None for lateness.
         """
         past = rank.before
         if not rank.on_device:
             return cost, 0.0
         if past is None:
-            return min(cost, rank.periodic_seconds) if pauses and rank.periodic_seconds else cost, 0.0
-        if pauses:
+            recurs = row is not None and row.peaks and rank.periodic_seconds > 0
+            return min(cost, rank.periodic_seconds) if recurs else cost, 0.0
+        if row is not None and not row.of_device:
             return min(cost, self.growth), 0.0
         error = math.hypot(rank.step_error_seconds, past.step_error_seconds)
         if not self.job.together or self.growth + _CERTAIN * error >= _NOT_ABSORBED * cost:
