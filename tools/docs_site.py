@@ -2,8 +2,8 @@
 
     python tools/docs_site.py [--out site]
 
-Copies every Markdown page of the repository, and what these link to, into one folder, adds the pages that are
-generated from code, and has mkdocs build the site from it. A page that is missing from the menu, a link to
+Copies every Markdown page of the repository, and what these link to, into one folder, adds the pages and
+sections that are generated from code, and has mkdocs build the site from it. A page that is missing from the menu, a link to
 nothing and an anchor that does not exist are errors. Beside each HTML page lies its Markdown; ``llms.txt``
 lists them all.
 """
@@ -26,6 +26,7 @@ _BROKEN_FENCE: Final = re.compile(r"```|<p><code>(?:sh|yaml|python|text|console|
 """A fence that Markdown did not recognise, and that a reader sees."""
 _LEFT_OUT: Final = ("tests/", ".github/")
 _GENERATED: Final = "docs/reference"
+_SECTION: Final = re.compile(r"<!-- generated: (.+?) -->\n")
 
 
 def build(out: Path) -> None:
@@ -37,6 +38,8 @@ def build(out: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "source"
         pages = list(copy_pages(source))
+        for page in pages:
+            (source / page).write_text(with_sections((source / page).read_text()))
         for style in (ROOT / "docs").glob("*.css"):
             _copy(style, source)
         for name, text in generated_pages().items():
@@ -95,6 +98,17 @@ def generated_pages() -> dict[str, str]:
     from tools.reference import pages
 
     return pages()
+
+
+def with_sections(text: str) -> str:
+    """Return a page with the sections that come from code in place of their marks."""
+    if not _SECTION.search(text):
+        return text
+    sys.path.insert(0, str(ROOT))  # for a run of this file, which has its own folder there
+    from tools.reference import sections
+
+    made = sections()
+    return _SECTION.sub(lambda mark: made[mark[1]], text)
 
 
 def list_of_pages(settings: dict[str, Any], source: Path) -> str:

@@ -1,13 +1,16 @@
-"""The reference pages of the documentation that come from code: text by file name."""
+"""The parts of the documentation that come from code: whole pages, and sections of pages."""
 
 import enum
 import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+if TYPE_CHECKING:
+    from torchperfd.steps.loop_rules import Rule
 
 _PUBLIC_MODULES: Final = ("torchperfd", "torchperfd.loggers")
 INTEGRATIONS: Final = {
@@ -25,40 +28,38 @@ _INTERNAL: Final = frozenset(
 """Methods that other modules call, and no script."""
 _MADE_BY_CALLS: Final = frozenset({"Capture", "Client", "JobCapture"})
 """Classes that a script does not make itself."""
-_ERRORS: Final = ("torchperfd.errors", "torchperfd_daemon.errors")
 _NOISE: Final = re.compile(r"\b(?:collections\.abc|pathlib|typing|torchperfd(?:\.\w+)+)\.|~")
-_WORDS: Final = {
-    1: "failure",
-    2: "invalid command line, or a request that contradicts itself",
-    130: "Ctrl-C",
-}
 
 
 def pages() -> dict[str, str]:
     """Return the pages, by file name."""
+    return {"verdicts.md": verdicts_page(), "python.md": python_page()}
+
+
+def sections() -> dict[str, str]:
+    """Return the sections that pages mark by ``<!-- generated: NAME -->``, by name."""
     return {
-        "commands.md": commands_page(),
-        "configuration.md": configuration_page(),
-        "verdicts.md": verdicts_page(),
-        "exit-codes.md": exit_codes_page(),
-        "python.md": python_page(),
+        "commands": commands_section(),
+        "options": options_section(),
+        "loop rules": loop_rules_section(),
+        "conditions of advice": advice_section(),
     }
 
 
-def commands_page() -> str:
-    """Return the page of all commands and their options, from the command line itself."""
+def commands_section() -> str:
+    """Return the help of all commands, from the command line itself."""
     from torchperfd.launch.options import usage
     from torchperfd_daemon.cli import COMMANDS, cli
 
-    lines = ["# All commands and options", "", "From `torchperfd COMMAND --help`.", ""]
+    lines: list[str] = []
     context = click.Context(cli, info_name="torchperfd")
     for name in COMMANDS:
         if name == "run":  # it hands over to the process that trains
-            lines += ["## torchperfd run", "", "```", usage().rstrip(), "```", ""]
+            lines += ["### torchperfd run", "", "```", usage().rstrip(), "```", ""]
             continue
         command = cli.get_command(context, name)
         assert command is not None
-        lines += _help_of(command, context, name, "##")
+        lines += _help_of(command, context, name, "###")
     return "\n".join(lines)
 
 
@@ -72,24 +73,52 @@ def _help_of(command: click.Command, parent: click.Context, name: str, heading: 
             yield from _help_of(nested, context, each, f"{heading}#")
 
 
-def configuration_page() -> str:
-    """Return the page of all options of ``serve``, each with its flag, variable, key and default."""
+def options_section() -> str:
+    """Return the table of the options of ``serve``, each with its flag, variable, key and default."""
     from torchperfd_daemon.config.options import OPTIONS
 
-    lines = [
-        "# All options of the daemon",
-        "",
-        "From the options of `torchperfd serve`. [Configuration](../configuration.md) has their formats.",
-        "",
-        "| key | flag, variable | default | meaning |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| key | flag, variable | default | meaning |", "|---|---|---|---|"]
     for option in OPTIONS:
         if option.flag_only:
             continue
         default = "computed" if callable(option.default) else _cell(option.default)
         names = f"`{option.name}`, `{option.variable}`"
         lines.append(f"| `{option.key}` | {names} | {default} | {_escaped(option.help)} |")
+    return "\n".join([*lines, ""])
+
+
+def loop_rules_section() -> str:
+    """Return the rules of the loop: a table for each event."""
+    from torchperfd.steps.loop_rules import DECISIONS
+
+    lines: list[str] = []
+    for decision in DECISIONS:
+        lines += [f"**{decision.event}**", "", "| held | if | then | held afterwards |", "|---|---|---|---|"]
+        lines += [*map(_loop_rule, decision.rules), ""]
+    return "\n".join(lines)
+
+
+def _loop_rule(rule: "Rule") -> str:
+    from torchperfd.steps.loop_state import HELD
+
+    held = _words([HELD[kind] for kind in sorted(rule.held)]) or "any"
+    when = _words([condition.__name__ for condition in rule.when]) or "always"
+    then = _words([action.__name__ for action in rule.then]) or "nothing"
+    after = "as before" if rule.held_after is None else HELD[rule.held_after]
+    return f"| {held} | {when} | {then} | {after} |"
+
+
+def _words(names: list[str]) -> str:
+    return ", ".join(name.replace("_", " ") for name in names)
+
+
+def advice_section() -> str:
+    """Return the table of the rules of advice with what must be true of the run."""
+    from torchperfd_daemon.analysis.advice import RULES
+
+    lines = ["| rule | what must be true of the run |", "|---|---|"]
+    for rule in RULES:
+        lines.append(f"| {rule.name} | {'; '.join(each.text for each in rule.needs) or 'none'} |")
     return "\n".join([*lines, ""])
 
 
@@ -117,31 +146,6 @@ def verdicts_page() -> str:
         fix = fix_of(Verdict(cause, "RUN", "", None, "", "", 0.0, command))
         lines.append(f"| {link} | {share} | `{command}` | {_escaped(fix)} |")
     return "\n".join([*lines, ""])
-
-
-def exit_codes_page() -> str:
-    """Return the page of exit codes, from the classes of errors that carry them."""
-    from torchperfd.errors import TorchperfdError
-
-    importlib.import_module("torchperfd_daemon.errors")
-    codes: dict[int, list[str]] = {}
-    for error in _all_below(TorchperfdError):
-        if error.__module__ in _ERRORS:
-            codes.setdefault(error.exit_code, []).append(_first_line(error))
-    lines = [
-        "# Exit codes",
-        "",
-        "`torchperfd run` ends as the script ends: with its exit code, or by its signal. All other commands:",
-        "",
-        "| code | when |",
-        "|---|---|",
-        "| 0 | success |",
-    ]
-    for code in sorted({*codes, *_WORDS}):
-        reasons = [_WORDS[code]] if code in _WORDS else list(dict.fromkeys(codes[code]))
-        lines.append(f"| {code} | {'; '.join(reason.rstrip('.') for reason in reasons)} |")
-    note = "`torchperfd doctor` ends with 1 if it finds something. An error is one line with the fix."
-    return "\n".join([*lines, "", note, ""])
 
 
 def python_page() -> str:
@@ -224,16 +228,6 @@ def _docstring(thing: Any) -> list[str]:
         else:
             lines.append(line)
     return lines
-
-
-def _all_below(error: type[Any]) -> Iterator[type[Any]]:
-    yield error
-    for each in error.__subclasses__():
-        yield from _all_below(each)
-
-
-def _first_line(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").splitlines()[0]
 
 
 def _cell(value: object) -> str:

@@ -311,7 +311,8 @@ def write(tutorial: Tutorial, *, keep_measured: bool = False) -> None:
                 drop = options.removeprefix("drop=")
                 lines = [each.rstrip() for each in place.run(command).splitlines()]
                 lines = [each for each in lines if not drop or not re.search(drop, each)]
-                written.append("\n".join(["```console", f"$ {command}", *lines, "```"]))
+                text = "\n".join(lines).strip("\n")
+                written.append(f"```console\n$ {command}\n{text}\n```")
             elif kind == "measured":
                 running.close()
                 table = _kept_table(tutorial) if keep_measured else ""

@@ -1,6 +1,6 @@
 """The ways out of torch's profiler: what each does on the training thread, and where it writes the trace.
 
-All but the last are here for comparison only; ``docs/captures-cost.md`` has the reasons.
+All but the last are here for comparison only; ``docs/captures.md`` has the reasons.
 """
 
 import json

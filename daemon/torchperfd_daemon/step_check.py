@@ -1,7 +1,7 @@
 """Checks after each capture that steps take as long as before it.
 
 A profiler that stays in the process slows training for the rest of the run: CUPTI did, unless it was removed
-(docs/captures-cost.md). The check needs no part of the training process: the store has the durations.
+(docs/captures.md). The check needs no part of the training process: the store has the durations.
 """
 
 import asyncio
@@ -186,7 +186,7 @@ class StepCheck:
             rank, change = max(slower, key=lambda each: each[1].ratio)
             log.warning(
                 "capture %s: steps take longer since then, on rank %d %s instead of %s (%+.1f%%);"
-                " docs/captures-cost.md says what a profiler leaves behind",
+                " docs/captures.md says what a profiler leaves behind",
                 record.capture_id,
                 rank,
                 duration(change.after),

@@ -63,6 +63,12 @@ def test_check_that_ended_early_is_not_fine() -> None:
     assert page.check_lines(result)[-1] == "**Not met**: the check ended early, exit code 3."
 
 
+def test_page_counts_rows_that_agree() -> None:
+    outcome = Outcome(["value", "verdict"], [["a", "agrees"], ["b", "differs"], ["c", "agrees"]])
+    lines = page.check_lines({"title": "A check", "outcome": outcome.to_json()})
+    assert lines[2:-1] == ["| value | verdict |", "| --- | --- |", "| b | differs |", "", "Rows left out: 2 (agrees)."]
+
+
 def test_page_has_a_section_per_card_and_says_what_did_not_hold() -> None:
     machine = {"device": "NVIDIA H200", "torch": "2.11.0", "python": "3.12.3", "cuda": "13.0"}
     result = found(Bound("held", held=True), Bound("failed", held=False), Bound("absent", held=None))
@@ -79,7 +85,8 @@ def test_page_has_a_section_per_card_and_says_what_did_not_hold() -> None:
         "| --- | --- |",
         "| x | 1 \\| 2 |",
         "",
-        "- held",
+        "1 of 3 limits are met.",
+        "",
         "- **Not met**: failed",
         "- **Not shown**: absent",
         "",

@@ -10,6 +10,7 @@ from tools import reference
 
 import torchperfd
 from torchperfd import loggers
+from torchperfd.steps.loop_rules import DECISIONS
 from torchperfd_daemon import errors
 from torchperfd_daemon.analysis.advice import RULES
 from torchperfd_daemon.cli import COMMANDS
@@ -23,15 +24,30 @@ def pages() -> dict[str, str]:
     return reference.pages()
 
 
-def test_page_of_commands_has_each_command(pages: dict[str, str]) -> None:
-    assert all(f"## torchperfd {name}\n" in pages["commands.md"] for name in COMMANDS)
+@pytest.fixture(scope="module")
+def sections() -> dict[str, str]:
+    return reference.sections()
 
 
-def test_page_of_options_has_each_option_with_its_variable(pages: dict[str, str]) -> None:
+def test_sections_each_stand_on_one_page(sections: dict[str, str]) -> None:
+    text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    assert sorted(re.findall(r"<!-- generated: (.+?) -->\n", text)) == sorted(sections)
+
+
+def test_section_of_commands_has_each_command(sections: dict[str, str]) -> None:
+    assert all(f"### torchperfd {name}\n" in sections["commands"] for name in COMMANDS)
+
+
+def test_table_of_commands_has_each_command() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert [name for name in COMMANDS if not re.search(rf"^\| `{name}\b", page, re.MULTILINE)] == []
+
+
+def test_section_of_options_has_each_option_with_its_variable(sections: dict[str, str]) -> None:
     shown = [option for option in OPTIONS if not option.flag_only]
     assert shown
     for option in shown:
-        assert f"| `{option.key}` | `{option.name}`, `{option.variable}` |" in pages["configuration.md"]
+        assert f"| `{option.key}` | `{option.name}`, `{option.variable}` |" in sections["options"]
 
 
 def test_page_of_verdicts_links_each_cause(pages: dict[str, str]) -> None:
@@ -39,10 +55,23 @@ def test_page_of_verdicts_links_each_cause(pages: dict[str, str]) -> None:
         assert f"| [{cause.value}](../causes/{cause.slug}.md) |" in pages["verdicts.md"]
 
 
-def test_page_of_exit_codes_has_the_code_of_each_error(pages: dict[str, str]) -> None:
+def test_section_of_loop_rules_has_each_rule(sections: dict[str, str]) -> None:
+    rows = re.findall(r"^\| (?!held \|)", sections["loop rules"], re.MULTILINE)
+    assert len(rows) == sum(len(decision.rules) for decision in DECISIONS)
+    assert "\n| stepped, evaluated | always | release | nothing |\n" in sections["loop rules"]
+
+
+def test_section_of_advice_has_each_rule(sections: dict[str, str]) -> None:
+    for rule in RULES:
+        conditions = "; ".join(each.text for each in rule.needs) or "none"
+        assert f"\n| {rule.name} | {conditions} |\n" in sections["conditions of advice"]
+
+
+def test_page_of_commands_has_the_exit_code_of_each_error() -> None:
     found = [each for _, each in inspect.getmembers(errors, inspect.isclass) if hasattr(each, "exit_code")]
     assert len(found) > 5
-    assert all(f"\n| {error.exit_code} | " in pages["exit-codes.md"] for error in found)
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert all(f"\n| {error.exit_code} | " in page for error in found)
 
 
 def test_page_of_python_has_each_public_name(pages: dict[str, str]) -> None:

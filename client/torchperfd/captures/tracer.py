@@ -6,7 +6,7 @@ a race with the script's own imports. A script that has not compiled anything ha
 inductor graphs, so there the profiler beneath is used directly; it records the same.
 
 Stopping and exporting hold the interpreter's lock inside torch, so that training pauses whichever
-thread they run on. ``docs/captures-cost.md`` has what that costs, and what else was tried.
+thread they run on. ``docs/captures.md`` has what that costs, and what else was tried.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Loop rules: what happens to the open step and to the held one, event by event.
 
 A decision is a table. At its event the first rule applies whose held step and conditions match; where none
-does, nothing happens. ``docs/phases.md`` has the same table.
+does, nothing happens. The site of the documentation shows the table on its page of phases.
 """
 
 from collections.abc import Iterable

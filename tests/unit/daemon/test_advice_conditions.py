@@ -1,16 +1,11 @@
 """Each condition of a rule: a run for which it holds gets the advice, and one that breaks it gets none."""
 
 import re
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from tests.support.runs import MS, US, Run
 from tests.unit.daemon import traces
-
-from torchperfd_daemon.analysis.advice import RULES
-
-_PAGE: Final = Path(__file__).parents[3] / "docs" / "advice.md"
 
 
 def late_host(run: Run | None = None, *, steps: int = 4, kernel: str = "gemm_bf16", lost: int = 0) -> Run:
@@ -342,15 +337,6 @@ def test_gloo_is_replaced_by_the_devices_own_backend() -> None:
         found = run.advice().get("backend")
         assert (found is not None) is bool(backend)
         assert found is None or f'"{backend}"' in found.setting
-
-
-def test_page_lists_every_rule_with_its_conditions() -> None:
-    rows = [f"| {rule.name} | {'; '.join(each.text for each in rule.needs) or 'none'} |" for rule in RULES]
-    page = _PAGE.read_text()
-    assert [row for row in rows if row not in page] == []
-    assert sum(
-        line.startswith(tuple(f"| {rule.name} |" for rule in RULES)) for line in page.splitlines()
-    ) >= len(rows)
 
 
 @pytest.mark.parametrize("frame", ["threading.py(1002): _bootstrap", "torch/profiler/profiler.py(7): step"])

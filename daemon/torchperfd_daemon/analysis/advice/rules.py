@@ -19,7 +19,7 @@ class Condition:
     """A fact that must be true of the run.
 
     Attributes:
-        text: The fact, as docs/advice.md lists it.
+        text: The fact, as the documentation lists it.
     """
 
     text: str
