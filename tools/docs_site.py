@@ -3,9 +3,9 @@
     python tools/docs_site.py [--out site]
 
 Copies every Markdown page of the repository, and what these link to, into one folder, adds the pages and
-sections that are generated from code, and has mkdocs build the site from it. A page that is missing from the menu, a link to
-nothing and an anchor that does not exist are errors. Beside each HTML page lies its Markdown; ``llms.txt``
-lists them all.
+sections that are generated from code, and has mkdocs build the site from it. A page that is missing from the
+menu, a link to nothing and an anchor that does not exist are errors. Beside each HTML page lies its
+Markdown; ``llms.txt`` lists them all.
 """
 
 import argparse

@@ -17,7 +17,8 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "gpu-results.md"
 _HEAD: Final = """# Results on GPUs
 
 Written by `make gpu-proof` on a machine with a GPU; do not edit. Each section is one card. **Not met** marks
-what did not hold, and **not shown** what that machine could not show. `benchmarks/gpu_proof/results` has all values.
+what did not hold, and **not shown** what that machine could not show. `benchmarks/gpu_proof/results` has
+all values.
 
 Not shown by any of these results, because each machine had one GPU: NCCL between ranks, NVLink traffic, MIG
 instances, GPUs that are lost or throttled by heat, ROCm, and other operating systems."""

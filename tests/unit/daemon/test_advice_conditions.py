@@ -1,7 +1,7 @@
 """Each condition of a rule: a run for which it holds gets the advice, and one that breaks it gets none."""
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from tests.support.runs import MS, US, Run
