@@ -147,7 +147,8 @@ def test_slow_rank_is_named_where_only_devices_wait(seed: int, phase: str, cause
     assert any(named[:12]), [each and each.summary for each in reported[:12]]
     assert all(named[12:])
     assert watched.verdict.phase == phase
-    assert watched.verdict.cost_seconds_per_step == pytest.approx(0.02, rel=0.1)
+    # What the ranks have waited for before, the slowest of each step, is no cost of this delay.
+    assert 0.017 <= watched.verdict.cost_seconds_per_step <= 0.022
 
 
 @pytest.mark.parametrize("seed", range(5))

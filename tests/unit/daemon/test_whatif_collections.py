@@ -45,5 +45,6 @@ def test_pauses_on_devices_gain_what_the_verdict_says(cause: Cause, removed: Rem
     verdict = Verdict(cause, "r", "", None, phase, "words", 0.06, "", step_seconds=0.2)
     pause, exchange = predictions.with_pauses_of([verdict]).answers
     assert (pause.removed, pause.phase, exchange) == (removed, phase, by_means[0])
-    assert (pause.gain_seconds, pause.step_seconds) == (pytest.approx(0.03), pytest.approx(0.07))
+    assert pause.gain_seconds == pytest.approx(0.03)
+    assert pause.step_seconds == pytest.approx(0.07)
     assert predictions.with_pauses_of([replace(verdict, cause=Cause.SLOW_RANK)]) == predictions
