@@ -15,7 +15,7 @@ HANG: Final = Cause.HANG.value
 
 DEVELOPMENT_SEEDS: Final = (1, 2, 3)
 DEVELOPMENT_MODELS: Final = ("mlp-ddp", "transformer-ddp", "transformer-fsdp2")
-HELD_OUT_SEEDS: Final = (401, 402, 403)
+HELD_OUT_SEEDS: Final = (501, 502, 503)
 HELD_OUT_MODELS: Final = ("convnet-ddp", "mlp-fsdp2", "convnet-fsdp2")
 CPU: Final = "cpu"
 """Jobs on gloo, whose hosts wait for each other."""

@@ -64,8 +64,8 @@ def test_development_and_held_out_jobs_share_no_seed_or_model() -> None:
     assert not set(catalog.DEVELOPMENT_SEEDS) & set(catalog.HELD_OUT_SEEDS)
     assert not set(catalog.DEVELOPMENT_MODELS) & set(catalog.HELD_OUT_MODELS)
     assert catalog.split(1, "mlp-ddp") == "development"
-    assert catalog.split(401, "mlp-fsdp2") == "held out"
-    assert catalog.split(401, "mlp-ddp") == "mixed"
+    assert catalog.split(501, "mlp-fsdp2") == "held out"
+    assert catalog.split(501, "mlp-ddp") == "mixed"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
