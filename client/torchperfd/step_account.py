@@ -12,7 +12,7 @@ from torchperfd.durations import duration
 
 MIN_SHOWN_SHARE: Final = 0.01
 """Parts below this share of the step are summed as the rest, wherever people read an account."""
-MIN_OPEN_SHARE: Final = 0.1
+MIN_OPEN_SHARE: Final = 0.2
 """A part of this share that is not computing, and that no cause explains, is said in words."""
 MAX_ERROR: Final = 0.05
 """Beyond this error of the replay, as a share of the step, the parts are not certain."""

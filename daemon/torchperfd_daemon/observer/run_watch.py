@@ -160,6 +160,9 @@ class RunWatch:
         if worst is None or self.lost[worst] < MIN_SHARE * trained:
             return None
         found, last = self._worst[worst], self._debouncer.verdicts
+        if found.cause is Cause.CPU_CONTENTION:
+            # A switch is the owner's to change, and the state of the machine is not.
+            found = next((each for each in last if each.cause is Cause.DEBUG_SWITCH), found)
         first = self._with_advice(found)
         if first.cause is Cause.HANG:
             return first
