@@ -47,7 +47,7 @@ def install(context: HookContext) -> None:
             return sampler.at_draw(iterator, -1)
         if not iterator._num_yielded:
             # What the flushing thread reads of the workers: a torch without it shows here.
-            _ = iterator._workers, iterator._rcvd_idx, iterator._task_info
+            _ = iterator._workers, iterator._rcvd_idx
         return sampler.at_draw(iterator, ready_batches(iterator))
 
     links.before_draw.append(context.guard(at_draw, False))

@@ -110,7 +110,9 @@ class SlowWorker:
 
         What was received while that draw waited has been kept since.
         """
-        tasks, number = iterator._task_info, iterator._rcvd_idx
+        number, tasks = iterator._rcvd_idx, getattr(iterator, "_task_info", None)
+        if tasks is None:  # another torch
+            return
         if self._drawn is not None and self._drawn[0] == number - 1:
             self._add(iterator, tasks, self._drawn[1])
         awaited = tasks.get(number)
