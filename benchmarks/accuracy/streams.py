@@ -58,6 +58,7 @@ class Job:
 
     Attributes:
         saving: The ranks that save a checkpoint in the background now.
+        switches: Debugging switches that are on.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Job:
         self._collected = [0] * ranks
         self._collections = [0] * ranks
         self.saving: set[int] = set()
+        self.switches: tuple[str, ...] = ()
         self._saved = [0] * ranks
         self._recording = None if recording is None else recording / np.median(recording)
         self._places = None if recording is None else rng.integers(len(recording), size=ranks)
@@ -182,6 +184,7 @@ class Job:
             else (),
             gc=(GcTotal(self._collections[index], self._collected[index]),),
             background_saves=PhaseTotal(1, self._saved[index]),
+            switches=self.switches,
         )
 
 

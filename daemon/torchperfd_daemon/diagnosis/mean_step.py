@@ -54,39 +54,40 @@ def diagnose(
         return Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")
     unseen = max(rank.world_size for rank in ranks) - len({rank.rank for rank in seen})
     slowest = max(seen, key=lambda rank: rank.step_seconds)
-    step = duration(slowest.step_seconds)
     if not slowest.phase_seconds:
-        return _unknown(run, slowest, f"a step takes {step}, and its phases were not recorded")
-    may_change = not has_ended and not could_have_found(slowest.steps, slowest.step_seconds)
+        words = f"a step takes {duration(slowest.step_seconds)}, and its phases were not recorded"
+        return _unknown(run, slowest, words)
     are_enough = all(map(_has_enough, seen))
     verdicts = rank_causes(run, seen, counsel, works)
-    account = verdicts[0].account
     found = [each for each in verdicts if each.cause not in (Cause.NONE, Cause.UNKNOWN)]
-    if may_change or not has_ended or not are_enough:
+    if not (has_ended and are_enough):
         found = [each for each in found if each.phase in (_KNOWN_EARLY if are_enough else ("data",))]
     if found:
-        first, *others = (replace(each, step_seconds=slowest.step_seconds) for each in found)
-        first = replace(first, others=tuple(replace(each, account=None) for each in others), account=account)
+        first, *others = (replace(each, step_seconds=slowest.step_seconds, account=None) for each in found)
+        first = replace(first, others=tuple(others), account=verdicts[0].account)
         return limit_claim(first, seen, unseen)
+    may_change = not has_ended and not could_have_found(slowest.steps, slowest.step_seconds)
     if may_change or not _has_enough(slowest):
         words = f"too early: {slowest.steps} {'step' if slowest.steps == 1 else 'steps'}"
         words += f" after the first; a verdict needs {MIN_STEPS}" if has_ended else " so far"
         return _unknown(run, slowest, words)
-    if verdicts[0].cause is Cause.UNKNOWN:
-        return limit_claim(verdicts[0], seen, unseen)
-    phase = max(slowest.phase_seconds, key=lambda name: slowest.phase_seconds[name])
-    share = {name: seconds / slowest.step_seconds for name, seconds in slowest.phase_seconds.items()}
-    words = (
-        f"nothing stands out: {phase} is {share[phase]:.0%} of a {step} step, data {share.get('data', 0):.0%}"
-    )
-    healthy = replace(
-        verdicts[0],
+    verdict = verdicts[0] if verdicts[0].cause is Cause.UNKNOWN else _nothing(verdicts[0], slowest)
+    return limit_claim(verdict, seen, unseen, newest=newest)
+
+
+def _nothing(verdict: Verdict, slowest: RankEvidence) -> Verdict:
+    """Return the verdict without a cause, with the longest phase of the slowest rank."""
+    step = slowest.step_seconds
+    shares = {name: seconds / step for name, seconds in slowest.phase_seconds.items()}
+    phase = max(shares, key=lambda name: shares[name])
+    words = f"{phase} is {shares[phase]:.0%} of a {duration(step)} step, data {shares.get('data', 0.0):.0%}"
+    return replace(
+        verdict,
         node=slowest.node,
         phase=phase,
-        evidence=words,
-        next_command=capture_command(run),
+        evidence=f"nothing stands out: {words}",
+        next_command=capture_command(verdict.run),
     )
-    return limit_claim(healthy, seen, unseen, newest=newest)
 
 
 def _unknown(run: str, slowest: RankEvidence, words: str) -> Verdict:

@@ -24,8 +24,9 @@ def verdict_on_mean_step(run: str, ranks: Sequence[Rank]) -> Verdict:
     adviser = LoaderAdviser(THIS_MACHINE.get)
     adviser.published = loader_advice_of(ranks)
     has_ended = all(rank.has_ended for rank in ranks)
-    works = {rank.identity.rank: _work(rank) for rank in ranks}
-    late = {each.rank: each for each in find_stragglers([*works.values()])} if has_ended else {}
+    # While a run goes on, windows of its steps will decide on what single steps show.
+    works = {rank.identity.rank: _work(rank) for rank in ranks} if has_ended else {}
+    late = {each.rank: each for each in find_stragglers([*works.values()])}
     means = []
     for rank in ranks:
         mean = _mean_step(rank)

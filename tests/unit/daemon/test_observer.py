@@ -518,6 +518,22 @@ def test_verdict_of_ended_run_names_window_and_whole_run() -> None:
     )
 
 
+def test_switch_comes_before_a_busy_node_at_the_end_as_well() -> None:
+    """What it costs is not measured; it is the owner's to change."""
+    watched = Watched(ranks=2)
+    watched.job.switches = ("torch.autograd.set_detect_anomaly(True)",)
+    delay = Family("process_run_delay_seconds", "", "counter", ("run", "rank"))
+    watched.families = [delay]
+    for second in range(40):
+        delay.samples[:] = [((RUN, str(rank)), 0.4 * second) for rank in range(2)]
+        watched.train(1)
+    assert watched.verdict.cause is Cause.DEBUG_SWITCH
+    for rank in watched.job.ranks:
+        rank.state = State.FINISHED
+    assert watched.verdict.cause is Cause.DEBUG_SWITCH
+    assert [each.cause for each in watched.verdict.others] == [Cause.CPU_CONTENTION]
+
+
 @pytest.mark.parametrize("data", [0.0, 0.08])
 def test_ended_run_keeps_the_account_of_its_step(data: float) -> None:
     watched = Watched(ranks=2)
