@@ -71,8 +71,9 @@ def train(folder: Path, *arguments: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of the test's own: one that other programs disturb must not fail all tests."""
     return train(tmp_path_factory.mktemp("run"))
 
 
