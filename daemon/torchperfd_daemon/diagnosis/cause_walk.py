@@ -139,7 +139,7 @@ class Walk:
             else compared[culprit]
         )
         alike = usual >= compared[culprit] * (0.5 if self.since_start else row.alike_from)
-        if alike:
+        if alike or self._is_shared(row, beyond, culprit):
             self.add_alike(row, beyond, compared, culprit, least)
         else:
             excess = compared[culprit] - (usual if ranks[culprit].before is None else 0.0)
@@ -147,6 +147,16 @@ class Walk:
         if row.computes:
             for place, seconds in enumerate(beyond):
                 self._computed[place] += seconds
+
+    def _is_shared(self, row: Row, lost: Sequence[float], culprit: int) -> bool:
+        """Return whether most of a loss would stay without that of the rank which loses most.
+
+        Ranks that lose time by turns wait for each other: each of them seems to lose less than it does.
+        """
+        if row.of_machine or row.beside_steps or not self.job.has_steps or not self.job.together:
+            return False
+        alone = self.job.gain(self.edit(row, {culprit: lost[culprit]}))
+        return alone < MOST_OF * self.job.gain(self.edit(row, dict(enumerate(lost))))
 
     def _left(self, place: int) -> Callable[[str], float]:
         return lambda phase: self.rest.left(place, phase)

@@ -4,12 +4,14 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
+from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 STEP = 0.1
@@ -869,3 +871,26 @@ def test_more_threads_than_cpus_count_from_a_tenth_of_the_step(threads: int, cau
     assert first.cause is cause
     if cause is not Cause.NONE:
         assert first.fix.startswith("torch.set_num_threads(1) (now 2)")
+
+
+def test_ranks_that_lose_time_by_turns_are_not_blamed() -> None:
+    """Each waits for the other's loader: without that of one rank, the other's would take nearly as long."""
+    data = np.array([[0.06, 0.0] * 12, [0.0, 0.025] * 12])
+    forward = np.full(24, 0.04)
+    waits = data.max(axis=0) - data
+    works = {
+        rank: RankWork(rank, {"data": data[rank], "forward": forward, "collective_wait": waits[rank]})
+        for rank in range(2)
+    }
+    ranks = [
+        RankEvidence(
+            rank,
+            "a",
+            float((data[rank] + forward + waits[rank]).mean()),
+            {name: float(column.mean()) for name, column in work.phase_seconds.items()},
+        )
+        for rank, work in works.items()
+    ]
+    first = rank_causes("r", ranks, works=works)[0]
+    assert (first.cause, first.rank) == (Cause.INPUT_BOUND, None)
+    assert first.cost_seconds_per_step == pytest.approx(0.0425)
