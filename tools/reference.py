@@ -52,7 +52,7 @@ def commands_section() -> str:
     from torchperfd_daemon.cli import COMMANDS, cli
 
     lines: list[str] = []
-    context = click.Context(cli, info_name="torchperfd")
+    context = click.Context(cli, info_name="torchperfd", **cli.context_settings)
     for name in COMMANDS:
         if name == "run":  # it hands over to the process that trains
             lines += ["### torchperfd run", "", "```", usage().rstrip(), "```", ""]
