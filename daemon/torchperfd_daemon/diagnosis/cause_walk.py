@@ -151,7 +151,7 @@ class Walk:
     def _is_shared(self, row: Row, lost: Sequence[float], culprit: int) -> bool:
         """Return whether most of a loss would stay without that of the rank which loses most.
 
-        Ranks that lose time by turns wait for each other: each of them seems to lose less than it does.
+        Ranks that lose time alternately wait for each other: each of them seems to lose less than it does.
         """
         if row.of_machine or row.beside_steps or not self.job.has_steps or not self.job.together:
             return False

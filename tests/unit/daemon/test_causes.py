@@ -873,7 +873,7 @@ def test_more_threads_than_cpus_count_from_a_tenth_of_the_step(threads: int, cau
         assert first.fix.startswith("torch.set_num_threads(1) (now 2)")
 
 
-def test_ranks_that_lose_time_by_turns_are_not_blamed() -> None:
+def test_ranks_that_lose_time_alternately_are_not_blamed() -> None:
     """Each waits for the other's loader: without that of one rank, the other's would take nearly as long."""
     data = np.array([[0.06, 0.0] * 12, [0.0, 0.025] * 12])
     forward = np.full(24, 0.04)
