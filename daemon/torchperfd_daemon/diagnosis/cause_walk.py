@@ -379,7 +379,9 @@ class Walk:
 
 
 def _has_too_many_threads(rank: RankEvidence) -> bool:
-    return rank.threads is not None and bool(rank.cpus) and rank.threads > max(1.0, rank.cpus or 0.0)
+    if not rank.threads or not rank.cpus:
+        return False
+    return rank.threads > max(1.0, rank.cpus)
 
 
 def _mostly_in_background(rank: RankEvidence) -> bool:

@@ -199,10 +199,9 @@ def _parted_waits(account: Account, _: Sequence[RankEvidence]) -> _Doubt | None:
     waited = late + uneven + exchange
     if waited < EXCHANGE_SHARE:
         return None
-    words = f"collectives take {duration(waited * step)} of each {duration(step)} step ({waited:.0%})"
-    words += ", " if waited > exchange else " "
-    words += f"{duration(exchange * step)} of it " if waited > exchange else ""
-    return _Doubt(waited, "collective_wait", f"{words}after the last rank has arrived")
+    of_it = f", {duration(exchange * step)} of it" if waited > exchange else ""
+    words = f"collectives take {duration(waited * step)} of each {duration(step)} step ({waited:.0%}){of_it}"
+    return _Doubt(waited, "collective_wait", f"{words} after the last rank has arrived")
 
 
 def _why_ranks_wait(seen: Sequence[RankEvidence]) -> str:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from torchperfd_daemon.diagnosis import RankEvidence, Verdict, diagnose
-from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
+from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
+from torchperfd_daemon.observer.rank_watch import host_work, is_on_device, stage_of
 from torchperfd_daemon.observer.window_facts import WindowEdge, with_window_facts
-from torchperfd_daemon.parallelism import rank_in
 from torchperfd_daemon.store import Rank, Totals
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 
@@ -25,7 +25,7 @@ def verdict_on_mean_step(run: str, ranks: Sequence[Rank]) -> Verdict:
     adviser.published = loader_advice_of(ranks)
     has_ended = all(rank.has_ended for rank in ranks)
     # While a run goes on, windows of its steps will decide on what single steps show.
-    works = {rank.identity.rank: _work(rank) for rank in ranks} if has_ended else {}
+    works = {rank.identity.rank: host_work(rank, rank.steady_steps) for rank in ranks} if has_ended else {}
     late = {each.rank: each for each in find_stragglers([*works.values()])}
     means = []
     for rank in ranks:
@@ -66,16 +66,6 @@ def mean_step_samples(ranks: Iterable[Rank]) -> Iterator[LoaderSample]:
             yield LoaderSample(rank.identity.rank, rank.totals.loader, step_seconds, data, on_device)
 
 
-def _work(rank: Rank) -> RankWork:
-    """Return the single steps of a rank that are still held, without its first step."""
-    columns = rank.history.newest(rank.steady_steps)
-    return RankWork(
-        rank.identity.rank,
-        {name: np.asarray(column, dtype=np.int64) / 1e9 for name, column in columns.phases.items()},
-        rank_in("pipeline", rank.totals.coordinates),
-    )
-
-
 def _mean_step(rank: Rank) -> RankEvidence:
     """Return the means of all steps of a rank without its first one."""
     totals, identity = rank.totals, rank.identity
@@ -90,7 +80,7 @@ def _mean_step(rank: Rank) -> RankEvidence:
         collected_seconds=sum(each.ns for each in totals.gc) / 1e9 / max(1, totals.train.steps),
         blocked_seconds=rank.blocked_seconds,
         queued_seconds=rank.queued_seconds,
-        on_device=any(phase.device_calls for phase in totals.train.phases.values()),
+        on_device=is_on_device(totals),
         hides_script_code=totals.hides_script_code,
         forward_unseen=totals.forward_unseen,
         loader=totals.loader,
@@ -98,6 +88,6 @@ def _mean_step(rank: Rank) -> RankEvidence:
         cpus=totals.cpus,
         binding=totals.binding,
         world_size=identity.world_size,
-        stage=rank_in("pipeline", totals.coordinates),
+        stage=stage_of(totals),
     )
     return with_window_facts(evidence, WindowEdge.of(Totals()), totals)

@@ -173,15 +173,7 @@ class RankWatch:
             usual: Seconds by which each phase was always longer than the other ranks'; subtracted.
         """
         count = int(self._rows[0][_STEPS] - self._rows[self._window][_STEPS])
-        columns = self.rank.history.newest(min(HISTORY_STEPS, max(MIN_STEPS, count)))
-        return RankWork(
-            self.rank.identity.rank,
-            {
-                name: np.frombuffer(column, dtype=np.int64).astype(np.float64) / 1e9 - usual.get(name, 0.0)
-                for name, column in columns.phases.items()
-            },
-            self._stage,
-        )
+        return host_work(self.rank, min(HISTORY_STEPS, max(MIN_STEPS, count)), usual)
 
     def collections_in_regime(self) -> list[Pauses]:
         """Return the garbage collections of all this regime's samples by generation; none without a step."""
@@ -216,11 +208,11 @@ class RankWatch:
 
     @property
     def _is_on_device(self) -> bool:
-        return any(phase.device_calls for phase in self.rank.totals.train.phases.values())
+        return is_on_device(self.rank.totals)
 
     @property
     def _stage(self) -> int | None:
-        return rank_in("pipeline", self.rank.totals.coordinates)
+        return stage_of(self.rank.totals)
 
     def _follow(self, now: float, wall: float) -> None:
         rank = self.rank
@@ -400,6 +392,34 @@ class RankWatch:
         if not self._gpu.foreign or work <= 0:
             return seen
         return replace(seen, device_shared=min(1.0, seen.late_seconds / work))
+
+
+def host_work(rank: Rank, count: int, usual: Mapping[str, float] | None = None) -> RankWork:
+    """Return the newest steps of a rank on its host, as far as the store still has them.
+
+    Args:
+        count: How many.
+        usual: Seconds by which each phase was always longer than the other ranks'; subtracted.
+    """
+    usually = usual or {}
+    return RankWork(
+        rank.identity.rank,
+        {
+            name: np.asarray(column, dtype=np.int64) / 1e9 - usually.get(name, 0.0)
+            for name, column in rank.history.newest(count).phases.items()
+        },
+        stage_of(rank.totals),
+    )
+
+
+def is_on_device(totals: Totals) -> bool:
+    """Return whether a rank's phases are timed on a device as well as on the host."""
+    return any(phase.device_calls for phase in totals.train.phases.values())
+
+
+def stage_of(totals: Totals) -> int | None:
+    """Return a rank's pipeline stage; None without pipeline parallelism."""
+    return rank_in("pipeline", totals.coordinates)
 
 
 def _healthy_until(first: Float64, rows: Sequence[Float64]) -> Float64:
