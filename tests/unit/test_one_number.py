@@ -26,7 +26,7 @@ from torchperfd.tune.trial_process import TrialFailedError
 from torchperfd.tune.tune_text import tune_document, tune_text
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
-from torchperfd_daemon.commands.analyze import command as analyze
+from torchperfd_daemon.cli import cli
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser
 
@@ -74,7 +74,7 @@ def write_manifest(captures: Path, settled: SettledAdvice | None) -> None:
 
 def analysed(captures: Path, *options: str) -> str:
     found = CliRunner().invoke(
-        analyze, [CAPTURE, "--captures-dir", str(captures), *options], catch_exceptions=False
+        cli, ["analyze", CAPTURE, "--captures-dir", str(captures), *options], catch_exceptions=False
     )
     assert found.exit_code == 0, found.output
     return found.output

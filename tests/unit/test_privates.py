@@ -62,3 +62,24 @@ def test_tests_read_no_private_attributes() -> None:
     files = sorted((ROOT / "tests").rglob("*.py"))
     assert files
     assert [read for path in files for read in private_reads(path)] == []
+
+
+def commands_taken(path: Path) -> Iterator[str]:
+    """Yield where a file takes a command from its module, and not from the program."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                taken = ".commands." in module and any(each.name == "command" for each in names)
+            case ast.Call(func=ast.Attribute(attr="invoke"), args=[first, *_]):
+                taken = isinstance(first, ast.Attribute) and first.attr == "command"
+            case _:
+                taken = False
+        if taken:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_tests_run_commands_as_the_program_does() -> None:
+    # click keeps a command's help option from its first call on: without the program, "-h" is missing
+    # for the rest of the process.
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert [taken for path in files for taken in commands_taken(path)] == []

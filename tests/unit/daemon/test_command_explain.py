@@ -8,21 +8,21 @@ from click.testing import CliRunner
 
 from torchperfd.card import CauseCard
 from torchperfd.v1.contract import PHASES
-from torchperfd_daemon.cli import run_command
+from torchperfd_daemon.cli import cli, run_command
 from torchperfd_daemon.commands import explain
 from torchperfd_daemon.diagnosis import Cause
 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_explain_prints_the_page_without_addresses(cause: Cause) -> None:
-    printed = CliRunner().invoke(explain.command, [cause.slug]).output
+    printed = CliRunner().invoke(cli, ["explain", cause.slug]).output
     assert printed.splitlines()[0] == f"# {cause.value}"
     assert "](" not in printed
     assert "## Fix\n" in printed
 
 
 def test_explain_alone_lists_each_cause_with_a_sentence() -> None:
-    lines = CliRunner().invoke(explain.command, []).output.splitlines()
+    lines = CliRunner().invoke(cli, ["explain"]).output.splitlines()
     assert [line.split()[0] for line in lines] == [cause.slug for cause in Cause]
     assert all(len(line.split()) >= 5 for line in lines)
 
@@ -36,16 +36,16 @@ def test_explain_unknown_cause_is_an_error_of_usage(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("name", ["healthy", "HEALTHY", "none"])
 def test_explain_healthy_is_the_page_on_no_cause(name: str) -> None:
-    assert CliRunner().invoke(explain.command, [name]).output.startswith("# none\n")
+    assert CliRunner().invoke(cli, ["explain", name]).output.startswith("# none\n")
 
 
 def test_explain_takes_a_cause_as_screens_write_it() -> None:
-    assert CliRunner().invoke(explain.command, ["CPU contention"]).output.startswith("# CPU contention\n")
+    assert CliRunner().invoke(cli, ["explain", "CPU contention"]).output.startswith("# CPU contention\n")
 
 
 @pytest.mark.parametrize("phase", [each for each in PHASES if each != "checkpoint"])
 def test_explain_of_a_phase_leads_to_pages_that_exist(phase: str) -> None:
-    first, *commands = CliRunner().invoke(explain.command, [phase]).output.splitlines()
+    first, *commands = CliRunner().invoke(cli, ["explain", phase]).output.splitlines()
     assert first.startswith(f"{phase} is a phase of the step")
     assert commands
     assert all(run_command(each.split()[1:]) == 0 for each in commands)
@@ -66,16 +66,16 @@ def test_command_on_a_card_explains_its_cause(cause: Cause) -> None:
 
 
 def test_explain_json_has_the_page_of_a_cause() -> None:
-    document = json.loads(CliRunner().invoke(explain.command, ["input-bound", "--json"]).output)
+    document = json.loads(CliRunner().invoke(cli, ["explain", "input-bound", "--json"]).output)
     assert (document["schema"], document["cause"]) == ("torchperfd.explain/1", "input-bound")
     assert document["page"].startswith("# input-bound")
     assert document["meaning"] in " ".join(document["page"].split())
 
 
 def test_explain_json_lists_causes_of_all_and_of_a_phase() -> None:
-    listed = json.loads(CliRunner().invoke(explain.command, ["--json"]).output)
+    listed = json.loads(CliRunner().invoke(cli, ["explain", "--json"]).output)
     assert [each["cause"] for each in listed["causes"]] == [cause.slug for cause in Cause]
-    of_data = json.loads(CliRunner().invoke(explain.command, ["data", "--json"]).output)
+    of_data = json.loads(CliRunner().invoke(cli, ["explain", "data", "--json"]).output)
     assert of_data["phase"] == "data"
     assert of_data["causes"][0]["cause"] == "input-bound"
 

@@ -16,7 +16,7 @@ from tests.unit.daemon.kept import BASE, add, ids
 
 from torchperfd_daemon.captures import Analyst, Catalog, Quota, RetentionWorker, folder, manifest, receipt
 from torchperfd_daemon.captures.index import FILE, FOLDER
-from torchperfd_daemon.commands.captures import command
+from torchperfd_daemon.cli import cli
 from torchperfd_daemon.documents import DamagedError, decode, decode_clean
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.store import GoodputStore, packed
@@ -116,7 +116,7 @@ def test_catalog_damaged_file_harms_only_its_capture(tmp_path: Path, name: str, 
     retention.enforce()
     assert ids(catalog) in (["good"], ["20260101-000000-abcdef"])
     for arguments in (["list"], ["list", "--json"], ["rm", "good"], ["show", "20260101-000000-abcdef"]):
-        done = CliRunner().invoke(command, ["--captures-dir", str(catalog.directory), *arguments])
+        done = CliRunner().invoke(cli, ["captures", "--captures-dir", str(catalog.directory), *arguments])
         # What a command cannot do is an error with a message, which the program prints on one line.
         assert done.exception is None or isinstance(done.exception, (SystemExit, TorchperfdError))
 
@@ -248,5 +248,5 @@ def test_show_damaged_analysis_prints_one_line(tmp_path: Path) -> None:
     add(catalog, "good")
     for content in (*BAD_BYTES.values(), b'{"text": "\\ud800"}', json.dumps({"text": 3}).encode()):
         (catalog.directory / "good" / folder.ANALYSIS).write_bytes(content)
-        done = CliRunner().invoke(command, ["--captures-dir", str(catalog.directory), "show", "good"])
+        done = CliRunner().invoke(cli, ["captures", "--captures-dir", str(catalog.directory), "show", "good"])
         assert done.exception is None or isinstance(done.exception, TorchperfdError)
