@@ -70,5 +70,20 @@ class StepGrowth:
             return
         if min(each.per_second for each in halves) < _STEADY * slope.per_second:
             return
+        if _has_one_change(means[:, 0], slope.level + slope.per_second * (at - at[-1])):
+            return
         self.seconds, self.grown_seconds = slope.per_second, grown
         self.column = int(np.argmax([theil_sen(at, column).per_second for column in means[:, 1:].T]))
+
+
+def _has_one_change(steps: Float64, line: Float64) -> bool:
+    """Return whether two levels, one after the other, describe the steps better than a line does.
+
+    The halves of a run alone do not show it, where the steps also drift: both of them rise a little then.
+    """
+    apart = float(np.abs(steps - line).sum())
+    for place in range(2, len(steps) - 1):
+        levels = (steps[:place], steps[place:])
+        if sum(float(np.abs(each - np.median(each)).sum()) for each in levels) < apart:
+            return True
+    return False

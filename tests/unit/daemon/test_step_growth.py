@@ -37,9 +37,13 @@ def warm_up(step: int) -> float:
     return 10e6 + 100e6 * 0.9**step
 
 
+def change_amid_drift(step: int) -> float:
+    return step_change(step) + 10e3 * step
+
+
 @pytest.mark.parametrize(
     "step_ns",
-    [lambda _: 10e6, step_change, warm_up, lambda step: 10e6 - 5e3 * step, lambda step: 10e6 + 100 * step],
+    [lambda _: 10e6, step_change, change_amid_drift, warm_up, lambda step: 10e6 - 5e3 * step, lambda step: 10e6 + 100 * step],
 )
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_steps_that_do_not_grow_steadily_are_left_alone(
