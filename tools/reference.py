@@ -124,15 +124,15 @@ def advice_section() -> str:
 
 def verdicts_page() -> str:
     """Return the page of all causes: the least share from which each is reported, and the next command."""
-    from torchperfd_daemon.diagnosis.cause_table import EVER_SINCE, MIN_SHARE
-    from torchperfd_daemon.diagnosis.fixes import fix_of
+    from torchperfd_daemon.diagnosis.cause_table import EVER_SINCE, MIN_CAUSE_SHARE
+    from torchperfd_daemon.diagnosis.remedies import fix_of
     from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
 
     lines = [
         "# All verdicts",
         "",
-        f"A cause is reported from {MIN_SHARE:.0%} of the step on. Where all ranks have lost the time alike"
-        " since the start, the share in the second column counts, because every run loses some.",
+        f"A cause is reported from {MIN_CAUSE_SHARE:.0%} of the step on. Where all ranks have lost the time"
+        " alike since the start, the share in the second column counts, because every run loses some.",
         "[Diagnosis](../diagnosis.md#causes) has how each is measured.",
         "",
         "| verdict | reported from, since the start | next command | usual fix |",
@@ -140,7 +140,7 @@ def verdicts_page() -> str:
     ]
     for cause in Cause:
         none = cause in (Cause.HANG, Cause.NONE, Cause.UNKNOWN)
-        share = "" if none else f"{EVER_SINCE.get(cause, MIN_SHARE):.0%}"
+        share = "" if none else f"{EVER_SINCE.get(cause, MIN_CAUSE_SHARE):.0%}"
         link = f"[{cause.value}](../causes/{cause.slug}.md)"
         command = "torchperfd stacks --run RUN" if cause is Cause.HANG else next_command(cause, "RUN")
         fix = fix_of(Verdict(cause, "RUN", "", None, "", "", 0.0, command))

@@ -12,10 +12,9 @@ from benchmarks.faults.trial import Answer, Prediction, Trial
 
 from torchperfd_daemon.diagnosis import Cause, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
-from torchperfd_daemon.diagnosis.evidence import do_devices_wait, hide_waits
+from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_STEPS, do_devices_wait, hide_waits
 from torchperfd_daemon.diagnosis.predictions import predict as predict_steps
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel
-from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 
 _RUN: Final = "faults"

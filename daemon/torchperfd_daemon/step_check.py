@@ -17,7 +17,7 @@ from torchperfd.durations import duration
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
-from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
+from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.store import Rank, Store
 

@@ -68,14 +68,14 @@ def commands_taken(path: Path) -> Iterator[str]:
     """Yield where a file takes a command from its module, and not from the program."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
-            case ast.ImportFrom(module=str(module), names=names):
+            case ast.ImportFrom(module=str(module), names=names, lineno=line):
                 taken = ".commands." in module and any(each.name == "command" for each in names)
-            case ast.Call(func=ast.Attribute(attr="invoke"), args=[first, *_]):
+            case ast.Call(func=ast.Attribute(attr="invoke"), args=[first, *_], lineno=line):
                 taken = isinstance(first, ast.Attribute) and first.attr == "command"
             case _:
-                taken = False
+                continue
         if taken:
-            yield f"{path.relative_to(ROOT)}:{node.lineno}"
+            yield f"{path.relative_to(ROOT)}:{line}"
 
 
 def test_tests_run_commands_as_the_program_does() -> None:

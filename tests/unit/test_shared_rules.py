@@ -16,8 +16,8 @@ from torchperfd.tune import candidates
 from torchperfd.tune.changes import LOADER, THREADS
 from torchperfd.tune.trial import ScriptFacts, ScriptLoader, Trial
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.advice import item
-from torchperfd_daemon.analysis.advice.optimizer_classes import TORCH_OPTIMIZERS
+from torchperfd_daemon.analysis.advice import rules
+from torchperfd_daemon.analysis.advice.updating import TORCH_OPTIMIZERS
 from torchperfd_daemon.diagnosis import RankEvidence, diagnose
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel
 from torchperfd_daemon.doctor import checks
@@ -156,7 +156,7 @@ def test_fused_rule_knows_the_optimizers_that_tune_fuses() -> None:
 
 
 def test_least_share_of_tune_is_that_of_the_analyser() -> None:
-    assert candidates.MIN_SHARE == item.MIN_SHARE
+    assert candidates.MIN_SHARE == rules.MIN_SHARE
 
 
 def test_threads_of_the_doctor_are_among_what_tune_tries() -> None:

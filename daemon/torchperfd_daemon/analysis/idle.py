@@ -44,7 +44,7 @@ from torchperfd_daemon.analysis.host_activity import COLLECTIVE_WAIT, NOWHERE, O
 from torchperfd_daemon.analysis.host_activity import Cause as Cause
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.links import Links, find_links
-from torchperfd_daemon.analysis.profiler_overhead import find_overheads
+from torchperfd_daemon.analysis.overhead import find_overheads
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 

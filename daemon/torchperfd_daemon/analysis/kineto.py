@@ -5,7 +5,7 @@ Chrome trace events, times in microseconds. A trace is decoded while it is read,
 holds one batch of it, never the whole text. A regular expression guesses where events begin,
 and batches end there. If that guess, or the JSON, is wrong, an exact tokenizer goes over the batch
 event by event. Real files break (unescaped quotes, cut ends, fields of another type), so one bad
-event costs itself and never the file, and a bad field not even its event's times (`lenient`).
+event costs itself and never the file, and a bad field not even its event's times (`decoding`).
 
 A bare list of events is a trace too: other exporters write it, and viewers take it.
 """
@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from torchperfd_daemon.analysis import lenient
-from torchperfd_daemon.analysis.event_types import (
+from torchperfd_daemon.analysis import decoding
+from torchperfd_daemon.analysis.decoding import (
     EXACT_BELOW_US,
     AnyEvent,
     Capture,
@@ -228,7 +228,7 @@ class Events:
         if event is not None:
             batch.append(event)
             return True
-        found = lenient.repaired(text.decode("latin-1"))
+        found = decoding.repaired(text.decode("latin-1"))
         if found is None or found[0][found[1] :].strip():
             return False
         mended = found[0].encode("latin-1")
@@ -243,7 +243,7 @@ class Events:
             if following is None and not last:
                 return None
             until = following.start() if following else len(characters)
-            if found := lenient.repaired(characters[at:until]):
+            if found := decoding.repaired(characters[at:until]):
                 text, end = found
                 return text[:end].encode("latin-1")
             if following is None or until - at > _LONGEST_EVENT:
@@ -255,7 +255,7 @@ class Events:
         event: Any = self._decode_one(text)
         if event is None:
             mended = True
-            event = lenient.struct_from(text, ForeignEvent if self._foreign else ExactEvent)
+            event = decoding.struct_from(text, ForeignEvent if self._foreign else ExactEvent)
         if event is None:
             self.skipped += 1
             return
@@ -329,18 +329,18 @@ def peek(pieces: Iterable[bytes]) -> Header | None:
 def _salvaged_header(text: bytes) -> Header:
     """Return those fields of a header that can be read."""
     keys = tuple(field.encode_name for field in msgspec.structs.fields(Header))
-    found = lenient.objects_in(text, keys)
+    found = decoding.objects_in(text, keys)
     distributed, capture = found.get("distributedInfo"), found.get("torchperfd")
-    devices, base = found.get("deviceProperties"), lenient.whole_number(found.get("baseTimeNanoseconds"))
+    devices, base = found.get("deviceProperties"), decoding.whole_number(found.get("baseTimeNanoseconds"))
     return Header(
         base_ns=base or 0,
-        distributed=lenient.convert(distributed, Distributed) if isinstance(distributed, dict) else None,
+        distributed=decoding.convert(distributed, Distributed) if isinstance(distributed, dict) else None,
         devices=[
             device
             for each in (devices if isinstance(devices, list) else [])
-            if isinstance(each, dict) and (device := lenient.convert(each, Device))
+            if isinstance(each, dict) and (device := decoding.convert(each, Device))
         ],
-        capture=lenient.convert(capture, Capture) if isinstance(capture, dict) else None,
+        capture=decoding.convert(capture, Capture) if isinstance(capture, dict) else None,
         warnings=_texts(found.get("WARNING")),
         errors=_texts(found.get("ERROR")),
     )

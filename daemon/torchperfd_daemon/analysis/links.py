@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.analysis.breakdown import DEVICE, LAUNCHES
-from torchperfd_daemon.analysis.spans import ByThread, Spans
+from torchperfd_daemon.analysis.intervals import ByThread, Spans
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 _OPERATOR: Final = "cpu_op"

@@ -10,14 +10,32 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.analysis import device_times, event_types, kineto
-from torchperfd_daemon.analysis.categories import DEVICE, KERNEL, OPERATOR, WAIT, category, waits
-from torchperfd_daemon.analysis.columns import CollectiveColumns, Table, append, doubles, identifiers, numbers
-from torchperfd_daemon.analysis.foreign import Foreign, pair_by_name
-from torchperfd_daemon.analysis.processes import chosen_rows, host_processes
-from torchperfd_daemon.analysis.trace import Int32, Int64, Memory, Reading, Trace
-from torchperfd_daemon.analysis.tracefile import MAX_BYTES, TraceFile
-from torchperfd_daemon.analysis.unfinished import end_unfinished
+from torchperfd_daemon.analysis import decoding, kineto, trace_repair
+from torchperfd_daemon.analysis.categories import (
+    DEVICE,
+    KERNEL,
+    OPERATOR,
+    WAIT,
+    Foreign,
+    category,
+    pair_by_name,
+    waits,
+)
+from torchperfd_daemon.analysis.trace import (
+    CollectiveColumns,
+    Int32,
+    Int64,
+    Memory,
+    Reading,
+    Table,
+    Trace,
+    append,
+    doubles,
+    identifiers,
+    numbers,
+)
+from torchperfd_daemon.analysis.trace_files import MAX_BYTES, TraceFile
+from torchperfd_daemon.analysis.trace_repair import chosen_rows, end_unfinished, host_processes
 from torchperfd_daemon.errors import TorchperfdError
 
 # The exporter's event for the whole recording window, which is not an activity.
@@ -28,8 +46,8 @@ _LATEST_START_US: Final = float(1 << 53)
 _LONGEST_US: Final = float(1 << 43)
 # The limit of a trace's memory, at about 70 bytes per event.
 _MAX_EVENTS: Final = 1 << 26
-_NO_ARGS: Final = event_types.Args()
-_NO_FOREIGN_ARGS: Final = event_types.ForeignArgs()
+_NO_ARGS: Final = decoding.Args()
+_NO_FOREIGN_ARGS: Final = decoding.ForeignArgs()
 _UNNAMED: Final = "(no name)"
 # This much of the exporter's own messages is kept.
 _MAX_WARNINGS: Final = 5
@@ -223,21 +241,21 @@ class _Columns:
         if self._foreign is not None and self._foreign.is_legacy(threads):
             names = np.frombuffer(self._name, np.int32)
             external = pair_by_name(names, start, kinds == categories[OPERATOR], on_device)
-        timeless = device_times.timeless(start, end)
+        timeless = trace_repair.timeless(start, end)
         if timeless.any():
             self._skip("time 0, long before all others", int(timeless.sum()))
             self.events -= int(timeless.sum())
             # They are removed at the end; until then they are where they move nothing.
             start[timeless] = end[timeless] = start[~timeless].min()
             on_device[timeless] = False
-        outliers = device_times.far_away(start, end, on_device)
+        outliers = trace_repair.far_away(start, end, on_device)
         kinds[outliers.rows] = categories[_IMPOSSIBLE]
         on_device[outliers.rows] = False
         origin = int(np.delete(start, outliers.rows).min() if len(outliers.rows) else start.min())
         start[outliers.rows] = end[outliers.rows] = origin
         start -= origin
         end -= origin
-        shortened, endless = device_times.shorten(start, end, thread, on_device)
+        shortened, endless = trace_repair.shorten(start, end, thread, on_device)
         self._skip_unreadable(events.skipped)
         said = (*events.header.errors, *events.header.warnings)
         reading = Reading(
@@ -251,8 +269,8 @@ class _Columns:
             endless=endless,
             clock_apart=outliers.clock_apart,
         )
-        distributed = events.header.distributed or event_types.Distributed()
-        capture = events.header.capture or event_types.Capture()
+        distributed = events.header.distributed or decoding.Distributed()
+        capture = events.header.capture or decoding.Capture()
         trace = Trace(
             path=path,
             size=file.size,
@@ -328,7 +346,7 @@ class _Columns:
 
 def _exact_nanoseconds(events: list[Any], microseconds: npt.NDArray[np.float64]) -> Int64:
     """Convert the events' starts, given as doubles too, where those are too coarse from the decimals."""
-    coarse = microseconds >= event_types.EXACT_BELOW_US
+    coarse = microseconds >= decoding.EXACT_BELOW_US
     if not coarse.any():
         return nanoseconds(microseconds)
     converted = nanoseconds(np.where(coarse, 0.0, microseconds))

@@ -4,19 +4,205 @@ Collectives are matched by process group, sequence number and name. In a file wi
 collectives are the same sequence on all of its ranks. The sequences are aligned at their last elements, or at
 another place if the ends of the collectives agree much better there. If the file does not distinguish groups,
 the sequences may not fit; the collectives are then matched by end time alone.
+
+A rank's clock is set by the ends of the collectives that it shares with another rank. No rank leaves a
+collective before the last one has entered it, so the ends are close to one moment.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from torchperfd_daemon.analysis.collective_events import TOGETHER_NS, CollectiveEvents, nearest
-from torchperfd_daemon.analysis.collectives import Collectives, Kind
-from torchperfd_daemon.analysis.rank_clocks import RankClocks
-from torchperfd_daemon.analysis.sequence_alignment import align
+from torchperfd_daemon.analysis.collectives import (
+    TOGETHER_NS,
+    CollectiveEvents,
+    Collectives,
+    Kind,
+    median,
+    nearest,
+)
 from torchperfd_daemon.analysis.trace import Flags, Int64
+
+# Correctly aligned sequences have the same names, and their collectives run at the same time, except for
+# a few that threads began in another order, or whose end one rank noticed late.
+_MOSTLY: Final = 0.75
+# A farther position is accepted only if the ends agree better by this factor: less may be chance.
+_CLEARLY: Final = 2
+# Two whole sequences, or clocks that need no setting, take precedence over positions that agree better by up
+# to this factor.
+_EXPECTED: Final = 10
+# So many pairs of ends are evidence, where a sequence has them.
+_EVIDENCE: Final = 3
+_POSITIONS: Final = 256
+# Clocks that hosts keep by network time differ by less.
+_KEPT_NS: Final = 5_000_000
+
+
+def align(events: CollectiveEvents, longest: Int64, rows: Int64) -> tuple[Int64, Int64] | None:
+    """Return which of ``longest`` and which of ``rows`` are the same; None if the two do not fit.
+
+    Of the positions that fit, it is the one that leaves clocks as they are written, or that of two whole
+    sequences; else the one at which both end together; unless ends agree clearly better at another.
+    """
+    places = events.place[[longest[0], rows[0]]].tolist()
+    as_written = events.origin_ns[places[1]] - events.origin_ns[places[0]]
+    found: tuple[Int64, Int64] | None = None
+    best = np.inf
+    # The position of the middle one if clocks are right.
+    middle = len(rows) // 2
+    at = nearest(np.sort(events.end[longest]), events.end[rows[[middle]]] + as_written)
+    shifts = _shifts(events.sort[longest], events.sort[rows])
+    for shift in [*shifts, int(at[0]) - middle]:
+        there, here = _overlap(longest, rows, shift)
+        same = events.sort[there] == events.sort[here]
+        if not len(here) or np.mean(same) < _MOSTLY:
+            continue
+        there, here = there[same], here[same]
+        together = events.ends_together[here]
+        judges = together if together.any() else np.ones(len(here), dtype=np.bool_)
+        # One pair of ends always agrees, which is no evidence; two of more are weak evidence.
+        if (
+            judges.sum() < min(_EVIDENCE, len(rows))
+            or 2 * len(here) < len(rows)
+            or judges.sum() < 2 <= len(longest)
+        ):
+            continue
+        apart = events.end[there] - events.end[here]
+        clock = median(apart[judges])
+        start, end = events.start[here] + clock, events.end[here] + clock
+        between = np.maximum(start - events.end[there], events.start[there] - end)
+        at_once = between <= TOGETHER_NS
+        if np.mean(at_once[judges]) < _MOSTLY:
+            continue
+        # A partial overlap fits more easily.
+        residual = float(np.median(np.abs(apart[judges] - clock))) * (len(rows) / len(here)) ** 2
+        is_whole = len(longest) == len(rows) and shift == 0
+        if is_whole or abs(clock - as_written) <= _KEPT_NS:
+            residual /= _EXPECTED
+        if found is None or residual * _CLEARLY < best:
+            fits = at_once | ~judges
+            found, best = (there[fits], here[fits]), residual
+    return found
+
+
+def _shifts(longest: Int64, rows: Int64) -> list[int]:
+    """Return the possible positions of a sequence in another, the closest to both ending together first.
+
+    The rarest sort that both have decides: each place of it in one is a place of it in the other.
+    """
+    at_end = len(longest) - len(rows)
+    sorts = np.intersect1d(longest, rows)
+    if not len(sorts):
+        return []
+    rarest = min(sorts.tolist(), key=lambda sort: int(np.sum(longest == sort)) * int(np.sum(rows == sort)))
+    theirs, mine = np.flatnonzero(longest == rarest), np.flatnonzero(rows == rarest)
+    # Of places that are many, those near the ends are enough for as many positions as are tried.
+    apart = np.unique(theirs[-_POSITIONS:, None] - mine[None, -_POSITIONS:])
+    order = np.argsort(np.abs(apart - at_end), kind="stable")
+    return [int(shift) for shift in apart[order][:_POSITIONS]]
+
+
+def _overlap(longest: Int64, rows: Int64, shift: int) -> tuple[Int64, Int64]:
+    """Return the parts that are side by side when ``rows`` begins at place ``shift`` of ``longest``."""
+    first, last = max(0, shift), max(0, min(len(longest), len(rows) + shift))
+    return longest[first:last], rows[max(0, -shift) : max(0, last - shift)]
+
+
+# Pairs of ends that agree are believed over a clock as written only when there are that many times more.
+_CLEARLY_MORE: Final = 2
+_PAIRS: Final = 1 << 20
+
+
+class RankClocks:
+    """The corrections that bring each rank's times to the reference's clock.
+
+    Attributes:
+        reference: The rank whose clock it is, as a place.
+        as_written: The correction of a rank's times to the reference's origin, in ns, if clocks did not
+            differ.
+        shift: The correction with the measured difference of the clocks.
+        residual: The median distance of the corrected ends from those of the rank that set the clock; -1
+            for a clock that no match set.
+    """
+
+    def __init__(self, events: CollectiveEvents) -> None:
+        count = len(events.ranks)
+        self.reference = 0
+        self.residual = np.full(count, -1, dtype=np.int64)
+        ends = events.table(events.end)
+        together = np.zeros(len(ends), dtype=np.bool_)
+        together[events.match[(events.match >= 0) & events.ends_together]] = True
+        here = events.table(np.ones_like(events.end)) > 0
+        # Where there is nothing better, ends of rooted collectives are better than no clock.
+        shared = _shared(here[together]) + 1e-6 * _shared(here)
+        if shared.any():
+            self.reference = int(np.flatnonzero(shared.any(axis=0))[0])
+        first = events.origin_ns[self.reference]
+        self.as_written = np.array([origin - first for origin in events.origin_ns], dtype=np.int64)
+        self.shift = self.as_written.copy()
+        self.residual[self.reference] = 0
+        known = [self.reference]
+        while len(known) < count:
+            left = [at for at in range(count) if at not in known]
+            links = shared[np.ix_(known, left)]
+            by, at = (int(found) for found in np.unravel_index(np.argmax(links), links.shape))
+            partner, rank = known[by], left[at]
+            known.append(rank)
+            if links[by, at] > 0:
+                both = here[:, partner] & here[:, rank]
+                both &= together if (both & together).any() else True
+                apart = ends[both, partner] - ends[both, rank] + self.shift[partner]
+                self.shift[rank] = median(apart)
+                self.residual[rank] = median(np.abs(apart - self.shift[rank]))
+            else:
+                self.shift[rank] = _voted(events, self.reference, rank, int(self.as_written[rank]))
+
+
+def _shared(here: Flags) -> npt.NDArray[np.float64]:
+    """Return how many rows each two columns share, 0 for a column with itself."""
+    numbers = here.astype(np.float64)
+    counts = numbers.T @ numbers
+    np.fill_diagonal(counts, 0)
+    return counts
+
+
+def _voted(events: CollectiveEvents, reference: int, rank: int, as_written: int) -> int:
+    """Return the correction of a rank's times: as written, or where clearly more ends agree."""
+    votes: list[Int64] = []
+    for theirs, mine in _unmatched_ends(events, reference, rank):
+        if sum(map(len, votes)) + len(theirs) * len(mine) > _PAIRS:
+            break
+        votes.append((theirs[:, None] - mine[None, :]).ravel())
+    if not votes:
+        return as_written
+    apart = np.sort(np.concatenate(votes))
+    near, close = _within(apart, apart, 2 * TOGETHER_NS), _within(apart, apart, TOGETHER_NS // 2)
+    # In a loop of equal steps, a clock that is one step off has almost as many near pairs: one less. The
+    # distance of the pairs decides only if steps are as short as this.
+    most = int(np.lexsort((close, near))[-1])
+    if near[most] <= _CLEARLY_MORE * _within(apart, np.array([as_written]), 2 * TOGETHER_NS)[0]:
+        return as_written
+    return median(apart[np.abs(apart - apart[most]) <= TOGETHER_NS])
+
+
+def _within(values: Int64, centres: Int64, reach: int) -> Int64:
+    """Return how many of ``values``, which are sorted, are no farther than ``reach`` from each centre."""
+    return np.searchsorted(values, centres + reach, side="right") - np.searchsorted(values, centres - reach)
+
+
+def _unmatched_ends(events: CollectiveEvents, reference: int, rank: int) -> Iterator[tuple[Int64, Int64]]:
+    """Yield the ends of unmatched collectives of two ranks, sort by sort, the rarest first."""
+    found = []
+    for sort in range(len(events.sorts)):
+        left = (events.match < 0) & (events.sort == sort) & events.ends_together
+        ends = [events.end[left & (events.place == place)] for place in (reference, rank)]
+        if len(ends[0]) and len(ends[1]):
+            found.append((ends[0], ends[1]))
+    yield from sorted(found, key=lambda ends: len(ends[0]) * len(ends[1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,152 @@
-"""Sums over the calls of operators: own and inclusive time, and memory.
+"""Rows of the operator table, and sums over the calls of operators: own and inclusive time, and memory.
 
 The rules are read from ``torch/autograd/profiler_util.py`` (``_populate_cpu_children``,
 ``_remove_dup_nodes``) and ``_parse_kineto_results``.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from torchperfd_daemon.analysis.breakdown import DEVICE
+from torchperfd_daemon.analysis.intervals import Nesting, nest
 from torchperfd_daemon.analysis.links import Links
-from torchperfd_daemon.analysis.nesting import Nesting, nest
-from torchperfd_daemon.analysis.operator_memory import memory_during
-from torchperfd_daemon.analysis.operator_rows import ON_DEVICE
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+
+# Device events are rows of their own too, in torch's table and in this one.
+ON_DEVICE: Final = DEVICE | {"gpu_user_annotation"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One row, over all calls of one group. Times in ns, memory in bytes.
+
+    Attributes:
+        name: The operator; every ``ProfilerStep#N`` counts as ``ProfilerStep*``.
+        category: Kineto's category, such as ``cpu_op``, ``user_annotation`` or ``kernel``.
+        self_cpu_ns: Host time outside its children. Negative where children on record outlast it.
+        total_cpu_ns: Host time, children included.
+        self_device_ns: Time of the kernels, copies and fills it launched itself.
+        total_device_ns: The same, children included.
+        self_cpu_memory: Host memory allocated less freed while it ran, outside its children.
+        total_cpu_memory: The same, children included.
+        self_device_memory: As ``self_cpu_memory``, on the device.
+        total_device_memory: The same, children included.
+        shapes: Its inputs' shapes, in a table by shape; a list of tensors is ``[]``, as in torch.
+        stack: The Python frames that called it, innermost first, in a table by stack.
+        module: The innermost ``nn.Module`` that called it, in a table by module.
+    """
+
+    name: str
+    category: str
+    calls: int
+    self_cpu_ns: int
+    total_cpu_ns: int
+    self_device_ns: int = 0
+    total_device_ns: int = 0
+    self_cpu_memory: int = 0
+    total_cpu_memory: int = 0
+    self_device_memory: int = 0
+    total_device_memory: int = 0
+    shapes: str = ""
+    stack: tuple[str, ...] = ()
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSteps:
+    """The operator table by name, taken apart by step; only the steps in which a row was called.
+
+    Attributes:
+        categories: Its category, as in `Operator`.
+        row: The row of each cell, an index into ``names``.
+        calls: How often the row was called in that step.
+        self_cpu_ns: Its host time outside its children.
+        self_device_ns: Time of the kernels, copies and fills it launched itself, or was.
+    """
+
+    names: tuple[str, ...]
+    categories: tuple[str, ...]
+    row: Int64
+    step: Int64
+    calls: Int64
+    self_cpu_ns: Int64
+    self_device_ns: Int64
+
+
+# Torch's names for the columns that a table can be sorted by, and how large a row is there.
+SORT_KEYS: Final[dict[str, Callable[[Operator], float]]] = {
+    "self_cpu_time_total": lambda row: row.self_cpu_ns,
+    "cpu_time_total": lambda row: row.total_cpu_ns,
+    "cpu_time": lambda row: row.total_cpu_ns / row.calls,
+    "self_device_time_total": lambda row: row.self_device_ns,
+    "device_time_total": lambda row: row.total_device_ns,
+    "device_time": lambda row: row.total_device_ns / row.calls,
+    "self_cpu_memory_usage": lambda row: row.self_cpu_memory,
+    "cpu_memory_usage": lambda row: row.total_cpu_memory,
+    "self_device_memory_usage": lambda row: row.self_device_memory,
+    "device_memory_usage": lambda row: row.total_device_memory,
+    "count": lambda row: row.calls,
+}
+
+
+# torch's numbers for the kinds of device that memory is on.
+HOST_MEMORY: Final = (0, 2, 5)
+DEVICE_MEMORY: Final = (1, 6, 12, 20)
+_MEMORY: Final = "[memory]"
+
+
+def memory_during(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
+    """Return the host's and the device's bytes allocated less freed during each event, on any thread.
+
+    As in torch, both ends of an event belong to it.
+    """
+    memory = trace.memory
+    if not len(memory.time):
+        return np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+    order = np.argsort(memory.time, kind="stable")
+    times = memory.time[order]
+    first = np.searchsorted(times, trace.start[rows], side="left")
+    last = np.searchsorted(times, trace.end[rows], side="right")
+    columns = []
+    for kinds in (HOST_MEMORY, DEVICE_MEMORY):
+        of_kind = np.where(np.isin(memory.device_type, kinds), memory.allocated, 0)[order]
+        running = np.concatenate(([0], np.cumsum(of_kind)))
+        columns.append(running[last] - running[first])
+    return columns[0], columns[1]
+
+
+def memory_outside(trace: Trace, rows: Int64) -> list[Operator]:
+    """Return torch's row for the memory allocated and freed while none of ``rows`` ran, if there was any."""
+    memory = trace.memory
+    order = np.argsort(trace.start[rows], kind="stable")
+    starts, reached = trace.start[rows][order], np.maximum.accumulate(trace.end[rows][order])
+    begun = np.searchsorted(starts, memory.time, side="right")
+    outside = begun == 0
+    outside[~outside] = reached[begun[~outside] - 1] < memory.time[~outside]
+    if not outside.any():
+        return []
+    host, device = (
+        int(memory.allocated[outside & np.isin(memory.device_type, kinds)].sum())
+        for kinds in (HOST_MEMORY, DEVICE_MEMORY)
+    )
+    return [
+        Operator(
+            _MEMORY,
+            "cpu_instant_event",
+            calls=int(outside.sum()),
+            self_cpu_ns=0,
+            total_cpu_ns=0,
+            self_cpu_memory=host,
+            total_cpu_memory=host,
+            self_device_memory=device,
+            total_device_memory=device,
+        )
+    ]
+
 
 _ANNOTATION: Final = "user_annotation"
 # c10d's Work objects open a span on one thread and close it on another. torch marks such spans as

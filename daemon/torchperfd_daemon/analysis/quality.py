@@ -8,12 +8,11 @@ import numpy as np
 
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.categories import DEVICE
-from torchperfd_daemon.analysis.device_times import overlaps
 from torchperfd_daemon.analysis.layout import printable
 from torchperfd_daemon.analysis.links import Links
-from torchperfd_daemon.analysis.processes import working
-from torchperfd_daemon.analysis.start_up import LaunchRecord
+from torchperfd_daemon.analysis.overhead import LaunchRecord
 from torchperfd_daemon.analysis.trace import Reading, Trace
+from torchperfd_daemon.analysis.trace_repair import overlaps, working
 
 _MAX_LISTED: Final = 4
 

@@ -17,7 +17,7 @@ from torchperfd_daemon.analysis.layout import (
     print_folded,
     printable,
 )
-from torchperfd_daemon.analysis.operator_rows import SORT_KEYS, Operator
+from torchperfd_daemon.analysis.operator_sums import SORT_KEYS, Operator
 from torchperfd_daemon.analysis.quality import quality_lines, quality_to_dict
 from torchperfd_daemon.analysis.summary import Summary
 

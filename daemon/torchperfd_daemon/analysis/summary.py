@@ -10,13 +10,11 @@ from torchperfd_daemon.analysis.breakdown import Breakdown, Device, DeviceTime, 
 from torchperfd_daemon.analysis.collectives import Collectives, collectives
 from torchperfd_daemon.analysis.idle import Idle, idle
 from torchperfd_daemon.analysis.links import find_links
-from torchperfd_daemon.analysis.operator_rows import Operator
-from torchperfd_daemon.analysis.operators import GroupBy, operators
-from torchperfd_daemon.analysis.phases import phases
+from torchperfd_daemon.analysis.operator_sums import Operator
+from torchperfd_daemon.analysis.operators import GroupBy, Samples, operators, sample
 from torchperfd_daemon.analysis.picture import Picture, draw
 from torchperfd_daemon.analysis.quality import Quality, assess
-from torchperfd_daemon.analysis.samples import Samples, sample
-from torchperfd_daemon.analysis.steps import Step, StepSource, TimedBy, find_steps, whole_recording
+from torchperfd_daemon.analysis.steps import Step, StepSource, TimedBy, find_steps, phases, whole_recording
 from torchperfd_daemon.analysis.trace import Trace
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, SettledAdvice, WorkerCost
 

@@ -18,8 +18,8 @@ from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
+from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf, predict
-from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service.translate import comparison

@@ -10,8 +10,8 @@ from torchperfd_daemon.diagnosis.cause_table import (
     COLLECTIVES_SHARE,
     EXPLAINED,
     HOST_BOUND,
+    MIN_CAUSE_SHARE,
     MIN_COLLECTIVES,
-    MIN_SHARE,
     SMALL_BATCH,
     SMALL_BATCH_SHARE,
     SYNCHRONISATION,
@@ -22,7 +22,7 @@ from torchperfd_daemon.diagnosis.cause_table import (
 )
 from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk, idled_words
 from torchperfd_daemon.diagnosis.edits import DATA, Edit, both, equal_work, less_exchange, less_host
-from torchperfd_daemon.diagnosis.memory_growth import full_first
+from torchperfd_daemon.diagnosis.evidence import full_first
 from torchperfd_daemon.diagnosis.step_model import StepModel
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.diagnosis.waits import find_imbalance
@@ -84,7 +84,7 @@ def find_memory_growth(walk: Walk) -> None:
     alike = 2 * len(growing) > len(ranks) > 1
     place, cost = ranks.index(rank), 0.0
     edit: Edit = less_host({})
-    if not alike and rank.late_phase not in _OF_PHASE and walk.late[place] >= MIN_SHARE * walk.step:
+    if not alike and rank.late_phase not in _OF_PHASE and walk.late[place] >= MIN_CAUSE_SHARE * walk.step:
         edit = less_host({place: walk.late[place]})
         cost, walk.late[place] = walk.job.gain(edit), 0.0
         words += f"; {duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
@@ -126,7 +126,7 @@ def find_lateness(walk: Walk) -> None:
     alike = [place for place in range(len(ranks)) if late[place] >= _AS_LATE * max(late)]
     place = min(alike, key=lambda each: ranks[each].rank)
     rank, excess = ranks[place], late[place]
-    if excess < MIN_SHARE * walk.step:
+    if excess < MIN_CAUSE_SHARE * walk.step:
         return
     edit = both(less_host({place: excess}, peaks=True), _devices_as_peers(walk, [place]))
     cost = min(excess, walk.job.gain(edit)) if walk.job.together else excess
@@ -134,14 +134,14 @@ def find_lateness(walk: Walk) -> None:
     others = [
         each.rank
         for number, each in enumerate(ranks)
-        if number != place and late[number] >= MIN_SHARE * walk.step
+        if number != place and late[number] >= MIN_CAUSE_SHARE * walk.step
     ]
     together = _as_late_as(walk, place)
     if len(together) > 1:
         # Each of several late ranks costs nothing alone, and all of them together what they are late by.
         edit = both(less_host(together, peaks=True), _devices_as_peers(walk, together))
         cost = max(cost, min(excess, walk.job.gain(edit)))
-    if cost < MIN_SHARE * walk.step:
+    if cost < MIN_CAUSE_SHARE * walk.step:
         return
     words = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
     words += f", most of it in {rank.late_phase}" if rank.late_phase else ""
@@ -191,7 +191,7 @@ def find_imbalance_of_stages(walk: Walk) -> None:
         (rank.stage, rank.own_seconds - (rank.late_seconds - late), rank.wait_seconds)
         for rank, late in zip(walk.job.ranks, walk.late, strict=True)
     )
-    if not found or not walk.job.together or found.cost_seconds < MIN_SHARE * walk.step:
+    if not found or not walk.job.together or found.cost_seconds < MIN_CAUSE_SHARE * walk.step:
         return
     where = next(rank for rank in walk.job.ranks if rank.stage == found.stage)
     edit = equal_work([range(len(walk.job.ranks))], means=True)
@@ -232,7 +232,7 @@ def find_growing_steps(walk: Walk) -> None:
         return
     where = max(ranks, key=lambda rank: rank.step_grown_seconds)
     cost = min(where.step_grown_seconds, statistics.median(walk.rest.own.tolist()))
-    if cost < MIN_SHARE * walk.step:
+    if cost < MIN_CAUSE_SHARE * walk.step:
         return
     words = (
         f"{duration(cost)} of each {duration(walk.step)} step more than at the start: each step takes"
@@ -251,7 +251,7 @@ def find_exchange(walk: Walk) -> None:
     """
     ranks, cost = walk.job.ranks, walk.exchange_growth
     starved = [max(0.0, rank.queued_seconds - rank.before.queued_seconds) for rank in ranks if rank.before]
-    if cost <= 0 or cost - 2 * statistics.median(starved) < MIN_SHARE * walk.step:
+    if cost <= 0 or cost - 2 * statistics.median(starved) < MIN_CAUSE_SHARE * walk.step:
         return
     if ranks[0].on_device:
         # Waits on devices contain what the hosts' own delays add there, too.

@@ -15,7 +15,7 @@ from torchperfd_daemon.diagnosis.edits import DATA
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, SCRIPT_CODE_SHARE, Cause
 
-MIN_SHARE: Final = 0.05
+MIN_CAUSE_SHARE: Final = 0.05
 """A cause that costs a smaller share of the step is not reported."""
 UNEVEN_SHARE: Final = 0.1
 """Work that differs from step to step is a cause from this share of the step on: all work does a little."""
@@ -72,7 +72,7 @@ class Row:
     words: str
     measure: Measure
     phase: str = ""
-    ever_since: float = MIN_SHARE
+    ever_since: float = MIN_CAUSE_SHARE
     peaks: bool = False
     syncs: bool = False
     of_device: bool = False

@@ -13,7 +13,7 @@ from torchperfd_daemon.diagnosis.cause_table import (
     CROWDED_SHARE,
     EXPLAINED,
     MEASURED,
-    MIN_SHARE,
+    MIN_CAUSE_SHARE,
     MOST_OF,
     Row,
     device_idle,
@@ -203,9 +203,9 @@ class Walk:
             cost = min(cost, self.growth)
         elif row.peaks:
             cost, _ = self.less_absorbed(where, cost, row)
-        least = least or (row.ever_since if self.since_start else MIN_SHARE)
+        least = least or (row.ever_since if self.since_start else MIN_CAUSE_SHARE)
         if cost < least * self.step or cost <= 0:
-            if cost >= MIN_SHARE * self.step:
+            if cost >= MIN_CAUSE_SHARE * self.step:
                 self.usual.append(f"{duration(cost)} {row.words}, a cause from {least:.0%} on")
             elif taken >= least * self.step and row.phase:
                 self.usual.append(f"{duration(taken)} {row.words} while the device works")
@@ -239,7 +239,7 @@ class Walk:
         where = self.job.ranks[place]
         cost, edit = self._cost_of_rank(row, place, excess)
         cost, idled = self.less_absorbed(where, cost, row)
-        if cost < MIN_SHARE * self.step:
+        if cost < MIN_CAUSE_SHARE * self.step:
             return
         words = f"{duration(cost)} of each {duration(where.step_seconds)} step {row.words}"
         words += idled_words(idled)
@@ -418,4 +418,4 @@ def _equal_work_waits(ranks: Sequence[RankEvidence], waits: Sequence[float]) -> 
 
 def _work_seconds(rank: RankEvidence) -> float:
     """Return a rank's own work without its wait for a processor, some of which is in its wait for others."""
-    return max(rank.own_seconds - rank.queued_seconds, MIN_SHARE * rank.own_seconds)
+    return max(rank.own_seconds - rank.queued_seconds, MIN_CAUSE_SHARE * rank.own_seconds)

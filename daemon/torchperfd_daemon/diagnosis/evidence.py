@@ -1,5 +1,10 @@
-"""The evidence about a run's ranks, from which diagnosis finds causes."""
+"""The evidence about a run's ranks, from which diagnosis finds causes, and how many samples it needs. Pure.
 
+The observer samples runs at intervals of :data:`SAMPLE_S`. A cause is found in a window of samples, and
+published once several windows have shown it. So a run is not called healthy before a window is full.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -7,6 +12,27 @@ from typing import Final
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd_daemon.diagnosis.waits import are_hidden, are_material, are_on_devices, longest_wait
 from torchperfd_daemon.loader_workers import LoaderFacts
+
+SAMPLE_S: Final = 1.0
+WARM_STEPS: Final = 20
+"""The first steps differ from the others: this many, or those of :data:`WARM_S`, are left out."""
+WARM_S: Final = 10.0
+WINDOW_SAMPLES: Final = 10
+"""The length of the evidence window, in samples that contain a step."""
+MIN_WINDOW_SAMPLES: Final = 3
+"""A shorter window shows nothing."""
+MIN_FINDINGS: Final = 3
+"""A verdict is published after this many consecutive samples, and withdrawn after as many without it."""
+
+
+def could_have_found(steps: int, step_seconds: float) -> bool:
+    """Return whether any cause would have been published after so many steps of this mean length."""
+    if step_seconds <= 0:
+        return False
+    warm = min(WARM_STEPS, math.ceil(WARM_S / step_seconds))
+    samples = (steps - warm) * min(1.0, step_seconds / SAMPLE_S)
+    return samples >= WINDOW_SAMPLES + MIN_FINDINGS
+
 
 _WAIT: Final = "collective_wait"
 
@@ -171,3 +197,18 @@ def do_devices_wait(ranks: Sequence[RankEvidence]) -> bool:
         [rank.phase_seconds.get(_WAIT, 0.0) for rank in ranks],
         [rank.device_phase_seconds.get(_WAIT, 0.0) if rank.device_phase_seconds else None for rank in ranks],
     )
+
+
+FULL_SOON_S: Final = 3600.0
+"""Growing memory is reported if it will be full within this time."""
+FORESIGHT: Final = 150.0
+"""Growth is extrapolated to at most this multiple of the time over which it was observed."""
+
+
+def full_first(growing: Sequence[RankEvidence]) -> tuple[RankEvidence, float] | None:
+    """Return the rank whose memory is full first, and in how many seconds; None if that is not soon."""
+    times = [(each, each.full_in_seconds) for each in growing if each.full_in_seconds is not None]
+    rank, seconds = min(times, key=lambda each: each[1], default=(None, 0.0))
+    if rank is None or seconds > min(FULL_SOON_S, FORESIGHT * rank.grows_for_seconds):
+        return None
+    return rank, seconds

@@ -9,12 +9,11 @@ import numpy as np
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
-from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, could_have_found
 from torchperfd_daemon.diagnosis.remedies import UNMEASURED, LoaderCounsel
 from torchperfd_daemon.diagnosis.step_model import Float64
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, capture_command
 from torchperfd_daemon.diagnosis.verdicts import rank_causes
-from torchperfd_daemon.diagnosis.windows import could_have_found
 
 MIN_STEPS: Final = 20
 """With fewer steps, no run is called healthy by its mean step..."""

@@ -1,8 +1,11 @@
-"""The verdict on a run: its cause, where, the evidence, the cost and the next command."""
+"""The verdict on a run (cause, place, evidence, cost and next command) and the newest findings on it.
+
+Triggers fire on `RunFindings`, so that they and the verdict never disagree.
+"""
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -10,6 +13,7 @@ from torchperfd.card import command_after_run
 from torchperfd.input_stages import InputStages
 from torchperfd.slow_line import SlowLine
 from torchperfd.step_account import Account
+from torchperfd_daemon.diagnosis.detect.stall import Stall
 
 INPUT_BOUND_SHARE: Final = 0.2
 """Waiting for data is reported from this share of the step on."""
@@ -85,7 +89,7 @@ class Verdict:
         line: The slow line of the script, if stacks were sampled.
         stages: For a wait for data, what the stages of making a batch take; None if unknown.
         others: Further causes of the same run, the one with the largest share of its step first.
-        fix: What to change, for a remedy that depends on measurements; the usual ones are in ``fixes.py``.
+        fix: What to change, for a remedy that depends on measurements; the usual ones are in ``remedies.py``.
         saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
         unseen_ranks: Ranks of the job that were not seen, where the verdict depends on them; without a cause,
             it is unknown only because of these.
@@ -153,3 +157,25 @@ def working_command(command: str, *, is_over: bool, has_cuda: bool) -> str:
 def capture_command(run: str) -> str:
     """Return the command that captures the next steps of a run, which shows more than a verdict."""
     return f"torchperfd capture --run {shlex.quote(run)} --steps 5"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFindings:
+    """The newest findings on one run.
+
+    Attributes:
+        step_seconds: Its present mean step; 0 before it is known.
+        normal_seconds: The step before the run became slower; None while it is not slower than usual.
+        culprit: The rank that the first verdict names; None if it names none.
+        late_seconds: For each straggler, its own work per step above the peers' median.
+        peer_seconds: The peers' median own work per step.
+        stall: The longest stall of any rank now.
+    """
+
+    step_seconds: float = 0.0
+    normal_seconds: float | None = None
+    culprit: int | None = None
+    late_seconds: Mapping[int, float] = field(default_factory=dict)
+    peer_seconds: float = 0.0
+    stall: Stall | None = None
+    stalled_ranks: tuple[int, ...] = ()

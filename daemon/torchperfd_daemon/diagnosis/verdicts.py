@@ -9,7 +9,7 @@ from typing import Final
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.accounting import account_of
 from torchperfd_daemon.diagnosis.cause_finders import find_all
-from torchperfd_daemon.diagnosis.cause_table import EXPLAINED, MIN_SHARE, MOST_OF
+from torchperfd_daemon.diagnosis.cause_table import EXPLAINED, MIN_CAUSE_SHARE, MOST_OF
 from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
 from torchperfd_daemon.diagnosis.edits import DATA
@@ -101,7 +101,7 @@ def _switch(run: str, walk: Walk) -> Verdict | None:
 
 
 def _nothing(run: str, walk: Walk) -> Verdict:
-    words = f"nothing takes {MIN_SHARE:.0%} of a {duration(walk.step)} step without need"
+    words = f"nothing takes {MIN_CAUSE_SHARE:.0%} of a {duration(walk.step)} step without need"
     if walk.usual:
         words = f"nothing stands out of a {duration(walk.step)} step: {'; '.join(walk.usual)}"
     return Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))
@@ -114,7 +114,7 @@ def _without_state(walk: Walk, found: Sequence[Finding], counsel: LoaderCounsel)
     if not states or not others or not walk.since_start or _remedy(states[0], walk.job.ranks, counsel).cause:
         return [*found], ""
     queued = statistics.median(rank.queued_seconds for rank in walk.job.ranks)
-    served = max(walk.step - queued, MIN_SHARE * walk.step)
+    served = max(walk.step - queued, MIN_CAUSE_SHARE * walk.step)
     if served <= 0:
         return [*found], ""
     note = (
@@ -159,7 +159,7 @@ def _unknown(walk: Walk) -> Finding | None:
         return None
     slower, rank, before = max(slowed, key=lambda each: each[0])
     unexplained = walk.growth
-    if slower < MIN_SHARE * walk.step or unexplained <= (1 - EXPLAINED) * slower:
+    if slower < MIN_CAUSE_SHARE * walk.step or unexplained <= (1 - EXPLAINED) * slower:
         return None
     if any(each.cause is Cause.CPU_CONTENTION for each in walk.found):
         # The wait of the ranks' other threads for a processor is not measured and may be the rest.
@@ -192,7 +192,7 @@ def _knock_on(slowed: Sequence[tuple[float, RankEvidence, RankEvidence]], slower
     own = statistics.median(rank.own_seconds - past.own_seconds for _, rank, past in slowed)
     exchange = sum(each.cost_seconds for each in walk.found if each.cause is Cause.COLLECTIVE)
     beyond = slower - own - exchange
-    return beyond if own >= MOST_OF * slower and beyond >= MIN_SHARE * slower else 0.0
+    return beyond if own >= MOST_OF * slower and beyond >= MIN_CAUSE_SHARE * slower else 0.0
 
 
 _APART: Final = 1.5
@@ -276,7 +276,7 @@ def _cannot_compare(run: str, ranks: Sequence[RankEvidence], step_seconds: float
     waits = f"ranks wait for {duration(longest)} of" if longest else "no wait for another rank is seen in"
     words = (
         f"cannot determine which rank is slow: {waits} each {duration(step_seconds)} step, as far as"
-        f" devices show it; no other cause takes {MIN_SHARE:.0%} of it"
+        f" devices show it; no other cause takes {MIN_CAUSE_SHARE:.0%} of it"
     )
     return Verdict(
         Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, next_command(Cause.UNKNOWN, run)

@@ -18,7 +18,7 @@ from torchperfd.durations import duration
 from torchperfd.step_account import Account, Part, PartKind
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict
 from torchperfd_daemon.diagnosis.accounting import account_of
-from torchperfd_daemon.diagnosis.cause_table import MIN_SHARE
+from torchperfd_daemon.diagnosis.cause_table import MIN_CAUSE_SHARE
 from torchperfd_daemon.diagnosis.cause_walk import Walk
 from torchperfd_daemon.diagnosis.claims import limit_claim, unseen_words
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
@@ -123,11 +123,11 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) ->
     if hidden:
         words = (
             "cannot determine which rank is slow: collectives wait on the device; no other cause takes"
-            f" {MIN_SHARE:.0%} of a {duration(job.step_seconds)} step, on {len(parts)} nodes"
+            f" {MIN_CAUSE_SHARE:.0%} of a {duration(job.step_seconds)} step, on {len(parts)} nodes"
         )
         return Verdict(Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, "")
     words = (
-        f"nothing takes {MIN_SHARE:.0%} of a {duration(job.step_seconds)} step without need,"
+        f"nothing takes {MIN_CAUSE_SHARE:.0%} of a {duration(job.step_seconds)} step without need,"
         f" on {len(parts)} node{'s' if len(parts) > 1 else ''}"
     )
     return Verdict(Cause.NONE, run, "", None, "", words, 0.0, "")
@@ -184,7 +184,7 @@ class _Job:
             verdict = replace(verdict, node=part.node, rank=latest, evidence=f"{verdict.evidence}{alike}")
         if most is not None and most < verdict.cost_seconds_per_step:
             verdict = replace(verdict, cost_seconds_per_step=most)
-        return verdict if verdict.cost_seconds_per_step >= MIN_SHARE * self.step_seconds else None
+        return verdict if verdict.cost_seconds_per_step >= MIN_CAUSE_SHARE * self.step_seconds else None
 
     def is_unknown(self, part: NodePart) -> bool:
         """Return whether a node's verdict makes the cause unknown for the whole run.
@@ -237,7 +237,7 @@ class _Job:
         unexplained = [
             each for each in self.stragglers if explained.get(each.rank, 0.0) < each.excess_seconds / 2
         ]
-        if not unexplained or unexplained[0].excess_seconds < MIN_SHARE * self.step_seconds:
+        if not unexplained or unexplained[0].excess_seconds < MIN_CAUSE_SHARE * self.step_seconds:
             return None
         worst, others = unexplained[0], sorted(each.rank for each in unexplained[1:])
         words = (
@@ -258,7 +258,7 @@ class _Job:
             (work.stage, self._own[work.rank] - late.get(work.rank, 0.0), mean_wait(work))
             for work in self.all
         )
-        if not found or not self.together or found.cost_seconds < MIN_SHARE * self.step_seconds:
+        if not found or not self.together or found.cost_seconds < MIN_CAUSE_SHARE * self.step_seconds:
             return None
         words = found.words(self.step_seconds)
         return Verdict(Cause.PIPELINE_IMBALANCE, run, "", None, "", words, found.cost_seconds, "")

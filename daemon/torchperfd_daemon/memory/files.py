@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon import analysis, compression
-from torchperfd_daemon.analysis.rank_files import RANK_IN_NAME
+from torchperfd_daemon.analysis.trace_files import RANK_IN_NAME
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError, explained
 from torchperfd_daemon.memory.plain_pickle import is_pickle
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
 from torchperfd_daemon.loader_workers import (
     MIN_GAIN,
     LoaderAdvice,

@@ -1,11 +1,17 @@
-"""The state of the node around its ranks at one moment, from the collectors' samples."""
+"""The node around its ranks, by the collectors' samples, and each rank's device and memory over time."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
+from torchperfd_daemon.diagnosis.detect import GrowthDetector
+from torchperfd_daemon.diagnosis.detect.trends import MIN_SHARE, theil_sen
+from torchperfd_daemon.diagnosis.evidence import FULL_SOON_S
 
 # A software power cap is normal operation; only the reasons that protect the hardware count.
 _HELD_DOWN: Final = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
@@ -185,3 +191,95 @@ def _gpu(reading: GpuReading) -> GpuState:
         reading.values.get(("gpu_utilization_ratio", ())),
         frozenset(reading.process_bytes),
     )
+
+
+class GpuWatch:
+    """Adds up what the driver shows once per second.
+
+    Args:
+        now: Monotonic seconds.
+
+    Attributes:
+        busy_seconds: The time for which the device was busy so far; meaningless if ``is_known`` is false.
+        foreign: Other processes on the device.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.busy_seconds = 0.0
+        self.foreign = 0
+        self._state = GpuState()
+        self._sampled_at = now
+        self._top_clock = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the driver shows for how long the device is busy."""
+        return self._state.utilization is not None
+
+    @property
+    def slowdown(self) -> float:
+        """The part of its highest clock that the device has lost, 0 to 1."""
+        return max(0.0, 1 - self._state.clock_hertz / self._top_clock) if self._top_clock else 0.0
+
+    def follow(self, now: float, gpu: GpuState, pid: int, ours: frozenset[int]) -> None:
+        """Add a sample.
+
+        Args:
+            now: Monotonic seconds.
+            pid: The rank's process.
+            ours: The process ids of all ranks.
+        """
+        self._state = gpu
+        # Unknown for some seconds at first, and whenever the driver does not answer: not idle by that.
+        busy = 1.0 if gpu.utilization is None else gpu.utilization
+        self.busy_seconds += busy * (now - self._sampled_at)
+        self._sampled_at = now
+        self._top_clock = max(self._top_clock, gpu.clock_hertz)
+        # In its own container a rank has another id than the driver sees, and all processes seem foreign.
+        self.foreign = len(gpu.processes - ours) if pid in gpu.processes else 0
+
+
+_READINGS: Final = 64
+_GROWTH_EVERY: Final = 10
+
+Float64 = npt.NDArray[np.float64]
+
+
+class MemoryWatch:
+    """Finds slow growth over the whole run, and fast growth in the newest samples.
+
+    Attributes:
+        free_bytes: What the rank may still take, as last seen; None if unknown.
+    """
+
+    def __init__(self) -> None:
+        self.free_bytes: float | None = None
+        self._detector = GrowthDetector(readings=_READINGS)
+        self._measured = 0
+        self._grows_by = self._grows_for = 0.0
+
+    def observe(self, now: float, resident: float, free_bytes: float | None) -> None:
+        """Add a sample: monotonic seconds, and bytes."""
+        self.free_bytes = free_bytes
+        self._detector.observe(now, resident)
+        self._measured += 1
+        if self._measured % _GROWTH_EVERY == 0:
+            growth = self._detector.find()
+            grows = growth is not None and growth.grows
+            self._grows_by = growth.slope.per_second if growth is not None and grows else 0.0
+            self._grows_for = growth.seconds if growth is not None and grows else 0.0
+
+    def growth(self, at: Float64, resident: Float64) -> tuple[float, float]:
+        """Return the growth in bytes per second, and its observed time in seconds; 0 if none.
+
+        Args:
+            at: When the newest samples with steps were taken, in monotonic seconds.
+            resident: Their bytes.
+        """
+        if self._grows_by or self.free_bytes is None:
+            return self._grows_by, self._grows_for
+        gained, seconds = resident[-1] - resident[0], float(at[-1] - at[0])
+        if self.free_bytes * seconds > gained * FULL_SOON_S or gained < MIN_SHARE * resident[-1]:
+            return 0.0, 0.0
+        slope = theil_sen(at, resident)
+        return (slope.per_second, seconds) if slope.low > 0 else (0.0, 0.0)

@@ -13,8 +13,8 @@ from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
+from torchperfd_daemon.diagnosis.evidence import SAMPLE_S
 from torchperfd_daemon.diagnosis.mean_step import MIN_STEPS
-from torchperfd_daemon.diagnosis.windows import SAMPLE_S
 from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.hang import find_culprit
 from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, LineSampler

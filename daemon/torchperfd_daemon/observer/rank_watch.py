@@ -8,18 +8,21 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.blocked import blocked_seconds, strangers_seconds
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS
 from torchperfd_daemon.diagnosis.edits import Pauses
-from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WARM_S, WARM_STEPS, WINDOW_SAMPLES
-from torchperfd_daemon.observer.background_saves import StepsBesideSaves
-from torchperfd_daemon.observer.gpu_watch import GpuWatch
-from torchperfd_daemon.observer.memory_watch import MemoryWatch
-from torchperfd_daemon.observer.newest_rows import Float64, NewestRows, error_of_means
-from torchperfd_daemon.observer.node_context import GpuState, NodeContext
-from torchperfd_daemon.observer.step_growth import StepGrowth
-from torchperfd_daemon.observer.window_facts import WindowEdge, with_window_facts
+from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_S, WARM_STEPS, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.waits import blocked_seconds, strangers_seconds
+from torchperfd_daemon.observer.node_context import GpuState, GpuWatch, MemoryWatch, NodeContext
+from torchperfd_daemon.observer.rank_window import (
+    Float64,
+    NewestRows,
+    StepGrowth,
+    StepsBesideSaves,
+    WindowEdge,
+    error_of_means,
+    with_window_facts,
+)
 from torchperfd_daemon.parallelism import rank_in
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
 

@@ -11,18 +11,16 @@ from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
 from torchperfd_daemon.diagnosis.edits import Pauses
+from torchperfd_daemon.diagnosis.evidence import WARM_STEPS
 from torchperfd_daemon.diagnosis.remedies import advised_remedy, is_usual
-from torchperfd_daemon.diagnosis.windows import WARM_STEPS
 from torchperfd_daemon.loader_workers import SettledAdvice
-from torchperfd_daemon.observer.cause_onsets import CauseOnsets
 from torchperfd_daemon.observer.hang import lasting
-from torchperfd_daemon.observer.lateness import Lateness, find_lateness
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
 from torchperfd_daemon.observer.mean_step import advice_on_mean_step
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.observer.rank_watch import RankWatch
-from torchperfd_daemon.observer.slowdown import SlowdownTracker
-from torchperfd_daemon.observer.staggered_collections import with_staggered
+from torchperfd_daemon.observer.slowdown import CauseOnsets, SlowdownTracker
+from torchperfd_daemon.observer.stragglers import Lateness, find_lateness, with_staggered
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 from torchperfd_daemon.store import Rank
 from torchperfd_daemon.worker_cost import THIS_MACHINE

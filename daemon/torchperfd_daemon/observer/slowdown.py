@@ -1,17 +1,99 @@
-"""Tracks since when a run is slower, by the steps of one rank, which represent the run's."""
+"""Changes of a run's steps over time: periodic long steps, the onset of a slowdown, and that of each cause.
+
+The steps of one rank represent the run's. A cause that joins a slowdown later has an onset of its own.
+"""
 
 import statistics
 from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from torchperfd_daemon.diagnosis.detect import Onset, OnsetDetector, StepTimes
-from torchperfd_daemon.observer.periodicity import PeriodicityTracker
+from torchperfd.durations import duration
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.detect import (
+    Onset,
+    OnsetDetector,
+    Regression,
+    RegressionDetector,
+    SpikeDetector,
+    StepTimes,
+)
+from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS, SAMPLE_S, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.verdict import capture_command
 from torchperfd_daemon.observer.rank_watch import RankWatch
-from torchperfd_daemon.store import HISTORY_STEPS, Rank
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns
+
+MIN_SHARE: Final = 0.05
+"""Periodic long steps that cost a smaller share of all steps are not reported."""
+
+
+class PeriodicityTracker:
+    """Follows the steps of one rank, which represents its run. Memory of fixed size."""
+
+    def __init__(self) -> None:
+        self._spikes = SpikeDetector()
+        self._throughput = RegressionDetector()
+        self._step_seconds = 0.0
+
+    def observe(self, columns: StepColumns) -> None:
+        """Add the next steps, at least one."""
+        for index, ns in enumerate(columns.duration_ns):
+            phases = {name: column[index] / 1e9 for name, column in columns.phases.items()}
+            self._spikes.observe(ns / 1e9, phases)
+            self._throughput.observe(ns / 1e9)
+        self._step_seconds = statistics.fmean(columns.duration_ns) / 1e9
+
+    @property
+    def period(self) -> int:
+        """The number of steps from one long step to the next; 1 without a period."""
+        found = self._spikes.find()
+        return found.period if found else 1
+
+    @property
+    def seconds_per_step(self) -> float:
+        """What periodic long steps take longer than the others, spread over all steps; 0 without a period."""
+        found = self._spikes.find()
+        return found.seconds_per_step if found else 0.0
+
+    @property
+    def past_step_seconds(self) -> float | None:
+        """The step time before throughput decreased, even if slowly; None if it has not decreased."""
+        found = self._regression()
+        return 1 / found.past_per_second if found else None
+
+    def remark(self, verdict: Verdict) -> str:
+        """Return an addition to a verdict's evidence about periodic long steps; empty without any."""
+        found = self._spikes.find()
+        if found is None or found.seconds_per_step < MIN_SHARE * self._step_seconds:
+            return ""
+        phase = f", most of it in {found.phase}" if found.phase and found.phase != verdict.phase else ""
+        return f"every {_ordinal(found.period)} step takes {duration(found.excess_seconds)} longer{phase}"
+
+    def slower_than_ever(self, run: str) -> Verdict | None:
+        """Return the verdict on a run whose throughput has decreased, even if slowly; None if it has not."""
+        found = self._regression()
+        if found is None:
+            return None
+        cost = 1 / found.now_per_second - 1 / found.past_per_second
+        words = (
+            f"{found.now_per_second:.3g} steps/s, {-found.change:.0%} fewer than the"
+            f" {found.past_per_second:.3g} of the run's past"
+        )
+        return Verdict(Cause.UNKNOWN, run, "", None, "", words, cost, capture_command(run))
+
+    def _regression(self) -> Regression | None:
+        found = self._throughput.find()
+        return found if found and found.regressed and found.now_per_second else None
+
+
+def _ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
 
 NEW_NORMAL_S: Final = 600.0
 """A slowdown that has lasted this long becomes the new normal: the run's past begins again."""
@@ -145,3 +227,53 @@ class SlowdownTracker:
         if 0 < ago <= len(leader.history):
             return step + earlier_steps, leader.history.newest(ago).end_unix_ns[0] / 1e9
         return step + earlier_steps, mark.unix_seconds
+
+
+# Until a window is full of slow steps, a small cause of the same slowdown may not be found.
+_WITH_SLOWDOWN_S: Final = (WINDOW_SAMPLES + MIN_FINDINGS) * SAMPLE_S
+
+
+class CauseOnsets:
+    """Keeps the onset of each cause that has come with or during a slowdown."""
+
+    def __init__(self) -> None:
+        self._slowdown_step: int | None = None
+        # By cause and rank: the first slower step, and when it ended in Unix seconds.
+        self._onsets: dict[tuple[Cause, int | None], tuple[int, float]] = {}
+
+    def date(
+        self, verdicts: Sequence[Verdict], slowdown: Slowdown, ranks: Sequence[Rank], now: float
+    ) -> list[Verdict]:
+        """Return the verdicts of one sample, each that has grown with its onset.
+
+        A cause that is found soon after the slowdown has the slowdown's onset; that of a later one is the
+        newest step at its first sample.
+
+        Args:
+            ranks: The run's connected ranks.
+            now: Monotonic seconds.
+        """
+        if slowdown.step != self._slowdown_step:
+            self._slowdown_step = slowdown.step
+            self._onsets.clear()
+        with_slowdown = now - slowdown.detected_at <= _WITH_SLOWDOWN_S
+        newest = max(ranks, key=lambda rank: rank.totals.train.steps, default=None)
+        if with_slowdown or newest is None:
+            onset = slowdown.step, slowdown.unix_seconds
+        else:
+            onset = newest.totals.train.steps, newest.last_step_unix_seconds
+        return [
+            _dated(verdict, *self._onsets.setdefault((verdict.cause, verdict.rank), onset))
+            if verdict.has_grown
+            else verdict
+            for verdict in verdicts
+        ]
+
+
+def _dated(verdict: Verdict, step: int, unix_seconds: float) -> Verdict:
+    return replace(
+        verdict,
+        evidence=f"{verdict.evidence}, since step {step}",
+        onset_step=step,
+        onset_unix_seconds=unix_seconds,
+    )

@@ -16,9 +16,9 @@ from torchperfd.process_settings import (
 )
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.diagnosis.fixes import fix_of
+from torchperfd_daemon.diagnosis.remedies import fix_of
 from torchperfd_daemon.diagnosis.verdict import working_command
-from torchperfd_daemon.observer.long_steps import find_long_steps
+from torchperfd_daemon.observer.mean_step import find_long_steps
 from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.service.translate_stacks import slow_line_message
 from torchperfd_daemon.store import Rank, StepColumns, p50_and_p95

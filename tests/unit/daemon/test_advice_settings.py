@@ -7,7 +7,7 @@ import torch
 from tests.support.advice_settings import unknown_names
 from torch.utils import _foreach_utils
 
-from torchperfd_daemon.analysis.advice.optimizer_classes import TORCH_OPTIMIZERS
+from torchperfd_daemon.analysis.advice.updating import TORCH_OPTIMIZERS
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from torchperfd.durations import ns_text
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import rules
 from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, AdviceContext
-from torchperfd_daemon.analysis.advice.item import MIN_NS, MIN_SHARE, Advice, Finding, gather, weigh
 from torchperfd_daemon.analysis.advice.recording import (
     AFTER_NS,
     EVENT_NS,
@@ -25,7 +24,8 @@ from torchperfd_daemon.analysis.advice.recording import (
     OUTERMOST_NS,
     SHAPES_NS,
 )
-from torchperfd_daemon.analysis.replay import Edit
+from torchperfd_daemon.analysis.advice.replay import Edit
+from torchperfd_daemon.analysis.advice.rules import MIN_NS, MIN_SHARE, Advice, Finding, gather, weigh
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 
 US, MS = 1_000, 1_000_000

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.daemon.traces import event, trace_of
 
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.comm_kernels import communicates
+from torchperfd_daemon.analysis.breakdown import communicates
 
 COMMUNICATION = (
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",

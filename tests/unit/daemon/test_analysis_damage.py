@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.daemon.traces import document, event
 
 from torchperfd_daemon import analysis, cli
-from torchperfd_daemon.analysis.processes import by_process
+from torchperfd_daemon.analysis.trace_repair import by_process
 from torchperfd_daemon.errors import TorchperfdError
 
 STEPS = 4

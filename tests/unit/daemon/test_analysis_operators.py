@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.daemon import traces
 
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.operator_rows import Operator
+from torchperfd_daemon.analysis.operator_sums import Operator
 from torchperfd_daemon.analysis.operators import operators
 from torchperfd_daemon.analysis.steps import Step, steps
 

@@ -10,7 +10,7 @@ from tests.unit.daemon.test_analysis_foreign import complete, kernel, launch, se
 from tests.unit.daemon.traces import event, trace_of
 
 from torchperfd_daemon import analysis, cli
-from torchperfd_daemon.analysis.device_times import overlaps
+from torchperfd_daemon.analysis.trace_repair import overlaps
 
 
 def quality(*events: str) -> analysis.Quality:

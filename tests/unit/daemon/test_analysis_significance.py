@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.analysis.significance import Spread, holm, welch
+from torchperfd_daemon.analysis.comparison_samples import Spread, holm, welch
 
 
 def spread(*columns: list[float]) -> Spread:

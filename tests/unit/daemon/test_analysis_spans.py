@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.analysis.spans import Spans, outermost
+from torchperfd_daemon.analysis.intervals import Spans, outermost
 
 TIME = st.integers(0, 30)
 SPANS = st.lists(st.tuples(TIME, TIME).map(lambda span: (min(span), max(span))), max_size=14)

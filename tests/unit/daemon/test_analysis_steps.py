@@ -7,7 +7,7 @@ import pytest
 from tests.unit.daemon import traces
 
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.compare_report import headline
+from torchperfd_daemon.analysis.comparison_report import headline
 
 US, MS = 1_000, 1_000_000
 

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis import kineto, tracefile
+from torchperfd_daemon.analysis import kineto, trace_files
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 SMALL = Path(__file__).parents[2] / "golden" / "trace_small.json"
@@ -319,7 +319,7 @@ def test_where_the_text_is_cut_into_pieces_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     whole = analysis.load(SMALL)
-    monkeypatch.setattr(tracefile, "_PIECE", piece)
+    monkeypatch.setattr(trace_files, "_PIECE", piece)
     monkeypatch.setattr(kineto, "_TAIL", 300)
     pieces = analysis.load(SMALL)
     assert names(pieces) == names(whole)

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.daemon.test_observer import Watched
 
 from torchperfd_daemon.diagnosis import Cause
-from torchperfd_daemon.observer.background_saves import StepsBesideSaves
+from torchperfd_daemon.observer.rank_window import StepsBesideSaves
 
 STEPS = 12
 

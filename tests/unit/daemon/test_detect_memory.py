@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from torchperfd_daemon.diagnosis.detect.onset import OnsetDetector
-from torchperfd_daemon.diagnosis.detect.regression import RegressionDetector
 from torchperfd_daemon.diagnosis.detect.spikes import SpikeDetector
 from torchperfd_daemon.diagnosis.detect.stall import StallDetector
+from torchperfd_daemon.diagnosis.detect.trends import RegressionDetector
 
 
 def step_times() -> Iterator[float]:

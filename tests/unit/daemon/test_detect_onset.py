@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from torchperfd_daemon.diagnosis.detect.debounce import (
+from torchperfd_daemon.diagnosis.detect.onset import (
+    CONFIRM_STEPS,
     LONGEST_SECONDS,
     MEMORY_STEPS,
     MIN_SECONDS,
     DebounceWindow,
+    Onset,
+    OnsetDetector,
 )
-from torchperfd_daemon.diagnosis.detect.noise import LENGTHS, BlockNoise
-from torchperfd_daemon.diagnosis.detect.onset import CONFIRM_STEPS, Onset, OnsetDetector
+from torchperfd_daemon.diagnosis.detect.robust_statistics import LENGTHS, BlockNoise
 
 Float64 = npt.NDArray[np.float64]
 

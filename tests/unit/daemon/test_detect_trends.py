@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.diagnosis.detect.growth import GrowthDetector, theil_sen
-from torchperfd_daemon.diagnosis.detect.regression import RegressionDetector
-from torchperfd_daemon.diagnosis.detect.reservoir import CAPACITY, Reservoir
+from torchperfd_daemon.diagnosis.detect.robust_statistics import CAPACITY, Reservoir
+from torchperfd_daemon.diagnosis.detect.trends import GrowthDetector, RegressionDetector, theil_sen
 
 GB = 1e9
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.diagnosis.fixes import fix_of
-from torchperfd_daemon.diagnosis.remedies import contention_remedy, loader_remedy
+from torchperfd_daemon.diagnosis.remedies import contention_remedy, fix_of, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.translate_verdict import percentiles, verdict_message, verdict_on_ranks

@@ -2,8 +2,7 @@
 
 import pytest
 
-from torchperfd_daemon.observer.gpu_watch import GpuWatch
-from torchperfd_daemon.observer.node_context import GpuState
+from torchperfd_daemon.observer.node_context import GpuState, GpuWatch
 
 PID = 7
 

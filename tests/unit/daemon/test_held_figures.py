@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.windows import WINDOW_SAMPLES
-from torchperfd_daemon.observer.held_figures import HeldFigures
+from torchperfd_daemon.diagnosis.evidence import WINDOW_SAMPLES
+from torchperfd_daemon.observer.verdict_debouncer import HeldFigures
 
 
 def windows(seconds: int, cost: float, step: float, noise: float, seed: int = 0) -> Iterator[Verdict]:

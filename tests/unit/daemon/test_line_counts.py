@@ -5,7 +5,7 @@ import random
 import pytest
 
 from torchperfd.slow_line import SlowLine
-from torchperfd_daemon.diagnosis.line_counts import ENOUGH_SAMPLES, MIN_SAMPLES, LineCounts
+from torchperfd_daemon.observer.line_sampler import ENOUGH_SAMPLES, MIN_SAMPLES, LineCounts
 
 DECODE = ("/job/data.py", 37, "__getitem__", "decode")
 AUGMENT = ("/job/data.py", 52, "augment", "")

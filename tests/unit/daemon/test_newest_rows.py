@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.observer.newest_rows import NewestRows, error_of_means
+from torchperfd_daemon.observer.rank_window import NewestRows, error_of_means
 
 KEPT = 4
 

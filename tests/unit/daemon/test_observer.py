@@ -14,8 +14,8 @@ from torchperfd.durations import duration
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
-from torchperfd_daemon.diagnosis.fixes import fix_of
-from torchperfd_daemon.diagnosis.windows import MIN_FINDINGS, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.remedies import fix_of
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.observer.run_watch import why_first
 from torchperfd_daemon.service.translate import rank_status

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer.periodicity import PeriodicityTracker
+from torchperfd_daemon.observer.slowdown import PeriodicityTracker
 from torchperfd_daemon.store import StepColumns
 
 Float64 = npt.NDArray[np.float64]

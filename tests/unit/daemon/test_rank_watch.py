@@ -12,7 +12,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import StepTimes
-from torchperfd_daemon.diagnosis.windows import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.store import (

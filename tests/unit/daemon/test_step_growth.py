@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from torchperfd_daemon.observer.step_growth import StepGrowth
+from torchperfd_daemon.observer.rank_window import StepGrowth
 
 
 def watched(step_ns: Callable[[int], float], *, samples: int = 60, noise: float = 0.0) -> StepGrowth:
@@ -43,7 +43,14 @@ def change_amid_drift(step: int) -> float:
 
 @pytest.mark.parametrize(
     "step_ns",
-    [lambda _: 10e6, step_change, change_amid_drift, warm_up, lambda step: 10e6 - 5e3 * step, lambda step: 10e6 + 100 * step],
+    [
+        lambda _: 10e6,
+        step_change,
+        change_amid_drift,
+        warm_up,
+        lambda step: 10e6 - 5e3 * step,
+        lambda step: 10e6 + 100 * step,
+    ],
 )
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_steps_that_do_not_grow_steadily_are_left_alone(

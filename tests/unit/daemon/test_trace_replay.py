@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperfd_daemon.analysis.replay import (
+from torchperfd_daemon.analysis.advice.replay import (
     NOTHING,
     DeviceEvents,
     DeviceWork,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from torchperfd.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.windows import MIN_FINDINGS
+from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 
 

@@ -9,11 +9,18 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from torchperfd_daemon.analysis.advice import communication, launching, loading, memory, precision, updating
+from torchperfd_daemon.analysis.advice import communication, launching, loading, precision, updating
 from torchperfd_daemon.analysis.advice.context import AdviceContext
-from torchperfd_daemon.analysis.advice.item import Advice, Per, gather, weigh
-from torchperfd_daemon.analysis.advice.report import advice_to_dict, render_advice
-from torchperfd_daemon.analysis.advice.rules import LONG_ENOUGH, Rule
+from torchperfd_daemon.analysis.advice.rules import (
+    LONG_ENOUGH,
+    Advice,
+    Per,
+    Rule,
+    advice_to_dict,
+    gather,
+    render_advice,
+    weigh,
+)
 
 __all__ = ["RULES", "Advice", "AdviceContext", "advice_to_dict", "advise", "gather", "render_advice"]
 
@@ -23,7 +30,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *precision.RULES,
     *launching.RULES,
     *communication.RULES,
-    *memory.RULES,
+    *precision.MEMORY_RULES,
 )
 _WITHIN: Final = {
     "loader-workers": "data",

@@ -8,17 +8,17 @@ import numpy as np
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.exchanges import Exposed, exposed_exchanges
-from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.replay import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.advice.rules import (
     IDLE_KNOWN,
     ON_DEVICE,
     TRAINS,
     Condition,
+    Finding,
     Rule,
 )
 from torchperfd_daemon.analysis.advice.updating import STEP
 from torchperfd_daemon.analysis.intervals import Cover
-from torchperfd_daemon.analysis.replay import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.trace import Int64
 
 _DDP_FORWARD: Final = "DistributedDataParallel.forward"

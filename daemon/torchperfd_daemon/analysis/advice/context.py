@@ -11,19 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd.durations import ns_text
-from torchperfd_daemon.analysis.advice.idle_share import IdleShare
-from torchperfd_daemon.analysis.advice.recording import RecordingCost
+from torchperfd_daemon.analysis.advice.recording import IdleShare, RecordingCost
+from torchperfd_daemon.analysis.advice.replay import Edit, HostCost, HostTime
 from torchperfd_daemon.analysis.advice.run_facts import RunFacts
-from torchperfd_daemon.analysis.advice.savings import Savings
+from torchperfd_daemon.analysis.advice.savings import HostCalls, Savings, find_host_calls, timeline
 from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown, DeviceTime
 from torchperfd_daemon.analysis.idle import Cause, Idle
-from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.intervals import Cover, outermost
 from torchperfd_daemon.analysis.links import Links, find_links
-from torchperfd_daemon.analysis.profiler_overhead import find_overheads
-from torchperfd_daemon.analysis.replay import Edit, HostCost, HostTime
-from torchperfd_daemon.analysis.replayed_trace import HostCalls, find_host_calls, timeline
-from torchperfd_daemon.analysis.spans import outermost
-from torchperfd_daemon.analysis.start_up import ColdStart, find_cold_start, find_launches, is_capturing
+from torchperfd_daemon.analysis.overhead import (
+    ColdStart,
+    find_cold_start,
+    find_launches,
+    find_overheads,
+    is_capturing,
+)
 from torchperfd_daemon.analysis.steps import Step, TimedBy
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, SettledAdvice, WorkerCost

@@ -9,25 +9,26 @@ import numpy as np
 
 from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, DRAW, AdviceContext, Spans
-from torchperfd_daemon.analysis.advice.item import MIN_SHARE, Finding
+from torchperfd_daemon.analysis.advice.replay import Edit, HostTime
 from torchperfd_daemon.analysis.advice.rules import (
     COMPILES,
     HAS_GRAPHS,
     HOST_RECORDED,
     IDLE_KNOWN,
+    MIN_SHARE,
     NO_GRAPHS,
     NOT_COMPILED,
     ON_DEVICE,
     ON_HOST_ALONE,
     REPEATS,
     TRAINS,
+    Finding,
     Rule,
 )
 from torchperfd_daemon.analysis.advice.updating import STEP, ZERO_GRAD
 from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.host_activity import collective_spans
 from torchperfd_daemon.analysis.intervals import Cover
-from torchperfd_daemon.analysis.replay import Edit, HostTime
 from torchperfd_daemon.analysis.trace import Flags, Int64
 
 _ACCUMULATE: Final = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"

@@ -7,9 +7,8 @@ import numpy as np
 
 from torchperfd.durations import duration, ns_text
 from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext, Spans
-from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, Rule
-from torchperfd_daemon.analysis.replay import DeviceWork, Edit, HostTime
+from torchperfd_daemon.analysis.advice.replay import DeviceWork, Edit, HostTime
+from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, Finding, Rule
 from torchperfd_daemon.analysis.trace import Int64
 from torchperfd_daemon.loader_workers import LoaderFacts, SettledAdvice, advise_loader
 

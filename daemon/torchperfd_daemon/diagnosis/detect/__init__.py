@@ -3,14 +3,8 @@
 They are pure and of fixed size: no clock, no I/O, and the same work at every step.
 """
 
-from torchperfd_daemon.diagnosis.detect.growth import Growth as Growth
-from torchperfd_daemon.diagnosis.detect.growth import GrowthDetector as GrowthDetector
-from torchperfd_daemon.diagnosis.detect.growth import Slope as Slope
-from torchperfd_daemon.diagnosis.detect.growth import theil_sen as theil_sen
 from torchperfd_daemon.diagnosis.detect.onset import Onset as Onset
 from torchperfd_daemon.diagnosis.detect.onset import OnsetDetector as OnsetDetector
-from torchperfd_daemon.diagnosis.detect.regression import Regression as Regression
-from torchperfd_daemon.diagnosis.detect.regression import RegressionDetector as RegressionDetector
 from torchperfd_daemon.diagnosis.detect.spikes import PeriodicSpikes as PeriodicSpikes
 from torchperfd_daemon.diagnosis.detect.spikes import SpikeCause as SpikeCause
 from torchperfd_daemon.diagnosis.detect.spikes import SpikeDetector as SpikeDetector
@@ -22,3 +16,9 @@ from torchperfd_daemon.diagnosis.detect.stall import StepTimes as StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork as RankWork
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler as Straggler
 from torchperfd_daemon.diagnosis.detect.straggler import find_stragglers as find_stragglers
+from torchperfd_daemon.diagnosis.detect.trends import Growth as Growth
+from torchperfd_daemon.diagnosis.detect.trends import GrowthDetector as GrowthDetector
+from torchperfd_daemon.diagnosis.detect.trends import Regression as Regression
+from torchperfd_daemon.diagnosis.detect.trends import RegressionDetector as RegressionDetector
+from torchperfd_daemon.diagnosis.detect.trends import Slope as Slope
+from torchperfd_daemon.diagnosis.detect.trends import theil_sen as theil_sen

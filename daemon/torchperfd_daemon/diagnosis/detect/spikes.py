@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
+from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
 
 LONG: Final = 1.3
 """A step is a spike from this multiple of the median on, if it also exceeds the noise."""

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
+from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
 
 Float64 = npt.NDArray[np.float64]
 

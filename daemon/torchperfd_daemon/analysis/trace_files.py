@@ -1,17 +1,78 @@
-"""Finds the traces of ranks by the rank in each file, or else by its name or its place among names."""
+"""Finds the trace files of ranks, and reads their bytes, plain or compressed, in bounded pieces.
 
+The rank of a file is the one that the file contains, or else the one in its name or its place among names.
+"""
+
+import io
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import Final
 
-from torchperfd_daemon.analysis import kineto, lenient
-from torchperfd_daemon.analysis.tracefile import TraceFile
+from torchperfd_daemon import compression
+from torchperfd_daemon.analysis import decoding, kineto
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError, explained
+
+MAX_BYTES: Final = 8 << 30
+_PIECE: Final = 1 << 19
+
+
+class TraceFile:
+    """One file, read once.
+
+    Args:
+        max_bytes: The most uncompressed bytes to hand out; a bigger file is refused, not cut.
+
+    Attributes:
+        size: Bytes on disk, known once the first piece is out.
+        broken: The compression broke off before the file's end, known once the last piece is out.
+    """
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.path = path
+        self.size = 0
+        self.broken = False
+        self._max_bytes = max_bytes
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the uncompressed contents, half a mebibyte at a time at most.
+
+        Raises:
+            NoSuchTargetError: There is no such file.
+            TorchperfdError: The file is empty, cannot be read or decompressed, or is too big.
+        """
+        try:
+            with self.path.open("rb") as raw:
+                self.size = os.fstat(raw.fileno()).st_size
+                yield from self._drain(raw)
+        except FileNotFoundError:
+            raise NoSuchTargetError(f"there is no trace at {self.path}") from None
+        except OSError as error:
+            raise TorchperfdError(f"cannot read {self.path}: {error.strerror or error}") from None
+
+    def _drain(self, raw: io.BufferedReader) -> Iterator[bytes]:
+        total = 0
+        try:
+            for piece in compression.pieces(raw, _PIECE):
+                total += len(piece)
+                if total > self._max_bytes:
+                    raise TorchperfdError(
+                        f"{self.path} holds more than {self._max_bytes:,} bytes of trace",
+                        "capture fewer steps or record less",
+                    )
+                yield piece
+        except compression.BrokenCompressionError:
+            self.broken = True
+            return
+        if not total:
+            raise TorchperfdError(
+                f"{self.path} is empty", "capture again: the export was cut off or the disk was full"
+            )
+
 
 RANK_IN_NAME: Final = re.compile(r"(?<![a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _CAPTURED: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")
@@ -150,8 +211,8 @@ def _rank_at_the_end(path: Path) -> int | None:
             tail = file.read(_TAIL_BYTES)
     except OSError:
         return None
-    distributed = lenient.objects_in(tail, ("distributedInfo",)).get("distributedInfo")
-    return lenient.whole_number(distributed.get("rank")) if isinstance(distributed, dict) else None
+    distributed = decoding.objects_in(tail, ("distributedInfo",)).get("distributedInfo")
+    return decoding.whole_number(distributed.get("rank")) if isinstance(distributed, dict) else None
 
 
 def _named_apart(found: Iterable[_Found]) -> list[_Found]:

@@ -1,7 +1,31 @@
-"""Separates noise that averages out from noise that does not, by means over blocks of steps."""
+"""Statistics of detectors: a robust deviation, the noise of block means, and a series in fixed memory.
+
+Means over blocks of steps separate noise that averages out from noise that does not.
+"""
 
 import math
+import statistics
+from array import array
+from collections.abc import Collection
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+MAD_TO_SIGMA: Final = 1.4826
+"""For normally distributed values, the median absolute deviation times this is the standard deviation."""
+
+
+def robust_deviation(values: Collection[float], middle: float | None = None) -> float:
+    """Return the standard deviation by the median absolute deviation, which outliers do not move.
+
+    Args:
+        values: At least one value.
+        middle: Their median, if it is known already.
+    """
+    center = statistics.median(values) if middle is None else middle
+    return MAD_TO_SIGMA * statistics.median([abs(value - center) for value in values])
+
 
 LENGTHS: Final = (8, 32, 128, 512)
 """The blocks' lengths in steps."""
@@ -68,3 +92,39 @@ class BlockNoise:
             found = length * (mean - self._latest[index]) ** 2 / 2
             self._variances[index] += (found - self._variances[index]) / min(blocks - 1, _MEMORY)
         self._latest[index] = mean
+
+
+CAPACITY: Final = 128
+
+
+class Reservoir:
+    """Keeps every ``2**k``-th point of a series, with the smallest ``k`` that fits.
+
+    Args:
+        capacity: The largest number of points, an even number; a full reservoir drops every second point.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._seen = 0
+        self._stride = 1
+        self._times = array("d")
+        self._values = array("d")
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, time: float, value: float) -> None:
+        """Add the next point."""
+        if self._seen % self._stride == 0:
+            if len(self._values) == self._capacity:
+                self._times = self._times[::2]
+                self._values = self._values[::2]
+                self._stride *= 2
+            self._times.append(time)
+            self._values.append(value)
+        self._seen += 1
+
+    def points(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the times and the values kept, oldest first."""
+        return np.array(self._times), np.array(self._values)

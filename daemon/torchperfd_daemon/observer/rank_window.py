@@ -1,0 +1,329 @@
+"""What follows from one rank's newest samples: facts of a window, growing steps, and steps beside saves.
+
+All of it works in memory of fixed size.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from torchperfd.sync_wait import SyncWait
+from torchperfd.timed_line import TimedLine
+from torchperfd_daemon.diagnosis import RankEvidence
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
+from torchperfd_daemon.diagnosis.detect.trends import theil_sen
+from torchperfd_daemon.store import GcTotal, PhaseTotal, Totals
+
+Float64 = npt.NDArray[np.float64]
+
+
+def error_of_means(rows: Float64, totals: int, counts: int) -> float:
+    """Return the standard error of a mean, from the means between successive rows of two running sums.
+
+    Args:
+        rows: Oldest first; shape (rows, width).
+        totals: Column of the sums.
+        counts: Column of how many were summed.
+    """
+    added = np.diff(rows[:, counts])
+    means = np.diff(rows[:, totals])[added > 0] / added[added > 0]
+    return float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else 0.0
+
+
+class NewestRows:
+    """Rows of equal width, of which the newest are kept. Index 0 is the newest, 1 the one before it.
+
+    Args:
+        most: How many are kept.
+        width: Numbers of a row.
+    """
+
+    def __init__(self, most: int, width: int) -> None:
+        self._rows: Float64 = np.zeros((most, width))
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, back: int) -> Float64:
+        row: Float64 = self._rows[self._count - 1 - back]
+        return row
+
+    def add(self) -> Float64:
+        """Return a new row of zeros, to be filled in place."""
+        if self._count < len(self._rows):
+            self._count += 1
+        else:
+            self._rows[:-1] = self._rows[1:]
+        row = self[0]
+        row[:] = 0.0
+        return row
+
+    def newest(self, count: int) -> Float64:
+        """Return at most so many rows, the oldest first; shape (rows, width)."""
+        rows: Float64 = self._rows[max(0, self._count - count) : self._count]
+        return rows
+
+    def since(self, least: float, column: int, most: int) -> int:
+        """Return how many rows, at most ``most``, follow the first whose column is at least ``least``."""
+        most = min(most, self._count - 1)
+        while most > 0 and self[most][column] < least:
+            most -= 1
+        return most
+
+
+_WAIT: Final = "collective_wait"
+_DATA: Final = "data"
+_MIN_STARTS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WindowEdge:
+    """The totals at the beginning of a window, as far as evidence follows from their growth."""
+
+    steps: int
+    gc: tuple[GcTotal, ...]
+    sync_waits: tuple[SyncWait, ...]
+    collect_calls: tuple[TimedLine, ...]
+    script_collectives: tuple[TimedLine, ...]
+    device_lag: PhaseTotal
+
+    @classmethod
+    def of(cls, totals: Totals) -> "WindowEdge":
+        """Return what is kept of a rank's totals."""
+        return cls(
+            totals.train.steps,
+            totals.gc,
+            totals.sync_waits,
+            totals.collect_calls,
+            totals.script_collectives,
+            totals.device_lag,
+        )
+
+
+def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -> RankEvidence:
+    """Return a rank's evidence with what its totals show besides phases.
+
+    Args:
+        before: The window's beginning.
+        now: The totals at its end.
+    """
+    steps = now.train.steps - before.steps
+    if steps <= 0:
+        return evidence
+    called, collect_line = _since(before.collect_calls, now.collect_calls)
+    own, own_line = _since(before.script_collectives, now.script_collectives)
+    waited = evidence.phase_seconds.get(_WAIT, 0.0)
+    starts = _epoch_start_seconds(now)
+    lag = _minus(now.device_lag, before.device_lag)
+    return replace(
+        evidence,
+        sync_line=_longest_wait(before.sync_waits, now.sync_waits),
+        switches=now.switches,
+        graph_limit_reached=bool(now.graph_limit),
+        graph_limit_function=now.graph_limit,
+        called_collection_seconds=min(called.ns / steps / 1e9, evidence.collected_seconds),
+        collect_line=f"{PurePath(collect_line.file).name}:{collect_line.line}" if collect_line else "",
+        script_collectives=own.calls / steps,
+        script_collective_seconds=min(own.ns / steps / 1e9, waited),
+        script_collective_line=own_line.words if own_line else "",
+        epoch_start_seconds=min(starts, evidence.phase_seconds.get(_DATA, 0.0)),
+        epoch_steps=now.train.steps / (now.epoch_starts.calls + 1) if now.epoch_starts.calls else 0.0,
+        workers_respawn=now.loader is not None and now.loader.respawns_workers,
+        device_lag_seconds=lag.ns / lag.calls / 1e9 if lag.calls > 0 else None,
+    )
+
+
+def _epoch_start_seconds(now: Totals) -> float:
+    """Return the waits for first batches, spread over the steps of the whole run.
+
+    A window has few of them, and by chance one more or less.
+    """
+    starts = now.epoch_starts
+    return starts.ns / now.train.steps / 1e9 if starts.calls >= _MIN_STARTS else 0.0
+
+
+def _since(before: Sequence[TimedLine], now: Sequence[TimedLine]) -> tuple[PhaseTotal, TimedLine | None]:
+    """Return the calls of all lines since then, and the line with most time since then."""
+    past = {line.place: line for line in before}
+    added = [
+        replace(line, calls=line.calls - old.calls, ns=line.ns - old.ns)
+        if (old := past.get(line.place)) and line.ns >= old.ns and line.calls >= old.calls
+        else line
+        for line in now
+    ]
+    longest = max((line for line in added if line.ns), key=lambda line: line.ns, default=None)
+    return PhaseTotal(sum(line.calls for line in added), sum(line.ns for line in added)), longest
+
+
+def _minus(total: PhaseTotal, part: PhaseTotal) -> PhaseTotal:
+    return PhaseTotal(max(0, total.calls - part.calls), max(0, total.ns - part.ns))
+
+
+def _longest_wait(before: Sequence[SyncWait], now: Sequence[SyncWait]) -> str:
+    """Return the line in which the host has waited longest for its device since then; empty for none."""
+    past = {wait.place: wait.ns for wait in before}
+    longest = max(now, key=lambda wait: wait.ns - past.get(wait.place, 0), default=None)
+    return longest.words if longest else ""
+
+
+_MAX_POINTS: Final = 32
+_MIN_SPANS: Final = 12
+_FIND_EVERY: Final = 2
+MIN_GROWTH_SHARE: Final = 0.05
+"""Growth by less than this share of the step, over the whole run, is not reported."""
+_STEADY: Final = 0.3
+"""Each half of the run grows at this part of the whole rate at least; else the step has changed once."""
+
+
+class StepGrowth:
+    """Follows the mean step from sample to sample over the whole run, in memory of fixed size.
+
+    Attributes:
+        seconds: By how much each step is longer than the one before; 0 unless that is certain.
+        grown_seconds: By how much the newest step is longer than the first.
+        column: The index of the phase that contains most of that; -1 without growth.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = self.grown_seconds = 0.0
+        self.column = -1
+        self._points: list[Float64] = []
+        self._every = 1
+        self._samples = 0
+
+    def observe(self, steps: float, ns: float, phases_ns: Float64) -> None:
+        """Add a sample.
+
+        Args:
+            steps: Steps so far.
+            ns: What they have taken.
+            phases_ns: The same by phase; shape (phases,), of one length for all samples.
+        """
+        self._samples += 1
+        if self._samples % self._every:
+            return
+        self._points.append(np.concatenate(((steps, ns), phases_ns)))
+        if len(self._points) > _MAX_POINTS:
+            # Sums: what lies between two points stays as it is.
+            del self._points[1::2]
+            self._every *= 2
+        if len(self._points) % _FIND_EVERY == 0 or self.seconds:
+            self._find()
+
+    def _find(self) -> None:
+        self.seconds, self.grown_seconds, self.column = 0.0, 0.0, -1
+        if len(self._points) <= _MIN_SPANS:
+            return
+        points = np.array(self._points)
+        added = np.diff(points, axis=0)
+        added = added[added[:, 0] > 0]
+        if len(added) < _MIN_SPANS:
+            return
+        at = points[0, 0] + np.cumsum(added[:, 0]) - added[:, 0] / 2
+        means = added[:, 1:] / added[:, :1] / 1e9
+        slope = theil_sen(at, means[:, 0])
+        half = len(at) // 2
+        halves = [theil_sen(at[part], means[part, 0]) for part in (slice(half), slice(half, None))]
+        grown = slope.per_second * (at[-1] - at[0])
+        if slope.low <= 0 or grown < MIN_GROWTH_SHARE * slope.level:
+            return
+        if min(each.per_second for each in halves) < _STEADY * slope.per_second:
+            return
+        if _has_one_change(means[:, 0], slope.level + slope.per_second * (at - at[-1])):
+            return
+        self.seconds, self.grown_seconds = slope.per_second, grown
+        self.column = int(np.argmax([theil_sen(at, column).per_second for column in means[:, 1:].T]))
+
+
+def _has_one_change(steps: Float64, line: Float64) -> bool:
+    """Return whether two levels, one after the other, describe the steps better than a line does.
+
+    The halves of a run alone do not show it, where the steps also drift: both of them rise a little then.
+    """
+    apart = float(np.abs(steps - line).sum())
+    for place in range(2, len(steps) - 1):
+        levels = (steps[:place], steps[place:])
+        if sum(float(np.abs(each - np.median(each)).sum()) for each in levels) < apart:
+            return True
+    return False
+
+
+_BESIDE: Final = 0.5
+"""The steps of a sample are beside a save if one was under way for this part of its time."""
+_KEPT: Final = 10
+_MIN_SAMPLES: Final = 5
+_MIN_ERRORS: Final = 5.0
+"""The difference must be this multiple of its standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The training steps of one sample."""
+
+    steps: int
+    seconds: float
+
+
+class StepsBesideSaves:
+    """Compares the steps beside one rank's newest save with those before and after it, in fixed memory.
+
+    A save begins and ends at random times. Steps that are longer beside it than both before and after it are
+    longer because of it. While it is under way, those before it are all there is to compare with.
+    """
+
+    def __init__(self) -> None:
+        self._before: deque[_Sample] = deque(maxlen=_KEPT)
+        self._beside: deque[_Sample] = deque(maxlen=_KEPT)
+        self._after: deque[_Sample] = deque(maxlen=_KEPT)
+
+    def add(self, saving: float, steps: int, seconds: float) -> None:
+        """Add the training steps of a sample.
+
+        Args:
+            saving: For which part of its time a save was under way, 0 to 1.
+            steps: Their number.
+            seconds: Their total time.
+        """
+        if steps <= 0:
+            return
+        sample = _Sample(steps, seconds)
+        if saving >= _BESIDE:
+            if self._after:
+                self._before.extend(self._after)
+                self._after.clear()
+                self._beside.clear()
+            self._beside.append(sample)
+        elif not saving:
+            (self._after if self._beside else self._before).append(sample)
+
+    @property
+    def extra_seconds(self) -> float:
+        """By how much the mean step beside the newest save is longer; 0 unless that is beyond chance."""
+        if len(self._beside) < _MIN_SAMPLES or len(self._before) < _MIN_SAMPLES:
+            return 0.0
+        others = [each for each in (self._before, self._after) if len(each) >= _MIN_SAMPLES]
+        return min(_longer(self._beside, each) for each in others)
+
+
+def _longer(beside: Sequence[_Sample], others: Sequence[_Sample]) -> float:
+    longer = _mean(beside) - _mean(others)
+    error = math.hypot(_error(beside), _error(others))
+    return longer if longer >= max(MIN_SHARE * _mean(others), _MIN_ERRORS * error) else 0.0
+
+
+def _mean(samples: Sequence[_Sample]) -> float:
+    """Return the mean step in seconds."""
+    return sum(each.seconds for each in samples) / sum(each.steps for each in samples)
+
+
+def _error(samples: Sequence[_Sample]) -> float:
+    """Return the standard error of the mean step, from the means of samples."""
+    return statistics.stdev(each.seconds / each.steps for each in samples) / math.sqrt(len(samples))
