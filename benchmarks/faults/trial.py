@@ -23,7 +23,7 @@ from benchmarks.faults.quota import Quota
 from tests.support.node import Node, eventually, free_port, import_path
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
-from torchperfd_daemon.service import translate_stacks
+from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import merge
 
 START_SECONDS: Final = 120.0
@@ -307,7 +307,7 @@ def _stands(control: control_pb2_grpc.ControlStub) -> Standstill:
     request = control_pb2.StacksRequest(run=_RUN, timeout_seconds=5)
     try:
         merged = merge(
-            [translate_stacks.rank_stacks(message) for message in control.Stacks(request, timeout=20)]
+            [translate_diagnosis.rank_stacks(message) for message in control.Stacks(request, timeout=20)]
         )
     except grpc.RpcError:
         return Standstill((), ())

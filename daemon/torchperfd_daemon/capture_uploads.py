@@ -1,7 +1,7 @@
 """The uploads of a daemon's captures, as its settings ask for them."""
 
 from torchperfd_daemon.captures import Catalog, Destination, Uploader
-from torchperfd_daemon.captures.upload_marker import remove_upload_marker, write_upload_marker
+from torchperfd_daemon.captures.destination import remove_upload_marker, write_upload_marker
 from torchperfd_daemon.config.settings import ServeSettings
 
 

@@ -15,9 +15,9 @@ from torchperfd_daemon.web.access import PageToken, remove_token
 from torchperfd_daemon.web.api import Api
 from torchperfd_daemon.web.app import build_app
 from torchperfd_daemon.web.config_file import WebConfigFile
-from torchperfd_daemon.web.origin import Sites
+from torchperfd_daemon.web.guard import Sites
 from torchperfd_daemon.web.reader import Parts
-from torchperfd_daemon.web.runs_file import FOLDER, RunsFile
+from torchperfd_daemon.web.run_rows import RUNS_FOLDER, RunsFile
 from torchperfd_daemon.web.server import WebServer
 
 log = logging.getLogger("torchperfd.server")
@@ -43,7 +43,7 @@ class LivePage:
         self._settings = settings
         self._token = PageToken()
         # Simulated ranks leave nothing on the disk.
-        runs_file = None if settings.demo else RunsFile(settings.captures_dir / FOLDER, parts.node)
+        runs_file = None if settings.demo else RunsFile(settings.captures_dir / RUNS_FOLDER, parts.node)
         self.api = Api(parts, self._token, verdict, runs_file=runs_file)
         names = (settings.page_hosts or "").split(",")
         sites = Sites([settings.metrics_host, *(name.strip() for name in names)])

@@ -67,7 +67,7 @@ from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.handover import CaptureHandovers
 from torchperfd_daemon.service.permissions import Permissions, group_id
-from torchperfd_daemon.service.user_watch import UserWatch
+from torchperfd_daemon.service.rank_session import UserWatch
 from torchperfd_daemon.simulated import SimulatedRanks
 from torchperfd_daemon.step_check import StepCheck
 from torchperfd_daemon.store import Store

@@ -16,9 +16,8 @@ from tests.support.shared_node import Shared, line
 from tests.unit.daemon.processes import HERE, start_ticks
 
 from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.service.process_state import ChangedUsersError
-from torchperfd_daemon.service.py_spy import read_stacks
-from torchperfd_daemon.service.stack_signal import request_stacks_by_signal
+from torchperfd_daemon.service.rank_process import ChangedUsersError
+from torchperfd_daemon.service.stuck_rank_stacks import read_stacks_by_py_spy, request_stacks_by_signal
 
 ADA = USERS[0]
 
@@ -91,7 +90,7 @@ def test_set_user_id_program_is_not_read(node: Shared, program: Path) -> None:
         assert start_ticks(pid) == before.start_ticks
         # Whether the session still lasts or not, and whichever way is tried.
         with pytest.raises(ChangedUsersError):
-            asyncio.run(read_stacks(before, 10))
+            asyncio.run(read_stacks_by_py_spy(before, 10))
         with pytest.raises(ChangedUsersError):
             asyncio.run(request_stacks_by_signal(before, 1))
         seen = [node.as_user(ADA, STACKS) for _ in range(3)]

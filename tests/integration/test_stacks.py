@@ -15,7 +15,7 @@ import pytest
 from tests.support.node import Node, eventually, new_node, torchrun
 from tests.unit.daemon.processes import process
 
-from torchperfd_daemon.service.stack_signal import request_stacks_by_signal
+from torchperfd_daemon.service.stuck_rank_stacks import request_stacks_by_signal
 from torchperfd_daemon.stacks import Thread
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,7 @@ from tests.integration.web_tls import make_certificate
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from torchperfd_daemon.web.config_file import WebConfigFile
-from torchperfd_daemon.web.connection_limiter import MAX_CONNECTIONS
-from torchperfd_daemon.web.server import WebServer
+from torchperfd_daemon.web.server import MAX_CONNECTIONS, WebServer
 
 PATIENCE_S: Final = 10
 REQUEST: Final = b"GET / HTTP/1.1\r\nhost: d\r\n\r\n"

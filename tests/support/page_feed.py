@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torchperfd.step_account import Account, Part, PartKind
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.views.fleet import verdict_dict
 
 PHASES: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "other")
 _SHARES: Final = (0.02, 0.01, 0.3, 0.02, 0.5, 0.06, 0.01, 0.02)

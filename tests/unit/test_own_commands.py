@@ -19,7 +19,7 @@ NAMES_THE_INTERPRETER = {
     "daemon/torchperfd_daemon/captures/low_priority.py": "names the program of such a command, to exec it",
     "daemon/torchperfd_daemon/commands/run.py": "names the program of such a command, to exec it",
     "daemon/torchperfd_daemon/commands/version.py": "prints it",
-    "daemon/torchperfd_daemon/service/py_spy.py": "looks for py-spy beside it",
+    "daemon/torchperfd_daemon/service/stuck_rank_stacks.py": "looks for py-spy beside it",
 }
 STARTS_INTERPRETERS = re.compile(
     r"(ProcessPoolExecutor|get_context|set_start_method|set_executable|_args_from_interpreter_flags|Pool|Process"

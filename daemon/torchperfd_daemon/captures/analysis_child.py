@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperfd_daemon.captures.catalog import Catalog
-from torchperfd_daemon.captures.deletion import delete_tree
 from torchperfd_daemon.captures.folder import may_act_for_users
 from torchperfd_daemon.captures.low_priority import LINK, USER
 from torchperfd_daemon.captures.manifest import FILE_NAME
+from torchperfd_daemon.captures.retention import delete_tree
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 MAX_IDLE_S: Final = 50.0

@@ -1,8 +1,13 @@
-"""An attempt at a capture: prepare, acknowledge, commit, and one outcome per rank."""
+"""An attempt at a capture: its place in the run's queue, the steps agreed on, and one outcome per rank.
+
+Captures of one run happen one after another, in the order of their requests. An attempt prepares the ranks,
+takes their acknowledgements, and commits.
+"""
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -18,8 +23,146 @@ from torchperfd_daemon.captures.rank_attempts import (
     Result,
     failure,
 )
-from torchperfd_daemon.captures.schedule import When, agree
 from torchperfd_daemon.errors import TorchperfdError
+
+_MAX_QUEUED: Final = 16
+
+
+class BusyError(TorchperfdError):
+    """A capture of this run is in progress."""
+
+
+@dataclass(eq=False, slots=True)
+class QueueEntry:
+    """A capture's entry in the queue of a run.
+
+    Attributes:
+        automatic: The run makes it by itself.
+        woken: Set once it is the first, or was cancelled.
+    """
+
+    run: str
+    automatic: bool = False
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RunQueue:
+    """One queue per run."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[QueueEntry]] = {}
+
+    def enter(self, run: str, *, wait: bool, automatic: bool = False) -> QueueEntry:
+        """Return an entry at the end of a run's queue; pass it to :meth:`leave` in any case.
+
+        Args:
+            wait: Wait for any capture. Only for one that the run makes by itself does every other one wait.
+
+        Raises:
+            BusyError: The queue is not empty, and the caller would not wait.
+            TorchperfdError: Too many wait already.
+        """
+        line = self._lines.get(run, ())
+        if line and not wait and (automatic or not all(each.automatic for each in line)):
+            raise BusyError(
+                f"a capture of run {run} is in progress", "wait until it has ended, or ask with --queue"
+            )
+        if len(line) > _MAX_QUEUED:
+            raise TorchperfdError(
+                f"{_MAX_QUEUED} captures of run {run} are queued already",
+                "cancel some with `torchperfd captures cancel ID`",
+            )
+        entry = QueueEntry(run, automatic)
+        line = self._lines.setdefault(run, deque())
+        line.append(entry)
+        line[0].woken.set()
+        return entry
+
+    def is_busy(self, run: str) -> bool:
+        """Return whether a run has an entry."""
+        return bool(self._lines.get(run))
+
+    def leave(self, entry: QueueEntry) -> None:
+        """Remove an entry; if it was the first, wake the next."""
+        line = self._lines[entry.run]
+        line.remove(entry)
+        if line:
+            line[0].woken.set()
+        else:
+            del self._lines[entry.run]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+
+MAX_STEPS: Final = 1000
+"""Of one capture."""
+
+_MARGIN_S: Final = 0.25
+_MARGIN_STEPS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """Which steps were asked for; by default the next ones that all ranks can reach.
+
+    Attributes:
+        at_step: Start exactly there, counting from 0.
+        duration_seconds: Take as many steps as last so long, 1 to 1000; 0 for the number in the options.
+    """
+
+    at_step: int | None = None
+    duration_seconds: float = 0.0
+
+
+SOON: Final = When()
+
+
+def agree(
+    when: When, acks: Mapping[int, Ack], steps: int, longest_pause_seconds: float = math.inf
+) -> tuple[int, int]:
+    """Return the first step to capture and the first one after, which every rank has yet to begin.
+
+    Args:
+        acks: How far each ready rank is; at least one.
+        steps: How many steps unless ``when`` has a duration.
+        longest_pause_seconds: Fewer steps are taken if training would pause for longer when they end.
+
+    Raises:
+        TorchperfdError: The chosen step is past or too near, steps have no length yet, or the capture of one
+            step would pause training for too long.
+    """
+    start = start_step(list(acks.values()))
+    if when.at_step is not None:
+        if when.at_step < start:
+            rank, farthest = max(acks.items(), key=lambda each: each[1].next_step)
+            raise TorchperfdError(
+                f"step {when.at_step} is past or too near: rank {rank} is at step {farthest.next_step}",
+                f"ask for step {start} or a later one",
+            )
+        start = when.at_step
+    if when.duration_seconds:
+        means = [ack.step_seconds for ack in acks.values() if ack.step_seconds > 0]
+        if not means:
+            raise TorchperfdError("no step has ended yet, so the length of a step is unknown", "use --steps")
+        steps = min(MAX_STEPS, max(1, round(when.duration_seconds * len(means) / sum(means))))
+    pause = max(ack.pause_seconds_per_step for ack in acks.values())
+    if pause * steps > longest_pause_seconds:
+        steps = int(longest_pause_seconds / pause)
+        if not steps:
+            raise TorchperfdError(
+                f"training would pause for about {pause:.1f} s when one step was captured",
+                "ask for a capture yourself",
+            )
+    return start, start + steps
+
+
+def start_step(acks: list[Ack]) -> int:
+    """Return a step that every rank has yet to begin: a quarter second and two steps ahead."""
+    farthest = max(ack.next_step for ack in acks)
+    fastest = min((ack.step_seconds for ack in acks if ack.step_seconds > 0), default=_MARGIN_S)
+    return farthest + _MARGIN_STEPS + math.ceil(_MARGIN_S / fastest)
+
 
 _PREPARE_TIMEOUT_S: Final = 20.0
 _TICK_S: Final = 0.25

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from torchperfd_daemon.captures import folder, manifest
-from torchperfd_daemon.captures.deletion import delete_tree, owner_of
+from torchperfd_daemon.captures.destination import read_upload_marker
 from torchperfd_daemon.captures.folder import Found
 from torchperfd_daemon.captures.index import Index, Listing, Query
-from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
-from torchperfd_daemon.captures.receipt import FILE_NAME as RECEIPT
-from torchperfd_daemon.captures.receipt import Receipt
-from torchperfd_daemon.captures.retention import Quota
-from torchperfd_daemon.captures.upload_marker import read_upload_marker
+from torchperfd_daemon.captures.manifest import RECEIPT_FILE as RECEIPT
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, Receipt
+from torchperfd_daemon.captures.retention import Quota, delete_tree, owner_of
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError, explained
 
 log = logging.getLogger("torchperfd.captures")

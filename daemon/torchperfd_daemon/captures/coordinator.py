@@ -16,7 +16,7 @@ from typing import Final
 
 from torchperfd._version import __version__
 from torchperfd.v1.capture_id import new_capture_id
-from torchperfd_daemon.captures.attempt import Attempt, Progress
+from torchperfd_daemon.captures.attempt import SOON, Attempt, Progress, QueueEntry, RunQueue, When
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import (
     FILE_NAME,
@@ -29,9 +29,7 @@ from torchperfd_daemon.captures.manifest import (
     first_reason,
     overall_state,
 )
-from torchperfd_daemon.captures.queue import QueueEntry, RunQueue
 from torchperfd_daemon.captures.rank_attempts import Ack, Participant, PendingAttempts, Result, apply, failure
-from torchperfd_daemon.captures.schedule import SOON, When
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.loader_workers import SettledAdvice
 

@@ -1,4 +1,4 @@
-"""The destination: a bucket, or a mounted share, that captures are uploaded to."""
+"""The destination of uploads, a bucket or a mounted share, and the marker file that holds its URL."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.captures import folder
+from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
+from torchperfd_daemon.text import one_line
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
 
 _SCHEMES: Final = ("s3", "gs", "az", "file")
 _URL_FORMS: Final = "write it like s3://bucket/prefix, gs://bucket, az://container or file:///mnt/share"
@@ -268,3 +271,40 @@ def _cause(error: Exception) -> str:
     message = _MESSAGE.search(text)
     cause = message[1] if message else text.rpartition(" - ")[2]
     return "".join(each if each.isprintable() else " " for each in cause)[:200].strip(" :")
+
+
+_MARKER: Final = ".uploads-to"
+_MAX_MARKER_BYTES: Final = 2048
+
+
+def write_upload_marker(directory: Path, url: str) -> None:
+    """Write the marker, for `captures list` and `captures upload`, which do not ask the daemon.
+
+    Raises:
+        TorchperfdError: It cannot be written.
+    """
+    with explained(f"cannot write to {directory}", "choose another with --captures-dir"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with folder.opened(directory) as held:
+            folder.write(held, _MARKER, url.encode() + b"\n")
+
+
+def read_upload_marker(directory: Path) -> str:
+    """Return the URL that captures are uploaded to; empty when they are not.
+
+    Where a directory is open to all, so is this name: only a marker of its owner's, root's or our own counts.
+    """
+    with (
+        contextlib.suppress(OSError, UnicodeDecodeError),
+        folder.opened(directory) as held,
+        open(folder.open_file(held, _MARKER), "rb") as file,  # noqa: PTH123
+    ):
+        if os.fstat(file.fileno()).st_uid in (0, os.geteuid(), os.fstat(held).st_uid):
+            return one_line(file.read(_MAX_MARKER_BYTES).decode().strip(), _MAX_MARKER_BYTES)
+    return ""
+
+
+def remove_upload_marker(directory: Path) -> None:
+    """Remove the marker: captures are no longer uploaded."""
+    with contextlib.suppress(OSError):
+        (directory / _MARKER).unlink()

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from torchperfd.v1.capture_id import CAPTURE_ID
-from torchperfd_daemon.captures import manifest, receipt
+from torchperfd_daemon.captures import manifest
 from torchperfd_daemon.captures.manifest import (
     CaptureRecord,
     CaptureState,
     RankManifest,
+    Upload,
     first_reason,
     overall_state,
 )
-from torchperfd_daemon.captures.receipt import Upload
 from torchperfd_daemon.documents import DamagedError, decode_clean
 from torchperfd_daemon.errors import TorchperfdError
 
@@ -207,7 +207,7 @@ def read(path: Path, now: float) -> Found | None:
             if not (by_trusted or (not closed and _by_ranks_of(trusted, files))):
                 return found
             upload = Upload.PENDING
-            if receipt.FILE_NAME in files:
+            if manifest.RECEIPT_FILE in files:
                 upload = _uploaded(folder, trusted, hashlib.sha256(document).hexdigest())
             return replace(found, upload=upload)
     except OSError:
@@ -308,8 +308,8 @@ def _uploaded(folder: int, trusted: frozenset[int], manifest_sha256: str) -> Upl
     counts.
     """
     with contextlib.suppress(OSError, DamagedError):
-        content, status = _content(folder, receipt.FILE_NAME)
-        found = decode_clean(content, receipt.Receipt)
+        content, status = _content(folder, manifest.RECEIPT_FILE)
+        found = decode_clean(content, manifest.Receipt)
         if status.st_uid in trusted and found.manifest_sha256 == manifest_sha256:
             return found.upload
     return Upload.PENDING

@@ -16,8 +16,7 @@ import msgspec
 
 from torchperfd.v1 import access
 from torchperfd_daemon.captures import folder
-from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
-from torchperfd_daemon.captures.receipt import Upload
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, Upload
 from torchperfd_daemon.captures.retention import Kept
 from torchperfd_daemon.errors import explained
 from torchperfd_daemon.text import one_line

@@ -11,7 +11,7 @@ from typing import Final
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.index import Index
-from torchperfd_daemon.captures.receipt import Upload
+from torchperfd_daemon.captures.manifest import Upload
 from torchperfd_daemon.captures.retention import Kept, Reason, Removal, plan
 from torchperfd_daemon.errors import TorchperfdError
 

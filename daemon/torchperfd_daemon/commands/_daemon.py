@@ -16,7 +16,7 @@ from torchperfd_daemon.errors import (
     TorchperfdError,
     UsageError,
 )
-from torchperfd_daemon.service.clean_message import CleanChannel
+from torchperfd_daemon.service.message_fields import CleanChannel
 
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_REASON = 200

@@ -10,7 +10,7 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.commands._daemon_catalog import DaemonCatalog
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.views.names import whole_name as whole_name
+from torchperfd_daemon.views.captures import whole_name as whole_name
 
 _TIMEOUT_S: Final = 10.0
 

@@ -11,10 +11,10 @@ from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
 from torchperfd_daemon.commands._capture_progress import state_of
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.service import translate_stacks
+from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import merge
 from torchperfd_daemon.stacks.report import render_text
-from torchperfd_daemon.views.stacks import each_once
+from torchperfd_daemon.views.fleet import each_once
 
 _STEPS: Final = 5
 _TIMEOUT_S: Final = 60.0
@@ -79,7 +79,7 @@ class TopActions:
         with connect(self._socket) as daemon:
             messages = daemon.Stacks(request, timeout=_STACKS_TIMEOUT_S + 10)
             answers = [
-                translate_stacks.rank_stacks(each) for each in messages if not each.HasField("unreachable")
+                translate_diagnosis.rank_stacks(each) for each in messages if not each.HasField("unreachable")
             ]
         answers = each_once(answers)
         text = io.StringIO()

@@ -23,8 +23,8 @@ from torchperfd_daemon.captures import (
     Query,
     Upload,
 )
-from torchperfd_daemon.captures.upload import upload
-from torchperfd_daemon.captures.upload_marker import read_upload_marker
+from torchperfd_daemon.captures.destination import read_upload_marker
+from torchperfd_daemon.captures.uploader import upload
 from torchperfd_daemon.commands._captures_dir import captures_dir_option, open_catalog, own_directory
 from torchperfd_daemon.commands._completion import complete_captures
 from torchperfd_daemon.commands._daemon import connect

@@ -11,8 +11,7 @@ from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, missing, scope_options
 from torchperfd_daemon.commands._watch import show, watch_option
-from torchperfd_daemon.views.fleet import fleet_dict
-from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.views.fleet import fleet_dict, verdict_dict
 
 
 @click.command("diagnose")

@@ -15,7 +15,7 @@ from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.report import render_text, to_dict
-from torchperfd_daemon.service import translate_goodput
+from torchperfd_daemon.service import translate_account
 
 _TIMEOUT_S: Final = 10.0
 
@@ -45,7 +45,7 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
             every = daemon.GetGoodput(control_pb2.GetGoodputRequest(), timeout=_TIMEOUT_S)
             run = known_name(run, (each.run for each in every.runs), "run")
         answer = daemon.GetGoodput(control_pb2.GetGoodputRequest(run=run), timeout=_TIMEOUT_S)
-    runs = [translate_goodput.run_goodput(message) for message in answer.runs]
+    runs = [translate_account.run_goodput(message) for message in answer.runs]
     if run and not runs:
         raise NoSuchTargetError(
             f"there is no run {run} on this node", "`torchperfd goodput` lists those there are"

@@ -16,7 +16,7 @@ from torchperfd_daemon.commands._watch import NO_RUNS, again, watch_option
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.fleet import builds_text, fleet_dict
-from torchperfd_daemon.views.runs import run_dict
+from torchperfd_daemon.views.live import run_status_dict
 
 _TIMEOUT_S: Final = 10.0
 _HEADS: Final = ("RANK", "PID", "STATE", "STEPS", "STEP", "DATA", "LAST STEP")
@@ -46,7 +46,7 @@ def _print(job: str, fleet: bool, socket: str | None, *, as_json: bool) -> None:
             "node": info.node,
             "metrics_url": info.metrics_url,
             "captures_dir": info.captures_dir,
-            "runs": [run_dict(run) for run in listed.runs],
+            "runs": [run_status_dict(run) for run in listed.runs],
             **fleet_dict(listed),
         }
         click.echo(json.dumps(document))

@@ -20,11 +20,11 @@ from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageE
 from torchperfd_daemon.flight_recorder import report as dumps_report
 from torchperfd_daemon.flight_recorder.files import read_dumps
 from torchperfd_daemon.flight_recorder.verdict import judge
-from torchperfd_daemon.service import translate_stacks
+from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import RankStacks, merge
 from torchperfd_daemon.stacks.report import render_text, to_dict
 from torchperfd_daemon.text import ranks_phrase, ranks_text
-from torchperfd_daemon.views.stacks import absent_ranks, each_once
+from torchperfd_daemon.views.fleet import absent_ranks, each_once
 
 
 @click.command("stacks")
@@ -101,7 +101,7 @@ def _print(request: control_pb2.StacksRequest, socket: str | None, *, as_json: b
                 unreachable.append(message.unreachable)
                 continue
             run = message.identity.run
-            answers.append(translate_stacks.rank_stacks(message))
+            answers.append(translate_diagnosis.rank_stacks(message))
     if not answers:
         raise TorchperfdError("the daemon reported no rank", "see its log")
     answers = each_once(answers)

@@ -17,7 +17,7 @@ from torchperfd_daemon.commands._scope import Scope, last_option
 from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.steps import steps_dict
+from torchperfd_daemon.views.live import steps_dict
 
 
 @click.command("steps")

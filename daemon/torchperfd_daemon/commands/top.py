@@ -24,7 +24,7 @@ from torchperfd_daemon.commands._trend import Throughput, ages, step_seconds
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views import node_view as _node_view
-from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.views.fleet import verdict_dict
 
 _TIMEOUT_S: Final = 5.0
 _EVERY_S: Final = 0.5

@@ -16,7 +16,7 @@ from torchperfd_daemon.fleet.address import Address, parse_address
 from torchperfd_daemon.fleet.credentials import Credentials
 from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.rpc.user_rates import Rate, UserRate
-from torchperfd_daemon.service.peer_directory import MayCommand
+from torchperfd_daemon.service.targets import MayCommand
 from torchperfd_daemon.store import Rank
 
 log = logging.getLogger("torchperfd.fleet")

@@ -17,10 +17,9 @@ import msgspec
 
 from torchperfd_daemon import documents
 from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
-from torchperfd_daemon.fleet.address import DEFAULT_PORT, Address, parse_address, parse_port
-from torchperfd_daemon.fleet.hostlist import expand
+from torchperfd_daemon.fleet.address import DEFAULT_PORT, Address, expand_hostlist, parse_address, parse_port
 from torchperfd_daemon.fleet.job_peers import JobPeers
-from torchperfd_daemon.service.peer_directory import MayCommand
+from torchperfd_daemon.service.targets import MayCommand
 
 MAX_PEERS: Final = 10_000
 _MAX_FILE_BYTES: Final = 4 * 2**20
@@ -119,7 +118,7 @@ class SlurmJob:
                 "the fleet's peers cannot be found: SLURM_JOB_NODELIST is not set",
                 "start the daemon within the job, or name its nodes with slurm:HOSTLIST:PORT",
             )
-        return [Address(host, self.port) for host in expand(nodes, MAX_PEERS)]
+        return [Address(host, self.port) for host in expand_hostlist(nodes, MAX_PEERS)]
 
 
 class Peers:
@@ -194,7 +193,7 @@ def parse_peers(
             hosts, port = rest, str(DEFAULT_PORT)
         if hosts == "env":
             return SlurmJob(parse_port(port), os.environ if environ is None else environ)
-        return Static(tuple(Address(host, parse_port(port)) for host in expand(hosts, MAX_PEERS)))
+        return Static(tuple(Address(host, parse_port(port)) for host in expand_hostlist(hosts, MAX_PEERS)))
     if text.count(",") >= MAX_PEERS:
         raise UsageError(f"there are more than {MAX_PEERS:,} peers")
     addresses = tuple(parse_address(part.strip()) for part in text.split(",") if part.strip())

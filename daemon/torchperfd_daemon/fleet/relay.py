@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +18,49 @@ import grpc
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
-from torchperfd_daemon.captures.missing import answer_later
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.address import Address
-from torchperfd_daemon.fleet.clock import ClockOffset, Exchange
-from torchperfd_daemon.fleet.fanout import PeerError, reason_of
+from torchperfd_daemon.fleet.transport import PeerError, reason_of
 from torchperfd_daemon.service import translate
+from torchperfd_daemon.service.targets import answer_later
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request and its response, in Unix ns: sent and arrived by the local clock, the rest by theirs."""
+
+    sent_ns: int
+    received_ns: int
+    answered_ns: int
+    arrived_ns: int
+
+    @property
+    def offset_ns(self) -> int:
+        """Their clock less ours, if both ways took equally long (theta of RFC 5905, section 8)."""
+        return ((self.received_ns - self.sent_ns) + (self.answered_ns - self.arrived_ns)) // 2
+
+    @property
+    def delay_ns(self) -> int:
+        """Time on the way, there and back (delta of RFC 5905): the offset is wrong by at most half of it."""
+        return (self.arrived_ns - self.sent_ns) - (self.answered_ns - self.received_ns)
+
+
+class ClockOffset:
+    """The offset measured by the quickest of several exchanges; queueing only adds to the delay."""
+
+    def __init__(self) -> None:
+        self._best: Exchange | None = None
+
+    def add(self, exchange: Exchange) -> None:
+        """Add an exchange. One that arrived before it was sent is ignored."""
+        if exchange.delay_ns >= 0 and (self._best is None or exchange.delay_ns < self._best.delay_ns):
+            self._best = exchange
+
+    @property
+    def ns(self) -> int | None:
+        """Their clock less ours; None until it is measured."""
+        return None if self._best is None else self._best.offset_ns
+
 
 _QUICK_ROUNDS: Final = 8
 _QUICK_S: Final = 0.05

@@ -16,6 +16,7 @@ from typing import Final
 from torchperfd._version import __version__
 from torchperfd.v1 import fleet_pb2
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
+from torchperfd_daemon.captures.attempt import MAX_STEPS
 from torchperfd_daemon.captures.manifest import (
     CaptureRecord,
     CaptureState,
@@ -24,7 +25,6 @@ from torchperfd_daemon.captures.manifest import (
     overall_state,
 )
 from torchperfd_daemon.captures.rank_attempts import Ack, PendingAttempts, RankAttempt, failure
-from torchperfd_daemon.captures.schedule import MAX_STEPS
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service import translate

@@ -12,11 +12,11 @@ from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.fanout import PeerError
 from torchperfd_daemon.fleet.remote_capture import RemoteCapture
+from torchperfd_daemon.fleet.transport import PeerError
 from torchperfd_daemon.fleet.view import INSTANCE_KEY
-from torchperfd_daemon.service import SessionService, translate, translate_stacks
-from torchperfd_daemon.service.survey import DeviceWork, PublishedVerdict, survey
+from torchperfd_daemon.service import SessionService, translate, translate_diagnosis
+from torchperfd_daemon.service.node_survey import DeviceWork, PublishedVerdict, survey
 from torchperfd_daemon.store import Store
 
 _LONGEST_STACKS_S: Final = 600.0
@@ -88,7 +88,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         seconds = asked if 0 < asked <= _LONGEST_STACKS_S else _LONGEST_STACKS_S
         users = {rank.identity.rank: rank.process.uid for rank in ranks}
         async for answer in self._sessions.stacks_of(ranks, seconds):
-            yield translate_stacks.rank_stacks_message(request.run, users[answer.rank], answer)
+            yield translate_diagnosis.rank_stacks_message(request.run, users[answer.rank], answer)
 
     async def Take(  # type: ignore[override]  # noqa: N802 - it writes instead of yielding
         self,

@@ -8,8 +8,8 @@ from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.verdict import working_command
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.verdict import NodePart, judge
-from torchperfd_daemon.service import translate, translate_verdict
-from torchperfd_daemon.service.peer_directory import Redact
+from torchperfd_daemon.service import translate, translate_diagnosis
+from torchperfd_daemon.service.targets import Redact
 
 
 def each_once(
@@ -92,9 +92,9 @@ def shown_verdicts(
         for steps in survey.ranks:
             ranks.setdefault(steps.status.identity.run, []).append(steps.status)
     for verdict in judge_all(surveys, at_end=at_end):
-        message = translate_verdict.verdict_message(verdict)
+        message = translate_diagnosis.verdict_message(verdict)
         # Of the ranks' own names, since people run it: no node supplies it in a verdict.
-        message.script = translate_verdict.script_words(
+        message.script = translate_diagnosis.script_words(
             (status.identity.command, status.identity.script) for status in ranks[verdict.run]
         )
         redact(message, map(fleet_translate.uid_of, ranks[verdict.run]))

@@ -7,9 +7,9 @@ from torchperfd.v1 import contract, control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures.manifest import RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.fleet.fanout import PeerError, Unreachable
-from torchperfd_daemon.service import translate, translate_account, translate_stacks
-from torchperfd_daemon.service.fields import pack
+from torchperfd_daemon.fleet.transport import PeerError, Unreachable
+from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
+from torchperfd_daemon.service.message_fields import pack
 from torchperfd_daemon.store import HISTORY_STEPS
 from torchperfd_daemon.text import one_line
 
@@ -98,7 +98,7 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         saves_seconds=_seconds(message.saves_seconds),
         unseen_ranks=message.unseen_ranks,
         stages=translate_account.input_stages(message.stages) if message.HasField("stages") else None,
-        line=translate_stacks.slow_line(message.line) if message.HasField("line") else None,
+        line=translate_diagnosis.slow_line(message.line) if message.HasField("line") else None,
         others=tuple(verdict(other) for other in message.others[:_MAX_OTHERS] if not other.others),
         account=account(message.account) if message.HasField("account") else None,
         note=one_line(message.note, _MAX_EVIDENCE_CHARACTERS),

@@ -9,12 +9,11 @@ from typing import Final
 
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures import Coordinator, Participant
+from torchperfd_daemon.captures.attempt import MAX_STEPS
 from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.captures.missing import whole_job
-from torchperfd_daemon.captures.schedule import MAX_STEPS
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.service.peer_directory import PeerDirectory, RankSelection
+from torchperfd_daemon.service.targets import PeerDirectory, RankSelection, whole_job
 
 log = logging.getLogger("torchperfd.orders")
 

@@ -11,35 +11,31 @@ import grpc
 from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
-from torchperfd_daemon.captures.missing import whole_job
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.observer.mean_step import loader_advice_of
 from torchperfd_daemon.service import (
-    download,
-    kept_captures,
-    live,
+    node_survey,
+    stored_captures,
     translate,
-    translate_goodput,
-    translate_stacks,
+    translate_account,
+    translate_diagnosis,
 )
-from torchperfd_daemon.service.audit import AuditLine, subject_of
-from torchperfd_daemon.service.end_verdicts import EndVerdicts, note_unseen
-from torchperfd_daemon.service.peer_directory import PeerDirectory
-from torchperfd_daemon.service.permissions import Permissions, Rights
-from torchperfd_daemon.service.session import Node, SessionService
-from torchperfd_daemon.service.stack_requests import choose
-from torchperfd_daemon.service.survey import (
+from torchperfd_daemon.service.node_survey import (
     DeviceWork,
+    EndVerdicts,
     PublishedVerdict,
     RecentCollections,
+    note_unseen,
     ranks_of,
     survey,
     verdicts,
 )
-from torchperfd_daemon.service.targets import Targets
-from torchperfd_daemon.service.together import merged
+from torchperfd_daemon.service.permissions import AuditLine, Permissions, Rights, subject_of
+from torchperfd_daemon.service.session import Node, SessionService
+from torchperfd_daemon.service.stack_requests import choose
+from torchperfd_daemon.service.targets import PeerDirectory, Targets, merged, whole_job
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 
 _TIMEOUT_S: Final = 60.0
@@ -114,7 +110,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             if self._is_of_fleet(request):
                 response = await self._others.runs(own, rights.may_command, request.job)
             elif not own:
-                live.check_found("", request.job)
+                node_survey.check_found("", request.job)
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))
         for run in response.runs:
@@ -167,7 +163,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
                     asked, survey(self._store, self._verdict, self._device_work, asked), rights.may_command
                 )
             else:
-                response = live.newest_steps(self._store, request, self._device_work, self._collections)
+                response = node_survey.newest_steps(
+                    self._store, request, self._device_work, self._collections
+                )
             for rank in response.ranks:
                 rights.redact_status(rank.status)
             return response
@@ -187,7 +185,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 own = survey(self._store, self._verdict, self._device_work, asked)
                 return await self._others.diagnose(asked, own, rights.redact_verdict, rights.may_command)
             if not ranks:
-                live.check_found(request.run, request.job)
+                node_survey.check_found(request.run, request.job)
             response = control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
             runs = self._store.runs()
             for verdict in response.verdicts:
@@ -201,14 +199,16 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetReadingsRequest, context: Any
     ) -> control_pb2.GetReadingsResponse:
         """Return the collectors' newest values."""
-        return live.readings(self._families(), request)
+        return node_survey.readings(self._families(), request)
 
     async def GetGoodput(  # noqa: N802
         self, request: control_pb2.GetGoodputRequest, context: Any
     ) -> control_pb2.GetGoodputResponse:
         """Return how rank-seconds were spent, also for runs that have ended."""
         runs = await self._goodput(request.run) if self._goodput is not None else []
-        return control_pb2.GetGoodputResponse(runs=[translate_goodput.run_message(run) for run in runs])
+        return control_pb2.GetGoodputResponse(
+            runs=[translate_account.run_goodput_message(run) for run in runs]
+        )
 
     async def Capture(  # noqa: N802
         self, request: control_pb2.CaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -261,7 +261,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         rights = self._permissions.of(context)
         line = rights.request("download", f"{request.file} of capture {request.capture_id}")
         try:
-            async for piece in download.pieces(self._catalog, request, rights, line):
+            async for piece in stored_captures.download_pieces(self._catalog, request, rights, line):
                 yield piece
         except TorchperfdError as error:
             line.failed(error)
@@ -277,7 +277,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             # On a thread: it reads the disk.
             found = await asyncio.to_thread(
-                lambda: [*kept_captures.list_captures(self._catalog, request, rights)]
+                lambda: [*stored_captures.list_captures(self._catalog, request, rights)]
             )
             for message in found:
                 yield message
@@ -288,7 +288,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.PinCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.PinCaptureResponse:
         """Protect a capture from removal, or no longer."""
-        await self._change_kept("pin" if request.pinned else "unpin", kept_captures.pin, request, context)
+        await self._change_kept("pin" if request.pinned else "unpin", stored_captures.pin, request, context)
         return control_pb2.PinCaptureResponse()
 
     async def RemoveCapture(  # noqa: N802
@@ -296,7 +296,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.RemoveCaptureResponse:
         """Remove a capture, or find out whether it may be removed."""
         action = "check for removal" if request.dry_run else "removal"
-        await self._change_kept(action, kept_captures.remove, request, context)
+        await self._change_kept(action, stored_captures.remove, request, context)
         return control_pb2.RemoveCaptureResponse()
 
     async def _change_kept(
@@ -348,7 +348,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> AsyncIterator[control_pb2.RankStacks]:
         users = {rank.identity.rank: rank.process.uid for rank in ranks}
         async for response in self._sessions.stacks_of(ranks, seconds, allow_signal=allow_signal):
-            yield translate_stacks.rank_stacks_message(ranks[0].identity.run, users[response.rank], response)
+            yield translate_diagnosis.rank_stacks_message(
+                ranks[0].identity.run, users[response.rank], response
+            )
 
     def _targets(self, rights: Rights) -> Targets:
         return Targets(self._store, self._sessions.of_run, rights)

@@ -24,7 +24,7 @@ from torchperfd_daemon.captures.intake import MAX_FILES, Sender, take
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.rpc.callers import Caller, UserLimit
-from torchperfd_daemon.service.audit import AuditLine
+from torchperfd_daemon.service.permissions import AuditLine
 
 log = logging.getLogger("torchperfd.captures")
 

@@ -1,21 +1,82 @@
-"""Permissions: which caller may do what with which run; requests are logged.
+"""Permissions: which caller may do what with which run, and the audit log of what was decided.
 
 Every user with access to the socket sees all runs and the times of their steps, as `nvidia-smi` shows the
 users of a GPU. Only its own user may see or change more of a process: captures, stacks, downloads, the
-script's path, source lines in a verdict.
+script's path, source lines in a verdict. The HTTP interface calls the control service from within this
+process, with rights of its own choice.
 """
 
 import grp
+import logging
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+
+import grpc
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Cause
-from torchperfd_daemon.errors import NotAllowedError, UsageError
-from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, own_uid
-from torchperfd_daemon.service.audit import AuditLine
+from torchperfd_daemon.errors import NotAllowedError, TorchperfdError, UsageError
+from torchperfd_daemon.rpc.callers import UNKNOWN, Caller, CallerDirectory, own_uid
 from torchperfd_daemon.store import Rank
+from torchperfd_daemon.text import one_line
+
+log = logging.getLogger("torchperfd.audit")
+
+_MAX_CHARACTERS: Final = 120
+_MAX_LOGGED: Final = 20
+
+
+class AuditLine:
+    """The line of one request; only the first outcome is written.
+
+    Args:
+        action: What was requested, such as ``capture``.
+        subject: What it is about, such as ``all ranks of run baseline``.
+    """
+
+    def __init__(self, action: str, subject: str, caller: Caller) -> None:
+        self._request = f"{action} of {one_line(subject, _MAX_CHARACTERS)} by {caller}"
+        self._is_written = False
+
+    def allowed(self, owners: Iterable[int | None] = (), capture_id: str = "") -> None:
+        """Write that the request is allowed, and begins.
+
+        Args:
+            owners: The users of the processes or files that it acts on.
+            capture_id: Of the capture that it makes, if any.
+        """
+        users = [
+            "unknown" if uid is None else str(uid) for uid in sorted(set(owners), key=lambda uid: uid or -1)
+        ]
+        owned = f", owner {' and '.join(users)}" if users else ""
+        capture = f", capture {one_line(capture_id, _MAX_CHARACTERS)}" if capture_id else ""
+        self._write(logging.INFO, f"allowed{owned}{capture}")
+
+    def failed(self, error: TorchperfdError) -> None:
+        """Write why the request was refused, or could not be carried out."""
+        refused = isinstance(error, NotAllowedError)
+        level, outcome = (logging.WARNING, "refused") if refused else (logging.INFO, "failed")
+        self._write(level, f"{outcome}: {one_line(error.problem, _MAX_CHARACTERS)}")
+
+    def end(self) -> None:
+        """Write that the caller left, unless the request was decided before."""
+        self._write(logging.INFO, "failed: the caller left before it was decided")
+
+    def _write(self, level: int, outcome: str) -> None:
+        if not self._is_written:
+            self._is_written = True
+            log.log(level, "%s: %s", self._request, outcome)
+
+
+def subject_of(request: control_pb2.CaptureRequest | control_pb2.StacksRequest) -> str:
+    """Return what a request is about, for the log."""
+    job = request.job if isinstance(request, control_pb2.CaptureRequest) else ""
+    named = [f"{kind} {name}" for kind, name in (("run", request.run), ("job", job)) if name]
+    ranks = f"ranks {', '.join(map(str, request.ranks[:_MAX_LOGGED]))}" if request.ranks else "all ranks"
+    return " ".join((ranks, "of", *(named or ["the caller's only run"])))
+
 
 _ROOT: Final = 0
 _LINE: Final = re.compile(r", most of it in \S+ at [^;·]*?:\d+")
@@ -150,3 +211,46 @@ def group_id(name: str | None) -> int | None:
         raise UsageError(
             f"admin_group: there is no group {name!r}", "create it, or name another one"
         ) from None
+
+
+class CallRefusedError(Exception):
+    """The service refused a call.
+
+    Args:
+        status: As a gRPC client would receive it.
+        details: What happened, then what to do.
+    """
+
+    def __init__(self, status: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.status = status
+        self.details = details
+
+
+class LocalCall:
+    """Takes the place of gRPC's context of a call.
+
+    Args:
+        rights: What the caller may do.
+    """
+
+    def __init__(self, rights: Rights) -> None:
+        self.rights = rights
+
+    async def abort(self, status: grpc.StatusCode, details: str) -> NoReturn:
+        """End the call.
+
+        Raises:
+            CallRefusedError: Always.
+        """
+        raise CallRefusedError(status, details)
+
+
+def owner_rights() -> Rights:
+    """Return the rights of the daemon's own user."""
+    return Rights(Caller(uid=own_uid(), pid=os.getpid()), is_admin=True)
+
+
+def stranger_rights() -> Rights:
+    """Return the rights of a user of the node that is not known."""
+    return Rights(UNKNOWN, is_admin=False)

@@ -1,8 +1,13 @@
-"""A connected rank: what the daemon may send to its process."""
+"""A connected rank: what the daemon may send to it, how often it reports, when its session ends.
+
+A process keeps its open connection when it runs a program with the set-user-ID bit. From then on the daemon
+may read of it what the session's user may not, so the session is ended.
+"""
 
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -10,6 +15,7 @@ from typing import Final
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack
+from torchperfd_daemon.collectors.ranks import has_users
 from torchperfd_daemon.rpc.callers import UNKNOWN, Caller
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Rank
@@ -174,3 +180,94 @@ class Session:
                 self.rank,
                 self.record.identity.run,
             )
+
+
+RENEW_S: Final = 3.0
+LEASE_S: Final = 10
+"""A rank goes back to its usual reports so long after the last message, also if the daemon was killed."""
+
+
+class FrequentReports:
+    """Asks ranks for frequent reports, for some seconds at a time.
+
+    Args:
+        sessions: Returns the connected ranks of a run.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, sessions: Callable[[str], Iterable[Session]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sessions = sessions
+        self._clock = clock
+        self._runs: frozenset[str] = frozenset()
+        self._renew_at = float("-inf")
+
+    def watch(self, runs: frozenset[str]) -> None:
+        """Ask the ranks of these runs, and end what was asked of those of other runs.
+
+        To be called at each change, and at least once per second while there are any.
+        """
+        begun, ended = runs - self._runs, self._runs - runs
+        self._runs = runs
+        if self._clock() >= self._renew_at:
+            # All of them: ranks may have connected since.
+            begun, self._renew_at = runs, self._clock() + RENEW_S
+        for run in begun:
+            self._ask(run, LEASE_S)
+        for run in ended:
+            self._ask(run, 0)
+
+    def _ask(self, run: str, seconds: int) -> None:
+        for session in self._sessions(run):
+            session.report_frequently(seconds)
+
+
+access_log = logging.getLogger("torchperfd.access")
+
+_USERS_INTERVAL_S: Final = 1.0
+_USERS_CHANGED: Final = "the process has changed users since it connected"
+
+
+class UserWatch:
+    """Compares the users of all connected processes with those of their sessions, once a second.
+
+    Readers of a process check them as well, before and after: this only ends the session.
+
+    Args:
+        sessions: Returns the open sessions.
+    """
+
+    def __init__(self, sessions: Callable[[], Iterable[Session]], proc: Path = Path("/proc")) -> None:
+        self._sessions = sessions
+        self._proc = proc
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await asyncio.sleep(_USERS_INTERVAL_S)
+            await self.check()
+
+    async def check(self) -> None:
+        """End each session whose process has changed users."""
+        sessions = [each for each in self._sessions() if each.caller.pid and not each.ended]
+        for session in await asyncio.to_thread(self._changed, sessions):
+            identity = session.record.identity
+            access_log.warning(
+                "rank %d of run %s, %s: %s; its session is ended",
+                identity.rank,
+                identity.run,
+                session.caller,
+                _USERS_CHANGED,
+            )
+            session.end(_USERS_CHANGED)
+
+    def _changed(self, sessions: Iterable[Session]) -> list[Session]:
+        return [session for session in sessions if self._has_changed(session)]
+
+    def _has_changed(self, session: Session) -> bool:
+        caller = session.caller
+        try:
+            return not has_users(self._proc, caller.pid, caller.uid, caller.gid)
+        except OSError:
+            return False  # it has ended, and so has its session or will

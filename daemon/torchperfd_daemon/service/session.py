@@ -21,12 +21,11 @@ from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, UserLimit, has_ended, is_process
 from torchperfd_daemon.rpc.request_guard import MAX_BUNDLED, Unreadable
 from torchperfd_daemon.rpc.user_rates import IngestRates
-from torchperfd_daemon.service import translate, translate_account, translate_stacks
+from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
 from torchperfd_daemon.service.command_handler import CommandHandler
-from torchperfd_daemon.service.frequent_reports import FrequentReports
-from torchperfd_daemon.service.peer_directory import PeerDirectory
-from torchperfd_daemon.service.rank_session import Session
+from torchperfd_daemon.service.rank_session import FrequentReports, Session
 from torchperfd_daemon.service.stack_requests import StackRequests
+from torchperfd_daemon.service.targets import PeerDirectory
 from torchperfd_daemon.stacks import RankStacks, Thread
 from torchperfd_daemon.store import Rank, RankIdentity, Store
 
@@ -333,10 +332,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
             )
         elif body == "stack_report":
             report = message.stack_report
-            self.stacks.on_report(session, report.request_id, translate_stacks.report(report))
+            self.stacks.on_report(session, report.request_id, translate_diagnosis.stack_report(report))
         elif body == "collective_report":
             progress = message.collective_report
-            groups = translate_stacks.collectives(progress.groups)
+            groups = translate_diagnosis.collectives(progress.groups)
             self.stacks.on_collectives(session, progress.request_id, groups)
         elif body == "job_daemons":
             if self._peer_exchange is not None:

@@ -16,16 +16,15 @@ from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.exits import process_of
 from torchperfd_daemon.service.permissions import Rights
-from torchperfd_daemon.service.process import check_real
-from torchperfd_daemon.service.process_state import (
+from torchperfd_daemon.service.rank_process import (
     GoneError,
     StoppedError,
     UnreachableError,
+    check_real,
     check_running,
     describe_wait,
 )
-from torchperfd_daemon.service.py_spy import read_stacks
-from torchperfd_daemon.service.stack_signal import request_stacks_by_signal
+from torchperfd_daemon.service.stuck_rank_stacks import read_stacks_by_py_spy, request_stacks_by_signal
 from torchperfd_daemon.stacks import GroupProgress, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, State, Store
 
@@ -90,7 +89,7 @@ class StackRequests:
     def __init__(
         self,
         wall: Callable[[], float] = time.time,
-        read: ReadStacks = read_stacks,
+        read: ReadStacks = read_stacks_by_py_spy,
         signal: ReadStacks = request_stacks_by_signal,
     ) -> None:
         self._wall = wall

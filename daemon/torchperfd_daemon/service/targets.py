@@ -1,12 +1,98 @@
-"""Targets: resolves a request to connected ranks of a run."""
+"""Targets of a request: connected ranks of this node, ranks of other nodes, and ranks that were not found."""
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
 
+from torchperfd.v1 import control_pb2, fleet_pb2
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
+from torchperfd_daemon.captures.rank_attempts import Ack, Participant
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service.permissions import Rights
-from torchperfd_daemon.service.process import check_real
+from torchperfd_daemon.service.rank_process import check_real
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class RankSelection:
+    """Ranks of one run, wherever they are.
+
+    Attributes:
+        participants: The requested ranks; for each that was not found, one that fails with the reason.
+        elsewhere: Rank to node, of those on other nodes.
+        unreachable: The peers that have not answered.
+    """
+
+    run: str
+    participants: list[Participant]
+    elsewhere: dict[int, str]
+    unreachable: list[control_pb2.UnreachablePeer]
+
+
+MayCommand = Callable[[int | None], bool]
+"""Returns whether the caller may command the processes of a user; None is an unknown user."""
+
+Redact = Callable[[control_pb2.Verdict, Iterable[int | None]], None]
+"""Removes from the verdict on a run of users what the caller may not see."""
+
+
+class PeerDirectory(Protocol):
+    """Queries the other nodes, as ``fleet.FleetView`` does; raises TorchperfdError when it knows of none.
+
+    ``may`` is the caller's right: nodes that only ranks of other users name are not asked.
+    """
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known which there are; a job is then looked for on all of them."""
+
+    async def runs(
+        self, own: Sequence[control_pb2.Run], may: MayCommand, job: str = ""
+    ) -> control_pb2.ListRunsResponse:
+        """Return the runs of all nodes, of all jobs or of one; those of this one are given."""
+
+    async def steps(
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, may: MayCommand
+    ) -> control_pb2.GetStepsResponse:
+        """Return the newest steps of ranks of all nodes, what this one answers given."""
+
+    async def diagnose(
+        self,
+        asked: fleet_pb2.NodeSurveyRequest,
+        own: fleet_pb2.NodeSurvey,
+        redact: Redact,
+        may: MayCommand,
+        seconds: float | None = None,
+    ) -> control_pb2.DiagnoseResponse:
+        """Return one verdict on each run of all nodes, what this one answers given.
+
+        Args:
+            seconds: How long each peer may take; by default as long as for any survey.
+        """
+
+    async def choose(self, run: str, own: Sequence[str], may: MayCommand) -> str:
+        """Return a run's name; when it is empty, that of the only run of the caller's on any node."""
+
+    def stacks(
+        self, request: control_pb2.StacksRequest, may: MayCommand
+    ) -> AsyncIterator[control_pb2.RankStacks]:
+        """Yield the stacks of the caller's ranks of a run on other nodes, and the peers that are silent."""
+
+    def gather(
+        self,
+        run: str,
+        ranks: Sequence[int],
+        own: Callable[[], dict[str, list[Participant]]],
+        may: MayCommand,
+        job: str = "",
+    ) -> AbstractAsyncContextManager[RankSelection]:
+        """Connect to ranks of a run on all nodes, for one capture."""
+
 
 OfRun = Callable[[str], list[Session]]
 
@@ -81,3 +167,95 @@ class Targets:
                 f"it has {', '.join(map(str, sorted(there)))}",
             )
         return [session for session in sessions if session.rank in wanted or not wanted]
+
+
+_MAX_RANKS: Final = 100_000
+_MAX_NAMED_RANKS: Final = 20
+
+
+class MissingRank:
+    """A rank of the run that was not found: it fails by name instead of being left out."""
+
+    def __init__(self, rank: int, facts: RankFacts, reason: str, coordinator: Coordinator) -> None:
+        self.rank = rank
+        self.steps_seen = 0
+        self.facts = facts
+        self._reason = reason
+        self._coordinator = coordinator
+
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
+        """Fail with the reason."""
+        answer_later(self._coordinator, capture_id, self.rank, self._reason)
+
+    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
+        """Do nothing: the rank is never ready."""
+
+    def cancel(self, capture_id: str, reason: str) -> None:
+        """Do nothing: the rank was never ready."""
+
+
+def whole_job(
+    run: str, wanted: Collection[int], found: Mapping[int, Participant], reason: str, coordinator: Coordinator
+) -> list[Participant]:
+    """Return a participant for each rank, in order; those that were not found fail by name.
+
+    Args:
+        run: The run's name, for the error.
+        wanted: Which ranks; all ranks of the job when empty.
+        found: The ranks that can take part; at least one.
+        reason: Why the others cannot.
+
+    Raises:
+        NoSuchTargetError: The job is too small to have one of the ranks.
+    """
+    facts = next(iter(found.values())).facts
+    world = min(max(each.facts.world_size for each in found.values()), _MAX_RANKS)
+    ranks = sorted(set(wanted)) or sorted(found.keys() | set(range(world)))
+    if beyond := [rank for rank in ranks if rank not in found and rank >= world]:
+        raise NoSuchTargetError(
+            f"run {run} has no rank {', '.join(map(str, beyond[:_MAX_NAMED_RANKS]))}", f"it has {world} ranks"
+        )
+    missing = RankFacts(job_name=facts.job_name, world_size=facts.world_size)
+    return [found.get(rank) or MissingRank(rank, missing, reason, coordinator) for rank in ranks]
+
+
+def answer_later(coordinator: Coordinator, capture_id: str, rank: int, reason: str) -> None:
+    """Answer prepare, after the caller has begun to wait for the answer."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(coordinator.on_ack, capture_id, rank, Ack(False, reason, 0, 0.0))
+
+
+T = TypeVar("T")
+
+
+async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
+    """Yield the streams' items as they arrive, until all streams have ended.
+
+    Raises:
+        Exception: Raised by a stream; the others are cancelled.
+    """
+    items: asyncio.Queue[T | None] = asyncio.Queue()
+
+    async def forward(stream: AsyncIterator[T]) -> None:
+        try:
+            async for item in stream:
+                items.put_nowait(item)
+        finally:
+            items.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(stream)) for stream in streams]
+    try:
+        running = len(tasks)
+        while running:
+            item = await items.get()
+            if item is None:
+                running -= 1
+            else:
+                yield item
+        for task in tasks:
+            await task
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Their streams have to be given up before ours is.
+        await asyncio.gather(*tasks, return_exceptions=True)

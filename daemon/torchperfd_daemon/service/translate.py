@@ -13,15 +13,14 @@ from torchperfd.coordinates import Coordinate
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon import parallelism
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
+from torchperfd_daemon.captures.attempt import MAX_STEPS
 from torchperfd_daemon.captures.manifest import CaptureKind, CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
-from torchperfd_daemon.captures.schedule import MAX_STEPS
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.waits import Comparison, compare
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.service import translate_account, translate_verdict
-from torchperfd_daemon.service.fields import pack, unpack
-from torchperfd_daemon.service.numbers import LAST_UNIX_NS, MAX_NS, count, total, within
+from torchperfd_daemon.service import translate_account, translate_diagnosis
+from torchperfd_daemon.service.message_fields import LAST_UNIX_NS, MAX_NS, count, pack, total, unpack, within
 from torchperfd_daemon.service.translate_account import MAX_PHASE_CHARACTERS, MAX_PHASES
 from torchperfd_daemon.store import (
     ArrivalColumns,
@@ -227,7 +226,7 @@ def rank_account(rank: Rank) -> control_pb2.RankAccount:
         identity=pack(session_pb2.RankIdentity, rank.identity),
         state=_STATES_OUT[rank.state],
         account=translate_account.account_message(rank.totals),
-        percentiles=translate_verdict.percentiles(rank.history.newest(rank.steady_steps)),
+        percentiles=translate_diagnosis.percentiles(rank.history.newest(rank.steady_steps)),
         failure=rank.failure,
         failed_unix_seconds=rank.failed_unix_seconds,
     )

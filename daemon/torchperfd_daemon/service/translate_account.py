@@ -1,4 +1,4 @@
-"""Conversion between a rank's cumulative account on the wire and the daemon's own totals."""
+"""Conversion of a rank's cumulative account, and of goodput, between messages and the daemon's own types."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from torchperfd.input_stages import InputStages
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd.sync_wait import SyncWait
 from torchperfd.timed_line import TimedLine
-from torchperfd.v1 import session_pb2
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.goodput import Bucket, RankGoodput, RunGoodput
 from torchperfd_daemon.loader_workers import LoaderFacts
-from torchperfd_daemon.service.fields import pack
-from torchperfd_daemon.service.numbers import count, moment, nanoseconds, quantity
+from torchperfd_daemon.service.message_fields import count, moment, nanoseconds, pack, quantity, unpack
 from torchperfd_daemon.store import CudaMemory, GcTotal, KindTotal, PhaseTotal, Totals
 from torchperfd_daemon.text import one_line
 
@@ -261,3 +261,23 @@ def _quantity(
     """Return an optional field; None where it is absent or not a quantity."""
     value = float(getattr(message, field))
     return value if message.HasField(field) and 0 <= value < math.inf else None
+
+
+def run_goodput_message(own: RunGoodput) -> control_pb2.RunGoodput:
+    """Pack a run's goodput."""
+    return control_pb2.RunGoodput(run=own.run, ranks=[_rank_goodput_message(rank) for rank in own.ranks])
+
+
+def run_goodput(message: control_pb2.RunGoodput) -> RunGoodput:
+    """Unpack a run's goodput; a bucket of a later version is left out."""
+    return RunGoodput(message.run, [_rank_goodput(rank) for rank in message.ranks])
+
+
+def _rank_goodput_message(own: RankGoodput) -> control_pb2.RankGoodput:
+    seconds = {bucket.value: seconds for bucket, seconds in own.seconds.items()}
+    return pack(control_pb2.RankGoodput, own, bucket_seconds=seconds)
+
+
+def _rank_goodput(message: control_pb2.RankGoodput) -> RankGoodput:
+    seconds = {bucket: message.bucket_seconds.get(bucket.value, 0.0) for bucket in Bucket}
+    return RankGoodput(**unpack(message, RankGoodput), seconds=seconds)

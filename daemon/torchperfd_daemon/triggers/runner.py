@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Query
-from torchperfd_daemon.captures.queue import BusyError
+from torchperfd_daemon.captures.attempt import BusyError
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.store import Rank, Store
 from torchperfd_daemon.triggers.actions import Actions, timeout_of

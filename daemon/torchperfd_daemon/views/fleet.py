@@ -1,9 +1,16 @@
-"""Which daemons of a fleet have answered a request, and which builds they are."""
+"""The answers of daemons as documents: which have answered, verdicts, and the stacks of all ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
+from torchperfd.card import card_of
+from torchperfd.card.script_name import name_script
+from torchperfd.input_stages import InputStages
+from torchperfd.slow_line import SlowLine
+from torchperfd.step_account import Account
 from torchperfd.v1 import control_pb2
+from torchperfd_daemon.stacks import Outcome, RankStacks
 
 Answer = control_pb2.ListRunsResponse | control_pb2.GetStepsResponse | control_pb2.DiagnoseResponse
 
@@ -45,3 +52,57 @@ def builds_text(nodes: Iterable[control_pb2.FleetNode]) -> str:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= _MAX_NAMES else f"{len(names)} nodes"
+
+
+def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
+    """Return a verdict as the versioned documents have it, with the causes beside it, and its card."""
+    account = Account.of_verdict(verdict)
+    return {
+        **_cause_dict(verdict, verdict.script),
+        "others": [_cause_dict(other, verdict.script) for other in verdict.others],
+        "note": verdict.note or None,
+        "account": account.to_document() if account else None,
+        "card": card_of(verdict).to_dict(),
+    }
+
+
+def _cause_dict(verdict: control_pb2.Verdict, script: str) -> dict[str, Any]:
+    line = SlowLine.of_verdict(verdict)
+    stages = InputStages.of_message(verdict.stages) if verdict.HasField("stages") else None
+    return {
+        "run": verdict.run,
+        "cause": verdict.cause,
+        "node": verdict.node or None,
+        "rank": verdict.rank if verdict.rank >= 0 else None,
+        "phase": verdict.phase or None,
+        "evidence": verdict.evidence,
+        "line": asdict(line) if line else None,
+        "input_stages": asdict(stages) if stages else None,
+        "cost_seconds_per_step": verdict.cost_seconds_per_step,
+        "step_seconds": verdict.step_seconds or None,
+        "stalled_seconds": verdict.stalled_seconds or None,
+        "window_seconds": verdict.window_seconds or None,
+        "onset_step": verdict.onset_step if verdict.HasField("onset_step") else None,
+        "fix": name_script(verdict.fix, script) or None,
+        "saves_seconds": verdict.saves_seconds or None,
+        "next_command": verdict.next_command,
+        "summary": verdict.summary,
+    }
+
+
+_MAX_RANKS: Final = 100_000
+
+
+def each_once(ranks: Sequence[RankStacks]) -> list[RankStacks]:
+    """Return one answer of each rank, in order: a rank that has moved is reported as gone by its old node."""
+    once: dict[int, RankStacks] = {}
+    for rank in sorted(ranks, key=lambda rank: rank.outcome is Outcome.GONE):
+        once.setdefault(rank.rank, rank)
+    return [once[number] for number in sorted(once)]
+
+
+def absent_ranks(ranks: Sequence[RankStacks], wanted: Sequence[int]) -> list[int]:
+    """Return the ranks asked for, by default all of the run, that are not in the answers."""
+    world = min(max(rank.world_size for rank in ranks), _MAX_RANKS)
+    found = {rank.rank for rank in ranks}
+    return [rank for rank in wanted or range(world) if rank not in found]

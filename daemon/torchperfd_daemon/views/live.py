@@ -1,4 +1,4 @@
-"""The data that the live commands show of runs and ranks, as numbers."""
+"""The data that live commands and the live page show of runs, ranks and steps: numbers, and documents."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -255,4 +255,50 @@ def _rank_dict(rank: RankView) -> dict[str, Any]:
             "peer_seconds": rank.slow.peer_seconds,
             "score": rank.slow.score,
         },
+    }
+
+
+def run_status_dict(run: control_pb2.Run) -> dict[str, Any]:
+    """Return a run with its ranks."""
+    return {
+        "run": run.run,
+        "job_name": run.job_name,
+        "world_size": run.world_size,
+        "ranks": [
+            {
+                "rank": rank.identity.rank,
+                "local_rank": rank.identity.local_rank,
+                "node": rank.identity.node,
+                "pid": rank.identity.pid,
+                "script": rank.identity.script,
+                "state": state(rank) if rank.connected else _reported_state(rank),
+                "stalled_seconds": rank.stalled_seconds or None,
+                "connected": rank.connected,
+                "steps": rank.steps,
+                "step_seconds": rank.step_seconds,
+                "phase_seconds": dict(rank.phase_seconds),
+                "last_step_unix_seconds": rank.last_step_unix_seconds or None,
+                "dropped_steps": rank.dropped_steps,
+            }
+            for rank in run.ranks
+        ],
+    }
+
+
+def _reported_state(rank: control_pb2.RankStatus) -> str:
+    return session_pb2.RunState.Name(rank.state).removeprefix("RUN_STATE_").lower()
+
+
+def steps_dict(steps: control_pb2.RankSteps) -> dict[str, Any]:
+    """Return the document: one value per step in each column, the oldest step first."""
+    identity = steps.status.identity
+    return {
+        "schema": "torchperfd.steps/1",
+        "run": identity.run,
+        "rank": identity.rank,
+        "node": identity.node,
+        "first_step": steps.first_step,
+        "end_unix_seconds": (np.frombuffer(steps.end_ns, "<i8") / 1e9).tolist(),
+        "step_seconds": (np.frombuffer(steps.duration_ns, "<i8") / 1e9).tolist(),
+        "phase_seconds": {name: column.tolist() for name, column in work(steps).phase_seconds.items()},
     }

@@ -1,18 +1,21 @@
-"""Who asks over HTTP: the holder of the page's token, or any user that reaches the port."""
+"""Access over HTTP: the page's token, and links that work without it for one minute."""
 
 import contextlib
 import hmac
 import os
 import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from starlette.datastructures import Headers
 
 from torchperfd.v1 import access
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.service.local_call import LocalCall, owner_rights, stranger_rights
+from torchperfd_daemon.service.permissions import LocalCall, owner_rights, stranger_rights
 
 TOKEN_FILE: Final = "page.token"
 HEADER: Final = "x-torchperfd-token"
@@ -119,3 +122,30 @@ def read_token(socket: str) -> str:
         raise TorchperfdError(
             f"cannot read the page's token in {path}: {reason}", "ask the user who runs the daemon"
         ) from error
+
+
+T = TypeVar("T")
+
+LINK_S: Final = 60.0
+_MAX_LINKS: Final = 64
+
+
+class Links(Generic[T]):
+    """Keys that cannot be guessed, each for one thing and for a minute; of too many the oldest is dropped."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._links: OrderedDict[str, tuple[float, T]] = OrderedDict()
+
+    def add(self, target: T) -> str:
+        """Return the path of a new link to something."""
+        while len(self._links) >= _MAX_LINKS:
+            self._links.popitem(last=False)
+        key = secrets.token_urlsafe(24)
+        self._links[key] = self._clock() + LINK_S, target
+        return f"/links/{key}"
+
+    def find(self, key: str) -> T | None:
+        """Return what a link leads to; None once its minute is over."""
+        until, target = self._links.get(key, (0.0, None))
+        return target if self._clock() < until else None

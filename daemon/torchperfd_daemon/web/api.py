@@ -10,18 +10,17 @@ from starlette.routing import Route
 from torchperfd_daemon.captures import CaptureRecord
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.web.access import Access, PageToken
-from torchperfd_daemon.web.acting import Acting
-from torchperfd_daemon.web.answer_cache import AnswerCache
+from torchperfd_daemon.web.actions import Acting
+from torchperfd_daemon.web.capture_pages import Reports
 from torchperfd_daemon.web.captures_api import CapturesApi
-from torchperfd_daemon.web.endpoint import Handler, endpoint, rank_list
+from torchperfd_daemon.web.endpoint import AnswerCache, Handler, endpoint, rank_list
 from torchperfd_daemon.web.event_hub import EventHub
 from torchperfd_daemon.web.guard import error_response
 from torchperfd_daemon.web.node_api import NodeApi
 from torchperfd_daemon.web.past_runs import PastRuns
 from torchperfd_daemon.web.reader import Parts, Reader
-from torchperfd_daemon.web.reports import Reports
+from torchperfd_daemon.web.run_rows import RunsFile
 from torchperfd_daemon.web.runs_api import RunsApi
-from torchperfd_daemon.web.runs_file import RunsFile
 
 _ROOT: Final = "/api/v1"
 

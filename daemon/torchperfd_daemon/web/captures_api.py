@@ -14,15 +14,12 @@ from starlette.responses import Response, StreamingResponse
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import CaptureRecord, Listed, Query
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
-from torchperfd_daemon.views.captures import listed_dict
-from torchperfd_daemon.views.names import whole_name
-from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.coverage import view_dict
-from torchperfd_daemon.web.endpoint import body_of, json_answer, number
+from torchperfd_daemon.views.captures import listed_dict, whole_name
+from torchperfd_daemon.web.access import Access, Links
+from torchperfd_daemon.web.capture_pages import PageCaptures, Report, Reports
+from torchperfd_daemon.web.endpoint import body_of, json_answer, number, view_dict
 from torchperfd_daemon.web.guard import error_response
-from torchperfd_daemon.web.links import Links
 from torchperfd_daemon.web.reader import Parts
-from torchperfd_daemon.web.reports import PageCaptures, Report, Reports
 
 MAX_LISTED: Final = 1000
 

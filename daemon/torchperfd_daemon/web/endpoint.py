@@ -1,22 +1,108 @@
-"""What all requests of the interface share: the caller's access, parameters, errors, and JSON."""
+"""What all requests of the interface share: access, parameters, errors, JSON, and the answer cache."""
 
 import asyncio
 import gzip
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import grpc
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.log_limiter import LogLimiter
-from torchperfd_daemon.service.local_call import CallRefusedError
+from torchperfd_daemon.service.permissions import CallRefusedError
+from torchperfd_daemon.store import Rank
 from torchperfd_daemon.web.access import Access, PageToken
-from torchperfd_daemon.web.answer_cache import AnswerCache
 from torchperfd_daemon.web.guard import error_response
+
+KEPT_S: Final = 0.9
+_MAX_ANSWERS: Final = 32
+_MAX_ANSWER_BYTES: Final = 256 * 1024
+
+
+class AnswerCache:
+    """Keeps answers for a moment.
+
+    Args:
+        seconds: How long each is good for.
+    """
+
+    def __init__(self, seconds: float = KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._kept: OrderedDict[object, tuple[float, Response]] = OrderedDict()
+
+    def get(self, key: object) -> Response | None:
+        """Return the answer to the same request; None without a fresh one."""
+        until, answer = self._kept.get(key, (0.0, None))
+        return answer if self._clock() < until else None
+
+    def add(self, key: object, answer: Response) -> None:
+        """Keep an answer; a long one, or one that is an error, is not kept."""
+        if (
+            answer.status_code != 200
+            or len(getattr(answer, "body", bytes(_MAX_ANSWER_BYTES + 1))) > _MAX_ANSWER_BYTES
+        ):
+            return
+        self._kept.pop(key, None)
+        self._kept[key] = self._clock() + self._seconds, answer
+        while len(self._kept) > _MAX_ANSWERS:
+            self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all: something was changed."""
+        self._kept.clear()
+
+
+def view_dict(
+    node: str,
+    access: Access,
+    statuses: "Iterable[control_pb2.RankStatus | Rank]" = (),
+    *,
+    fleet: bool = False,
+    unreachable: Sequence[control_pb2.UnreachablePeer] = (),
+    window_seconds: float | None = None,
+) -> dict[str, Any]:
+    """Return the key ``view`` of a document.
+
+    Args:
+        node: This daemon's.
+        statuses: The ranks that the document is about, as messages or as they are kept here.
+        fleet: Whether it is about all nodes.
+        unreachable: Daemons that did not answer.
+        window_seconds: The span of time that it is about; None for none.
+    """
+    now = time.time()
+    known: dict[str, int] = {}
+    held: dict[str, int] = {}
+    reporting, newest = 0, 0.0
+    for status in statuses:
+        run = status.identity.run
+        known[run] = max(known.get(run, 0), status.identity.world_size)
+        held[run] = held.get(run, 0) + 1
+        reporting += status.connected
+        newest = max(newest, status.last_step_unix_seconds)
+    ranks = sum(max(size, held[run]) for run, size in known.items())
+    return {
+        "scope": "fleet" if fleet else "node",
+        "node": node,
+        "at_unix_seconds": now,
+        "window_seconds": window_seconds,
+        "newest_unix_seconds": newest or None,
+        "age_seconds": max(0.0, now - newest) if newest else None,
+        "ranks_known": ranks,
+        "ranks_reporting": reporting,
+        "ranks_elsewhere": ranks - reporting,
+        "unreachable": [{"address": peer.address, "reason": peer.reason} for peer in unreachable],
+        "access": access.value,
+    }
+
 
 log = logging.getLogger("torchperfd.http")
 _failures: Final = LogLimiter(log)

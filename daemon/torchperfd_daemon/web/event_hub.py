@@ -13,10 +13,10 @@ from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import CaptureRecord
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.service.translate_verdict import verdict_on_ranks
+from torchperfd_daemon.service.translate_diagnosis import verdict_on_ranks
 from torchperfd_daemon.store import HISTORY_STEPS, Rank
 from torchperfd_daemon.views import history, live
-from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.views.fleet import verdict_dict
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.captures_api import capture_dict
 from torchperfd_daemon.web.event_stream import EventStream, event

@@ -14,8 +14,7 @@ from torchperfd._version import __revision__, __version__
 from torchperfd_daemon.goodput.exits import process_of
 from torchperfd_daemon.views.node import Values, collector_dicts, gpu_dicts, node_dict, values_of
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.coverage import view_dict
-from torchperfd_daemon.web.endpoint import json_answer
+from torchperfd_daemon.web.endpoint import json_answer, view_dict
 from torchperfd_daemon.web.reader import Parts, Reader
 
 _DOCTOR_S: Final = 60.0

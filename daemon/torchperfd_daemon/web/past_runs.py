@@ -14,14 +14,13 @@ from google.protobuf.message import DecodeError
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.service.translate_verdict import verdict_on_ranks
+from torchperfd_daemon.service.translate_diagnosis import verdict_on_ranks
 from torchperfd_daemon.store import Rank, State, Store
-from torchperfd_daemon.views import percentiles
+from torchperfd_daemon.views import history
+from torchperfd_daemon.views.fleet import verdict_dict
 from torchperfd_daemon.views.history import sparkline
-from torchperfd_daemon.views.verdicts import verdict_dict
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.run_rows import ended_state, outcome_of
-from torchperfd_daemon.web.runs_file import KeptRun, RunRow, RunsFile, Sparkline
+from torchperfd_daemon.web.run_rows import KeptRun, RunRow, RunsFile, Sparkline, ended_state, outcome_of
 
 log = logging.getLogger("torchperfd.http")
 
@@ -241,7 +240,7 @@ class PastRuns:
             steps=max(rank.totals.train.steps for rank in ranks),
             step_seconds=max(rank.totals.steady_means()[1] for rank in ranks) or None,
             sparkline=Sparkline(**sparkline(ranks)),
-            step_percentiles=percentiles.of_run(percentiles.recent_durations(ranks)),
+            step_percentiles=history.run_percentiles(history.recent_durations(ranks)),
             outcome=outcome_of(ranks),
         )
         # Nothing of it is here by the time it is shown.

@@ -10,9 +10,9 @@ from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.service import ControlService
-from torchperfd_daemon.service.translate_goodput import run_goodput
+from torchperfd_daemon.service.translate_account import run_goodput
 from torchperfd_daemon.store import Rank, RankIdentity, Store
-from torchperfd_daemon.views.names import whole_name
+from torchperfd_daemon.views.captures import whole_name
 from torchperfd_daemon.web.access import Access
 
 _GOODPUT_S: Final = 5.0

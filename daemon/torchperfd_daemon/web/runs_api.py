@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -14,17 +14,31 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.report import to_dict as goodput_dict
 from torchperfd_daemon.store import HISTORY_SECONDS, HISTORY_STEPS, PRESENT_S, Rank
-from torchperfd_daemon.views import history, live, percentiles
-from torchperfd_daemon.views.fleet import fleet_dict
-from torchperfd_daemon.views.steps import steps_dict
-from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.views import history, live
+from torchperfd_daemon.views.fleet import fleet_dict, verdict_dict
+from torchperfd_daemon.views.live import steps_dict
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.coverage import view_dict
-from torchperfd_daemon.web.endpoint import flag, json_answer, number, rank_list, rank_number
+from torchperfd_daemon.web.endpoint import flag, json_answer, number, rank_list, rank_number, view_dict
 from torchperfd_daemon.web.past_runs import PastRuns
 from torchperfd_daemon.web.reader import Parts, Reader
 from torchperfd_daemon.web.run_rows import add_percentiles, run_row
-from torchperfd_daemon.web.time_slices import in_slices
+
+T = TypeVar("T")
+
+SLICE_S: Final = 0.002
+
+
+async def in_slices(
+    items: Iterable[T], seconds: float = SLICE_S, clock: Callable[[], float] = time.perf_counter
+) -> AsyncIterator[T]:
+    """Yield items; where work on them has held the loop for so many seconds, let others run first."""
+    began = clock()
+    for item in items:
+        if clock() - began >= seconds:
+            await asyncio.sleep(0)
+            began = clock()
+        yield item
+
 
 _MAX_RANKS: Final = 64
 _LAST_UNIX_S: Final = 1e11
@@ -98,7 +112,7 @@ class RunsApi:
         ranks = self._reader.ranks(name)
         row = self._row(run, next(iter(verdicts), None), goodput[0].ratio if goodput else None)
         # In a thread, which frees the interpreter while it sorts.
-        await asyncio.to_thread(add_percentiles, row, ranks, percentiles.recent_durations(ranks))
+        await asyncio.to_thread(add_percentiles, row, ranks, history.recent_durations(ranks))
         document: dict[str, Any] = {
             "schema": "torchperfd.run/1",
             "run": row,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.captures.queue import QueueEntry, RunQueue
+from torchperfd_daemon.captures.attempt import QueueEntry, RunQueue
 from torchperfd_daemon.errors import TorchperfdError
 
 

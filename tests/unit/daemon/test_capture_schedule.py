@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperfd_daemon.captures.attempt import When, agree
 from torchperfd_daemon.captures.rank_attempts import Ack
-from torchperfd_daemon.captures.schedule import When, agree
 from torchperfd_daemon.errors import TorchperfdError
 
 acks = st.dictionaries(

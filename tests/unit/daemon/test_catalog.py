@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RankTrace
-from torchperfd_daemon.captures.deletion import delete_tree
 from torchperfd_daemon.captures.manifest import CaptureOptions, first_reason, overall_state
+from torchperfd_daemon.captures.retention import delete_tree
 from torchperfd_daemon.documents import decode_clean
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
 

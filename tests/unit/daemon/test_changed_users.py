@@ -18,11 +18,9 @@ from torchperfd_daemon.goodput.exits import exit_of
 from torchperfd_daemon.ownership import OwnershipCollector
 from torchperfd_daemon.ownership.kubernetes import PodResources
 from torchperfd_daemon.rpc.callers import Caller
-from torchperfd_daemon.service.process_state import ChangedUsersError, check_running, describe_wait
-from torchperfd_daemon.service.py_spy import read_stacks
-from torchperfd_daemon.service.rank_session import Session
-from torchperfd_daemon.service.stack_signal import request_stacks_by_signal
-from torchperfd_daemon.service.user_watch import UserWatch
+from torchperfd_daemon.service.rank_process import ChangedUsersError, check_running, describe_wait
+from torchperfd_daemon.service.rank_session import Session, UserWatch
+from torchperfd_daemon.service.stuck_rank_stacks import read_stacks_by_py_spy, request_stacks_by_signal
 from torchperfd_daemon.store import Rank, RankIdentity
 
 SET_USER_ID = "1000 0 0 0"
@@ -123,7 +121,7 @@ def test_py_spy_is_not_started_on_changed_users(tree: HostTree, tmp_path: Path) 
     program = write_program(tmp_path, f"touch {tmp_path}/started")
     change_users(tree)
     with pytest.raises(ChangedUsersError):
-        asyncio.run(read_stacks(tree.rank(100), 20, program, tree.proc))
+        asyncio.run(read_stacks_by_py_spy(tree.rank(100), 20, program, tree.proc))
     with pytest.raises(ChangedUsersError):
         asyncio.run(request_stacks_by_signal(tree.rank(100), 1, tree.proc))
     assert not (tmp_path / "started").exists()
@@ -142,7 +140,7 @@ def test_py_spy_output_of_changed_users_is_dropped(
     expression, file = change.rsplit(" ", 1)
     program = write_program(tmp_path, f"sed -i '{expression}' {tree.proc}/100/{file}; echo '[]'")
     with pytest.raises(Exception, match=reason):
-        asyncio.run(read_stacks(tree.rank(100), 20, program, tree.proc))
+        asyncio.run(read_stacks_by_py_spy(tree.rank(100), 20, program, tree.proc))
 
 
 def test_exit_of_changed_users_is_not_awaited(tree: HostTree) -> None:

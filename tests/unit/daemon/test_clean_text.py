@@ -13,7 +13,7 @@ from torchperfd_daemon import cli
 from torchperfd_daemon.analysis.layout import console_for
 from torchperfd_daemon.captures import manifest
 from torchperfd_daemon.documents import decode_clean
-from torchperfd_daemon.service.clean_message import clean
+from torchperfd_daemon.service.message_fields import clean
 from torchperfd_daemon.text import one_line, printable
 
 EVIL = "a\x1b]0;x\x07\x9b31m\u202eb\r\n\x7f\u2028"

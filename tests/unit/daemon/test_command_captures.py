@@ -12,7 +12,7 @@ import pytest
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
-from torchperfd_daemon.captures.upload_marker import write_upload_marker
+from torchperfd_daemon.captures.destination import write_upload_marker
 
 Captures = Callable[..., tuple[int, str, str]]
 

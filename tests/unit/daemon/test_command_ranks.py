@@ -25,12 +25,12 @@ from torchperfd_daemon.commands._frame import Frame
 from torchperfd_daemon.commands._screen import draw
 from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.service import live
+from torchperfd_daemon.service import node_survey
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views import node_view as _node_view
+from torchperfd_daemon.views.fleet import verdict_dict
 from torchperfd_daemon.views.live import behind_text
-from torchperfd_daemon.views.verdicts import verdict_dict
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -55,7 +55,7 @@ def command(served: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 def steps_of(store: Store) -> list[control_pb2.RankSteps]:
-    return list(live.newest_steps(store, control_pb2.GetStepsRequest()).ranks)
+    return list(node_survey.newest_steps(store, control_pb2.GetStepsRequest()).ranks)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def readings() -> list[control_pb2.Reading]:
         family("process_cpu_ratio", ("run",), (9.0, ("bert-17",))),
     ]
     asked = control_pb2.GetReadingsRequest(names=_node_view.READINGS)
-    return list(live.readings(families, asked).readings)
+    return list(node_survey.readings(families, asked).readings)
 
 
 def frame(case: str) -> Frame:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.kept import BASE, add, ids
 
-from torchperfd_daemon.captures import Analyst, Catalog, Quota, RetentionWorker, folder, manifest, receipt
+from torchperfd_daemon.captures import Analyst, Catalog, Quota, RetentionWorker, folder, manifest
 from torchperfd_daemon.captures.index import FILE, FOLDER
 from torchperfd_daemon.cli import cli
 from torchperfd_daemon.documents import DamagedError, decode, decode_clean
@@ -75,7 +75,7 @@ def mutated(document: bytes) -> st.SearchStrategy[bytes]:
 @given(mutated(VALID))
 @settings(deadline=None)
 def test_manifest_any_bytes_decode_or_are_damaged(document: bytes) -> None:
-    for kind in (manifest.CaptureRecord, manifest.RankManifest, receipt.Receipt):
+    for kind in (manifest.CaptureRecord, manifest.RankManifest, manifest.Receipt):
         with contextlib.suppress(DamagedError):
             decode_clean(document, kind)
 
@@ -90,7 +90,7 @@ def test_goodput_any_bytes_decode_or_are_damaged(document: bytes) -> None:
     assert found.starts < 2**31
 
 
-@given(mutated(VALID), st.sampled_from([manifest.FILE_NAME, "rank0.manifest.json", receipt.FILE_NAME]))
+@given(mutated(VALID), st.sampled_from([manifest.FILE_NAME, "rank0.manifest.json", manifest.RECEIPT_FILE]))
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_folder_any_bytes_reads_without_error(tmp_path: Path, document: bytes, name: str) -> None:
     path = tmp_path / "20260101-000000-abcdef"
@@ -101,7 +101,9 @@ def test_folder_any_bytes_reads_without_error(tmp_path: Path, document: bytes, n
     (path / name).unlink()
 
 
-@pytest.mark.parametrize("name", [manifest.FILE_NAME, "rank0.manifest.json", receipt.FILE_NAME, ".pinned"])
+@pytest.mark.parametrize(
+    "name", [manifest.FILE_NAME, "rank0.manifest.json", manifest.RECEIPT_FILE, ".pinned"]
+)
 @pytest.mark.parametrize("damage", [*BAD_BYTES, *ODD_FILES])
 def test_catalog_damaged_file_harms_only_its_capture(tmp_path: Path, name: str, damage: str) -> None:
     catalog = Catalog(tmp_path / "captures", Quota(count=1))

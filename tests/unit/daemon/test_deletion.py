@@ -10,7 +10,7 @@ from tests.as_user import USERS
 from tests.unit.daemon.kept import BASE, add, ids, settle
 
 from torchperfd_daemon.captures import Catalog, Quota, RetentionWorker
-from torchperfd_daemon.captures.deletion import delete_tree
+from torchperfd_daemon.captures.retention import delete_tree
 
 BOB = USERS[1]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")

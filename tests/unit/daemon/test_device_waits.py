@@ -13,9 +13,9 @@ from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.predictions import Removed
 from torchperfd_daemon.diagnosis.waits import compare
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.fanout import PeerError
 from torchperfd_daemon.fleet.surveys import judge_all
-from torchperfd_daemon.service import live, survey
+from torchperfd_daemon.fleet.transport import PeerError
+from torchperfd_daemon.service import node_survey
 from torchperfd_daemon.store import Rank
 from torchperfd_daemon.views import live as _view
 
@@ -49,13 +49,13 @@ def without_waits(watched: Watched) -> DeviceWork:
 
 def steps_of(watched: Watched, device_work: DeviceWork) -> list[control_pb2.RankSteps]:
     request, lately = control_pb2.GetStepsRequest(), watched.observer.collections
-    return list(live.newest_steps(watched.store, request, device_work, lately).ranks)
+    return list(node_survey.newest_steps(watched.store, request, device_work, lately).ranks)
 
 
 def surveys_of(watched: Watched, device_work: DeviceWork) -> list[fleet_pb2.NodeSurvey]:
     """Return what each node's daemon reports of its own ranks."""
     request = fleet_pb2.NodeSurveyRequest(verdicts=True)
-    whole = survey.survey(watched.store, watched.observer.verdict, device_work, request)
+    whole = node_survey.survey(watched.store, watched.observer.verdict, device_work, request)
     quiet = control_pb2.Verdict(cause="none", run=RUN, rank=-1)
     return [
         fleet_pb2.NodeSurvey(

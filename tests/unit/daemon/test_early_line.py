@@ -9,7 +9,7 @@ from benchmarks.accuracy.streams import Job
 
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.observer import LineSampler, Observer, observer
-from torchperfd_daemon.service.survey import verdict_on
+from torchperfd_daemon.service.node_survey import verdict_on
 from torchperfd_daemon.stacks import Frame, Thread
 from torchperfd_daemon.store import Rank, State, Store
 

@@ -8,9 +8,9 @@ import pytest
 from torchperfd.v1 import control_pb2, fleet_pb2
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.lifetime import Lifetime
-from torchperfd_daemon.service.end_verdicts import EndVerdicts, note_unseen
-from torchperfd_daemon.service.peer_directory import PeerDirectory
+from torchperfd_daemon.service.node_survey import EndVerdicts, note_unseen
 from torchperfd_daemon.service.permissions import Rights
+from torchperfd_daemon.service.targets import PeerDirectory
 from torchperfd_daemon.store import Rank, RankIdentity
 
 RIGHTS = cast("Any", type("All", (), {"redact_verdict": None, "may_command": None}))()

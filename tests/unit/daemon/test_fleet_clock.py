@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.fleet.clock import ClockOffset, Exchange
+from torchperfd_daemon.fleet.relay import ClockOffset, Exchange
 
 NS = st.integers(0, 10**9)
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.errors import TorchperfdError, UsageError
-from torchperfd_daemon.fleet.address import Address, parse_address
+from torchperfd_daemon.fleet.address import Address, expand_hostlist, parse_address
 from torchperfd_daemon.fleet.credentials import Credentials, Tls
-from torchperfd_daemon.fleet.hostlist import expand
 from torchperfd_daemon.fleet.job_peers import LISTS, MAX_PER_USER, JobPeers, check_trust
 from torchperfd_daemon.fleet.peers import Peers, TargetsFile, parse_peers, parse_targets
 from torchperfd_daemon.store import ProcessKey, Rank, RankIdentity
@@ -41,7 +40,7 @@ def test_a_hostlist_expands_to_what_it_was_written_for(elements: list) -> None: 
             choices += [numbers, [after]]
         text.append(written)
         names += ["".join(choice) for choice in itertools.product(*choices)]
-    assert expand(",".join(text)) == names
+    assert expand_hostlist(",".join(text)) == names
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_a_hostlist_expands_to_what_it_was_written_for(elements: list) -> None: 
     ],
 )
 def test_hostlists_as_slurm_writes_them(text: str, names: list[str]) -> None:
-    assert expand(text) == names
+    assert expand_hostlist(text) == names
 
 
 @pytest.mark.parametrize(
@@ -66,19 +65,19 @@ def test_hostlists_as_slurm_writes_them(text: str, names: list[str]) -> None:
 )
 def test_what_is_no_hostlist_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a Slurm hostlist"):
-        expand(text)
+        expand_hostlist(text)
 
 
 @pytest.mark.parametrize("text", ["n[0-999999999]", "n[0-99][0-99][0-99]", ",".join(["n[1-100]"] * 101)])
 def test_a_hostlist_that_explodes_is_refused_before_it_does(text: str) -> None:
     with pytest.raises(UsageError, match="more than 10,000 hosts"):
-        expand(text)
+        expand_hostlist(text)
 
 
 @given(st.text("n1a[],-09 \0é", max_size=40))
 def test_no_text_breaks_the_hostlist_parser(text: str) -> None:
     try:
-        names = expand(text)
+        names = expand_hostlist(text)
     except UsageError:
         return
     assert names

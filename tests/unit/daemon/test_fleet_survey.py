@@ -25,13 +25,13 @@ from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.fleet import Address, AuthInterceptor, Credentials, FleetService, listen
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.fanout import PeerError
 from torchperfd_daemon.fleet.surveys import shown_verdicts
+from torchperfd_daemon.fleet.transport import PeerError
 from torchperfd_daemon.rpc.callers import Caller
-from torchperfd_daemon.service import SessionService, live, survey, translate
+from torchperfd_daemon.service import SessionService, node_survey, translate
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.store import HISTORY_STEPS, RankIdentity, StepColumns, Store
-from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.views.fleet import verdict_dict
 
 RUN = "bert-17"
 ADA, BOB = 61_001, 61_002
@@ -221,7 +221,7 @@ def starved_ranks(*uids: int | None) -> list[fleet_pb2.NodeSurvey]:
         store = Store()
         store.join(RankIdentity(RUN, rank, len(uids), script="my job.py"), uid)
         request = fleet_pb2.NodeSurveyRequest(verdicts=True)
-        surveys.append(survey.survey(store, starved, lambda _: None, request))
+        surveys.append(node_survey.survey(store, starved, lambda _: None, request))
     return surveys
 
 
@@ -298,7 +298,7 @@ def test_blocks_are_the_means_of_the_newest_steps(durations: list[int], newest: 
     ends = [10**18 + sum(durations[: place + 1]) for place in range(len(durations))]
     columns = array("q", durations)
     store.add_steps(rank, StepColumns(array("q", ends), columns, {"data": columns}))
-    reported = survey.blocks(rank, newest)
+    reported = node_survey.blocks(rank, newest)
     if newest:
         wanted = len(durations[-newest:])
     else:
@@ -321,8 +321,8 @@ def test_blocks_are_the_means_of_the_newest_steps(durations: list[int], newest: 
 def test_blocks_single_out_the_same_rank_as_all_steps() -> None:
     store = store_of(0, 1, 2, 3)
     assert STEPS % 12, "there are steps that no block has"
-    whole = live.newest_steps(store, control_pb2.GetStepsRequest()).ranks
-    parts = [survey.blocks(rank, STEPS) for rank in store.ranks()]
+    whole = node_survey.newest_steps(store, control_pb2.GetStepsRequest()).ranks
+    parts = [node_survey.blocks(rank, STEPS) for rank in store.ranks()]
     [slow], [again] = (
         find_stragglers(list(map(translate.rank_work, reported))) for reported in (whole, parts)
     )

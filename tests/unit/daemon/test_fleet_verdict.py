@@ -16,7 +16,7 @@ from torchperfd_daemon.commands import diagnose
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.fleet.verdict import NodePart, judge
-from torchperfd_daemon.service import translate_verdict
+from torchperfd_daemon.service import translate_diagnosis
 
 RUN = "bert 17"
 STEPS = 48
@@ -107,7 +107,7 @@ CASES = {
 
 def test_the_verdicts_are_the_golden_file() -> None:
     reported = [
-        f"# {name}\n{diagnose.text(translate_verdict.verdict_message(judge(RUN, case)))}"
+        f"# {name}\n{diagnose.text(translate_diagnosis.verdict_message(judge(RUN, case)))}"
         for name, case in CASES.items()
     ]
     text = "\n\n".join(reported) + "\n"

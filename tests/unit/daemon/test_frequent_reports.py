@@ -6,8 +6,7 @@ import grpc
 from tests.support.served import GIVE_UP_S, RankStream, Served, play
 
 from torchperfd.v1 import contract, session_pb2
-from torchperfd_daemon.service.frequent_reports import LEASE_S, RENEW_S, FrequentReports
-from torchperfd_daemon.service.rank_session import Session
+from torchperfd_daemon.service.rank_session import LEASE_S, RENEW_S, FrequentReports, Session
 from torchperfd_daemon.store import Rank, RankIdentity
 
 

@@ -31,7 +31,7 @@ from torchperfd_daemon.goodput.report import render_text, to_dict
 from torchperfd_daemon.goodput.store import packed
 from torchperfd_daemon.goodput.tracker import ExitOf
 from torchperfd_daemon.metrics.own import goodput_metrics
-from torchperfd_daemon.service import translate_goodput
+from torchperfd_daemon.service import translate_account
 from torchperfd_daemon.store import (
     CudaMemory,
     KindTotal,
@@ -329,7 +329,7 @@ def test_the_tables_are_the_golden_ones() -> None:
 
 
 def test_the_document_and_the_messages_say_the_same() -> None:
-    again = [translate_goodput.run_goodput(translate_goodput.run_message(run)) for run in RUNS]
+    again = [translate_account.run_goodput(translate_account.run_goodput_message(run)) for run in RUNS]
     assert to_dict(again) == to_dict(RUNS)
     bert, tiny = json.loads(json.dumps(to_dict(RUNS)))["runs"]
     assert bert["goodput_ratio"] == 166_000 / bert["rank_seconds"]

@@ -7,7 +7,7 @@ import pytest
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.observer.mean_step import find_long_steps
-from torchperfd_daemon.service.translate_verdict import LONG_STEPS_WORDS, verdict_on_ranks
+from torchperfd_daemon.service.translate_diagnosis import LONG_STEPS_WORDS, verdict_on_ranks
 from torchperfd_daemon.store import (
     GcTotal,
     KindTotal,

@@ -18,10 +18,10 @@ from torchperfd_daemon.cli import cli
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.verdict import next_command
 from torchperfd_daemon.fleet.verdict import NodePart, judge
-from torchperfd_daemon.service.translate_verdict import verdict_on_ranks
+from torchperfd_daemon.service.translate_diagnosis import verdict_on_ranks
 from torchperfd_daemon.store import CudaMemory, Rank, RankIdentity, State, Store
 from torchperfd_daemon.store import Totals as StoredTotals
-from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.views.fleet import verdict_dict
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.past_runs import PastRuns
 

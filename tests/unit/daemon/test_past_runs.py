@@ -14,7 +14,7 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.store import RankIdentity, State, StepColumns, Store
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.past_runs import MAX_FINISHED, MAX_MARKS, PastRuns
-from torchperfd_daemon.web.runs_file import MAX_BYTES, RunsFile
+from torchperfd_daemon.web.run_rows import MAX_RUNS_FILE_BYTES, RunsFile
 
 DAY_S = 86_400.0
 NS = 1_000_000_000
@@ -263,7 +263,7 @@ def test_runs_file_is_bounded_and_private(tmp_path: Path) -> None:
         history.later()
     history.past.close()
     [file] = (tmp_path / ".page").iterdir()
-    assert MAX_BYTES / 2 < file.stat().st_size <= MAX_BYTES
+    assert MAX_RUNS_FILE_BYTES / 2 < file.stat().st_size <= MAX_RUNS_FILE_BYTES
     assert file.parent.stat().st_mode & 0o777 == 0o700
     history.start()
     rows = history.past.rows(Access.OWNER, {})

@@ -4,10 +4,10 @@ from array import array
 
 import pytest
 
-from torchperfd_daemon.service.translate_verdict import percentiles as messages
+from torchperfd_daemon.service.translate_diagnosis import percentiles as messages
 from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, StepColumns, Store, Totals, p50_and_p95
-from torchperfd_daemon.views import percentiles
-from torchperfd_daemon.views.percentiles import RankPercentiles, StepPercentiles
+from torchperfd_daemon.views import history
+from torchperfd_daemon.views.history import RankPercentiles, StepPercentiles
 
 S = 1_000_000_000
 
@@ -31,7 +31,7 @@ def test_percentiles_are_interpolated_between_neighbours() -> None:
 def test_percentiles_of_a_rank_are_those_of_its_message() -> None:
     store = Store()
     ranks = [made(store, 0, *range(1, 8)), made(store, 1, 0.25, 0.5), made(store, 2, *range(7, 0, -1))]
-    found = {each.rank: each for each in percentiles.of_ranks(percentiles.recent_durations(ranks))}
+    found = {each.rank: each for each in history.rank_percentiles(history.recent_durations(ranks))}
     for rank in ranks:
         [whole] = messages(rank.history.newest())
         own = found[rank.identity.rank]
@@ -40,16 +40,16 @@ def test_percentiles_of_a_rank_are_those_of_its_message() -> None:
 
 def test_percentiles_of_a_run_are_of_all_its_steps() -> None:
     store = Store()
-    durations = percentiles.recent_durations([made(store, 0, 1, 1, 1), made(store, 1, 3, 3), made(store, 2)])
-    assert percentiles.of_run(durations) == StepPercentiles(1.0, 3.0, RankPercentiles(1, 3.0, 3.0))
-    assert percentiles.of_run({}) is None
-    assert percentiles.of_ranks({}) == []
+    durations = history.recent_durations([made(store, 0, 1, 1, 1), made(store, 1, 3, 3), made(store, 2)])
+    assert history.run_percentiles(durations) == StepPercentiles(1.0, 3.0, RankPercentiles(1, 3.0, 3.0))
+    assert history.run_percentiles({}) is None
+    assert history.rank_percentiles({}) == []
 
 
 def test_percentiles_leave_out_the_first_step_of_a_run() -> None:
     rank = made(Store(), 0, 60, 1, 1)
     rank.totals = Totals(train=KindTotal(3, 62 * S), warmup=KindTotal(1, 60 * S))
-    assert percentiles.of_run(percentiles.recent_durations([rank])) == StepPercentiles(
+    assert history.run_percentiles(history.recent_durations([rank])) == StepPercentiles(
         1.0, 1.0, RankPercentiles(0, 1.0, 1.0)
     )
 
@@ -58,6 +58,6 @@ def test_percentiles_leave_out_ranks_that_have_left() -> None:
     store = Store()
     ranks = [made(store, 0, 1), made(store, 1, 2)]
     store.leave(ranks[1])
-    assert [*percentiles.recent_durations(ranks)] == [0]
+    assert [*history.recent_durations(ranks)] == [0]
     store.leave(ranks[0])
-    assert [*percentiles.recent_durations(ranks)] == [0, 1], "the run has ended"
+    assert [*history.recent_durations(ranks)] == [0, 1], "the run has ended"

@@ -14,7 +14,7 @@ from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, UsageEr
 from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.permissions import Permissions, Rights, group_id
 from torchperfd_daemon.store import RankIdentity, Store
-from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.views.fleet import verdict_dict
 
 CAPTURE = "20260726-101502-3fa1c2"
 ADA, BOB, ADMINS = 61_001, 61_002, 61_009

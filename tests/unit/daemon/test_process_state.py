@@ -9,7 +9,7 @@ import pytest
 from tests.unit.daemon.processes import HERE, process, start_ticks
 
 from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.service.process_state import GoneError, StoppedError, check_running
+from torchperfd_daemon.service.rank_process import GoneError, StoppedError, check_running
 
 
 def test_check_running_stopped_or_ended_process_raises() -> None:

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.daemon.processes import HERE, process, start_ticks
 
-from torchperfd_daemon.service.process_state import GoneError, UnreachableError
-from torchperfd_daemon.service.py_spy import find_program, read_stacks
+from torchperfd_daemon.service.rank_process import GoneError, UnreachableError
+from torchperfd_daemon.service.stuck_rank_stacks import find_program, read_stacks_by_py_spy
 from torchperfd_daemon.stacks import Frame, Thread, parse_py_spy
 
 HELD = """
@@ -36,7 +36,7 @@ hang()
 
 
 def read(pid: int, program: Path | None = None, seconds: float = 20.0, **more: int) -> tuple[Thread, ...]:
-    return asyncio.run(read_stacks(process(pid, **more), seconds, program))
+    return asyncio.run(read_stacks_by_py_spy(process(pid, **more), seconds, program))
 
 
 def reason(program: Path, **more: Any) -> str:

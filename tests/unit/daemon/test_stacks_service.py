@@ -12,8 +12,8 @@ from tests.unit.daemon.processes import HERE
 from torchperfd.v1 import contract, control_pb2, session_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.service import translate_stacks
-from torchperfd_daemon.service.process_state import UnreachableError
+from torchperfd_daemon.service import translate_diagnosis
+from torchperfd_daemon.service.rank_process import UnreachableError
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.stack_requests import Report, StackRequests
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread
@@ -230,7 +230,7 @@ def test_rank_is_asked_over_grpc_and_its_answer_returned() -> None:
         counted = session_pb2.CollectiveReport(request_id=(await rank.receive()).tell_collectives.request_id)
         counted.groups.add(name="0", description="a\x1b[2J", begun=9, number=9, call="all_reduce", sizes="4")
         await rank.say(session_pb2.ClientMessage(collective_report=counted))
-        reported = translate_stacks.rank_stacks(await call.read())
+        reported = translate_diagnosis.rank_stacks(await call.read())
         assert await call.code() is grpc.StatusCode.OK
         assert (reported.rank, reported.world_size, reported.pid) == (3, 4, 70)
         assert (reported.outcome, reported.phase, reported.step) == (Outcome.ANSWERED, "forward", 2**62)

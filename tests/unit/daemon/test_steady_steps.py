@@ -8,8 +8,8 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS
-from torchperfd_daemon.service import live, survey, translate
-from torchperfd_daemon.service.survey import verdict_on
+from torchperfd_daemon.service import node_survey, translate
+from torchperfd_daemon.service.node_survey import verdict_on
 from torchperfd_daemon.store import (
     MIN_PRESENT_STEPS,
     KindTotal,
@@ -121,7 +121,7 @@ def test_status_first_step_not_held_leaves_nothing_out() -> None:
 
 
 def messages(store: Store) -> list[control_pb2.RankSteps]:
-    return list(live.newest_steps(store, control_pb2.GetStepsRequest()).ranks)
+    return list(node_survey.newest_steps(store, control_pb2.GetStepsRequest()).ranks)
 
 
 def test_ranks_slow_first_step_is_in_no_mean() -> None:
@@ -135,7 +135,7 @@ def test_ranks_slow_first_step_is_in_no_mean() -> None:
 def test_blocks_slow_first_step_is_in_none() -> None:
     _, rank = run_of((900, 100), *[(1, 3)] * 60)
     for newest in (0, 256):
-        message = survey.blocks(rank, newest)
+        message = node_survey.blocks(rank, newest)
         [view] = _view.runs([message])
         assert view.step_seconds == pytest.approx(0.004)
 

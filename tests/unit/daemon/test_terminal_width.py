@@ -16,11 +16,11 @@ from torchperfd.runs.store import RunStore
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
-from torchperfd_daemon.captures.upload_marker import write_upload_marker
+from torchperfd_daemon.captures.destination import write_upload_marker
 from torchperfd_daemon.commands._fit import fitted, fitted_phases, folded_text
 from torchperfd_daemon.doctor import Finding
 from torchperfd_daemon.goodput import Bucket, RankGoodput, RunGoodput
-from torchperfd_daemon.service import live, translate_goodput, translate_stacks
+from torchperfd_daemon.service import node_survey, translate_account, translate_diagnosis
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Store
 
@@ -39,7 +39,7 @@ class FakeDaemon:
         store = Store()
         for run in (RUN, OTHER):
             train(store, "one straggler", run, node=HOSTS)
-        self._ranks = list(live.newest_steps(store, control_pb2.GetStepsRequest()).ranks)
+        self._ranks = list(node_survey.newest_steps(store, control_pb2.GetStepsRequest()).ranks)
 
     def _nodes(self, request: Any) -> list[control_pb2.FleetNode]:
         names = "ab" if request.fleet else ""
@@ -86,7 +86,9 @@ class FakeDaemon:
     def GetGoodput(self, request: Any, timeout: float) -> control_pb2.GetGoodputResponse:  # noqa: N802
         seconds = {bucket: 1000.0 * number for number, bucket in enumerate(Bucket)}
         ranks = [RankGoodput(rank, 1e9, 1e9 + 9e4, 2, 1, True, seconds) for rank in range(2)]
-        return control_pb2.GetGoodputResponse(runs=[translate_goodput.run_message(RunGoodput(RUN, ranks))])
+        return control_pb2.GetGoodputResponse(
+            runs=[translate_account.run_goodput_message(RunGoodput(RUN, ranks))]
+        )
 
     def Stacks(self, request: Any, timeout: float) -> Iterator[control_pb2.RankStacks]:  # noqa: N802
         for rank in range(4):
@@ -101,7 +103,7 @@ class FakeDaemon:
                 step=100 + rank,
                 threads=(Thread(1, "MainThread", True, False, (code,)),),
             )
-            yield translate_stacks.rank_stacks_message(RUN, None, stacks)
+            yield translate_diagnosis.rank_stacks_message(RUN, None, stacks)
 
 
 def keep_runs(directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from torchperfd_daemon.web.time_slices import in_slices
+from torchperfd_daemon.web.runs_api import in_slices
 
 
 def test_in_slices_long_work_others_run_between() -> None:

@@ -23,8 +23,8 @@ from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.loader_workers import LoaderFacts
-from torchperfd_daemon.service import translate, translate_account, translate_verdict
-from torchperfd_daemon.service.fields import pack
+from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
+from torchperfd_daemon.service.message_fields import pack
 from torchperfd_daemon.store import (
     CudaMemory,
     GcTotal,
@@ -37,7 +37,7 @@ from torchperfd_daemon.store import (
     State,
     Totals,
 )
-from torchperfd_daemon.views.verdicts import verdict_dict
+from torchperfd_daemon.views.fleet import verdict_dict
 
 TRAIN, VALIDATE = session_pb2.STEP_KIND_TRAIN, session_pb2.STEP_KIND_VALIDATE
 
@@ -349,13 +349,13 @@ def test_an_unknown_state_is_none() -> None:
 
 def test_a_verdict_names_its_rank_or_minus_one() -> None:
     verdict = Verdict(Cause.INPUT_BOUND, "r", "node-a", 3, "data", "evidence", 0.5, "next")
-    message = translate_verdict.verdict_message(verdict)
+    message = translate_diagnosis.verdict_message(verdict)
     assert (message.cause, message.rank, message.summary) == (
         "input-bound",
         3,
         "input-bound · rank 3 on node-a · evidence",
     )
-    assert translate_verdict.verdict_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
+    assert translate_diagnosis.verdict_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
 
 
 def test_slow_line_survives_the_way_through_another_node() -> None:
@@ -364,7 +364,7 @@ def test_slow_line_survives_the_way_through_another_node() -> None:
     )
     verdict = Verdict(Cause.INPUT_BOUND, "r", "", None, "data", "evidence", 0.5, "", line=line)
     verdict = replace(verdict, stages=InputStages(2, 30, 0.05, 0.02, idle=0.1))
-    message = translate_verdict.verdict_message(verdict)
+    message = translate_diagnosis.verdict_message(verdict)
     assert fleet_translate.verdict(message).line == line
     assert fleet_translate.verdict(message).stages == verdict.stages
     message.line.share, message.line.file, message.stages.idle = math.nan, "a\x1b[2J", math.inf
@@ -377,7 +377,7 @@ def test_slow_line_survives_the_way_through_another_node() -> None:
 def test_account_and_note_survive_the_way_through_another_node() -> None:
     account = uneven_account()
     verdict = Verdict(Cause.UNKNOWN, "r", "", None, "", "", 0.0, "", account=account, note="busy node")
-    message = translate_verdict.verdict_message(verdict)
+    message = translate_diagnosis.verdict_message(verdict)
     assert fleet_translate.verdict(message).account == account
     assert fleet_translate.verdict(message).note == "busy node"
     message.note, message.account.parts[0].kind = "a\x1b[2J", "newer"

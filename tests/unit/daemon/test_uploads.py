@@ -28,14 +28,16 @@ from torchperfd_daemon.captures import (
     Uploader,
     folder,
 )
-from torchperfd_daemon.captures.destination import ChangedError, UploadError, _cause
-from torchperfd_daemon.captures.receipt import FILE_NAME, Receipt
-from torchperfd_daemon.captures.upload import upload
-from torchperfd_daemon.captures.upload_marker import (
+from torchperfd_daemon.captures.destination import (
+    ChangedError,
+    UploadError,
+    _cause,
     read_upload_marker,
     remove_upload_marker,
     write_upload_marker,
 )
+from torchperfd_daemon.captures.manifest import RECEIPT_FILE, Receipt
+from torchperfd_daemon.captures.uploader import upload
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 
 PREFIX = f"s3://{BUCKET}/nodes/a"
@@ -420,7 +422,7 @@ def test_the_next_daemon_goes_on_where_one_was_killed(
     add(catalog, "one", {rank: b"x" * (rank + 1) for rank in range(3)})
     with monkeypatch.context() as context:
         # Had it not been one after another, which of them had arrived would be left to chance.
-        context.setattr("torchperfd_daemon.captures.upload._FILES_AT_ONCE", 1)
+        context.setattr("torchperfd_daemon.captures.uploader._FILES_AT_ONCE", 1)
         uploader = Uploader(catalog, Cut(f"s3://{BUCKET}/{prefix}", files))
         if files == 4:
             context.setattr(catalog, "note_upload", lambda *_: (_ for _ in ()).throw(Killed))
@@ -547,7 +549,7 @@ def test_receipt_or_marker_of_another_user_does_not_count(catalog: Catalog) -> N
     """A receipt or an upload marker counts if the directory's owner wrote it."""
     add(catalog, "one")
     catalog.note_upload("one", receipt(catalog, "one"))
-    os.chown(catalog.directory / "one" / FILE_NAME, 12345, 12345)
+    os.chown(catalog.directory / "one" / RECEIPT_FILE, 12345, 12345)
     assert stage(catalog, "one") is Upload.PENDING
     write_upload_marker(catalog.directory, "s3://theirs")
     os.chown(catalog.directory / ".uploads-to", 12345, 12345)
@@ -564,7 +566,7 @@ def test_whatever_lies_under_the_receipts_name_is_harmless(
 ) -> None:
     catalog = Catalog(tmp_path_factory.mktemp("captures"))
     add(catalog, "one")
-    (catalog.directory / "one" / FILE_NAME).write_bytes(content)
+    (catalog.directory / "one" / RECEIPT_FILE).write_bytes(content)
     assert stage(catalog, "one") is Upload.PENDING
 
 
@@ -643,7 +645,7 @@ def test_missing_receipt_keeps_the_uploaded_state_of_the_index(catalog: Catalog)
     catalog.list()
     path = catalog.directory / "c0"
     before = path.stat()
-    (path / FILE_NAME).unlink()
+    (path / RECEIPT_FILE).unlink()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert enforce(catalog, Quota(count=1)) == {"count": 1}
     assert ids(catalog) == ["c0"]

@@ -9,9 +9,16 @@ from tests.support.served import serving_from_a_thread
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.web.access import Access, PageToken, read_token, remove_token, token_path
-from torchperfd_daemon.web.answer_cache import KEPT_S, AnswerCache
-from torchperfd_daemon.web.links import LINK_S, Links
+from torchperfd_daemon.web.access import (
+    LINK_S,
+    Access,
+    Links,
+    PageToken,
+    read_token,
+    remove_token,
+    token_path,
+)
+from torchperfd_daemon.web.endpoint import KEPT_S, AnswerCache
 
 
 @pytest.fixture

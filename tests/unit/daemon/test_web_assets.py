@@ -11,10 +11,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.web.app import build_app
-from torchperfd_daemon.web.assets import DIRECTORY, Assets
-from torchperfd_daemon.web.headers import CONTENT_POLICY
-from torchperfd_daemon.web.origin import Sites, host_name
+from torchperfd_daemon.web.app import ASSETS, Assets, build_app
+from torchperfd_daemon.web.guard import CONTENT_POLICY, Sites, host_name
 
 APP = build_app(MetricsPage([]), lambda: True, sites=Sites(["gpu.example"]))
 
@@ -43,7 +41,7 @@ def test_every_view_is_the_one_page(path: str) -> None:
 
 
 def test_page_has_no_inline_script_or_style() -> None:
-    text = (DIRECTORY / "index.html").read_text()
+    text = (ASSETS / "index.html").read_text()
     assert "<style" not in text
     assert "style=" not in text
     assert text.count("<script") == text.count("<script src=") + text.count('<script type="module" src=')

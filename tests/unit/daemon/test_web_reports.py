@@ -13,8 +13,8 @@ from tests.unit.daemon.kept import add
 from torchperfd_daemon.captures import CaptureState, Catalog
 from torchperfd_daemon.captures.analysis_child import ChildFiles
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
-from torchperfd_daemon.web import reports
-from torchperfd_daemon.web.reports import MAX_KEPT, Reports, command_for
+from torchperfd_daemon.web import capture_pages
+from torchperfd_daemon.web.capture_pages import MAX_KEPT, Reports, command_for
 
 CAPTURE = "20260101-000000-abcdef"
 LATER = "20260101-000100-abcdef"
@@ -109,7 +109,7 @@ def test_a_failure_has_its_reason_and_can_be_tried_again(catalog: Catalog) -> No
 
 
 def test_an_analysis_that_takes_too_long_is_ended(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(capture_pages, "TIMEOUT_S", 0.05)
     add(catalog, CAPTURE)
 
     async def scenario(made: Reports) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.web.basic_auth import BasicAuth, parse_credentials
-from torchperfd_daemon.web.connection_limiter import REQUEST_TIMEOUT_S, ConnectionLimiter
+from torchperfd_daemon.web.guard import BasicAuth, parse_credentials
+from torchperfd_daemon.web.server import REQUEST_TIMEOUT_S, ConnectionLimiter
 
 
 class FakeConnection:
@@ -145,7 +145,7 @@ class Counting:
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Counting:
     counting = Counting()
-    monkeypatch.setattr("torchperfd_daemon.web.basic_auth._matches", counting)
+    monkeypatch.setattr("torchperfd_daemon.web.guard._matches", counting)
     return counting
 
 

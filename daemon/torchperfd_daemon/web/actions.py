@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.captures.schedule import MAX_STEPS
+from torchperfd_daemon.captures.attempt import MAX_STEPS
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.service import translate_stacks
+from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import RankStacks, merge
 from torchperfd_daemon.stacks.report import to_dict as stacks_dict
-from torchperfd_daemon.views.stacks import absent_ranks, each_once
+from torchperfd_daemon.views.fleet import absent_ranks, each_once
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.endpoint import MAX_RANK, body_of, json_answer
 from torchperfd_daemon.web.reader import Parts, Reader
@@ -97,7 +97,7 @@ class Acting:
         run = await self._reader.run_name(request.path_params["run"], access)
         asked = control_pb2.StacksRequest(run=run, ranks=body.ranks, timeout_seconds=_STACKS_S)
         answers: list[RankStacks] = [
-            translate_stacks.rank_stacks(message)
+            translate_diagnosis.rank_stacks(message)
             async for message in self._parts.control.Stacks(asked, _as(access))
         ]
         if not answers:

@@ -1,32 +1,35 @@
-"""The fan-out: one request to all peers at once, over channels that are kept open.
+"""The fleet's connections: one request to all peers at once, and the authenticated port that serves peers.
 
-Peers that do not answer are in the result by name, with the reason, so that a missing node is never
-overlooked.
+Channels to peers are kept open. Peers that do not answer are in the result by name, with the reason, so that
+a missing node is never overlooked. Calls without the fleet's secret are refused, counted and logged.
 """
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 
 from torchperfd.v1 import fleet_pb2_grpc
+from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.fleet.address import Address
-from torchperfd_daemon.fleet.credentials import Current
+from torchperfd_daemon.fleet.credentials import Current, check_listening, server_credentials
+from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.text import one_line
 
 Answer = TypeVar("Answer")
 
-MAX_RECEIVED_BYTES: Final = 4 * 2**20
+MAX_ANSWER_BYTES: Final = 4 * 2**20
 # More concurrent requests finish no sooner: they wait for this process's CPU time while their deadlines run.
 _MAX_AT_ONCE: Final = 64
 _MAX_REASON_CHARACTERS: Final = 200
-_OPTIONS: Final = (
+_CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     # A peer that is back is asked within a second; gRPC's own backoff reaches two minutes.
     ("grpc.min_reconnect_backoff_ms", 1500),  # it is also the timeout of a connection
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -135,9 +138,9 @@ class FanOut:
         if channel is None:
             secure = self._current().channel()
             channel = (
-                grpc.aio.insecure_channel(str(address), options=_OPTIONS)
+                grpc.aio.insecure_channel(str(address), options=_CHANNEL_OPTIONS)
                 if secure is None
-                else grpc.aio.secure_channel(str(address), secure, options=_OPTIONS)
+                else grpc.aio.secure_channel(str(address), secure, options=_CHANNEL_OPTIONS)
             )
             self._channels[address] = channel
         return fleet_pb2_grpc.FleetStub(channel)  # type: ignore[return-value] # the same class serves both
@@ -161,3 +164,77 @@ def reason_of(error: grpc.RpcError) -> str:
 def unreachable_text(unreachable: Sequence[Unreachable]) -> str:
     """Return all names with their reasons, as part of a sentence."""
     return ", ".join(f"{peer.address} ({peer.reason})" for peer in unreachable)
+
+
+log = logging.getLogger("torchperfd.fleet")
+
+
+class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
+    """Admits calls that carry the fleet's secret, for all methods."""
+
+    def __init__(self, current: Current) -> None:
+        self.current = current
+        self._limiter = LogLimiter(log)
+        self.refused_calls = 0
+        """Since the start."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """Return the method's handler, or one that refuses the call."""
+        if self.current().admits(handler_call_details.invocation_metadata):
+            return await continuation(handler_call_details)
+        self.refused_calls += 1
+        method = handler_call_details.method
+
+        async def refuse(_requests: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+            self._limiter.warning("refused %s from %s: no valid token", method, context.peer())
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                "the fleet's token is missing or another one; give all daemons the same --fleet-token-file",
+            )
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+_MAX_REQUEST_BYTES: Final = 256 * 1024
+_MAX_CALLS: Final = 256
+_SERVER_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", _MAX_REQUEST_BYTES),
+    ("grpc.max_concurrent_streams", _MAX_CALLS),
+    # Else a second daemon binds the same port without an error, and each gets half of the calls.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),
+)
+
+
+async def listen(
+    address: Address, interceptor: AuthInterceptor, service: fleet_pb2_grpc.FleetServicer
+) -> tuple[grpc.aio.Server, Address]:
+    """Serve the fleet; return the server and its address, with the port that was chosen for port 0.
+
+    Args:
+        interceptor: Decides which calls are admitted, and by which credentials connections are secured.
+
+    Raises:
+        UsageError: Other nodes can reach the address, and there are no credentials.
+        TorchperfdError: The address cannot be bound.
+    """
+    check_listening(address, interceptor.current())
+    server = grpc.aio.server(
+        interceptors=[interceptor], options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS
+    )
+    fleet_pb2_grpc.add_FleetServicer_to_server(service, server)
+    secure = server_credentials(interceptor.current)
+    try:
+        port = (
+            server.add_insecure_port(str(address))
+            if secure is None
+            else server.add_secure_port(str(address), secure)
+        )
+        await server.start()
+    except RuntimeError as error:
+        raise TorchperfdError(
+            f"cannot listen for the fleet on {address}", "choose another address with --fleet-address"
+        ) from error
+    return server, Address(address.host, port)
