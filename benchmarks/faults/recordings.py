@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from benchmarks.faults.trial import Trial
 
+from torchperfd.loader_workers import WorkerCost
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
-from torchperfd_daemon.loader_workers import WorkerCost
 from torchperfd_daemon.observer.slowdown import Slowdown
 from torchperfd_daemon.store import HISTORY_STEPS
 

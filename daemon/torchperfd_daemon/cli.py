@@ -10,8 +10,7 @@ import click
 from torchperfd._version import __version__
 from torchperfd_daemon.commands._examples import examples_text
 from torchperfd_daemon.commands._usage import usage_text
-from torchperfd_daemon.config.errors import check_environment
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import TorchperfdError, check_environment
 from torchperfd_daemon.text import printable
 
 COMMANDS: Final = {

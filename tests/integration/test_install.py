@@ -63,7 +63,7 @@ def test_the_wheel_holds_both_packages_and_the_generated_code(wheel: Path) -> No
         "torchperfd/__init__.py",
         "torchperfd/py.typed",
         "torchperfd/v1/session_pb2.py",
-        "torchperfd_daemon/server.py",
+        "torchperfd_daemon/server/daemon.py",
         "torchperfd_daemon/py.typed",
         "torchperfd_daemon/web/assets/index.html",
         "torchperfd_daemon/grafana/dashboards/run.json",

@@ -15,7 +15,7 @@ from tests.support.node import eventually
 from tests.support.shared_node import Shared, line
 from tests.unit.daemon.processes import HERE, start_ticks
 
-from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.service.rank_process import ChangedUsersError
 from torchperfd_daemon.service.stuck_rank_stacks import read_stacks_by_py_spy, request_stacks_by_signal
 

@@ -17,7 +17,7 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2_grpc, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Catalog, Coordinator
-from torchperfd_daemon.config.settings import ServeSettings
+from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.fleet import Credentials, FanOut, FleetView
 from torchperfd_daemon.rpc.callers import CallerDirectory

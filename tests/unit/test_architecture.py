@@ -35,7 +35,7 @@ def test_no_command_of_the_daemons_loads_torch() -> None:
         "import importlib, sys\n"
         "from torchperfd_daemon.cli import COMMANDS\n"
         "for name in COMMANDS: importlib.import_module(f'torchperfd_daemon.commands.{name}')\n"
-        "import torchperfd_daemon.server\n"
+        "import torchperfd_daemon.server.daemon\n"
         "print('torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -23,7 +23,7 @@ from benchmarks.gpu_proof.value_comparison import (
 )
 
 from torchperfd.device.flops import peak_flops
-from torchperfd_daemon.collectors.gpu_base import GpuReading
+from torchperfd_daemon.collectors.gpu_readings import GpuReading
 
 PRINTED = (Path(__file__).parents[1] / "golden" / "nvidia_smi_h200.xml").read_text(encoding="utf-8")
 UUID = "GPU-00000000-1111-2222-3333-444444444444"

@@ -13,9 +13,9 @@ from benchmarks.faults.recordings import compact_line, rebuild
 from benchmarks.faults.trial import Answer, Trial
 
 from torchperfd.input_stages import InputStages
+from torchperfd.loader_workers import UNMEASURED_COST, LoaderFacts
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.edits import Pauses
-from torchperfd_daemon.loader_workers import UNMEASURED_COST, LoaderFacts
 from torchperfd_daemon.store import HISTORY_STEPS
 
 EVIDENCE = RankEvidence(

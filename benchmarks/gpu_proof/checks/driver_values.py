@@ -21,7 +21,7 @@ from benchmarks.gpu_proof.nvidia_smi import PCIE_RATE, PROCESS_MEMORY, Key, Valu
 from benchmarks.gpu_proof.outcome import Bound, Outcome
 from benchmarks.gpu_proof.value_comparison import IDLE, MATMUL, MEAN_POWER, State, compare
 
-from torchperfd_daemon.collectors.gpu_base import GpuReading
+from torchperfd_daemon.collectors.gpu_readings import GpuReading
 from torchperfd_daemon.collectors.nvml import NvmlCollector
 
 TITLE: Final = "Values of the driver beside nvidia-smi"

@@ -11,7 +11,7 @@ from benchmarks.gpu_proof.outcome import Bound, Outcome
 
 from torchperfd_daemon.memory.snapshot import load
 from torchperfd_daemon.memory.summary import summarise
-from torchperfd_daemon.memory.words import place_text
+from torchperfd_daemon.memory.sums import place_text
 
 TITLE: Final = "Out of memory"
 SECONDS: Final = 60

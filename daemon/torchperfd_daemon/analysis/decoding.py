@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from torchperfd_daemon.loader_workers import LoaderFacts
+from torchperfd.loader_workers import LoaderFacts
 
 _Decoded = TypeVar("_Decoded")
 

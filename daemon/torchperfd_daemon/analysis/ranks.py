@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchperfd.own_commands import own_command
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GroupBy
 from torchperfd_daemon.analysis.summary import Summary, summarise
 from torchperfd_daemon.analysis.trace_files import RankFile
 from torchperfd_daemon.analysis.trace_repair import by_process
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.worker_cost import of_this_machine
 
 

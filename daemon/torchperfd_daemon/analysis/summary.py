@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from torchperfd.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd_daemon.analysis.advice import Advice, AdviceContext, advise
 from torchperfd_daemon.analysis.advice.rules import recording_notes
 from torchperfd_daemon.analysis.breakdown import Breakdown, Device, DeviceTime, Kernel
@@ -16,7 +18,6 @@ from torchperfd_daemon.analysis.picture import Picture, draw
 from torchperfd_daemon.analysis.quality import Quality, assess
 from torchperfd_daemon.analysis.steps import Step, StepSource, TimedBy, find_steps, phases, whole_recording
 from torchperfd_daemon.analysis.trace import Trace
-from torchperfd_daemon.loader_workers import UNMEASURED_COST, SettledAdvice, WorkerCost
 
 SummaryTable = Literal["operators", "kernels", "steps"]
 

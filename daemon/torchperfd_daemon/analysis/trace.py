@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd_daemon.analysis.decoding import Args
-from torchperfd_daemon.loader_workers import LoaderFacts
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]

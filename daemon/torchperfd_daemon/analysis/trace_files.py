@@ -13,7 +13,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Final
 
-from torchperfd_daemon import compression
+from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.analysis import decoding, kineto
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError, explained
 
@@ -57,7 +57,7 @@ class TraceFile:
     def _drain(self, raw: io.BufferedReader) -> Iterator[bytes]:
         total = 0
         try:
-            for piece in compression.pieces(raw, _PIECE):
+            for piece in untrusted_files.decompressed_pieces(raw, _PIECE):
                 total += len(piece)
                 if total > self._max_bytes:
                     raise TorchperfdError(
@@ -65,7 +65,7 @@ class TraceFile:
                         "capture fewer steps or record less",
                     )
                 yield piece
-        except compression.BrokenCompressionError:
+        except untrusted_files.BrokenCompressionError:
             self.broken = True
             return
         if not total:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd._version import __version__
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd.v1.capture_id import new_capture_id
 from torchperfd_daemon.captures.attempt import SOON, Attempt, Progress, QueueEntry, RunQueue, When
 from torchperfd_daemon.captures.catalog import Catalog
@@ -31,7 +32,6 @@ from torchperfd_daemon.captures.manifest import (
 )
 from torchperfd_daemon.captures.rank_attempts import Ack, Participant, PendingAttempts, Result, apply, failure
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
-from torchperfd_daemon.loader_workers import SettledAdvice
 
 log = logging.getLogger("torchperfd.captures")
 

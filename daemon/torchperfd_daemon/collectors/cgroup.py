@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from torchperfd_daemon.collectors.base import Family, NothingToCollectError
+from torchperfd_daemon.collectors.process import Ranks, is_here
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_table, read
-from torchperfd_daemon.collectors.ranks import Ranks, is_here
 
 _RANK: Final = ("run", "rank")
 # Version 1 has no word for "no limit": it writes the largest number of whole pages.

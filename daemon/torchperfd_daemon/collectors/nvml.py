@@ -8,12 +8,17 @@ from pathlib import Path
 import pynvml
 
 from torchperfd_daemon.collectors.base import CollectorUnavailableError, NothingToCollectError
-from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
-from torchperfd_daemon.collectors.nvml_call import DriverGoneError, GpuLostError, ask
+from torchperfd_daemon.collectors.gpu_readings import GpuCollector, GpuReading
 from torchperfd_daemon.collectors.nvml_device import NvmlDevice
-from torchperfd_daemon.collectors.nvml_problem import driver_problem, is_loaded
-from torchperfd_daemon.collectors.nvml_xid import XidLog
-from torchperfd_daemon.collectors.ranks import Ranks
+from torchperfd_daemon.collectors.nvml_errors import (
+    DriverGoneError,
+    GpuLostError,
+    XidLog,
+    ask,
+    driver_problem,
+    is_driver_loaded,
+)
+from torchperfd_daemon.collectors.process import Ranks
 
 log = logging.getLogger("torchperfd.collectors")
 
@@ -72,7 +77,7 @@ class NvmlCollector(GpuCollector):
             absent = isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded)
             found = driver_problem(error, self._proc)
             # Nodes without a GPU may have the driver's packages, and never load its module.
-            if found is None or (absent and not self._driver_version and not is_loaded(self._proc)):
+            if found is None or (absent and not self._driver_version and not is_driver_loaded(self._proc)):
                 raise NothingToCollectError(
                     f"no NVIDIA driver here ({error}); GPU metrics are off"
                 ) from error

@@ -6,14 +6,17 @@ from typing import Any, Final
 
 import pynvml
 
-from torchperfd_daemon.collectors import nvml_fields, nvml_gpm
-from torchperfd_daemon.collectors.gpu_base import GpuReading
-from torchperfd_daemon.collectors.gpu_counters import RateTotal, WrappingTotal
-from torchperfd_daemon.collectors.nvml_call import GpuLostError, ask
-from torchperfd_daemon.collectors.nvml_fields import FieldValue, read_fields
-from torchperfd_daemon.collectors.nvml_gpm import Gpm
-from torchperfd_daemon.collectors.nvml_throttle import Throttle
-from torchperfd_daemon.collectors.nvml_xid import XidLog
+from torchperfd_daemon.collectors import nvml_counters
+from torchperfd_daemon.collectors.gpu_readings import GpuReading
+from torchperfd_daemon.collectors.nvml_counters import (
+    FieldValue,
+    Gpm,
+    RateTotal,
+    Throttle,
+    WrappingTotal,
+    read_fields,
+)
+from torchperfd_daemon.collectors.nvml_errors import GpuLostError, XidLog, ask
 
 _CLOCKS: Final = {
     "graphics": pynvml.NVML_CLOCK_GRAPHICS,
@@ -27,19 +30,19 @@ _ECC_TYPES: Final = {
 }
 _ECC_SCOPES: Final = {"volatile": pynvml.NVML_VOLATILE_ECC, "aggregate": pynvml.NVML_AGGREGATE_ECC}
 _RATIOS: Final = {
-    "gpu_sm_active_ratio": nvml_gpm.SM_ACTIVE,
-    "gpu_sm_occupancy_ratio": nvml_gpm.SM_OCCUPANCY,
-    "gpu_tensor_active_ratio": nvml_gpm.TENSOR_ACTIVE,
-    "gpu_dram_active_ratio": nvml_gpm.DRAM_ACTIVE,
+    "gpu_sm_active_ratio": nvml_counters.GPM_SM_ACTIVE,
+    "gpu_sm_occupancy_ratio": nvml_counters.GPM_SM_OCCUPANCY,
+    "gpu_tensor_active_ratio": nvml_counters.GPM_TENSOR_ACTIVE,
+    "gpu_dram_active_ratio": nvml_counters.GPM_DRAM_ACTIVE,
 }
 _RATES: Final = {
-    ("gpu_pcie_bytes", "receive"): nvml_gpm.PCIE_RECEIVE,
-    ("gpu_pcie_bytes", "transmit"): nvml_gpm.PCIE_TRANSMIT,
-    ("gpu_nvlink_bytes", "receive"): nvml_gpm.NVLINK_RECEIVE,
-    ("gpu_nvlink_bytes", "transmit"): nvml_gpm.NVLINK_TRANSMIT,
+    ("gpu_pcie_bytes", "receive"): nvml_counters.GPM_PCIE_RECEIVE,
+    ("gpu_pcie_bytes", "transmit"): nvml_counters.GPM_PCIE_TRANSMIT,
+    ("gpu_nvlink_bytes", "receive"): nvml_counters.GPM_NVLINK_RECEIVE,
+    ("gpu_nvlink_bytes", "transmit"): nvml_counters.GPM_NVLINK_TRANSMIT,
 }
-_PCIE: Final = {"receive": nvml_fields.PCIE_RECEIVE_BYTES, "transmit": nvml_fields.PCIE_TRANSMIT_BYTES}
-_NVLINK: Final = {"receive": nvml_fields.NVLINK_RECEIVE_KIB, "transmit": nvml_fields.NVLINK_TRANSMIT_KIB}
+_PCIE: Final = {"receive": nvml_counters.PCIE_RECEIVE_BYTES, "transmit": nvml_counters.PCIE_TRANSMIT_BYTES}
+_NVLINK: Final = {"receive": nvml_counters.NVLINK_RECEIVE_KIB, "transmit": nvml_counters.NVLINK_TRANSMIT_KIB}
 _MIB: Final = 1024 * 1024
 # Errors of memory are rare, a GPU is split into instances when nothing runs on it, and asking for both is
 # a third of all calls.
@@ -83,7 +86,7 @@ class NvmlDevice:
         self._is_split = False
         self._throttle = Throttle(handle, clock)
         self._gpm: Gpm | None = None
-        self._has_gpm = nvml_gpm.is_supported(handle)
+        self._has_gpm = nvml_counters.is_gpm_supported(handle)
         if self._has_gpm:
             self._gpm = Gpm(
                 lambda sample: ask("nvmlGpmSampleGet", handle, sample),
@@ -105,7 +108,7 @@ class NvmlDevice:
         reading = GpuReading(self._gpu, self.uuid)
         self._read_load(reading)
         fields = read_fields(self._handle)
-        reading.put("gpu_temperature_celsius", _value(fields, nvml_fields.MEMORY_TEMPERATURE), "memory")
+        reading.put("gpu_temperature_celsius", _value(fields, nvml_counters.MEMORY_TEMPERATURE), "memory")
         for reason, seconds in self._throttle.read(fields).items():
             reading.put("gpu_throttle_seconds", seconds, reason)
         self._read_traffic(reading, fields)
@@ -192,7 +195,9 @@ class NvmlDevice:
             if number in fields:
                 reading.put("gpu_nvlink_bytes", fields[number].value * 1024, direction)
             # A GPU without links has a rate of zero.
-            elif _value(fields, nvml_fields.NVLINK_COUNT) and _RATES["gpu_nvlink_bytes", direction] in rates:
+            elif (
+                _value(fields, nvml_counters.NVLINK_COUNT) and _RATES["gpu_nvlink_bytes", direction] in rates
+            ):
                 total = self._rates["gpu_nvlink_bytes", direction].total
                 reading.put("gpu_nvlink_bytes", total, direction)
 

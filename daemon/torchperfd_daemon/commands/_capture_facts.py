@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.loader_workers import SettledAdvice
 
 
 def capture_record(paths: Sequence[Path]) -> CaptureRecord | None:

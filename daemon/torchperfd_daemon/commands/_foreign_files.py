@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from torchperfd_daemon import compression
+from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.errors import TorchperfdError, UsageError
-from torchperfd_daemon.flight_recorder.dump import is_dump
+from torchperfd_daemon.flight_recorder.dumps import is_dump
 
 _HEAD_BYTES: Final = 1 << 13
 _MAX_LOOKED_INTO: Final = 4
@@ -92,7 +92,7 @@ def _kind(path: Path) -> _Kind | None:
         return _TENSORBOARD
     try:
         with path.open("rb") as file:
-            head = compression.head(file, _HEAD_BYTES)
+            head = untrusted_files.decompressed_head(file, _HEAD_BYTES)
     except (OSError, TorchperfdError):
         return None
     return _kind_of_content(path, head)

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from torchperfd_daemon.config.errors import BadValueError
-from torchperfd_daemon.config.units import parse_span
+from torchperfd_daemon.config.kinds import parse_span
+from torchperfd_daemon.errors import BadValueError
 
 socket_option = click.option(
     "--socket", envvar="TORCHPERFD_SOCKET", help="Socket of the daemon; by default the standard paths."

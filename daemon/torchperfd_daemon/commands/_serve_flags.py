@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from torchperfd_daemon.config.effective import Config, resolve
-from torchperfd_daemon.config.errors import BadValueError, check_environment
-from torchperfd_daemon.config.file import SYSTEM_FILE, find_files
+from torchperfd_daemon.config.effective import SYSTEM_FILE, Config, find_files, resolve
 from torchperfd_daemon.config.kinds import Kind, Switch
 from torchperfd_daemon.config.options import OPTIONS, Option
+from torchperfd_daemon.errors import BadValueError, check_environment
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

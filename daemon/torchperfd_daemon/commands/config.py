@@ -9,9 +9,8 @@ import click
 
 from torchperfd_daemon.commands._options import json_option
 from torchperfd_daemon.commands._serve_flags import configuration, serve_flags
-from torchperfd_daemon.config.effective import Config
+from torchperfd_daemon.config.effective import Config, as_tables
 from torchperfd_daemon.config.options import OPTIONS
-from torchperfd_daemon.config.trigger_tables import as_tables
 
 SCHEMA: Final = "torchperfd.config/1"
 _COMMENT_COLUMN: Final = 52

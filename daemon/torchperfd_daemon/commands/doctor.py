@@ -8,7 +8,7 @@ import click
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon import doctor
-from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._fit import folded_text
 from torchperfd_daemon.commands._options import json_option, socket_option

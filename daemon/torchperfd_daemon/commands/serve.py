@@ -30,8 +30,8 @@ def command(context: click.Context, /, config_file: Path | None, **_: Any) -> No
     config = configuration(context, config_file)
     settings = config.serve_settings()
     configure_logging(settings.log_level)
-    from torchperfd_daemon.listening import AlreadyServedError
-    from torchperfd_daemon.server import Daemon
+    from torchperfd_daemon.server.daemon import Daemon
+    from torchperfd_daemon.server.listening import AlreadyServedError
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 

@@ -18,7 +18,7 @@ from torchperfd_daemon.commands._watch import again, watch_option
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
 from torchperfd_daemon.flight_recorder import report as dumps_report
-from torchperfd_daemon.flight_recorder.files import read_dumps
+from torchperfd_daemon.flight_recorder.dumps import read_dumps
 from torchperfd_daemon.flight_recorder.verdict import judge
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import RankStacks, merge

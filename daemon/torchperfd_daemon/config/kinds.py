@@ -1,4 +1,4 @@
-"""Kinds of configured values: how each is read from text and from a file, and how it is shown."""
+"""Kinds of configured values, such as sizes and spans of time: read from text and files, and shown."""
 
 import difflib
 import math
@@ -7,12 +7,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from torchperfd_daemon.config.errors import BadValueError, shown
-from torchperfd_daemon.config.units import SIZE_UNITS, SPAN_UNITS, parse_size, parse_span
+from torchperfd_daemon.errors import BadValueError, shown_value
+
+_SIZE_FACTORS: Final = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
+SIZE_UNITS: Final = (
+    ("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9),
+    ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3),
+)  # fmt: skip
+_SIZE_PATTERN: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([kmgt]?i?)b?", re.IGNORECASE)
+SPAN_UNITS: Final = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_SPAN_PATTERN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([smhdw])")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as ``10GiB``.
+
+    Raises:
+        BadValueError: It is none.
+    """
+    match = _SIZE_PATTERN.fullmatch(text)
+    unit = _SIZE_FACTORS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise BadValueError(f"{shown_value(text)} is no size", "write it like 10GiB or 500MB")
+    return int(float(match[1]) * unit)
+
+
+def parse_span(text: str) -> float:
+    """Return the seconds of a span of time such as ``7d``; those of ``0`` are 0.
+
+    Raises:
+        BadValueError: It is none.
+    """
+    match = _SPAN_PATTERN.fullmatch(text)
+    if match is None and text != "0":
+        raise BadValueError(f"{shown_value(text)} is no span of time", "write it like 7d, 12h or 30m")
+    return float(match[1]) * SPAN_UNITS[match[2]] if match else 0.0
+
 
 _ON: Final = ("1", "true", "yes", "on")
 _OFF: Final = ("0", "false", "no", "off")
-_MAX_BYTES: Final = 2**63 - 1
+_MAX_SIZE_BYTES: Final = 2**63 - 1
 
 
 class Kind:
@@ -53,7 +90,7 @@ class Text(Kind):
 
     def read(self, value: object, base: Path) -> str:
         if not isinstance(value, str) or not value or not value.isprintable():
-            raise BadValueError(f"{shown(value)} is no text of one line", "put it in quotes")
+            raise BadValueError(f"{shown_value(value)} is no text of one line", "put it in quotes")
         return value
 
 
@@ -72,7 +109,7 @@ class Name(Kind):
     def read(self, value: object, base: Path) -> str:
         if not isinstance(value, str) or not self._PATTERN.fullmatch(value) or value in self.reserved:
             raise BadValueError(
-                f"{shown(value)} cannot be a name", "use up to 40 lower-case letters, digits, - and _"
+                f"{shown_value(value)} cannot be a name", "use up to 40 lower-case letters, digits, - and _"
             )
         return value
 
@@ -84,7 +121,7 @@ class File(Kind):
 
     def read(self, value: object, base: Path) -> Path:
         if not isinstance(value, str) or not value or not value.isprintable():
-            raise BadValueError(f"{shown(value)} is no path", 'write it like "/var/lib/torchperfd"')
+            raise BadValueError(f"{shown_value(value)} is no path", 'write it like "/var/lib/torchperfd"')
         return (base / value).absolute()
 
     def show(self, value: Path) -> str:
@@ -100,7 +137,7 @@ class Address(Kind):
         text = value if isinstance(value, str) else ""
         host, _, port = text.rpartition(":")
         if not host or not text.isprintable() or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
-            raise BadValueError(f"{shown(value)} is not HOST:PORT", "write it like 127.0.0.1:9407")
+            raise BadValueError(f"{shown_value(value)} is not HOST:PORT", "write it like 127.0.0.1:9407")
         return host.strip("[]"), int(port)
 
     def show(self, value: tuple[str, int]) -> str:
@@ -119,7 +156,7 @@ class Mode(Kind):
         except ValueError:
             mode = -1
         if not 0 <= mode <= 0o777:
-            raise BadValueError(f"{shown(value)} is no file mode", 'write it like "600" or "666"')
+            raise BadValueError(f"{shown_value(value)} is no file mode", 'write it like "600" or "666"')
         return mode
 
     def show(self, value: int) -> str:
@@ -134,8 +171,8 @@ class Size(Kind):
     def read(self, value: object, base: Path) -> int:
         if isinstance(value, str):
             return parse_size(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_BYTES:
-            raise BadValueError(f"{shown(value)} is no size", 'write it like "10GiB" or "500MB"')
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_SIZE_BYTES:
+            raise BadValueError(f"{shown_value(value)} is no size", 'write it like "10GiB" or "500MB"')
         return value
 
     def show(self, value: int) -> object:
@@ -164,9 +201,11 @@ class Span(Kind):
         elif value == 0 and not isinstance(value, bool) and isinstance(value, int | float):
             seconds = 0.0
         else:
-            raise BadValueError(f"{shown(value)} is no span of time", 'write it like "7d", "12h" or "30m"')
+            raise BadValueError(
+                f"{shown_value(value)} is no span of time", 'write it like "7d", "12h" or "30m"'
+            )
         if not self.least <= seconds <= self.most:
-            raise BadValueError(f"{shown(value)} is out of range", f"choose {self._range()}")
+            raise BadValueError(f"{shown_value(value)} is out of range", f"choose {self._range()}")
         return seconds
 
     def show(self, value: float) -> object:
@@ -191,9 +230,11 @@ class Number(Kind):
 
     def read(self, value: object, base: Path) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-            raise BadValueError(f"{shown(value)} is not a {self.noun}", f"write it like {self.least:g}")
+            raise BadValueError(f"{shown_value(value)} is not a {self.noun}", f"write it like {self.least:g}")
         if not self.least <= value <= self.most:
-            raise BadValueError(f"{shown(value)} is out of range", f"choose {self.least:g} to {self.most:g}")
+            raise BadValueError(
+                f"{shown_value(value)} is out of range", f"choose {self.least:g} to {self.most:g}"
+            )
         return float(value)
 
     def parse(self, text: str, base: Path) -> float:
@@ -202,7 +243,7 @@ class Number(Kind):
         except ValueError:
             number = math.nan
         if math.isnan(number):
-            raise BadValueError(f"{shown(text)} is not a {self.noun}", "write it in digits")
+            raise BadValueError(f"{shown_value(text)} is not a {self.noun}", "write it in digits")
         return self.read(number, base)
 
 
@@ -216,16 +257,20 @@ class Count(Kind):
 
     def read(self, value: object, base: Path) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise BadValueError(f"{shown(value)} is no whole number", "write it in digits, without quotes")
+            raise BadValueError(
+                f"{shown_value(value)} is no whole number", "write it in digits, without quotes"
+            )
         if not self.least <= value <= self.most:
-            raise BadValueError(f"{shown(value)} is out of range", f"choose {self.least} to {self.most}")
+            raise BadValueError(
+                f"{shown_value(value)} is out of range", f"choose {self.least} to {self.most}"
+            )
         return value
 
     def parse(self, text: str, base: Path) -> int:
         try:
             number = int(text)
         except ValueError:
-            raise BadValueError(f"{shown(text)} is no whole number", "write it in digits") from None
+            raise BadValueError(f"{shown_value(text)} is no whole number", "write it in digits") from None
         return self.read(number, base)
 
 
@@ -236,13 +281,13 @@ class Switch(Kind):
 
     def read(self, value: object, base: Path) -> bool:
         if not isinstance(value, bool):
-            raise BadValueError(f"{shown(value)} is neither true nor false", "write true or false")
+            raise BadValueError(f"{shown_value(value)} is neither true nor false", "write true or false")
         return value
 
     def parse(self, text: str, base: Path) -> bool:
         word = text.strip().lower()
         if word not in (*_ON, *_OFF):
-            raise BadValueError(f"{shown(text)} is neither on nor off", "write 1 or 0")
+            raise BadValueError(f"{shown_value(text)} is neither on nor off", "write 1 or 0")
         return word in _ON
 
 
@@ -261,7 +306,7 @@ class Choice(Kind):
         if not isinstance(value, str) or value not in self.choices:
             near = difflib.get_close_matches(value[:80], self.choices, 1) if isinstance(value, str) else []
             remedy = f"did you mean {near[0]}?" if near else f"use {' or '.join(self.choices)}"
-            raise BadValueError(f"{shown(value)} is none of the choices", remedy)
+            raise BadValueError(f"{shown_value(value)} is none of the choices", remedy)
         return value
 
 
@@ -273,7 +318,7 @@ class Labels(Kind):
     def read(self, value: object, base: Path) -> tuple[tuple[str, str], ...]:
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             raise BadValueError(
-                f"{shown(value)} is no table of labels", 'write it like { phase = "backward" }'
+                f"{shown_value(value)} is no table of labels", 'write it like { phase = "backward" }'
             )
         return tuple(sorted(value.items()))
 
@@ -289,7 +334,7 @@ class Counts(Kind):
 
     def read(self, value: object, base: Path) -> tuple[int, ...]:
         if not isinstance(value, list) or not value:
-            raise BadValueError(f"{shown(value)} is no list of numbers", "write it like [79, 95]")
+            raise BadValueError(f"{shown_value(value)} is no list of numbers", "write it like [79, 95]")
         return tuple(Count().read(each, base) for each in value)
 
     def show(self, value: tuple[int, ...]) -> list[int]:

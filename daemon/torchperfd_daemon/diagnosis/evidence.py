@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd.process_settings import UNBOUND, CpuBinding
 from torchperfd_daemon.diagnosis.waits import are_hidden, are_material, are_on_devices, longest_wait
-from torchperfd_daemon.loader_workers import LoaderFacts
 
 SAMPLE_S: Final = 1.0
 WARM_STEPS: Final = 20

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from torchperfd.card.script_name import SCRIPT
-from torchperfd.process_settings import UNBOUND, CpuBinding
-from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
-from torchperfd_daemon.loader_workers import (
+from torchperfd.loader_workers import (
     CROWDED,
     UNMEASURED_COST,
     LoaderAdvice,
@@ -20,6 +18,8 @@ from torchperfd_daemon.loader_workers import (
     advise_loader,
     is_cheap,
 )
+from torchperfd.process_settings import UNBOUND, CpuBinding
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 TUNE_THREADS: Final = f"`torchperfd tune --only threads {SCRIPT}` measures whether fewer threads are faster"
 """Beside other programs fewer threads may be faster. By how much is measured and never predicted."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.card.script_name import SCRIPT
+from torchperfd.loader_workers import most_computing_workers
 from torchperfd_daemon.diagnosis.remedies import OWN_SHARE, computing_threads
 from torchperfd_daemon.doctor.cpu import Consumer, CpuFacts
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
-from torchperfd_daemon.loader_workers import most_computing_workers
 
 _MIN_SHM_BYTES: Final = 1 << 30
 _MAX_CLOCK_ERROR_S: Final = 0.1

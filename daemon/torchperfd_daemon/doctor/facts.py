@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchperfd_daemon.collectors.nvml_problem import DriverProblem
+from torchperfd.loader_workers import LoaderFacts
+from torchperfd_daemon.collectors.nvml_errors import DriverProblem
 from torchperfd_daemon.doctor.cpu import CpuFacts
-from torchperfd_daemon.loader_workers import LoaderFacts
 
 
 @dataclass(frozen=True, slots=True)

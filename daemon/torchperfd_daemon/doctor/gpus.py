@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import pynvml
 
-from torchperfd_daemon.collectors.nvml_problem import DriverProblem, driver_problem
+from torchperfd_daemon.collectors.nvml_errors import DriverProblem, driver_problem
 from torchperfd_daemon.doctor.facts import Gpu
 
 # Not the ordinary power cap: a GPU at full load runs at it.

@@ -10,8 +10,8 @@ from typing import Final
 
 from torchperfd._version import missing_native_modules
 from torchperfd_daemon.collectors.cgroup import read_limits
+from torchperfd_daemon.collectors.process import RankProcess, is_here
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_stat, parse_table, read
-from torchperfd_daemon.collectors.ranks import RankProcess, is_here
 from torchperfd_daemon.doctor.clock import read_clock
 from torchperfd_daemon.doctor.cpu import read_cpu
 from torchperfd_daemon.doctor.facts import Facts, RankFacts, ReportedFacts

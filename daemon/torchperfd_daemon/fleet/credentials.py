@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 
-from torchperfd_daemon.config.settings import ServeSettings
+from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
 from torchperfd_daemon.fleet.address import Address
 

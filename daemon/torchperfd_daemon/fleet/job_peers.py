@@ -14,8 +14,8 @@ from torchperfd_daemon.collectors.procfs import read
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.fleet.address import Address, parse_address
 from torchperfd_daemon.fleet.credentials import Credentials
-from torchperfd_daemon.log_limiter import LogLimiter
-from torchperfd_daemon.rpc.user_rates import Rate, UserRate
+from torchperfd_daemon.logs import LogLimiter
+from torchperfd_daemon.rpc.callers import Rate, UserRate
 from torchperfd_daemon.service.targets import MayCommand
 from torchperfd_daemon.store import Rank
 

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any, Final, TextIO
 
-from torchperfd_daemon.flight_recorder.files import Found
+from torchperfd_daemon.flight_recorder.dumps import Found
 from torchperfd_daemon.flight_recorder.verdict import Stuck, Verdict
 from torchperfd_daemon.stacks import Frame
 from torchperfd_daemon.text import printable, ranks_phrase

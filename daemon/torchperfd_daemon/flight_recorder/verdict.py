@@ -1,6 +1,6 @@
 """Finds the collectives of a dead job that could not end, and the ranks that the others waited for.
 
-The rule is that of live ranks (:mod:`torchperfd_daemon.stacks.collectives`); besides, a rank may have left no
+The rule is that of live ranks (:mod:`torchperfd_daemon.stacks.merge`); besides, a rank may have left no
 dump, and all may have entered a collective that did not end.
 """
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from torchperfd_daemon.flight_recorder.dump import Call, Dump, Group
+from torchperfd_daemon.flight_recorder.dumps import Call, Dump, Group
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks
-from torchperfd_daemon.stacks.collectives import Missed, culprits, missed
+from torchperfd_daemon.stacks.merge import Missed, culprits, missed
 
 # Collectives whose inputs are of the same size on all ranks.
 _SAME_SIZES: Final = frozenset(

@@ -5,8 +5,7 @@ from datetime import datetime, tzinfo
 from typing import Any, Final, TextIO
 
 from torchperfd.durations import duration
-from torchperfd_daemon.goodput.summary import RankGoodput, RunGoodput
-from torchperfd_daemon.goodput.totals import Bucket
+from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
 
 SCHEMA: Final = "torchperfd.goodput/1"
 

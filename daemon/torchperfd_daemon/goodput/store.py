@@ -1,7 +1,8 @@
-"""Stores the goodput totals of this node's ranks in SQLite, so that they survive the daemon.
+"""Stores the goodput totals of this node's ranks, and their clock, so that both survive the daemon.
 
-The table has one row per run and rank. If the file cannot be opened or written, one warning is logged and
-the totals stay in memory.
+The table in SQLite has one row per run and rank. If the file cannot be opened or written, one warning is
+logged and the totals stay in memory. The clock stays continuous when the wall clock is set or the daemon
+restarts.
 """
 
 import logging
@@ -9,8 +10,10 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,6 +22,58 @@ import msgspec
 from torchperfd.v1 import access
 from torchperfd_daemon import documents
 from torchperfd_daemon.goodput.totals import GoodputTotals
+
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+
+
+def _boottime_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks of the node; nanoseconds since boot, Unix nanoseconds, monotonic seconds."""
+
+    boottime_ns: Callable[[], int] = _boottime_ns
+    unix_ns: Callable[[], int] = time.time_ns
+    monotonic: Callable[[], float] = time.monotonic
+
+
+class GoodputClock:
+    """Time since boot plus an offset, so that it equals the wall clock at the first use on this boot.
+
+    Args:
+        offset_ns: Added to the time since boot.
+    """
+
+    def __init__(self, offset_ns: int, clocks: Clocks) -> None:
+        self._offset_ns = offset_ns
+        self._clocks = clocks
+
+    def now(self) -> int:
+        """Return the time in nanoseconds."""
+        return self._clocks.boottime_ns() + self._offset_ns
+
+    def of_unix(self, unix_ns: int) -> int:
+        """Convert a time of the wall clock, which may have been set since then."""
+        return self.now() - (self._clocks.unix_ns() - unix_ns)
+
+    def of_monotonic(self, seconds: float) -> int:
+        """Convert a time of the monotonic clock."""
+        return self.now() - int((self._clocks.monotonic() - seconds) * 1e9)
+
+    def of_ticks(self, ticks: int) -> int:
+        """Convert clock ticks since boot, the unit of a process's start time in procfs."""
+        return self._offset_ns + ticks * 1_000_000_000 // _TICKS_PER_SECOND
+
+
+def boot_id(proc: Path = Path("/proc")) -> str:
+    """Return the kernel's id of this boot; empty if it is not readable."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
 
 log = logging.getLogger("torchperfd.goodput")
 
@@ -83,12 +138,12 @@ class GoodputStore:
 
     def load(self, run: str) -> dict[RankKey, GoodputTotals]:
         """Return the totals of a run's ranks, without damaged rows."""
-        return self._try(lambda database: dict(_read(database, "run = ?", run)), {})
+        return self._try(lambda database: dict(_read_rows(database, "run = ?", run)), {})
 
     def newest(self, runs: int) -> dict[RankKey, GoodputTotals]:
         """Return the totals of the runs that were active last."""
         where = "run IN (SELECT run FROM ledgers GROUP BY run ORDER BY MAX(until_ns) DESC LIMIT ?)"
-        return self._try(lambda database: dict(_read(database, where, runs)), {})
+        return self._try(lambda database: dict(_read_rows(database, where, runs)), {})
 
     def save(self, documents: Mapping[RankKey, bytes], now_ns: int) -> None:
         """Write totals that :func:`packed` encoded, and delete rows that are too old or too many."""
@@ -134,14 +189,14 @@ class GoodputStore:
         if self._connection is None:
             path = ":memory:"
             if self._folder is not None:
-                file = _private(self._folder) / self._file
+                file = _private_file(self._folder) / self._file
                 documents.check_database(file)
                 path = str(file)
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
             # Invalid UTF-8 then damages only its own row.
-            self._connection.text_factory = _text
+            self._connection.text_factory = _checked_text
             self._connection.execute("PRAGMA journal_mode = WAL")
             # A killed daemon loses nothing; a power failure of the node loses the last seconds.
             self._connection.execute("PRAGMA synchronous = NORMAL")
@@ -186,7 +241,7 @@ def packed(totals: GoodputTotals) -> bytes:
     return msgspec.json.encode(totals)
 
 
-def _read(
+def _read_rows(
     database: sqlite3.Connection, where: str, value: str | int
 ) -> Iterator[tuple[RankKey, GoodputTotals]]:
     rows: Iterable[tuple[object, object, Any]] = database.execute(
@@ -198,7 +253,7 @@ def _read(
                 yield (run, rank), documents.decode(document, GoodputTotals)
 
 
-def _text(raw: bytes) -> str:
+def _checked_text(raw: bytes) -> str:
     return raw.decode(errors="replace")
 
 
@@ -213,7 +268,7 @@ def _checked_time(value: object, most: int) -> int:
     return value
 
 
-def _private(folder: Path) -> Path:
+def _private_file(folder: Path) -> Path:
     """Return the folder, after creating it if necessary.
 
     Raises:

@@ -1,12 +1,14 @@
-"""The goodput totals of one rank: every nanosecond of its time is in exactly one bucket. Pure, without I/O.
+"""The goodput totals of one rank, and their summary by rank and run. Pure, without I/O.
 
-Time is settled in order. Time before the *frontier* is in its final bucket. Time from the frontier to the
-latest observation is open: it counts for the bucket of the rank's present state until a report of the
-process moves the frontier. So the buckets always sum to the covered time, and never shrink.
+Every nanosecond of a rank's time is in exactly one bucket. Time is settled in order. Time before the
+*frontier* is in its final bucket. Time from the frontier to the latest observation is open: it counts for the
+bucket of the rank's present state until a report of the process moves the frontier. So the buckets always sum
+to the covered time, and never shrink.
 
 All times are nanoseconds of one clock that the caller chooses, and that should not go back.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Final
@@ -34,7 +36,7 @@ class Bucket(Enum):
     SHUTDOWN = "shutdown"
 
 
-_OPEN: Final = {
+_OPEN_BUCKETS: Final = {
     State.STARTING: Bucket.START_UP,
     State.TRAINING: Bucket.PRODUCTIVE,
     State.VALIDATING: Bucket.VALIDATION,
@@ -113,7 +115,7 @@ class GoodputTotals:
     @property
     def present(self) -> Bucket:
         """The bucket of the open time."""
-        return Bucket.STALL if self.stalled and self.state is State.TRAINING else _OPEN[self.state]
+        return Bucket.STALL if self.stalled and self.state is State.TRAINING else _OPEN_BUCKETS[self.state]
 
     @property
     def until_ns(self) -> int:
@@ -206,7 +208,7 @@ class GoodputTotals:
             self.progress_ns = max(self.progress_ns, now_ns)
         if now_ns - self.progress_ns > self.limit_ns:
             paused = self.before in (State.VALIDATING, State.CHECKPOINTING)
-            self._settle(_OPEN[self.before] if paused else Bucket.STALL, self.progress_ns)
+            self._settle(_OPEN_BUCKETS[self.before] if paused else Bucket.STALL, self.progress_ns)
             self.stalled = True
         if self.stalled:
             self._settle(Bucket.STALL, now_ns)
@@ -246,3 +248,94 @@ def _within(amounts: dict[Bucket, int], room_ns: int) -> dict[Bucket, int]:
         cut[bucket] -= taken_ns
         excess_ns -= taken_ns
     return cut
+
+
+@dataclass(frozen=True, slots=True)
+class RankGoodput:
+    """One rank.
+
+    Attributes:
+        since_unix_seconds: When its first process started.
+        until_unix_seconds: The end of the covered time.
+        gpus: The number of its GPUs; 0 if none is known.
+        seconds: By bucket; their sum is the time from ``since`` to ``until``.
+    """
+
+    rank: int
+    since_unix_seconds: float
+    until_unix_seconds: float
+    starts: int
+    gpus: int
+    running: bool
+    seconds: Mapping[Bucket, float]
+
+    @property
+    def total_seconds(self) -> float:
+        """The sum over all buckets."""
+        return sum(self.seconds.values())
+
+    @property
+    def ratio(self) -> float:
+        """The productive share of the time; 0 if there is no time."""
+        return _ratio(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RunGoodput:
+    """All ranks of one run that were on this node."""
+
+    run: str
+    ranks: Sequence[RankGoodput]
+
+    @property
+    def seconds(self) -> dict[Bucket, float]:
+        """Rank-seconds by bucket."""
+        return {bucket: sum(rank.seconds[bucket] for rank in self.ranks) for bucket in Bucket}
+
+    @property
+    def total_seconds(self) -> float:
+        """The sum over all ranks and buckets."""
+        return sum(rank.total_seconds for rank in self.ranks)
+
+    @property
+    def ratio(self) -> float:
+        """The goodput: the productive share of all rank-seconds; 0 if there are none."""
+        return _ratio(self.seconds)
+
+    @property
+    def gpu_hours(self) -> dict[Bucket, float] | None:
+        """GPU hours by bucket; None if no rank is known to use a GPU."""
+        if not any(rank.gpus for rank in self.ranks):
+            return None
+        return {
+            bucket: sum(rank.gpus * rank.seconds[bucket] for rank in self.ranks) / 3600 for bucket in Bucket
+        }
+
+    @property
+    def since_unix_seconds(self) -> float:
+        """When its first rank started."""
+        return min(rank.since_unix_seconds for rank in self.ranks)
+
+    @property
+    def until_unix_seconds(self) -> float:
+        """The latest time that is covered for any rank."""
+        return max(rank.until_unix_seconds for rank in self.ranks)
+
+    @property
+    def restarts(self) -> int:
+        """The largest number of restarts of any rank."""
+        return max(rank.starts for rank in self.ranks) - 1
+
+
+def by_run(ranks: Iterable[tuple[str, RankGoodput]]) -> list[RunGoodput]:
+    """Group ranks by run, in the order of rank, starting with the run that was active last."""
+    runs: dict[str, list[RankGoodput]] = {}
+    for run, rank in ranks:
+        runs.setdefault(run, []).append(rank)
+    found = [RunGoodput(run, sorted(each, key=lambda rank: rank.rank)) for run, each in runs.items()]
+    return sorted(found, key=lambda run: (-run.until_unix_seconds, run.run))
+
+
+def _ratio(seconds: Mapping[Bucket, float]) -> float:
+    total = sum(seconds.values())
+    return seconds[Bucket.PRODUCTIVE] / total if total else 0.0

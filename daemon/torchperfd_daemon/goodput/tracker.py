@@ -1,19 +1,78 @@
-"""Updates the goodput totals of all ranks once a second, and saves them."""
+"""Updates the goodput totals of all ranks once a second, notes when processes end, and saves them."""
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.background import WorkerHealth
-from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.goodput.clock import Clocks, GoodputClock, boot_id
-from torchperfd_daemon.goodput.exits import Exit, exit_of, process_of
-from torchperfd_daemon.goodput.store import GoodputStore, RankKey, packed
-from torchperfd_daemon.goodput.summary import RankGoodput, RunGoodput, by_run
-from torchperfd_daemon.goodput.totals import Bucket, Claims, GoodputTotals
+from torchperfd_daemon.collectors.process import RankProcess, is_here
+from torchperfd_daemon.goodput.store import Clocks, GoodputClock, GoodputStore, RankKey, boot_id, packed
+from torchperfd_daemon.goodput.totals import Bucket, Claims, GoodputTotals, RankGoodput, RunGoodput, by_run
 from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, State, Store, Totals
+
+
+def process_of(rank: Rank) -> RankProcess:
+    """Return the process that a rank is; of one whose process is not known, none that there is."""
+    identity = rank.identity
+    return RankProcess(
+        identity.run,
+        identity.rank,
+        identity.pid if rank.is_process_known else 0,
+        identity.pid_namespace,
+        identity.process_start_ticks,
+        rank.totals.cuda.device_uuid if rank.totals.cuda is not None else "",
+        rank.process.uid,
+        rank.gid,
+    )
+
+
+class Exit:
+    """Waits for one process to end, on the running loop.
+
+    Args:
+        fd: A pidfd of the process; :meth:`close` closes it.
+
+    Attributes:
+        at_ns: When the process ended, by that clock; None while it runs.
+    """
+
+    def __init__(self, fd: int, clock: Callable[[], int]) -> None:
+        self.at_ns: int | None = None
+        self._fd = fd
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(fd, self._ended)
+
+    def close(self) -> None:
+        """Stop waiting and close the descriptor."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _ended(self) -> None:
+        self.at_ns = self._clock()
+        self.close()
+
+
+def exit_of(process: RankProcess, clock: Callable[[], int], proc: Path = Path("/proc")) -> Exit | None:
+    """Start waiting for a rank's process to end; None if it has ended or cannot be observed from here."""
+    if process.pid <= 0:
+        return None
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    # Checked after opening: from then on the descriptor refers to one process, even if its id is reused.
+    if not is_here(proc, process):
+        os.close(fd)
+        return None
+    return Exit(fd, clock)
+
 
 log = logging.getLogger("torchperfd.goodput")
 
@@ -155,7 +214,7 @@ class GoodputTracker:
         # A process in its own time namespace counts its start ticks from another origin.
         if not identity.process_start_ticks or not clock.of_ticks(0) <= started <= joined:
             started = joined
-        process = _process(identity)
+        process = _process_text(identity)
         goodput = self._totals.get(key)
         if goodput is None:
             self._totals[key] = GoodputTotals.begin(process, started)
@@ -232,8 +291,8 @@ class GoodputTracker:
 def claims(totals: Totals) -> Claims:
     """Return the claims on a rank's time that its totals contain."""
     train = totals.train
-    data, communication = _phase(train, "data"), _phase(train, "collective_wait")
-    saves, validation = _phase(train, "checkpoint"), _phase(train, "validate")
+    data, communication = _phase_ns(train, "data"), _phase_ns(train, "collective_wait")
+    saves, validation = _phase_ns(train, "checkpoint"), _phase_ns(train, "validate")
     return Claims(
         loop=totals.began_ns,
         steps=train.steps,
@@ -247,10 +306,10 @@ def claims(totals: Totals) -> Claims:
     )
 
 
-def _phase(kind: KindTotal, name: str) -> int:
+def _phase_ns(kind: KindTotal, name: str) -> int:
     phase = kind.phases.get(name)
     return min(phase.ns, _MAX_NS) if phase else 0
 
 
-def _process(identity: RankIdentity) -> str:
+def _process_text(identity: RankIdentity) -> str:
     return f"{identity.node}-{identity.pid_namespace}-{identity.pid}-{identity.process_start_ticks}"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torchperfd_daemon import analysis, compression
+from torchperfd_daemon import analysis, untrusted_files
 from torchperfd_daemon.analysis.trace_files import RANK_IN_NAME
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError, explained
-from torchperfd_daemon.memory.plain_pickle import is_pickle
+from torchperfd_daemon.untrusted_files import is_pickle
 
 _NAMED_SO: Final = re.compile(r".*\.(?:pickle|pkl)(?:\.(?:gz|xz|zst))?", re.DOTALL)
 _HEAD_BYTES: Final = 64
@@ -72,7 +72,7 @@ def _is_snapshot(path: Path) -> bool:
         return is_named_so and not path.exists()
     try:
         with path.open("rb") as file:
-            head = compression.head(file, _HEAD_BYTES)
+            head = untrusted_files.decompressed_head(file, _HEAD_BYTES)
     except (OSError, TorchperfdError):
         return is_named_so
     return is_pickle(head) or (is_named_so and not head.lstrip().startswith(_TRACE_BEGINS))

@@ -12,8 +12,7 @@ from torchperfd.sizes import size
 from torchperfd_daemon.analysis.layout import Table, console_for, print_folded, printable
 from torchperfd_daemon.memory.model import FailedAllocation
 from torchperfd_daemon.memory.summary import DeviceMemory, MemorySummary, PeakMemory
-from torchperfd_daemon.memory.sums import SegmentSums, StackMemory
-from torchperfd_daemon.memory.words import place_text, user_frame
+from torchperfd_daemon.memory.sums import SegmentSums, StackMemory, place_text, user_frame
 
 SCHEMA: Final = "torchperfd.memory/1"
 _MIB: Final = 1 << 20

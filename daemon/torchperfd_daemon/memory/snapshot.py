@@ -13,21 +13,22 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Final, TypeGuard
 
-from torchperfd_daemon import compression
+from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
-from torchperfd_daemon.memory import history
-from torchperfd_daemon.memory.history import Event, History
+from torchperfd_daemon.memory import model
 from torchperfd_daemon.memory.model import (
     Block,
+    Event,
     FailedAllocation,
     Frame,
+    History,
     Peak,
     Segment,
     Snapshot,
     Stack,
     State,
 )
-from torchperfd_daemon.memory.plain_pickle import is_pickle, load_plain
+from torchperfd_daemon.untrusted_files import is_pickle, load_plain
 
 MAX_BYTES: Final = 2 << 30
 """Bytes after decompression. A larger file is refused: its objects would take ten times as much memory."""
@@ -41,7 +42,7 @@ _STATES: Final = {
 }
 # Settings whose default is neither 0 nor empty. torch writes "no limit" as -1.
 _DEFAULTS: Final = {"max_split_size": -1, "pinned_num_register_threads": 1}
-_OF_TENSORS: Final = frozenset({history.ALLOCATED, history.RELEASE_REQUESTED, *history.RELEASED})
+_OF_TENSORS: Final = frozenset({model.ALLOCATED, model.RELEASE_REQUESTED, *model.RELEASED})
 _MAX_LETTERS: Final = 4096
 _MAX_SETTINGS: Final = 64
 
@@ -68,14 +69,14 @@ def _contents(path: Path, max_bytes: int) -> bytes:
         with path.open("rb") as file:
             if not S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise TorchperfdError(f"{path} is no regular file", "copy the snapshot to a file first")
-            for piece in compression.pieces(file, _PIECE):
+            for piece in untrusted_files.decompressed_pieces(file, _PIECE):
                 data += piece
                 if len(data) > max_bytes:
                     raise TorchperfdError(
                         f"{path} holds more than {max_bytes:,} bytes",
                         "record fewer events: max_entries of torch",
                     )
-    except compression.BrokenCompressionError:
+    except untrusted_files.BrokenCompressionError:
         # What could be decompressed is judged like a file that was cut off.
         pass
     except FileNotFoundError:

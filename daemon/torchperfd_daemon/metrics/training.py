@@ -1,5 +1,9 @@
-"""What ranks report, as metrics: ``{run, rank}`` on every series, all else joined by rank_info."""
+"""Training as metrics: what ranks report, and the observer's verdicts.
 
+Every series of a rank has ``{run, rank}``; all else is joined by rank_info.
+"""
+
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -7,14 +11,16 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 
 from torchperfd import fields
 from torchperfd.fields import Field
+from torchperfd.step_account import Part
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.metrics.cap import SeriesCap
-from torchperfd_daemon.metrics.page import PREFIX
+from torchperfd_daemon.metrics.page import PREFIX, SeriesCap
+from torchperfd_daemon.observer import Observer
+from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.ownership import Owners, from_identity
-from torchperfd_daemon.parallelism import KINDS, rank_in
 from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, Rank, State, Store, Totals
+from torchperfd_daemon.store.model import PARALLELISM_KINDS, rank_in
 
-_RANK = ("run", "rank")
+_RANK_LABELS = ("run", "rank")
 Counted = tuple[Rank, Totals]
 
 
@@ -58,12 +64,12 @@ class TrainingMetrics:
 def _families(table: Sequence[Field], counted: list[Counted]) -> Iterator[Family]:
     """Yield the metric family of each field; a rank without a value has no series."""
     for field in table:
-        family = Family(field.metric, field.help, field.kind, _RANK)
-        value_of = _VALUES[field]
+        family = Family(field.metric, field.help, field.kind, _RANK_LABELS)
+        value_of = _FIELD_VALUES[field]
         for rank, totals in counted:
             value = value_of(rank, totals)
             if value is not None:
-                family.add(value, *_labels(rank))
+                family.add(value, *_rank_labels(rank))
         yield family
 
 
@@ -72,16 +78,16 @@ def _phases(counted: list[Counted]) -> Iterator[Family]:
         "train_phase_seconds",
         "Exclusive host time by phase. All but validate sum to train_step_seconds_total.",
         "counter",
-        (*_RANK, "phase"),
+        (*_RANK_LABELS, "phase"),
     )
     device = Family(
         "train_phase_device_seconds",
         "Time of a phase on the device, where that was timed.",
         "counter",
-        (*_RANK, "phase"),
+        (*_RANK_LABELS, "phase"),
     )
     for rank, totals in counted:
-        labels = _labels(rank)
+        labels = _rank_labels(rank)
         train, validate = totals.train, totals.validate
         for name, total in train.phases.items():
             host.add(total.ns / 1e9, *labels, name)
@@ -97,11 +103,11 @@ def _hooks(counted: list[Counted]) -> Iterator[Family]:
         "client_hook_active",
         "1 where a hook of the client's into torch is on; where it is 0, the client's log has the reason.",
         "gauge",
-        (*_RANK, "hook"),
+        (*_RANK_LABELS, "hook"),
     )
     for rank, totals in counted:
         for hook, reason in totals.hooks.items():
-            family.add(float(not reason), *_labels(rank), hook)
+            family.add(float(not reason), *_rank_labels(rank), hook)
     yield family
 
 
@@ -116,7 +122,7 @@ def _gc_seconds(_: Rank, totals: Totals) -> float | None:
     return sum(generation.ns for generation in totals.gc) / 1e9 if totals.gc else None
 
 
-_VALUES: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
+_FIELD_VALUES: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
     fields.STEPS: lambda _, totals: totals.train.steps,
     fields.STEP_SECONDS: lambda _, totals: totals.train.ns / 1e9,
     fields.SAMPLES: lambda _, totals: totals.train.samples,
@@ -143,15 +149,17 @@ _VALUES: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
 
 
 def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
-    last = Family("train_last_step_timestamp_seconds", "When the newest training step ended.", "gauge", _RANK)
-    world = Family("train_world_size", "Ranks of the run, on all nodes.", "gauge", _RANK)
-    state = Family("train_state", "1 for what the rank is doing.", "gauge", (*_RANK, "state"))
+    last = Family(
+        "train_last_step_timestamp_seconds", "When the newest training step ended.", "gauge", _RANK_LABELS
+    )
+    world = Family("train_world_size", "Ranks of the run, on all nodes.", "gauge", _RANK_LABELS)
+    state = Family("train_state", "1 for what the rank is doing.", "gauge", (*_RANK_LABELS, "state"))
     info = Family(
         "train_rank_info",
         "Who a rank is; join on run and rank.",
         "gauge",
         (
-            *_RANK,
+            *_RANK_LABELS,
             "job_name",
             "node",
             "local_rank",
@@ -165,14 +173,14 @@ def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
             "pod_uid",
             "torchelastic_run_id",
             "hooks",
-            *(f"{kind}_rank" for kind in KINDS),
+            *(f"{kind}_rank" for kind in PARALLELISM_KINDS),
         ),
     )
     for rank in ranks:
-        labels = _labels(rank)
+        labels = _rank_labels(rank)
         identity = rank.identity
         owner = owners(identity)
-        places = [rank_in(kind, rank.totals.coordinates) for kind in KINDS]
+        places = [rank_in(kind, rank.totals.coordinates) for kind in PARALLELISM_KINDS]
         if rank.last_step_unix_seconds:
             last.add(rank.last_step_unix_seconds, *labels)
         world.add(identity.world_size, *labels)
@@ -199,7 +207,7 @@ def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
     yield from (last, world, state, info)
 
 
-def _labels(rank: Rank) -> tuple[str, str]:
+def _rank_labels(rank: Rank) -> tuple[str, str]:
     return rank.identity.run, str(rank.identity.rank)
 
 
@@ -210,3 +218,79 @@ def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
         running += count
         buckets.append(("+Inf" if bound == float("inf") else str(bound), float(running)))
     return buckets
+
+
+_PART_LABELS: Final = ("run", "part", "name")
+_MAX_PART_NAMES: Final = 32
+"""Of a run's parts, the largest have their names; the names of phases are the script's own."""
+
+
+class DiagnosisMetrics:
+    """A metrics source over the verdicts; for a run without a verdict, over its steps so far.
+
+    Args:
+        cap: Says of which ranks there is room; of all without one.
+    """
+
+    def __init__(self, store: Store, observer: Observer, cap: SeriesCap | None = None) -> None:
+        self._store = store
+        self._cap = cap
+        self._observer = observer
+
+    def families(self) -> Iterator[Family]:
+        """Return verdicts, the parts of the step, what causes cost, and the ranks that others wait for."""
+        runs = self._store.runs()
+        if self._cap is not None:
+            # A verdict is on all of a run's ranks, also where there is room for some of them only.
+            shown = {rank.identity.run for rank in self._cap.select(self._store)}
+            runs = {run: ranks for run, ranks in runs.items() if run in shown}
+        verdicts = Family("train_verdict", "1 for the present verdict on a run.", "gauge", ("run", "cause"))
+        parts = Family(
+            "train_step_part_seconds",
+            "Mean time per step of each part of the step; the parts of a run sum to its step.",
+            "gauge",
+            _PART_LABELS,
+        )
+        hidden = Family(
+            "train_step_hidden_seconds",
+            "Mean time per step beside the step, which costs nothing.",
+            "gauge",
+            _PART_LABELS,
+        )
+        for run, ranks in runs.items():
+            verdict = self._observer.verdict(run) or verdict_on_mean_step(run, ranks)
+            verdicts.add(1, run, verdict.cause.value)
+            if verdict.account is not None:
+                _add_parts(parts, run, verdict.account.parts)
+                _add_parts(hidden, run, verdict.account.hidden)
+        yield from (verdicts, parts, hidden)
+        lost = Family(
+            "train_lost_seconds",
+            "Training time that a cause has cost the run, while it was the verdict.",
+            "counter",
+            ("run", "cause"),
+        )
+        for run, causes in self._observer.lost_seconds().items():
+            for cause, seconds in causes.items() if run in runs else ():
+                lost.add(seconds, run, cause.value)
+        yield lost
+        late = Family(
+            "train_straggler_excess_seconds",
+            "Own work per step above the peers' median, of ranks that the others wait for.",
+            "gauge",
+            ("run", "rank"),
+        )
+        for run, stragglers in self._observer.stragglers().items():
+            for number, seconds in stragglers.items() if run in runs else ():
+                late.add(seconds, run, str(number))
+        yield late
+
+
+def _add_parts(family: Family, run: str, parts: Sequence[Part]) -> None:
+    """Add a series for each kind and name; the names of small parts are left out, not their time."""
+    summed: defaultdict[tuple[str, str], float] = defaultdict(float)
+    largest = sorted(parts, key=lambda part: -part.seconds)
+    for position, part in enumerate(largest):
+        summed[part.kind.value, part.name if position < _MAX_PART_NAMES else ""] += part.seconds
+    for (kind, name), seconds in summed.items():
+        family.add(seconds, run, kind, name)

@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
-from torchperfd_daemon.loader_workers import (
+from torchperfd.loader_workers import (
     MIN_GAIN,
     LoaderAdvice,
     LoaderFacts,
-    SettledAdvice,
     WorkerCost,
     advise_loader,
     making_seconds,
     step_with,
 )
+from torchperfd.settled_advice import SettledAdvice
+from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
 
 FEWEST_SAMPLES: Final = 3
 AGREEING: Final = 8

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 
 from torchperfd.durations import duration
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd_daemon.diagnosis import RankEvidence, Verdict, diagnose
 from torchperfd_daemon.diagnosis.detect import find_stragglers
-from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
 from torchperfd_daemon.observer.rank_watch import host_work, is_on_device, stage_of
 from torchperfd_daemon.observer.rank_window import WindowEdge, with_window_facts

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.collectors.gpu_base import GpuReading
+from torchperfd_daemon.collectors.gpu_readings import GpuReading
 from torchperfd_daemon.diagnosis.detect import GrowthDetector
 from torchperfd_daemon.diagnosis.detect.trends import MIN_SHARE, theil_sen
 from torchperfd_daemon.diagnosis.evidence import FULL_SOON_S

@@ -23,8 +23,8 @@ from torchperfd_daemon.observer.rank_window import (
     error_of_means,
     with_window_facts,
 )
-from torchperfd_daemon.parallelism import rank_in
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
+from torchperfd_daemon.store.model import rank_in
 
 _KEPT: Final = 18
 # Ranks with steps below 5 ms report every four seconds, and samples are a second apart.

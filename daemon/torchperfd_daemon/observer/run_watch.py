@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torchperfd.durations import duration
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
@@ -13,7 +14,6 @@ from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import WARM_STEPS
 from torchperfd_daemon.diagnosis.remedies import advised_remedy, is_usual
-from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.observer.hang import lasting
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
 from torchperfd_daemon.observer.mean_step import advice_on_mean_step

@@ -16,12 +16,11 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc
-from torchperfd_daemon.config.settings import ServeSettings
+from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.rpc.callers import CallerDirectory
-from torchperfd_daemon.rpc.command_rates import CommandRates
+from torchperfd_daemon.rpc.interceptors import MAX_MESSAGE_BYTES, CommandRates, RequestGuard
 from torchperfd_daemon.rpc.peer_proxy import OnHandover, PeerProxy
-from torchperfd_daemon.rpc.request_guard import MAX_MESSAGE_BYTES, RequestGuard
 
 _RPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -22,7 +22,7 @@ from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.intake import MAX_FILES, Sender, take
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.log_limiter import LogLimiter
+from torchperfd_daemon.logs import LogLimiter
 from torchperfd_daemon.rpc.callers import Caller, UserLimit
 from torchperfd_daemon.service.permissions import AuditLine
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperfd.v1 import contract
+from torchperfd_daemon.collectors.process import RankProcess, has_users, is_here, own_namespace
 from torchperfd_daemon.collectors.procfs import open_memory_file, parse_stat, parse_table, read
-from torchperfd_daemon.collectors.ranks import RankProcess, has_users, is_here, own_namespace
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.store import Rank
 

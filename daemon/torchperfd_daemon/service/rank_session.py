@@ -15,7 +15,7 @@ from typing import Final
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack
-from torchperfd_daemon.collectors.ranks import has_users
+from torchperfd_daemon.collectors.process import has_users
 from torchperfd_daemon.rpc.callers import UNKNOWN, Caller
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Rank

@@ -17,10 +17,16 @@ from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.intake import Sender
 from torchperfd_daemon.captures.rank_attempts import failure
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.log_limiter import LogLimiter
-from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, UserLimit, has_ended, is_process
-from torchperfd_daemon.rpc.request_guard import MAX_BUNDLED, Unreadable
-from torchperfd_daemon.rpc.user_rates import IngestRates
+from torchperfd_daemon.logs import LogLimiter
+from torchperfd_daemon.rpc.callers import (
+    Caller,
+    CallerDirectory,
+    IngestRates,
+    UserLimit,
+    has_ended,
+    is_process,
+)
+from torchperfd_daemon.rpc.interceptors import MAX_BUNDLED, Unreadable
 from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
 from torchperfd_daemon.service.command_handler import CommandHandler
 from torchperfd_daemon.service.rank_session import FrequentReports, Session

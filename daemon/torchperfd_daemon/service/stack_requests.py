@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.goodput.exits import process_of
+from torchperfd_daemon.goodput.tracker import process_of
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.rank_process import (
     GoneError,

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from torchperfd.v1 import access, contract
+from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.collectors.procfs import parse_table, read
-from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.service.rank_process import (
     GoneError,
     StackFile,

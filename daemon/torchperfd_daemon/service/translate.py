@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from torchperfd.coordinates import Coordinate
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon import parallelism
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
 from torchperfd_daemon.captures.attempt import MAX_STEPS
 from torchperfd_daemon.captures.manifest import CaptureKind, CaptureOptions
@@ -29,6 +28,7 @@ from torchperfd_daemon.store import (
     State,
     StepColumns,
 )
+from torchperfd_daemon.store.model import coordinates_text, rank_in
 from torchperfd_daemon.text import one_line
 
 _STATES = {
@@ -207,7 +207,7 @@ def comparison(messages: Sequence[control_pb2.RankSteps]) -> Comparison:
 
 
 def _stage(message: control_pb2.RankSteps) -> int | None:
-    return parallelism.rank_in("pipeline", translate_account.coordinates(message.status.coordinates))
+    return rank_in("pipeline", translate_account.coordinates(message.status.coordinates))
 
 
 def device_phases(work: RankWork | None) -> list[session_pb2.PhaseColumn]:
@@ -280,7 +280,7 @@ def rank_facts(
         job_name=own.job_name,
         world_size=own.world_size,
         uid=uid,
-        coordinates=parallelism.words(coordinates),
+        coordinates=coordinates_text(coordinates),
     )
 
 

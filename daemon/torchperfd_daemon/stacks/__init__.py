@@ -1,8 +1,10 @@
 """Merges the stacks of a run's ranks and finds the ranks that differ. Pure, without I/O."""
 
-from torchperfd_daemon.stacks.dump import parse_dump as parse_dump
-from torchperfd_daemon.stacks.host_work import Part as Part
-from torchperfd_daemon.stacks.host_work import host_part as host_part
+from torchperfd_daemon.stacks.activity import Part as Part
+from torchperfd_daemon.stacks.activity import ScriptLine as ScriptLine
+from torchperfd_daemon.stacks.activity import host_part as host_part
+from torchperfd_daemon.stacks.activity import running_line as running_line
+from torchperfd_daemon.stacks.activity import script_lines as script_lines
 from torchperfd_daemon.stacks.loading import Loading as Loading
 from torchperfd_daemon.stacks.loading import Stage as Stage
 from torchperfd_daemon.stacks.loading import loading as loading
@@ -15,8 +17,6 @@ from torchperfd_daemon.stacks.model import GroupProgress as GroupProgress
 from torchperfd_daemon.stacks.model import Outcome as Outcome
 from torchperfd_daemon.stacks.model import RankStacks as RankStacks
 from torchperfd_daemon.stacks.model import Thread as Thread
+from torchperfd_daemon.stacks.model import parse_dump as parse_dump
+from torchperfd_daemon.stacks.model import parse_py_spy as parse_py_spy
 from torchperfd_daemon.stacks.model import tidy as tidy
-from torchperfd_daemon.stacks.py_spy import parse_py_spy as parse_py_spy
-from torchperfd_daemon.stacks.script_line import ScriptLine as ScriptLine
-from torchperfd_daemon.stacks.script_line import running_line as running_line
-from torchperfd_daemon.stacks.script_line import script_lines as script_lines

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from torchperfd_daemon.stacks.activity import is_library, place_in_script
+from torchperfd_daemon.stacks.activity import is_library, line_at, place_in_script, script_lines
 from torchperfd_daemon.stacks.model import DRAWS, Frame, Thread
-from torchperfd_daemon.stacks.script_line import line_at, script_lines
 
 _DATA: Final = "torch/utils/data/"
 _FETCHER: Final = ("torch/utils/data/_utils/fetch.py", "fetch")

@@ -1,8 +1,15 @@
-"""The data of stacks: frames, threads and ranks."""
+"""The data of stacks: frames, threads and ranks, and how threads are read from text.
 
+The text is that of :mod:`faulthandler`, for a process that cannot run Python code, or of
+``py-spy dump --json``.
+"""
+
+import re
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
+
+import msgspec
 
 _CONNECTION: Final = "/grpc/_channel.py"
 _RECENT_S: Final = 2.0
@@ -167,3 +174,87 @@ def _is_own(frames: list[Frame], package: str) -> bool:
     starter = frames[-1].file
     first = next((frame for frame in reversed(frames) if frame.file != starter), None)
     return first is not None and (first.file.startswith(package) or first.file.endswith(_CONNECTION))
+
+
+# Since Python 3.14 a thread's name follows its ident.
+_DUMP_THREAD: Final = re.compile(
+    r"(?:Current thread|Thread) 0x([0-9a-fA-F]{1,16})(?: \[(.*)\])? \(most recent call first\):"
+)
+_DUMP_FRAME: Final = re.compile(r"  File (?:\"(.*)\"|\?\?\?), line (\d{1,9}|\?\?\?) in (.*)")
+_DUMP_ESCAPE: Final = re.compile(r"\\(?:x([89a-f][0-9a-f])|u([0-9a-f]{4})|U(0010[0-9a-f]{4}|000[0-9a-f]{5}))")
+
+
+def parse_dump(text: str, training: int) -> tuple[Thread, ...]:
+    """Parse one dump of all threads, and skip lines of any other form.
+
+    Args:
+        text: The output of a handler of ``faulthandler.register``.
+        training: The ident of the training thread. If no thread has it, the main thread is used, which Python
+            lists last.
+    """
+    read: list[tuple[int, str, list[Frame]]] = []
+    for line in text.splitlines():
+        if (thread := _DUMP_THREAD.fullmatch(line)) is not None:
+            read.append((int(thread[1], 16), thread[2] or "", []))
+        elif read and (frame := _DUMP_FRAME.fullmatch(line)) is not None:
+            number = int(frame[2]) if frame[2].isdecimal() else 0
+            file = "???" if frame[1] is None else _unescaped(frame[1])
+            read[-1][2].append(Frame(file, number, _unescaped(frame[3])))
+    if read and training not in (ident for ident, _, _ in read):
+        training = read[-1][0]
+    return tuple(Thread(ident, name, ident == training, False, tuple(frames)) for ident, name, frames in read)
+
+
+def _unescaped(name: str) -> str:
+    """Return a name with its characters beyond ASCII, which the handler writes as escapes."""
+    return _DUMP_ESCAPE.sub(lambda escape: chr(int(escape[1] or escape[2] or escape[3], 16)), name)
+
+
+_IDENT_MASK: Final = 2**64 - 1
+_MAX_LINES: Final = 2**31
+
+
+class _PySpyFrame(msgspec.Struct):
+    name: str
+    filename: str
+    line: int = 0
+
+
+class _PySpyThread(msgspec.Struct):
+    thread_id: int
+    frames: list[_PySpyFrame]
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+
+
+def parse_py_spy(data: bytes, pid: int, training: int) -> tuple[Thread, ...]:
+    """Parse the stacks of one process.
+
+    Args:
+        training: The ident of the training thread. If no thread has it, the main thread is used.
+
+    Raises:
+        ValueError: The data has another form.
+    """
+    try:
+        threads = msgspec.json.decode(data, type=list[_PySpyThread])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if training not in (thread.thread_id for thread in threads):
+        training = next((thread.thread_id for thread in threads if thread.os_thread_id == pid), 0)
+    return tuple(
+        Thread(
+            thread.thread_id & _IDENT_MASK,
+            thread.thread_name or "",
+            thread.thread_id == training,
+            False,
+            tuple(map(_py_spy_frame, thread.frames)),
+        )
+        for thread in threads
+    )
+
+
+def _py_spy_frame(frame: _PySpyFrame) -> Frame:
+    # Since Python 3.11 py-spy writes qualified names; a rank that answers itself reports plain ones.
+    name = frame.name.rpartition(".")[2] or frame.name
+    return Frame(frame.filename, frame.line if 0 <= frame.line < _MAX_LINES else 0, name)

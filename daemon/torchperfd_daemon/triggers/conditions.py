@@ -1,23 +1,78 @@
-"""The conditions of rules, one class per kind.
+"""The conditions of rules, one class per kind, and their inputs at one moment.
 
 Diagnosis decides whether a run is slower, which rank is late and which rank has stalled; rules only set a
 bound. The other conditions compare series of the metrics page with a bound or with their own past.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from prometheus_client.core import Metric
+
 from torchperfd.durations import duration
-from torchperfd_daemon.store import Rank
-from torchperfd_daemon.triggers.inputs import ConditionInputs
+from torchperfd_daemon.diagnosis import RunFindings
+from torchperfd_daemon.store import Rank, State
 from torchperfd_daemon.triggers.rules import Rule, When
 
-_KEPT: Final = 600
-_RECENT: Final = 10
-_MIN_PAST: Final = 30
+Series = list[tuple[Mapping[str, str], float]]
+"""The series of one name: labels and value of each."""
+FindingsOf = Callable[[str], RunFindings | None]
+"""Returns the findings of diagnosis on a run; None if the run is unknown."""
+
+
+@dataclass
+class ConditionInputs:
+    """Ranks, findings and metrics at one moment.
+
+    Attributes:
+        now: Monotonic seconds.
+    """
+
+    now: float
+    runs: Mapping[str, Sequence[Rank]]
+    found: FindingsOf
+    page: Callable[[], Iterable[Metric]]
+    _series: dict[str, Series] | None = field(default=None, init=False)
+
+    def findings(self) -> Iterator[tuple[str, RunFindings]]:
+        """Yield each run that has findings, with its findings."""
+        for run in self.runs:
+            found = self.found(run)
+            if found is not None:
+                yield run, found
+
+    def series(self, name: str) -> Series:
+        """Return the series of a name; the metrics are collected once, at the first call."""
+        if self._series is None:
+            self._series = {}
+            for metric in self.page():
+                for sample in metric.samples:
+                    self._series.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return self._series.get(name, [])
+
+    def owners(self) -> dict[str, list[tuple[str, int]]]:
+        """Return the connected ranks on each GPU, as (run, rank), by the GPU's UUID."""
+        here = {(run, rank.identity.rank) for run, ranks in self.runs.items() for rank in ranks}
+        owners: dict[str, list[tuple[str, int]]] = {}
+        for labels, _ in self.series("torchperfd_train_rank_info"):
+            key = labels["run"], int(labels["rank"])
+            if labels["gpu_uuid"] and key in here:
+                owners.setdefault(labels["gpu_uuid"], []).append(key)
+        return owners
+
+    def training(self, run: str, rank: int) -> bool:
+        """Return whether a rank is connected and trains, that is, neither validates nor saves."""
+        return any(
+            each.identity.rank == rank and each.state is State.TRAINING for each in self.runs.get(run, ())
+        )
+
+
+_KEPT_VALUES: Final = 600
+_RECENT_VALUES: Final = 10
+_MIN_PAST_VALUES: Final = 30
 _XID_SHOWN_S: Final = 60.0
 _BUSY_GPU: Final = 0.2
 _RATE_S: Final = 10.0
@@ -116,7 +171,7 @@ class GpuUtilisationDrop(Condition):
         known, self._past = self._past, {}
         for labels, value in inputs.series("torchperfd_gpu_utilization_ratio"):
             uuid = labels["gpu_uuid"]
-            past = self._past[uuid] = known.get(uuid) or deque(maxlen=_KEPT)
+            past = self._past[uuid] = known.get(uuid) or deque(maxlen=_KEPT_VALUES)
             training = [owner for owner in owners.get(uuid, []) if inputs.training(*owner)]
             if not training:
                 continue
@@ -226,10 +281,10 @@ class MetricBound(Condition):
 
 def _change(values: deque[float]) -> tuple[float, float] | None:
     """Return the medians of the earlier and the newest values; None while there are too few."""
-    if len(values) < _RECENT + _MIN_PAST:
+    if len(values) < _RECENT_VALUES + _MIN_PAST_VALUES:
         return None
     stream = list(values)
-    past, recent = stream[:-_RECENT], stream[-_RECENT:]
+    past, recent = stream[:-_RECENT_VALUES], stream[-_RECENT_VALUES:]
     return median(past), median(recent)
 
 

@@ -1,10 +1,15 @@
-"""Rules and schedules of the captures that the daemon starts by itself."""
+"""Rules and schedules of the captures that the daemon starts by itself, and how often they may act.
 
+Rules have cooldowns and daily quotas. The cost of a scheduled capture decides when the next one may follow.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.store import Rank, State
 
 PER_DAY: Final = 50
 """Default limit of the actions of all rules together per day."""
@@ -83,3 +88,156 @@ class Plan:
     rules: tuple[Rule, ...] = ()
     schedules: tuple[Schedule, ...] = ()
     per_day: int = PER_DAY
+
+
+_DAY_S: Final = 86400.0
+
+
+class Result(Enum):
+    """The result of a trigger."""
+
+    FIRED = "fired"
+    COOLDOWN = "cooldown"
+    BUDGET = "budget"
+    BUSY = "busy"
+    FAILED = "failed"
+
+
+TriggerCounts = dict[tuple[str, Result], int]
+"""Triggers by name and result."""
+
+
+class TriggerQuota:
+    """Cooldowns and daily budgets. A day begins at midnight UTC.
+
+    Args:
+        clock: Monotonic seconds.
+        wall: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        counts: "TriggerCounts | None" = None,
+    ) -> None:
+        self._per_day = plan.per_day
+        self._clock = clock
+        self._wall = wall
+        self._day = -1
+        self._actions_today: dict[str, int] = {}
+        self._cold_until: dict[tuple[str, str], float] = {}
+        self._counts = {} if counts is None else counts
+        # Counters start at 0, so that the first event is an increase.
+        names = [rule.name for rule in plan.rules] + [schedule.name for schedule in plan.schedules]
+        self._counts.update({(name, result): 0 for name in names for result in Result})
+
+    def admit(self, rule: Rule, run: str) -> Result | None:
+        """Return None and record the action if the rule may act on the run now; otherwise return why not."""
+        now = self._clock()
+        self._reset_on_new_day()
+        self._cold_until = {key: until for key, until in self._cold_until.items() if until > now}
+        if (rule.name, run) in self._cold_until:
+            return Result.COOLDOWN
+        if (
+            self._actions_today.get(rule.name, 0) >= rule.per_day
+            or sum(self._actions_today.values()) >= self._per_day
+        ):
+            return Result.BUDGET
+        self._actions_today[rule.name] = self._actions_today.get(rule.name, 0) + 1
+        self._cold_until[rule.name, run] = now + rule.cooldown_seconds
+        return None
+
+    def give_back(self, rule: Rule, run: str) -> None:
+        """Undo ``admit`` for a rule that could not act."""
+        self._actions_today[rule.name] = max(0, self._actions_today.get(rule.name, 0) - 1)
+        self._cold_until.pop((rule.name, run), None)
+
+    def remember(self, rule: Rule, run: str, at: float) -> None:
+        """Record an action of an earlier daemon process at a Unix time."""
+        self._reset_on_new_day()
+        if int(at // _DAY_S) == self._day:
+            self._actions_today[rule.name] = self._actions_today.get(rule.name, 0) + 1
+        until = self._clock() + rule.cooldown_seconds - (self._wall() - at)
+        key = rule.name, run
+        self._cold_until[key] = max(until, self._cold_until.get(key, until))
+
+    def count(self, name: str, result: Result) -> None:
+        """Count the result of a trigger."""
+        self._counts[name, result] += 1
+
+    def _reset_on_new_day(self) -> None:
+        day = int(self._wall() // _DAY_S)
+        if day != self._day:
+            self._day = day
+            self._actions_today.clear()
+
+
+SETTLE_S: Final = 3.0
+"""The delay before the cost is measured: the trace has to be written, and reports come once a second."""
+
+
+class CostMeter:
+    """Measures the cost of a capture: the time of a rank's steps beyond the usual time of as many steps."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._usual = rank.mean_step_seconds()
+        self._steps, self._ns = self._made()
+
+    def seconds(self) -> float:
+        """Return the cost so far, in seconds."""
+        steps, ns = self._made()
+        return max(0.0, (ns - self._ns) / 1e9 - (steps - self._steps) * self._usual)
+
+    def _made(self) -> tuple[int, int]:
+        train = self._rank.totals.train
+        return train.steps, train.ns
+
+
+class ScheduleState:
+    """The state of a schedule: when its next capture is due, and at which rank.
+
+    Args:
+        now: Monotonic seconds; the first capture is one interval later.
+    """
+
+    def __init__(self, schedule: Schedule, now: float) -> None:
+        self.schedule = schedule
+        self._due_at = now + schedule.every_seconds
+        self._within_overhead_at = now
+        self._last: tuple[str, int] | None = None
+
+    def due(self, now: float) -> bool:
+        """Return whether an interval is over; if so, begin the next one."""
+        if now < self._due_at:
+            return False
+        self._due_at = now + self.schedule.every_seconds
+        return True
+
+    def is_within_overhead(self, now: float) -> bool:
+        """Return whether the cost of the last capture, spread over the time since, is within the overhead."""
+        return now >= self._within_overhead_at
+
+    def next(self, ranks: Iterable[Rank]) -> Rank | None:
+        """Return the training rank after the last one; None if no rank trains."""
+        training = {
+            (rank.identity.run, rank.identity.rank): rank
+            for rank in ranks
+            if rank.state is State.TRAINING and rank.history.seen
+        }
+        if not training:
+            return None
+        keys = sorted(training)
+        later = [key for key in keys if self._last is not None and key > self._last]
+        self._last = (later or keys)[0]
+        return training[self._last]
+
+    def add_cost(self, began: float, seconds: float) -> None:
+        """Record the cost of a capture.
+
+        Args:
+            began: When it began; monotonic seconds.
+        """
+        self._within_overhead_at = began + seconds / self.schedule.overhead

@@ -15,11 +15,19 @@ from torchperfd_daemon.captures.attempt import BusyError
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.store import Rank, Store
 from torchperfd_daemon.triggers.actions import Actions, timeout_of
-from torchperfd_daemon.triggers.conditions import Finding, condition_of
-from torchperfd_daemon.triggers.inputs import ConditionInputs, FindingsOf
-from torchperfd_daemon.triggers.quota import Result, TriggerCounts, TriggerQuota
-from torchperfd_daemon.triggers.rules import Action, Plan, Rule, When
-from torchperfd_daemon.triggers.schedule_state import SETTLE_S, CostMeter, ScheduleState
+from torchperfd_daemon.triggers.conditions import ConditionInputs, Finding, FindingsOf, condition_of
+from torchperfd_daemon.triggers.rules import (
+    SETTLE_S,
+    Action,
+    CostMeter,
+    Plan,
+    Result,
+    Rule,
+    ScheduleState,
+    TriggerCounts,
+    TriggerQuota,
+    When,
+)
 
 log = logging.getLogger("torchperfd.triggers")
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from torchperfd.host_memory import HostMemory
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon import parallelism
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.waits import mean_own
 from torchperfd_daemon.service.translate import comparison, device_work, rank_work
 from torchperfd_daemon.service.translate_account import coordinates
 from torchperfd_daemon.store import Rank
+from torchperfd_daemon.store.model import coordinates_text
 
 WAIT: Final = "collective_wait"
 STALLED: Final = "stalled"
@@ -216,7 +216,7 @@ def _rank(
         pid=status.identity.pid,
         state=state(status),
         stalled_seconds=status.stalled_seconds,
-        coordinates=parallelism.words(coordinates(status.coordinates)),
+        coordinates=coordinates_text(coordinates(status.coordinates)),
         steps=status.steps,
         window=message.count * max(1, message.block_steps),
         step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torchperfd._version import __revision__, __version__
-from torchperfd_daemon.goodput.exits import process_of
+from torchperfd_daemon.goodput.tracker import process_of
 from torchperfd_daemon.views.node import Values, collector_dicts, gpu_dicts, node_dict, values_of
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.endpoint import json_answer, view_dict

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torchperfd_daemon.collectors.base import CollectorUnavailableError
 from torchperfd_daemon.collectors.nvml import NvmlCollector
+from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.collectors.procfs import parse_stat, read
-from torchperfd_daemon.collectors.ranks import RankProcess
 
 
 def main(paths: list[str]) -> None:

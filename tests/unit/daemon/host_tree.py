@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.collectors.process import RankProcess
 
 
 class HostTree:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchperfd_daemon.collectors.ranks import RankProcess, own_namespace
+from torchperfd_daemon.collectors.process import RankProcess, own_namespace
 
 HERE = own_namespace(Path("/proc"))
 """Our own pid namespace."""

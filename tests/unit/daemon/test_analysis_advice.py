@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.daemon import traces
 
 from torchperfd.durations import ns_text
+from torchperfd.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import rules
 from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, AdviceContext
@@ -26,7 +27,6 @@ from torchperfd_daemon.analysis.advice.recording import (
 )
 from torchperfd_daemon.analysis.advice.replay import Edit
 from torchperfd_daemon.analysis.advice.rules import MIN_NS, MIN_SHARE, Advice, Finding, gather, weigh
-from torchperfd_daemon.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 
 US, MS = 1_000, 1_000_000
 

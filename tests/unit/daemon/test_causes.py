@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
 from torchperfd_daemon.diagnosis.detect import RankWork
-from torchperfd_daemon.loader_workers import LoaderFacts
 
 STEP = 0.1
 

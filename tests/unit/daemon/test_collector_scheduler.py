@@ -8,8 +8,7 @@ import pytest
 from tests.support.node import eventually
 from tests.unit.daemon.test_collectors import Scripted, gauge, raising
 
-from torchperfd_daemon.collectors.base import Family, Sampler
-from torchperfd_daemon.collectors.scheduler import CollectorScheduler
+from torchperfd_daemon.collectors.base import CollectorScheduler, Family, Sampler
 
 GIVE_UP_S = 20
 

@@ -20,7 +20,7 @@ from tests.unit.daemon.live_runs import train
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures import Catalog, Coordinator
-from torchperfd_daemon.config.settings import ServeSettings
+from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.fleet import (
     Address,
     AuthInterceptor,

@@ -16,12 +16,16 @@ from tests.support.golden import check_golden
 from tests.support.node import ROOT
 
 from torchperfd_daemon import cli
-from torchperfd_daemon.config.effective import resolve
-from torchperfd_daemon.config.errors import BadValueError, ConfigError
-from torchperfd_daemon.config.file import ConfigFile, find_files, read_file
-from torchperfd_daemon.config.options import OPTIONS, Option
-from torchperfd_daemon.config.settings import ServeSettings
-from torchperfd_daemon.config.trigger_tables import as_tables, read_plan
+from torchperfd_daemon.config.effective import (
+    ConfigFile,
+    as_tables,
+    find_files,
+    read_file,
+    read_plan,
+    resolve,
+)
+from torchperfd_daemon.config.options import OPTIONS, Option, ServeSettings
+from torchperfd_daemon.errors import BadValueError, ConfigError
 from torchperfd_daemon.triggers import Plan, Rule, Schedule, When
 
 BY_KEY = {option.key: option for option in OPTIONS}

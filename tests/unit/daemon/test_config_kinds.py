@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperfd_daemon.config.errors import BadValueError, refuse_unknown
 from torchperfd_daemon.config.kinds import (
     Address,
     Choice,
@@ -25,6 +24,7 @@ from torchperfd_daemon.config.kinds import (
     Switch,
     Text,
 )
+from torchperfd_daemon.errors import BadValueError, refuse_unknown
 
 HERE = Path("/etc/somewhere")
 KINDS: tuple[Kind, ...] = (

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.served import GIVE_UP_S
 
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, RankFacts, attempt
 from torchperfd_daemon.captures.attempt import start_step
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
-from torchperfd_daemon.loader_workers import SettledAdvice
 from torchperfd_daemon.service import translate
 
 FIVE = CaptureOptions(steps=5)

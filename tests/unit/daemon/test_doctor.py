@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.daemon.host_tree import HostTree
 
+from torchperfd.loader_workers import LoaderFacts, most_computing_workers
 from torchperfd_daemon import cli, doctor
 from torchperfd_daemon.collectors.procfs import parse_cpu_list
 from torchperfd_daemon.doctor import checks, clock, gpus, reading
 from torchperfd_daemon.doctor.checks import Finding
 from torchperfd_daemon.doctor.clock import ClockState
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
-from torchperfd_daemon.loader_workers import LoaderFacts, most_computing_workers
 
 GPU = Gpu(
     index=3,

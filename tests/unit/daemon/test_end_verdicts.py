@@ -7,7 +7,7 @@ import pytest
 
 from torchperfd.v1 import control_pb2, fleet_pb2
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.lifetime import Lifetime
+from torchperfd_daemon.server.lifecycle import Lifetime
 from torchperfd_daemon.service.node_survey import EndVerdicts, note_unseen
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.targets import PeerDirectory
@@ -89,12 +89,12 @@ def test_verdict_on_a_part_of_a_job_says_so_once() -> None:
 @pytest.mark.parametrize("was_asked", [True, False])
 def test_lifetime_waits_for_the_last_question(monkeypatch: pytest.MonkeyPatch, was_asked: bool) -> None:
     """A daemon whose owner and ranks have left answers the node on which the job's first rank ends."""
-    monkeypatch.setattr("torchperfd_daemon.lifetime.LAST_QUESTION_S", 0.01)
+    monkeypatch.setattr("torchperfd_daemon.server.lifecycle.LAST_QUESTION_S", 0.01)
 
     async def owner_gone() -> None:
         return
 
-    monkeypatch.setattr("torchperfd_daemon.lifetime._owner_gone", owner_gone)
+    monkeypatch.setattr("torchperfd_daemon.server.lifecycle._owner_gone", owner_gone)
 
     async def live() -> list[str]:
         lifetime, seen = Lifetime(embedded=True), []

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.remedies import contention_remedy, fix_of, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
-from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.translate_diagnosis import percentiles, verdict_message, verdict_on_ranks
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 from torchperfd_daemon.views.fleet import verdict_dict

@@ -12,8 +12,7 @@ import pytest
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
-from torchperfd_daemon.flight_recorder.dump import is_dump, load
-from torchperfd_daemon.flight_recorder.files import read_dumps
+from torchperfd_daemon.flight_recorder.dumps import is_dump, load, read_dumps
 
 
 def entry(number: int, done: bool = True, **more: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tests.support.golden import check_golden
 from tests.support.served import Served, play
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
-from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.goodput import (
     Bucket,
     GoodputStore,
@@ -25,12 +25,10 @@ from torchperfd_daemon.goodput import (
     RunGoodput,
     by_run,
 )
-from torchperfd_daemon.goodput.clock import Clocks
-from torchperfd_daemon.goodput.exits import Exit, exit_of
 from torchperfd_daemon.goodput.report import render_text, to_dict
-from torchperfd_daemon.goodput.store import packed
-from torchperfd_daemon.goodput.tracker import ExitOf
-from torchperfd_daemon.metrics.own import goodput_metrics
+from torchperfd_daemon.goodput.store import Clocks, packed
+from torchperfd_daemon.goodput.tracker import Exit, ExitOf, exit_of
+from torchperfd_daemon.metrics.daemon_health import goodput_metrics
 from torchperfd_daemon.service import translate_account
 from torchperfd_daemon.store import (
     CudaMemory,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading, to_families
-from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.collectors.gpu_readings import GpuCollector, GpuReading, to_families
+from torchperfd_daemon.collectors.process import RankProcess
 
 
 class Fixed(GpuCollector):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.collectors.gpu_counters import ActiveTime, RateTotal, WrappingTotal
+from torchperfd_daemon.collectors.nvml_counters import ActiveTime, RateTotal, WrappingTotal
 
 
 def test_a_rate_becomes_its_integral() -> None:

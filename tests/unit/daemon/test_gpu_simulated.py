@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.collectors.gpu_base import FAMILIES
-from torchperfd_daemon.simulated.gpus import SimulatedGpuCollector
+from torchperfd_daemon.collectors.gpu_readings import FAMILIES
+from torchperfd_daemon.simulated import SimulatedGpuCollector
 
 NOT_SIMULATED = {"gpu_mig_info", "gpu_xid_errors", "gpu_xid_last_timestamp_seconds"}
 

@@ -11,11 +11,17 @@ from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd_daemon.collectors import cgroup, procfs
 from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family, Sampler
-from torchperfd_daemon.collectors.cpu import CpuCollector, parse_cpu_ticks
-from torchperfd_daemon.collectors.disk import DiskCollector, parse_diskstats
-from torchperfd_daemon.collectors.memory import MemoryCollector
-from torchperfd_daemon.collectors.network import NetworkCollector, parse_interfaces
-from torchperfd_daemon.collectors.pressure import PressureCollector, parse_pressure
+from torchperfd_daemon.collectors.node import (
+    CpuCollector,
+    DiskCollector,
+    MemoryCollector,
+    NetworkCollector,
+    PressureCollector,
+    parse_cpu_ticks,
+    parse_diskstats,
+    parse_interfaces,
+    parse_pressure,
+)
 
 
 @pytest.fixture

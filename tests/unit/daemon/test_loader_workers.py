@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from torchperfd.input_stages import InputStages
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, diagnose, rank_causes
-from torchperfd_daemon.diagnosis.remedies import RuleCounsel, loader_remedy
-from torchperfd_daemon.loader_workers import (
+from torchperfd.loader_workers import (
     MAX_WORKERS,
     LoaderAdvice,
     LoaderFacts,
@@ -17,6 +15,8 @@ from torchperfd_daemon.loader_workers import (
     is_cheap,
     most_computing_workers,
 )
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, diagnose, rank_causes
+from torchperfd_daemon.diagnosis.remedies import RuleCounsel, loader_remedy
 
 MS = 1e-3
 COST = WorkerCost(0.2 * MS, 0.2 * MS, 0.2e-9, 0.2 * MS, 0.15 * MS, 0.5e-9)

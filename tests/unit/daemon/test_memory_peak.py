@@ -10,7 +10,7 @@ from tests.unit.daemon.memory_snapshots import MIB, block, event, frames, segmen
 
 from torchperfd_daemon import memory
 from torchperfd_daemon.memory.model import Frame
-from torchperfd_daemon.memory.words import place_text
+from torchperfd_daemon.memory.sums import place_text
 
 UNWIND = (
     "torch::unwind::unwind()",

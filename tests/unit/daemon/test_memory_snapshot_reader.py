@@ -17,7 +17,7 @@ from tests.unit.daemon.memory_snapshots import ACTIVATIONS, MIB, block, fragment
 from torchperfd_daemon import memory
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.memory.model import State
-from torchperfd_daemon.memory.plain_pickle import load_plain
+from torchperfd_daemon.untrusted_files import load_plain
 
 
 class Runs:

@@ -20,7 +20,7 @@ from tests.unit.daemon.memory_snapshots import (
 
 from torchperfd_daemon import memory
 from torchperfd_daemon.memory.model import Frame
-from torchperfd_daemon.memory.words import place_text, user_frame
+from torchperfd_daemon.memory.sums import place_text, user_frame
 
 
 @pytest.fixture

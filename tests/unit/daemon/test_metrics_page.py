@@ -32,31 +32,31 @@ from torchperfd_daemon.captures import (
 )
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
-from torchperfd_daemon.collectors.cpu import CpuCollector
-from torchperfd_daemon.collectors.disk import DiskCollector
-from torchperfd_daemon.collectors.gpu_base import FAMILIES, GpuCollector, GpuReading
-from torchperfd_daemon.collectors.memory import MemoryCollector
-from torchperfd_daemon.collectors.network import NetworkCollector
-from torchperfd_daemon.collectors.pressure import PressureCollector
-from torchperfd_daemon.collectors.process import ProcessCollector
+from torchperfd_daemon.collectors.gpu_readings import FAMILIES, GpuCollector, GpuReading
+from torchperfd_daemon.collectors.node import (
+    CpuCollector,
+    DiskCollector,
+    MemoryCollector,
+    NetworkCollector,
+    PressureCollector,
+)
+from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
 from torchperfd_daemon.collectors.procfs import parse_stat, read
-from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.goodput import Bucket
 from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
-from torchperfd_daemon.metrics.cap import SeriesCap, by_age
-from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
-from torchperfd_daemon.metrics.node import node_metrics
-from torchperfd_daemon.metrics.own import (
+from torchperfd_daemon.metrics.daemon_health import (
     analysis_metrics,
     background_metrics,
     fleet_metrics,
     goodput_metrics,
+    node_metrics,
     own_metrics,
     trigger_metrics,
     upload_metrics,
 )
-from torchperfd_daemon.metrics.training import TrainingMetrics
+from torchperfd_daemon.metrics.page import SeriesCap, by_age
+from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import Owner
 from torchperfd_daemon.store import (
@@ -70,7 +70,7 @@ from torchperfd_daemon.store import (
     Store,
     Totals,
 )
-from torchperfd_daemon.triggers.quota import Result
+from torchperfd_daemon.triggers.rules import Result
 
 FORBIDDEN_LABELS = {"job", "instance", "pod", "namespace", "container", "pid"}
 
@@ -274,8 +274,8 @@ class Observed(Observer):
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
     """A page over two runs, a good collector and a failing one, at fixed times."""
-    monkeypatch.setattr("torchperfd_daemon.metrics.own.__version__", "1.2.3")
-    monkeypatch.setattr("torchperfd_daemon.metrics.own.__revision__", "6ba749a4c0de")
+    monkeypatch.setattr("torchperfd_daemon.metrics.daemon_health.__version__", "1.2.3")
+    monkeypatch.setattr("torchperfd_daemon.metrics.daemon_health.__revision__", "6ba749a4c0de")
     monkeypatch.setattr(platform, "python_version", lambda: "3.11.0")
     samplers = []
     for collector in (host(), FixedCollector("nvml", []), gpus(), ownership()):

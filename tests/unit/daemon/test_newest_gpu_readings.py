@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from torchperfd_daemon.collectors.base import CollectorUnavailableError
-from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
-from torchperfd_daemon.collectors.newest_gpu_readings import NewestGpuReadings
+from torchperfd_daemon.collectors.gpu_readings import GpuCollector, GpuReading, NewestGpuReadings
 
 GPUS = [GpuReading("0", "GPU-0"), GpuReading("1", "GPU-1")]
 

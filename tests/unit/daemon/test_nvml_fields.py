@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchperfd_daemon.collectors.nvml_fields import FieldValue, slowdown_ns
+from torchperfd_daemon.collectors.nvml_counters import FieldValue, slowdown_ns
 
 OLD = {number: FieldValue(number, 64) for number in (251, 252, 253)}
 NEW = {number: FieldValue(number, 64) for number in (269, 270, 271)}

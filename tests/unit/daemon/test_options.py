@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.commands._options import Age, Moment
-from torchperfd_daemon.config.errors import BadValueError
-from torchperfd_daemon.config.units import parse_size
+from torchperfd_daemon.config.kinds import parse_size
+from torchperfd_daemon.errors import BadValueError
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,18 @@ from hypothesis import strategies as st
 from tests.support.served import short_directory
 
 from torchperfd_daemon.collectors.base import CollectorUnavailableError
-from torchperfd_daemon.collectors.gpu_base import GpuReading
-from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.ownership import Owner, OwnershipCollector, from_identity
-from torchperfd_daemon.ownership.kubernetes import Given, PodResources, pod_of_cgroup
-from torchperfd_daemon.ownership.slurm import gpus_of_environment, job_of_cgroup
+from torchperfd_daemon.collectors.gpu_readings import GpuReading
+from torchperfd_daemon.collectors.process import RankProcess
+from torchperfd_daemon.ownership import (
+    Given,
+    Owner,
+    OwnershipCollector,
+    PodResources,
+    from_identity,
+    gpus_of_environment,
+    job_of_cgroup,
+    pod_of_cgroup,
+)
 from torchperfd_daemon.store import RankIdentity
 
 NAMESPACE = 4026531836

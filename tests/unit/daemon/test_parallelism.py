@@ -3,7 +3,7 @@
 import pytest
 
 from torchperfd.coordinates import Coordinate
-from torchperfd_daemon.parallelism import KINDS, kind_of, rank_in, words
+from torchperfd_daemon.store.model import PARALLELISM_KINDS, coordinates_text, parallelism_kind, rank_in
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from torchperfd_daemon.parallelism import KINDS, kind_of, rank_in, words
     ],
 )
 def test_a_dimension_is_of_the_kind_that_its_name_says(dimension: str, kind: str) -> None:
-    assert kind_of(dimension) == kind
+    assert parallelism_kind(dimension) == kind
 
 
 def test_a_rank_has_a_place_in_each_kind() -> None:
@@ -34,9 +34,9 @@ def test_a_rank_has_a_place_in_each_kind() -> None:
         Coordinate("tp", 3, 4),
         Coordinate("mine", 1, 2),
     )
-    assert [rank_in(kind, places) for kind in KINDS] == [0, 3, 1, None, None]
-    assert words(places) == "pp=1 dp=0 tp=3 mine=1"
-    assert (rank_in("data", ()), words(())) == (None, "")
+    assert [rank_in(kind, places) for kind in PARALLELISM_KINDS] == [0, 3, 1, None, None]
+    assert coordinates_text(places) == "pp=1 dp=0 tp=3 mine=1"
+    assert (rank_in("data", ()), coordinates_text(())) == (None, "")
 
 
 def test_hybrid_sharding_is_one_data_dimension() -> None:

@@ -16,8 +16,8 @@ from tests.support.served import GIVE_UP_S, RankStream, Served, control, play, s
 from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd.v1 import control_pb2
+from torchperfd_daemon.collectors.process import own_namespace
 from torchperfd_daemon.collectors.procfs import parse_stat, read
-from torchperfd_daemon.collectors.ranks import own_namespace
 from torchperfd_daemon.rpc import peer_proxy
 from torchperfd_daemon.rpc.callers import (
     Caller,

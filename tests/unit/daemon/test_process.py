@@ -9,9 +9,8 @@ from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
 from torchperfd_daemon.collectors.cgroup import CgroupCollector, Limits, read_limits
-from torchperfd_daemon.collectors.process import ProcessCollector
-from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.goodput.exits import process_of
+from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
+from torchperfd_daemon.goodput.tracker import process_of
 from torchperfd_daemon.store import RankIdentity, Store
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")

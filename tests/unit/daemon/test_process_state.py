@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.daemon.processes import HERE, process, start_ticks
 
-from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.service.rank_process import GoneError, StoppedError, check_running
 
 

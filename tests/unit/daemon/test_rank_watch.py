@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.collectors.gpu_base import GpuReading
+from torchperfd_daemon.collectors.gpu_readings import GpuReading
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import StepTimes
 from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES

@@ -9,12 +9,8 @@ import pytest
 from tests.support.served import RankStream, Served, hello, play, steps_message
 
 from torchperfd.v1 import session_pb2
-from torchperfd_daemon.log_limiter import PERIOD_S, LogLimiter
-from torchperfd_daemon.rpc.request_guard import (
-    TooLargeError,
-    check_client_message,
-    check_request,
-)
+from torchperfd_daemon.logs import LIMIT_PERIOD_S, LogLimiter
+from torchperfd_daemon.rpc.interceptors import TooLargeError, check_client_message, check_request
 
 ATTACH = "/torchperfd.v1.Session/Attach"
 
@@ -100,7 +96,7 @@ def test_log_limiter_within_its_period_counts_lines(caplog: pytest.LogCaptureFix
     limiter = LogLimiter(logging.getLogger("test"), lambda: now[0])
     for _ in range(3):
         limiter.warning("no %s", "luck")
-    now[0] = PERIOD_S
+    now[0] = LIMIT_PERIOD_S
     limiter.warning("no %s", "luck")
     assert [record.getMessage() for record in caplog.records] == [
         "no luck",

@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from torchperfd_daemon.captures import CaptureCounts, RetentionCounts
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.metrics.cap import SeriesCap, by_age
-from torchperfd_daemon.metrics.own import own_metrics
+from torchperfd_daemon.metrics.daemon_health import own_metrics
+from torchperfd_daemon.metrics.page import SeriesCap, by_age
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.store import Rank, RankIdentity, StepColumns, Store
 

@@ -22,10 +22,10 @@ from tests.support.served import GIVE_UP_S, RankStream, control, short_directory
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.config.kinds import Address, Mode
-from torchperfd_daemon.config.settings import ServeSettings
+from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.listening import listen, public_host
-from torchperfd_daemon.server import _SERVICES, Daemon
+from torchperfd_daemon.server.daemon import _SERVICES, Daemon
+from torchperfd_daemon.server.listening import listen, public_host
 
 
 @pytest.fixture

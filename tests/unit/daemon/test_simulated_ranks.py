@@ -3,7 +3,7 @@
 import asyncio
 from itertools import pairwise
 
-from torchperfd_daemon.collectors.newest_gpu_readings import NewestGpuReadings
+from torchperfd_daemon.collectors.gpu_readings import NewestGpuReadings
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners, SimulatedRanks
 from torchperfd_daemon.store import Rank, RankIdentity, State, Store

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread, merge
-from torchperfd_daemon.stacks.collectives import Missed, culprits, missed
+from torchperfd_daemon.stacks.merge import Missed, culprits, missed
 from torchperfd_daemon.stacks.report import sentence
 
 BACKWARD = (

@@ -11,7 +11,7 @@ from tests.unit.daemon.processes import HERE
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
 from torchperfd_daemon import cli
-from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.service.rank_process import UnreachableError
 from torchperfd_daemon.service.rank_session import Session

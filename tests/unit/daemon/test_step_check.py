@@ -11,7 +11,7 @@ from tests.support.clock import Clock
 
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
-from torchperfd_daemon.step_check import GIVE_UP_S, StepCheck, compare
+from torchperfd_daemon.server.after_capture import GIVE_UP_S, StepCheck, compare_steps
 from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, StepColumns, Store
 
 RUN = "bert-17"
@@ -94,7 +94,7 @@ def test_equal_steps_are_in_the_manifest_without_a_warning(
 
 def test_steps_that_vary_are_no_warning() -> None:
     before = [*range(8_000_000, 12_000_000, 62_500)]
-    change = compare(before, [each + 300_000 for each in before])
+    change = compare_steps(before, [each + 300_000 for each in before])
     assert change is not None
     assert change.ratio == pytest.approx(0.03, rel=0.01)
     assert not change.is_slower
@@ -128,6 +128,6 @@ def test_a_capture_that_was_removed_meanwhile_does_no_harm(captured: Captured) -
 
 
 def test_too_few_steps_on_a_side_are_no_comparison() -> None:
-    assert compare([1] * 15, [1] * 64) is None
-    assert compare([1] * 64, [1] * 15) is None
-    assert compare([0] * 64, [1] * 64) is None
+    assert compare_steps([1] * 15, [1] * 64) is None
+    assert compare_steps([1] * 64, [1] * 15) is None
+    assert compare_steps([0] * 64, [1] * 64) is None

@@ -12,7 +12,7 @@ from tests.support.clock import Clock
 from tests.support.served import short_directory
 
 from torchperfd_daemon.background import StoppedWorkers, WorkerHealth
-from torchperfd_daemon.systemd import keep_watchdog_quiet, notify, watchdog_seconds
+from torchperfd_daemon.server.lifecycle import keep_watchdog_quiet, notify_systemd, watchdog_seconds
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def test_a_state_is_one_datagram(manager: socket.socket, monkeypatch: pytest.Mon
         path = str(directory / "notify")
         manager.bind(path)
         monkeypatch.setenv("NOTIFY_SOCKET", path)
-        assert notify("READY=1")
-        assert notify("STOPPING=1")
+        assert notify_systemd("READY=1")
+        assert notify_systemd("STOPPING=1")
         assert [manager.recv(100), manager.recv(100)] == [b"READY=1", b"STOPPING=1"]
 
 
@@ -37,19 +37,19 @@ def test_an_at_sign_names_an_abstract_socket(manager: socket.socket, monkeypatch
     name = f"torchperfd-test-{secrets.token_hex(8)}"
     manager.bind(f"\0{name}")
     monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
-    assert notify("READY=1")
+    assert notify_systemd("READY=1")
     assert manager.recv(100) == b"READY=1"
 
 
 def test_without_a_manager_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    assert not notify("READY=1")
+    assert not notify_systemd("READY=1")
 
 
 @pytest.mark.parametrize("address", ["", "relative/path", "/no/such/socket", "@", "/" + "x" * 200])
 def test_a_manager_that_is_not_there_is_no_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", address)
-    assert not notify("READY=1")
+    assert not notify_systemd("READY=1")
 
 
 def test_socket_without_a_reader_is_no_error(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_socket_without_a_reader_is_no_error(manager: socket.socket, monkeypatch
         manager.bind(str(path))
         manager.close()
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
-        assert not notify("READY=1")
+        assert not notify_systemd("READY=1")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.support.served import columns, steps_message
 from torchperfd.coordinates import Coordinate
 from torchperfd.host_memory import HostMemory
 from torchperfd.input_stages import InputStages
+from torchperfd.loader_workers import LoaderFacts
 from torchperfd.slow_line import SlowLine
 from torchperfd.step_account import Part, PartKind
 from torchperfd.sync_wait import SyncWait
@@ -22,7 +23,6 @@ from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, Ra
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
 from torchperfd_daemon.service.message_fields import pack
 from torchperfd_daemon.store import (

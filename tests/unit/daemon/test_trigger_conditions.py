@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from torchperfd_daemon.config.trigger_tables import read_plan
+from torchperfd_daemon.config.effective import read_plan
 from torchperfd_daemon.diagnosis import RunFindings
 from torchperfd_daemon.diagnosis.detect import Stall
 from torchperfd_daemon.store import RankIdentity, State, StepColumns, Store
-from torchperfd_daemon.triggers.conditions import Finding, condition_of
-from torchperfd_daemon.triggers.inputs import ConditionInputs
+from torchperfd_daemon.triggers.conditions import ConditionInputs, Finding, condition_of
 from torchperfd_daemon.triggers.rules import Rule, When
 
 RECENT = 10  # looks that are the present of a GPU's utilisation

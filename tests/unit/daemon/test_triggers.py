@@ -16,7 +16,7 @@ from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Parti
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.commands._every import repeat
-from torchperfd_daemon.config.trigger_tables import read_plan
+from torchperfd_daemon.config.effective import read_plan
 from torchperfd_daemon.errors import (
     DeadlineError,
     NoSuchTargetError,
@@ -25,7 +25,7 @@ from torchperfd_daemon.errors import (
     UsageError,
 )
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.metrics.own import trigger_metrics
+from torchperfd_daemon.metrics.daemon_health import trigger_metrics
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import (
@@ -38,11 +38,9 @@ from torchperfd_daemon.store import (
     Store,
     Totals,
 )
-from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts, quota
-from torchperfd_daemon.triggers.quota import TriggerQuota
-from torchperfd_daemon.triggers.rules import Rule, Schedule, When
+from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts, rules
+from torchperfd_daemon.triggers.rules import CostMeter, Rule, Schedule, ScheduleState, TriggerQuota, When
 from torchperfd_daemon.triggers.runner import with_a_peer
-from torchperfd_daemon.triggers.schedule_state import CostMeter, ScheduleState
 
 NOON = 1_800_014_400.0  # of a day of UTC
 DAY = 86400.0
@@ -382,7 +380,7 @@ class TestDesk:
         assert [limits.admit(self.RULE, run) for run in ("a", "b", "a")] == [
             None,
             None,
-            quota.Result.COOLDOWN,
+            rules.Result.COOLDOWN,
         ]
         clock.now += 60.0
         assert limits.admit(self.RULE, "a") is None
@@ -396,13 +394,13 @@ class TestDesk:
         # Twelve hours to midnight, twelve hours after.
         assert results.count(None) == 6
         assert [number for number, result in enumerate(results) if result is None] == [0, 1, 2, 144, 145, 146]
-        assert results.count(quota.Result.BUDGET) == len(results) - 6
+        assert results.count(rules.Result.BUDGET) == len(results) - 6
 
     def test_all_rules_share_a_budget(self, clock: Clock) -> None:
         limits = self.limits(clock, per_day=2)
         other = Rule("other", When.XID)
         assert [limits.admit(self.RULE, "a"), limits.admit(other, "a")] == [None, None]
-        assert [limits.admit(self.RULE, "b"), limits.admit(other, "b")] == [quota.Result.BUDGET] * 2
+        assert [limits.admit(self.RULE, "b"), limits.admit(other, "b")] == [rules.Result.BUDGET] * 2
 
     def test_what_could_not_act_has_used_nothing_up(self, clock: Clock) -> None:
         limits = self.limits(clock, per_day=1)
@@ -414,7 +412,7 @@ class TestDesk:
         rule = Rule("r", When.STALL, cooldown_seconds=DAY, per_day=1)
         limits = TriggerQuota(Plan(rules=(rule,)), clock.monotonic, clock.wall)
         limits.remember(rule, "a", NOON - 13 * 3600)
-        assert [limits.admit(rule, "a"), limits.admit(rule, "b")] == [quota.Result.COOLDOWN, None]
+        assert [limits.admit(rule, "a"), limits.admit(rule, "b")] == [rules.Result.COOLDOWN, None]
 
 
 class TestGlances:

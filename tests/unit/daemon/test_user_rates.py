@@ -13,10 +13,19 @@ from tests.support.served import short_directory
 
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.errors import DaemonUnreachableError
-from torchperfd_daemon.rpc import user_rates
-from torchperfd_daemon.rpc.callers import Caller, CallerDirectory
-from torchperfd_daemon.rpc.command_rates import CommandRates
-from torchperfd_daemon.rpc.user_rates import FairTurns, IngestRates, Rate, UserRate
+from torchperfd_daemon.rpc.callers import (
+    BYTES,
+    MESSAGES,
+    SESSIONS,
+    STEPS,
+    Caller,
+    CallerDirectory,
+    FairTurns,
+    IngestRates,
+    Rate,
+    UserRate,
+)
+from torchperfd_daemon.rpc.interceptors import CommandRates
 
 ADA, BOB = 1001, 1002
 RANKS = 512
@@ -60,11 +69,11 @@ def test_a_slowed_user_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ("rate", "per_second"),
     [
         # 512 ranks of 10 steps a second, and a page is open: two flushes a second of three messages.
-        (user_rates.MESSAGES, RANKS * 2 * 3),
-        (user_rates.STEPS, RANKS * 10),
-        (user_rates.BYTES, RANKS * 10_000),
+        (MESSAGES, RANKS * 2 * 3),
+        (STEPS, RANKS * 10),
+        (BYTES, RANKS * 10_000),
         # Eight ranks of a step a millisecond.
-        (user_rates.STEPS, 8 * 1000),
+        (STEPS, 8 * 1000),
     ],
 )
 def test_ranks_of_a_whole_node_are_never_slowed(rate: Rate, per_second: float) -> None:
@@ -77,8 +86,8 @@ def test_ranks_of_a_whole_node_are_never_slowed(rate: Rate, per_second: float) -
 
 def test_ranks_of_a_whole_node_reconnect_in_seconds() -> None:
     """After a restart of the daemon each brings the steps of a minute."""
-    sessions = UserRate("new sessions", user_rates.SESSIONS, Clock())
-    steps = UserRate("steps", user_rates.STEPS, Clock())
+    sessions = UserRate("new sessions", SESSIONS, Clock())
+    steps = UserRate("steps", STEPS, Clock())
     assert max(sessions.take(ADA, 1) for _ in range(RANKS)) <= 5
     assert max(steps.take(ADA, 10 * 60) for _ in range(RANKS)) <= 10
 

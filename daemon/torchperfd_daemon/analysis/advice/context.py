@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd.durations import ns_text
+from torchperfd.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd_daemon.analysis.advice.recording import IdleShare, RecordingCost
 from torchperfd_daemon.analysis.advice.replay import Edit, HostCost, HostTime
 from torchperfd_daemon.analysis.advice.run_facts import RunFacts
@@ -28,7 +30,6 @@ from torchperfd_daemon.analysis.overhead import (
 )
 from torchperfd_daemon.analysis.steps import Step, TimedBy
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
-from torchperfd_daemon.loader_workers import UNMEASURED_COST, SettledAdvice, WorkerCost
 
 Float64 = npt.NDArray[np.float64]
 

@@ -6,11 +6,12 @@ from typing import Final
 import numpy as np
 
 from torchperfd.durations import duration, ns_text
+from torchperfd.loader_workers import LoaderFacts, advise_loader
+from torchperfd.settled_advice import SettledAdvice
 from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext, Spans
 from torchperfd_daemon.analysis.advice.replay import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, Finding, Rule
 from torchperfd_daemon.analysis.trace import Int64
-from torchperfd_daemon.loader_workers import LoaderFacts, SettledAdvice, advise_loader
 
 _IN_PROCESS: Final = "_SingleProcessDataLoaderIter"
 # A rank that waits for a smaller part of the time than the run's advice is on has another loader, or none.

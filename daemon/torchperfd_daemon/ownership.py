@@ -1,0 +1,359 @@
+"""Ownership: which job a rank belongs to, and to which job each GPU was given.
+
+The owner is found from the rank's process (Slurm's or Kubernetes' control group, and the environment), the
+GPUs that it holds memory on, and the kubelet.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
+from torchperfd_daemon.collectors.gpu_readings import GpuReading
+from torchperfd_daemon.collectors.process import RankProcess, Ranks, has_users, is_here
+from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_stat, parse_table, read
+from torchperfd_daemon.store import RankIdentity
+from torchperfd_daemon.text import one_line
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of a rank; unknown fields are empty.
+
+    Attributes:
+        slurm_job_id: Slurm's number of the job.
+        pod_uid: Kubernetes' uid of the pod.
+        torchelastic_run_id: torchrun's run id.
+        gpu_uuid: The GPU, or MIG instance, that the rank's process holds most memory on, by the driver or,
+            where that shows none of its processes, by the rank itself.
+    """
+
+    slurm_job_id: str = ""
+    pod_uid: str = ""
+    torchelastic_run_id: str = ""
+    gpu_uuid: str = ""
+
+
+Owners = Callable[[RankIdentity], Owner]
+"""Returns the owner of a rank."""
+
+
+def from_identity(identity: RankIdentity) -> Owner:
+    """Return the owner from the rank's own report."""
+    return Owner(slurm_job_id=identity.slurm_job_id, pod_uid=identity.pod_uid)
+
+
+# /slurm/uid_1000/job_77/step_0 with cgroups of version 1, which may name the node after "slurm";
+# /system.slice/slurmstepd.scope/job_77/step_0/user/task_0 with those of version 2.
+_JOB_CGROUP: Final = re.compile(r"/[^/\n]*slurm[^/\n]*(?:/uid_\d+)?/job_(\d+)(?:/|$)", re.MULTILINE)
+
+
+def job_of_cgroup(text: str) -> str:
+    """Return the number of the job in the text of ``/proc/<pid>/cgroup``; empty without one."""
+    found = _JOB_CGROUP.search(text)
+    return found[1] if found else ""
+
+
+def gpus_of_environment(environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the indices of the node's GPUs that Slurm gave to a task; empty if unknown.
+
+    The step's variable comes first, then the job's. Both count all GPUs of the node, while
+    ``CUDA_VISIBLE_DEVICES`` may count only the job's own.
+    """
+    text = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS", "")
+    with contextlib.suppress(ValueError):
+        return frozenset(map(str, parse_cpu_list(text)))
+    return frozenset()
+
+
+POD_RESOURCES: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+
+# kubepods-burstable-pod<uid>.slice with the systemd driver, which writes the uid with underscores;
+# kubepods/burstable/pod<uid> without. Pods from a file have the hash of that file as uid.
+_POD_CGROUP: Final = re.compile(
+    r"kubepods[^:\n]*?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
+)
+_KUBELET_DEADLINE_S: Final = 5.0
+_GPU_RESOURCES: Final = "nvidia.com/"
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    # The kubelet's server refuses the path of a socket as the name of a host.
+    ("grpc.default_authority", "localhost"),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+)
+
+# The part of the kubelet's API that is needed here. By message: field, number, and the message that
+# it holds; empty for text. All but those of `_SINGULAR` are repeated.
+_KUBELET_MESSAGES: Final = {
+    "ContainerDevices": (("resource_name", 1, ""), ("device_ids", 2, "")),
+    "ContainerResources": (("name", 1, ""), ("devices", 2, "ContainerDevices")),
+    "PodResources": (("name", 1, ""), ("namespace", 2, ""), ("containers", 3, "ContainerResources")),
+    "ListPodResourcesResponse": (("pod_resources", 1, "PodResources"),),
+}
+_SINGULAR_FIELDS: Final = frozenset({"name", "namespace", "resource_name"})
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A device that the kubelet has given to a container.
+
+    Attributes:
+        device: The GPU's UUID or index, as the device plugin calls it.
+        container: ``namespace/pod/container``.
+    """
+
+    device: str
+    container: str
+
+
+def pod_of_cgroup(text: str) -> str:
+    """Return the uid of the pod in the text of ``/proc/<pid>/cgroup``; empty without one."""
+    found = _POD_CGROUP.search(text)
+    return found[1].replace("_", "-") if found else ""
+
+
+class PodResources:
+    """The kubelet's list of the devices of containers.
+
+    Args:
+        path: The kubelet's socket; on nodes without one there is nothing to list.
+    """
+
+    def __init__(self, path: Path = POD_RESOURCES) -> None:
+        self._path = path
+
+    def list(self) -> list[Given]:
+        """Ask the kubelet for the GPUs that containers have now.
+
+        Raises:
+            CollectorUnavailableError: The kubelet does not answer, or its answer is malformed.
+        """
+        try:
+            if not self._path.exists():
+                return []
+        except PermissionError:
+            # A user's own daemon on a node of Kubernetes: the kubelet's directory is not for it.
+            return []
+        try:
+            with grpc.insecure_channel(f"unix:{self._path}", options=_CHANNEL_OPTIONS) as channel:
+                ask = channel.unary_unary(
+                    "/v1.PodResourcesLister/List",
+                    request_serializer=bytes,
+                    response_deserializer=_kubelet_response().FromString,
+                )
+                return list(_given_devices(ask(b"", timeout=_KUBELET_DEADLINE_S)))
+        except grpc.RpcError as error:
+            raise CollectorUnavailableError(
+                f"the kubelet does not answer on {self._path} ({_reason(error)}); let the daemon's user read"
+                " and write that socket, or unmount its directory"
+            ) from error
+
+
+def _given_devices(response: Any) -> Iterator[Given]:
+    for pod in response.pod_resources:
+        for container in pod.containers:
+            for devices in container.devices:
+                if devices.resource_name.startswith(_GPU_RESOURCES):
+                    for device in devices.device_ids:
+                        # A GPU that containers share by time slicing has one id per container.
+                        yield Given(device.partition("::")[0], f"{pod.namespace}/{pod.name}/{container.name}")
+
+
+@cache
+def _kubelet_response() -> Any:
+    """Return the class of the kubelet's answer, from descriptors: for one call, that is all it takes."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="pod_resources.proto", package="v1", syntax="proto3")
+    for message, fields in _KUBELET_MESSAGES.items():
+        made = file.message_type.add(name=message)
+        for name, number, holds in fields:
+            made.field.add(
+                name=name,
+                number=number,
+                type=field.TYPE_MESSAGE if holds else field.TYPE_STRING,
+                type_name=f".v1.{holds}" if holds else None,
+                label=field.LABEL_OPTIONAL if name in _SINGULAR_FIELDS else field.LABEL_REPEATED,
+            )
+    # A pool of its own: another library in this process may know the kubelet's messages as well.
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("v1.ListPodResourcesResponse"))
+
+
+def _reason(error: grpc.RpcError) -> str:
+    return error.code().name if isinstance(error, grpc.Call) else str(error)
+
+
+# torchrun's id of a run without a name.
+_MAX_CHARACTERS: Final = 200
+_UNNAMED_RUN: Final = "none"
+_WANTED_VARIABLES: Final = (
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_GPUS",
+    "SLURM_JOB_GPUS",
+    "POD_UID",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """The owner in a process's environment and control group, which never changes."""
+
+    owner: Owner
+    torchrun: bool
+    slurm_gpus: frozenset[str]
+
+
+class OwnershipCollector:
+    """Finds the owner of each rank and of each GPU.
+
+    Args:
+        gpus: Returns the newest reading of each GPU.
+        pods: The kubelet's list of the devices of containers.
+    """
+
+    name = "ownership"
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        gpus: Callable[[], Sequence[GpuReading]],
+        pods: PodResources | None = None,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._ranks = ranks
+        self._gpus = gpus
+        self._pods = pods or PodResources()
+        self._proc = proc
+        self._facts: dict[RankProcess, _Facts] = {}
+        self._owners: dict[tuple[str, int, int, int], Owner] = {}
+
+    def of(self, identity: RankIdentity) -> Owner:
+        """Return a rank's owner, from its own report and from its process."""
+        declared = from_identity(identity)
+        seen = self._owners.get(
+            (identity.run, identity.rank, identity.pid, identity.process_start_ticks), declared
+        )
+        return replace(
+            seen,
+            slurm_job_id=declared.slurm_job_id or seen.slurm_job_id,
+            pod_uid=declared.pod_uid or seen.pod_uid,
+        )
+
+    def sample(self) -> Sequence[Family]:
+        """Return which job or pod each GPU is assigned to; unassigned GPUs have no series.
+
+        Raises:
+            CollectorUnavailableError: The kubelet does not answer.
+        """
+        readings = self._gpus()
+        holders = dict(self._holders(readings))
+        by_uuid = {reading.uuid.partition("-")[2]: reading.uuid for reading in readings if reading.uuid}
+        facts, owners = {}, {}
+        for rank in self._ranks():
+            pid, gpu = holders.get((rank.pid, rank.start_ticks), (None, ""))
+            if pid is None and is_here(self._proc, rank):
+                pid = rank.pid
+            # An ended process keeps its owner until its series are dropped; there is nothing new to read.
+            known = self._facts.get(rank) or (self._read_facts(pid, rank) if pid is not None else None)
+            if known is not None:
+                facts[rank] = known
+            key = (rank.run, rank.rank, rank.pid, rank.start_ticks)
+            before = self._owners.get(key, Owner())
+            # A daemon in a container sees none of the processes that the driver names.
+            gpu = gpu or by_uuid.get(rank.device_uuid, "")
+            owners[key] = replace(
+                known.owner if known is not None else Owner(), gpu_uuid=gpu or before.gpu_uuid
+            )
+        self._facts, self._owners = facts, owners
+
+        family = Family(
+            "gpu_allocation_info",
+            "Who a GPU was given to, and by what.",
+            "gauge",
+            ("gpu", "gpu_uuid", "allocator", "allocation"),
+        )
+        for labels in sorted(set(self._allocations(readings))):
+            family.add(1, *labels)
+        return [family]
+
+    def _allocations(self, readings: Iterable[GpuReading]) -> Iterator[tuple[str, str, str, str]]:
+        by_name = {name: reading for reading in readings for name in (reading.uuid, reading.gpu) if name}
+        for given in self._pods.list():
+            if reading := by_name.get(given.device):
+                yield reading.gpu, reading.uuid, "kubernetes", given.container
+        for rank, facts in self._facts.items():
+            owner = self._owners[rank.run, rank.rank, rank.pid, rank.start_ticks]
+            held = {owner.gpu_uuid} if owner.gpu_uuid else set()
+            if owner.slurm_job_id:
+                allocator, allocation, names = "slurm", owner.slurm_job_id, facts.slurm_gpus or held
+            elif facts.torchrun and not owner.pod_uid:
+                allocator, allocation, names = "torchrun", rank.run, held
+            else:
+                continue
+            for name in names:
+                if reading := by_name.get(name):
+                    yield reading.gpu, reading.uuid, allocator, allocation
+
+    def _holders(self, readings: Iterable[GpuReading]) -> Iterator[tuple[tuple[int, int], tuple[int, str]]]:
+        """Yield the processes on GPUs: pid as they see it and start; pid as we see it and GPU.
+
+        Of several GPUs that a process holds memory on, the one that it holds most on is its own:
+        contexts that were opened by mistake are small. An instance comes after its GPU and goes before it.
+        """
+        most: dict[int, tuple[int, str]] = {}
+        for reading in readings:
+            for pid, size in reading.process_bytes.items():
+                if size >= most.get(pid, (0, ""))[0]:
+                    most[pid] = (size, reading.uuid)
+        for pid, (_, uuid) in most.items():
+            try:
+                status = parse_table(read(self._proc / str(pid) / "status"))
+                start = parse_stat(read(self._proc / str(pid) / "stat")).start_ticks
+            except OSError:
+                continue  # it has just ended, or is in another namespace
+            # Kernels without pid namespaces have no such line: then there is only one id.
+            own = int(status.get("NSpid", str(pid)).split()[-1])
+            yield (own, start), (pid, uuid)
+
+    def _read_facts(self, pid: int, rank: RankProcess) -> _Facts | None:
+        """Return the owner from a process's environment and control group.
+
+        None if it has just ended, or has other users than its session.
+        """
+        try:
+            if not has_users(self._proc, pid, rank.uid, rank.gid):
+                return None
+            group = read(self._proc / str(pid) / "cgroup")
+            environment = self._environment(pid)
+            if not has_users(self._proc, pid, rank.uid, rank.gid):
+                return None
+        except OSError:
+            return None
+        elastic = environment.get("TORCHELASTIC_RUN_ID", "")
+        owner = Owner(
+            slurm_job_id=environment.get("SLURM_JOB_ID", "") or job_of_cgroup(group),
+            pod_uid=environment.get("POD_UID", "") or pod_of_cgroup(group),
+            torchelastic_run_id="" if elastic == _UNNAMED_RUN else elastic,
+        )
+        return _Facts(owner, bool(elastic), gpus_of_environment(environment))
+
+    def _environment(self, pid: int) -> dict[str, str]:
+        """Return the wanted variables of the environment that a process was started with.
+
+        Empty if the process is another user's and the daemon is not root.
+        """
+        try:
+            text = read(self._proc / str(pid) / "environ")
+        except OSError:
+            return {}
+        pairs = (entry.partition("=")[::2] for entry in text.split("\0"))
+        return {name: one_line(value, _MAX_CHARACTERS) for name, value in pairs if name in _WANTED_VARIABLES}

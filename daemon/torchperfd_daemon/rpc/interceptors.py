@@ -1,0 +1,257 @@
+"""Interceptors of the gRPC server: they check requests before parsing, and limit each user's commands.
+
+A message of a few megabytes can hold millions of empty ones, and parsing it would block all other requests.
+For one that cannot be parsed at all, gRPC would write a traceback.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from torchperfd.v1 import session_pb2
+from torchperfd_daemon.logs import LogLimiter
+from torchperfd_daemon.rpc.callers import COMMANDS, CallerDirectory, UserRate
+
+log = logging.getLogger("torchperfd.session")
+
+MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+"""Of steps: a client that was disconnected has up to ten megabytes of them."""
+MAX_BUNDLED: Final = 64
+"""Messages in a bundle; clients put in 16."""
+
+_MAX_OTHER_BYTES: Final = 1024 * 1024
+_MAX_FIELDS: Final = 128
+_LENGTH_DELIMITED: Final = 2
+_ATTACH: Final = f"/{session_pb2.DESCRIPTOR.services_by_name['Session'].full_name}/Attach"
+_STEPS: Final = session_pb2.ClientMessage.STEPS_FIELD_NUMBER
+_BUNDLE: Final = session_pb2.ClientMessage.BUNDLE_FIELD_NUMBER
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a request that is refused."""
+
+    reason: str
+
+
+class RequestGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs only
+    """Checks each request before it is parsed, and refuses it with a reason where the check fails."""
+
+    def __init__(self) -> None:
+        self._limiter = LogLimiter(log)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Return the method's handler with a careful deserializer."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        method = handler_call_details.method
+        changed: dict[str, Any] = {
+            "request_deserializer": self._careful(method, handler.request_deserializer)
+        }
+        if handler.unary_unary is not None:
+            changed["unary_unary"] = _refusing(handler.unary_unary)
+        elif handler.unary_stream is not None:
+            is_generator = inspect.isasyncgenfunction(handler.unary_stream)
+            changed["unary_stream"] = (_refusing_stream if is_generator else _refusing)(handler.unary_stream)
+        return handler._replace(**changed)
+
+    def _careful(self, method: str, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        check = check_client_message if method == _ATTACH else check_request
+
+        def careful(data: bytes) -> Any:
+            try:
+                check(data)
+                return read(data)
+            except (DecodeError, ValueError) as error:
+                reason = str(error) if isinstance(error, TooLargeError) else "the message cannot be read"
+                self._limiter.warning("%s: a request of %d bytes is refused: %s", method, len(data), reason)
+                return Unreadable(reason)
+
+        return careful
+
+
+class TooLargeError(ValueError):
+    """A message has more in it than any of ours."""
+
+
+def check_request(data: bytes) -> None:
+    """Make sure that reading a request takes milliseconds.
+
+    Raises:
+        TooLargeError: It may take longer.
+    """
+    if len(data) > _MAX_OTHER_BYTES:
+        raise TooLargeError(f"a message of {len(data)} bytes is larger than any of ours")
+
+
+def check_client_message(data: bytes) -> None:
+    """Make sure that reading a message of a session takes milliseconds.
+
+    Only steps may be large: their columns are read in one piece.
+
+    Raises:
+        TooLargeError: It may take longer.
+        ValueError: It is no message.
+    """
+    if len(data) <= _MAX_OTHER_BYTES:
+        return
+    for number, begin, end in _fields(data, 0, len(data)):
+        if number == _BUNDLE:
+            for _, first, last in _fields(data, begin, end):
+                for part, start, stop in _fields(data, first, last):
+                    _check_part(data, part, start, stop)
+        else:
+            _check_part(data, number, begin, end)
+
+
+def _check_part(data: bytes, number: int, begin: int, end: int) -> None:
+    if number == _STEPS:
+        for _ in _fields(data, begin, end):
+            pass
+    elif end - begin > _MAX_OTHER_BYTES:
+        raise TooLargeError(f"a message of {end - begin} bytes is larger than any of ours")
+
+
+def _fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, begin and end of the length-delimited fields of a message; the others are short.
+
+    Raises:
+        TooLargeError: There are more than any message of ours has.
+        ValueError: It is no message.
+    """
+    for _ in range(_MAX_FIELDS):
+        if begin >= end:
+            return
+        tag, begin = _varint(data, begin, end)
+        kind = tag & 7
+        if kind == _LENGTH_DELIMITED:
+            length, begin = _varint(data, begin, end)
+            if begin + length > end:
+                raise ValueError("a field is longer than its message")
+            yield tag >> 3, begin, begin + length
+            begin += length
+        elif kind == 0:
+            _, begin = _varint(data, begin, end)
+        elif kind in (1, 5):
+            begin += 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"there are no fields of kind {kind}")
+    if begin < end:
+        raise TooLargeError(f"a message of {end} bytes has more than {_MAX_FIELDS} fields")
+
+
+def _varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while begin < end and shift < 70:
+        byte = data[begin]
+        begin += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, begin
+        shift += 7
+    raise ValueError("a number does not end")
+
+
+def _refusing(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def refusing(request: Any, context: Any) -> Any:
+        if isinstance(request, Unreadable):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
+        return await method(request, context)
+
+    return refusing
+
+
+def _refusing_stream(
+    method: Callable[[Any, Any], AsyncIterator[Any]],
+) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    async def refusing(request: Any, context: Any) -> AsyncIterator[Any]:
+        if isinstance(request, Unreadable):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
+        async for answer in method(request, context):
+            yield answer
+
+    return refusing
+
+
+_MAX_OPEN_COMMANDS: Final = 64
+"""Requests of one user at the same time, those that wait included."""
+_TOO_MANY_COMMANDS: Final = (
+    f"this user has {_MAX_OPEN_COMMANDS} requests in progress, the most that one user may have;"
+    " wait for one of them"
+)
+
+
+class CommandRates(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs only
+    """Slows the commands of a user who sends them faster than any person or page does.
+
+    Sessions are left out; they have rates of their own.
+    """
+
+    def __init__(self, callers: CallerDirectory, clock: Callable[[], float] = time.monotonic) -> None:
+        self._callers = callers
+        self._rate = UserRate("commands", COMMANDS, clock)
+        self._open: Counter[int | None] = Counter()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Return the method's handler, which waits until its caller may send one more command."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method == _ATTACH:
+            return handler
+        if handler.unary_unary is not None:
+            return handler._replace(unary_unary=self._answering(handler.unary_unary))
+        if handler.unary_stream is not None:
+            is_generator = inspect.isasyncgenfunction(handler.unary_stream)
+            limit = self._streaming if is_generator else self._answering
+            return handler._replace(unary_stream=limit(handler.unary_stream))
+        return handler
+
+    def _answering(
+        self, method: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def answer(request: Any, context: Any) -> Any:
+            async with self._admitted(context, request):
+                return await method(request, context)
+
+        return answer
+
+    def _streaming(self, method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with self._admitted(context, request):
+                async for answer in method(request, context):
+                    yield answer
+
+        return stream
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, context: Any, request: Any) -> AsyncIterator[None]:
+        if isinstance(request, Message):
+            self._callers.received(context, request.ByteSize())
+        uid = self._callers.find(context).uid
+        if self._open[uid] >= _MAX_OPEN_COMMANDS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _TOO_MANY_COMMANDS)
+        self._open[uid] += 1
+        try:
+            await asyncio.sleep(self._rate.take(uid, 1))
+            yield
+        finally:
+            self._open[uid] -= 1
+            if self._open[uid] <= 0:
+                del self._open[uid]

@@ -1,0 +1,227 @@
+"""The daemon's work after a capture: uploads it if configured, and checks that steps are not slower.
+
+A profiler that stays in the process slows training for the rest of the run: CUPTI did, unless it was removed
+(docs/captures.md). The check needs no part of the training process: the store has the durations.
+"""
+
+import asyncio
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torchperfd.durations import duration
+from torchperfd_daemon.background import WorkerHealth
+from torchperfd_daemon.captures import Catalog, Destination, Uploader
+from torchperfd_daemon.captures.destination import remove_upload_marker, write_upload_marker
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
+from torchperfd_daemon.config.options import ServeSettings
+from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
+from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.store import Rank, Store
+
+
+def uploader_of(settings: ServeSettings, catalog: Catalog) -> Uploader | None:
+    """Return the uploader of captures, if configured.
+
+    Raises:
+        UsageError: The destination is the captures' own directory, or within it.
+    """
+    if settings.captures_upload is None:
+        return None
+    destination = Destination(settings.captures_upload)
+    destination.check_apart(settings.captures_dir)
+    return Uploader(catalog, destination)
+
+
+def mark_uploads(settings: ServeSettings, uploader: Uploader | None) -> None:
+    """Write the upload marker beside the captures, for commands that do not connect to a daemon."""
+    if uploader is not None:
+        write_upload_marker(settings.captures_dir, uploader.url)
+    elif not settings.embedded:
+        # A run's own daemon leaves the marker of the user's other daemons alone.
+        remove_upload_marker(settings.captures_dir)
+
+
+log = logging.getLogger("torchperfd.captures")
+
+STEPS: Final = 64
+"""Steps that are compared on each side of a capture."""
+FEWEST_STEPS: Final = 16
+"""With fewer on either side within :data:`GIVE_UP_S`, nothing is known."""
+GIVE_UP_S: Final = 600.0
+MAX_CHANGE: Final = 0.01
+"""Steps that have become longer by more than this, beyond chance, are a warning."""
+
+_SKIPPED: Final = 2
+"""Steps after the last one captured: training pauses in the first, and may catch up in the next."""
+_MAX_WAITING: Final = 256
+_PERIOD_S: Final = 1.0
+_CHANCE: Final = 3.0
+_MEDIAN_ERROR: Final = math.sqrt(math.pi / 2)
+"""The standard error of a median, as a multiple of that of a mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepChange:
+    """How much longer steps take than before.
+
+    Attributes:
+        before: The median step before, in seconds.
+        after: The median step after.
+        error: The standard error of their difference.
+    """
+
+    before: float
+    after: float
+    error: float
+
+    @property
+    def ratio(self) -> float:
+        """The difference as a part of the step before; negative where steps are shorter."""
+        return self.after / self.before - 1
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether steps are longer by more than :data:`MAX_CHANGE`, beyond chance."""
+        return self.after - self.before > MAX_CHANGE * self.before + _CHANCE * self.error
+
+
+def compare_steps(before: Sequence[int], after: Sequence[int]) -> StepChange | None:
+    """Compare steps by their medians; None with fewer than :data:`FEWEST_STEPS` on a side.
+
+    Args:
+        before: Durations in nanoseconds.
+        after: The same after the capture.
+    """
+    if min(len(before), len(after)) < FEWEST_STEPS:
+        return None
+    middles = [statistics.median(side) / 1e9 for side in (before, after)]
+    errors = [_MEDIAN_ERROR * robust_deviation(side) / math.sqrt(len(side)) / 1e9 for side in (before, after)]
+    return StepChange(middles[0], middles[1], math.hypot(*errors)) if middles[0] > 0 else None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A captured rank whose next steps are awaited."""
+
+    record: CaptureRecord
+    trace: RankTrace
+    rank: Rank
+    before: Sequence[int]
+    first: int
+    until: float
+
+
+class StepCheck:
+    """Compares the steps of captured ranks on this node before and after a capture.
+
+    Args:
+        store: Where steps arrive.
+        catalog: Whose manifests are completed by ``step_change``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        catalog: Catalog,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._clock = clock
+        self._wall = wall
+        self._before: dict[str, dict[Rank, Sequence[int]]] = {}
+        self._waiting: list[_Waiting] = []
+        self.health = WorkerHealth("step check")
+
+    def begin(self, record: CaptureRecord) -> None:
+        """Keep the newest steps of the ranks that a capture is about to record."""
+        while len(self._before) >= _MAX_WAITING:
+            del self._before[next(iter(self._before))]
+        self._before[record.capture_id] = {
+            rank: rank.history.newest(min(STEPS, rank.steady_steps)).duration_ns
+            for rank in self._ranks(record)
+        }
+
+    def end(self, record: CaptureRecord) -> None:
+        """Await the next steps of the ranks that a capture has recorded."""
+        before = self._before.pop(record.capture_id, None)
+        traces = {trace.rank: trace for trace in record.ranks if trace.state is CaptureState.COMPLETE}
+        if record.step_range is None or not traces:
+            return
+        if before is None:
+            # A script captured itself: what is held of the steps before has to do.
+            before = {rank: _steps_before(rank, record.step_range[0]) for rank in self._ranks(record)}
+        for rank, durations in before.items():
+            trace = traces.get(rank.identity.rank)
+            if trace is not None and len(self._waiting) < _MAX_WAITING:
+                first = record.step_range[1] + _SKIPPED
+                until = self._clock() + GIVE_UP_S
+                self._waiting.append(_Waiting(record, trace, rank, durations, first, until))
+
+    def check(self) -> None:
+        """Compare the ranks that have made enough steps since."""
+        due = [each for each in self._waiting if self._is_due(each)]
+        if not due:
+            return
+        self._waiting = [each for each in self._waiting if each not in due]
+        for record in {id(each.record): each.record for each in due}.values():
+            self._complete(record, [each for each in due if each.record is record])
+
+    async def run(self) -> None:
+        """Check once a second until cancelled."""
+        while True:
+            await asyncio.sleep(_PERIOD_S)
+            try:
+                self.check()
+                self.health.succeeded(self._wall())
+            except Exception:
+                if self.health.failed():
+                    log.exception("steps after a capture were not checked")
+
+    def _ranks(self, record: CaptureRecord) -> list[Rank]:
+        taking_part = {trace.rank for trace in record.ranks}
+        ranks = self._store.runs().get(record.run, [])
+        return [rank for rank in ranks if rank.connected and rank.identity.rank in taking_part]
+
+    def _is_due(self, waiting: _Waiting) -> bool:
+        made = waiting.rank.totals.train.steps - waiting.first
+        return made >= STEPS or self._clock() >= waiting.until or not waiting.rank.connected
+
+    def _complete(self, record: CaptureRecord, due: list[_Waiting]) -> None:
+        slower = []
+        for each in due:
+            made = max(0, each.rank.totals.train.steps - each.first)
+            after = each.rank.history.newest(made).duration_ns
+            change = compare_steps(each.before, after[:STEPS])
+            if change is not None:
+                each.trace.step_change = round(change.ratio, 4)
+                if change.is_slower:
+                    slower.append((each.trace.rank, change))
+        try:
+            self._catalog.update(record)
+        except TorchperfdError as error:
+            log.info("capture %s: its steps were checked, but %s", record.capture_id, error)
+        if slower:
+            rank, change = max(slower, key=lambda each: each[1].ratio)
+            log.warning(
+                "capture %s: steps take longer since then, on rank %d %s instead of %s (%+.1f%%);"
+                " docs/captures.md says what a profiler leaves behind",
+                record.capture_id,
+                rank,
+                duration(change.after),
+                duration(change.before),
+                100 * change.ratio,
+            )
+
+
+def _steps_before(rank: Rank, step: int) -> Sequence[int]:
+    """Return up to :data:`STEPS` durations before a step, as far as they are held."""
+    durations = rank.history.newest(rank.steady_steps).duration_ns
+    later = max(0, rank.totals.train.steps - step)
+    return durations[: len(durations) - later][-STEPS:] if later < len(durations) else ()

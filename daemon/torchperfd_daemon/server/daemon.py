@@ -1,0 +1,430 @@
+"""The daemon: the composition root, the only module that builds and connects all components."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
+
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.background import StoppedWorkers, run_in_background
+from torchperfd_daemon.captures import (
+    Analyst,
+    CaptureRecord,
+    Catalog,
+    Coordinator,
+    Quota,
+    RetentionWorker,
+)
+from torchperfd_daemon.config.options import ServeSettings
+from torchperfd_daemon.fleet import (
+    Address,
+    AuthInterceptor,
+    CredentialFiles,
+    FanOut,
+    FleetService,
+    FleetView,
+    JobPeers,
+    PeerAddresses,
+    Peers,
+    check_listening,
+    check_trust,
+    parse_peers,
+)
+from torchperfd_daemon.fleet import listen as listen_to_fleet
+from torchperfd_daemon.goodput import FOLDER, GoodputStore, GoodputTracker
+from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.daemon_health import (
+    analysis_metrics,
+    background_metrics,
+    fleet_metrics,
+    goodput_metrics,
+    node_metrics,
+    own_metrics,
+    trigger_metrics,
+    upload_metrics,
+)
+from torchperfd_daemon.metrics.page import DEFAULT_SERIES, SeriesCap, Source, by_age
+from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
+from torchperfd_daemon.observer import LineSampler, Observer
+from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
+from torchperfd_daemon.rpc.server import RpcServer, caller_directory
+from torchperfd_daemon.server.after_capture import StepCheck, mark_uploads, uploader_of
+from torchperfd_daemon.server.lifecycle import Lifetime, keep_watchdog_quiet, notify_systemd
+from torchperfd_daemon.server.listening import LivePage, listen, own_socket, public_host
+from torchperfd_daemon.server.node_samplers import NodeSamplers
+from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.service.handover import CaptureHandovers
+from torchperfd_daemon.service.permissions import Permissions, group_id
+from torchperfd_daemon.service.rank_session import UserWatch
+from torchperfd_daemon.simulated import SimulatedRanks
+from torchperfd_daemon.store import Store
+from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
+from torchperfd_daemon.web.config_file import WebConfigFile
+from torchperfd_daemon.web.reader import Parts
+
+log = logging.getLogger("torchperfd.server")
+
+_SERVICES: Final = (
+    session_pb2.DESCRIPTOR.services_by_name["Session"].full_name,
+    control_pb2.DESCRIPTOR.services_by_name["Control"].full_name,
+    "",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    """What serves training processes, as the daemon's other parts use it."""
+
+    node: Node
+    callers: CallerDirectory
+    sessions: SessionService
+    fleet: FleetView
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """What watches the runs, and the page that shows them."""
+
+    observer: Observer
+    triggers: Runner
+    page: MetricsPage
+
+
+class Daemon:
+    """One node's daemon, from start to drained stop.
+
+    Args:
+        plan: Triggers and schedules of automatic captures.
+    """
+
+    def __init__(self, settings: ServeSettings, plan: Plan | None = None) -> None:
+        # Clients write there, and may have another working directory.
+        settings = replace(settings, captures_dir=settings.captures_dir.absolute())
+        self._settings = settings
+        self._plan = plan or Plan()
+        self._triggers: TriggerCounts = {}
+        self._store = Store(
+            grace_seconds=settings.grace_seconds,
+            most_per_user=settings.max_sessions_per_user,
+            most=settings.max_sessions,
+        )
+        quota = Quota(
+            bytes=settings.captures_max_bytes,
+            age_seconds=settings.captures_max_age_seconds,
+            count=settings.captures_max_count,
+            capture_bytes=settings.captures_max_bytes_each,
+            free_bytes=settings.captures_min_free_bytes,
+        )
+        self._catalog = Catalog(settings.captures_dir, quota)
+        self._uploader = uploader_of(settings, self._catalog)
+        self._retention = RetentionWorker(self._catalog, uploads=self._uploader is not None)
+        self._analyst = Analyst(self._catalog) if settings.analyze_captures else None
+        self._step_check = StepCheck(self._store, self._catalog)
+        self._catalog.on_armed = self._step_check.begin
+        self._catalog.on_ended = self._after_capture
+        self._coordinator = Coordinator(self._catalog)
+        # Simulated ranks leave no accounts on the disk.
+        goodput = None if settings.demo else settings.captures_dir / FOLDER
+        self._goodput = GoodputTracker(self._store, GoodputStore(goodput, socket.gethostname()))
+        self._instance = secrets.token_hex(8)
+        self._credentials = CredentialFiles(settings)
+        self._interceptor = AuthInterceptor(self._credentials.current)
+        self._fleet_address = Address(*settings.fleet_address) if settings.fleet_address else None
+        if self._fleet_address is not None:
+            check_listening(self._fleet_address, self._credentials.current())
+        peers = parse_peers(settings.fleet_peers, own=self._fleet_address) if settings.fleet_peers else None
+        self._job_peers = peers if isinstance(peers, JobPeers) else None
+        self._peers: PeerAddresses | None = (
+            peers if peers is None or isinstance(peers, JobPeers) else Peers(peers)
+        )
+        if self._job_peers is not None:
+            check_trust(self._credentials.current())
+        self._admin_group = group_id(settings.admin_group)
+        self._ready = False
+        self._on_capture: Callable[[CaptureRecord], None] = lambda _: None
+        self._lifetime = Lifetime(embedded=settings.embedded)
+
+    def _after_capture(self, record: CaptureRecord) -> None:
+        self._step_check.end(record)
+        # A run's own daemon shares its cores: it analyses only what the end of the run shows.
+        if self._analyst is not None and (record.options.automatic or not self._settings.embedded):
+            self._analyst.submit(record)
+        self._on_capture(record)
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; when embedded, until the owner and the last rank have left.
+
+        Raises:
+            TorchperfdError: A socket or port cannot be served; the message states what to do.
+        """
+        settings = self._settings
+        web_config = WebConfigFile(settings.web_config_file) if settings.web_config_file else None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._lifetime.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload, web_config)
+        # Unwinds in reverse order: the observers stop first, then the servers, then the samplers.
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(own_socket(settings.socket))
+            listener = stack.enter_context(listen(settings))
+            node = Node(
+                socket.gethostname(),
+                _metrics_url(listener, web_config),
+                settings.captures_dir,
+                settings.is_service,
+            )
+            samplers = self._collect(stack)
+            self._keep_captures(stack)
+            clients = self._admit_clients(stack, node)
+            observed = self._observe(stack, samplers, clients.sessions)
+            control = self._control(samplers, clients, observed.observer)
+            page = self._page(samplers, control, clients, observed, web_config)
+            await stack.enter_async_context(page.serving(listener, self._lifetime.stop))
+            checks = await self._serve(stack, control, clients, observed.observer)
+            run_in_background(
+                stack,
+                observed.triggers.run(self._catalog),
+                observed.observer.run(),
+                self._step_check.run(),
+                page.run(),
+                UserWatch(clients.sessions.open_sessions).run(),
+            )
+            workers = StoppedWorkers(observed.observer.health, samplers.health)
+            run_in_background(stack, keep_watchdog_quiet(workers.names))
+            await self._announce(checks, ready=True)
+            stack.push_async_callback(self._announce, checks, ready=False)
+            log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
+            stack.callback(log.info, "stopping")
+            await self._lifetime.wait(lambda: clients.sessions.count, self._awaits_question)
+
+    def _collect(self, stack: contextlib.AsyncExitStack) -> NodeSamplers:
+        """Start the node's samplers, and a simulated job if that is configured."""
+        settings = self._settings
+        samplers = NodeSamplers(self._store, settings.interval_seconds, simulated=settings.demo)
+        samplers.start()
+        stack.callback(samplers.stop)
+        run_in_background(stack, samplers.run())
+        if settings.demo:
+            ranks = SimulatedRanks(self._store, samplers.gpus.newest, socket.gethostname())
+            run_in_background(stack, ranks.run())
+        return samplers
+
+    def _keep_captures(self, stack: contextlib.AsyncExitStack) -> None:
+        """Start the workers that enforce the quota, and analyse and upload captures if configured."""
+        if self._settings.is_service:
+            self._catalog.make_private()
+        mark_uploads(self._settings, self._uploader)
+        self._retention.start()
+        stack.callback(self._retention.stop)
+        if self._analyst is not None:
+            self._analyst.start()
+            stack.callback(self._analyst.stop)
+        if self._uploader is not None:
+            # Joined at the end: it must release its references before the interpreter ends.
+            run_in_background(stack, self._uploader.run(), seconds=min(1.0, self._settings.drain_seconds))
+
+    def _admit_clients(self, stack: contextlib.AsyncExitStack, node: Node) -> _Clients:
+        """Build what serves training processes and reaches the daemons of other nodes."""
+        settings = self._settings
+        fan_out = FanOut(self._credentials.current)
+        stack.push_async_callback(fan_out.close)
+        fleet = FleetView(self._peers, fan_out, self._coordinator, self._instance, node.name)
+        callers = caller_directory(settings)
+        sessions = SessionService(
+            self._store,
+            self._coordinator,
+            node,
+            self._lifetime.ranks_changed,
+            fleet if self._peers is not None else None,
+            self._job_peers,
+            callers=callers,
+            limit=UserLimit("sessions", settings.max_sessions_per_user, settings.max_sessions),
+        )
+        return _Clients(node, callers, sessions, fleet)
+
+    def _observe(
+        self, stack: contextlib.AsyncExitStack, samplers: NodeSamplers, sessions: SessionService
+    ) -> _Observed:
+        """Account for goodput, and build what watches the runs and the page that shows them."""
+        stack.callback(self._goodput.close)
+        run_in_background(stack, self._goodput.run())
+        owners = samplers.owners
+        observer = Observer(
+            self._store,
+            sessions.stacks_of,
+            samplers.families,
+            samplers.gpus.newest,
+            lambda identity: owners.of(identity).gpu_uuid,
+            lines=LineSampler(
+                sessions.loading_stacks,
+                self._coordinator.is_capturing,
+                threads_of=sessions.thread_stacks,
+            ),
+        )
+        self._coordinator.advice_of = observer.settle_loader_advice
+        measured: list[Source] = [
+            TrainingMetrics(self._store, owners.of).families,
+            DiagnosisMetrics(self._store, observer).families,
+            partial(node_metrics, samplers.samplers),
+        ]
+        triggers = Runner(
+            self._plan,
+            self._store,
+            observer.findings,
+            # Without the cap: ranks that are left out of a page still count.
+            MetricsPage(measured).collect,
+            Actions(self._coordinator, self._catalog, sessions.of_run, sessions.stacks_of_run),
+            counts=self._triggers,
+        )
+        workers = [
+            self._retention.health,
+            self._goodput.health,
+            observer.health,
+            self._step_check.health,
+            samplers.health,
+            *([triggers.health] if triggers.has_work else []),
+            *([self._uploader.health] if self._uploader else []),
+            *([self._analyst.health] if self._analyst else []),
+        ]
+        cap = SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store))
+        page = MetricsPage(
+            [
+                TrainingMetrics(self._store, owners.of, cap).families,
+                DiagnosisMetrics(self._store, observer, cap).families,
+                partial(node_metrics, samplers.samplers),
+                partial(own_metrics, self._store, self._coordinator.counts, self._retention.counts),
+                partial(background_metrics, workers),
+                partial(trigger_metrics, self._triggers),
+                partial(goodput_metrics, self._goodput.settled_seconds),
+                *([partial(upload_metrics, self._uploader.counts)] if self._uploader else []),
+                *(
+                    [partial(fleet_metrics, lambda: self._interceptor.refused_calls, self._dropped_peers)]
+                    if self._fleet_address
+                    else []
+                ),
+                *([partial(analysis_metrics, self._store, self._analyst.counts)] if self._analyst else []),
+            ],
+            cap,
+        )
+        return _Observed(observer, triggers, page)
+
+    def _dropped_peers(self) -> int:
+        return self._job_peers.dropped if self._job_peers is not None else 0
+
+    def _control(self, samplers: NodeSamplers, clients: _Clients, observer: Observer) -> ControlService:
+        """Build what answers commands."""
+        return ControlService(
+            self._store,
+            clients.sessions,
+            self._coordinator,
+            self._catalog,
+            clients.node,
+            clients.fleet,
+            goodput=self._goodput.report,
+            verdict=observer.verdict,
+            device_work=observer.device_work,
+            collections=observer.collections,
+            families=samplers.families,
+            permissions=Permissions(clients.callers, self._admin_group),
+        )
+
+    def _page(
+        self,
+        samplers: NodeSamplers,
+        control: ControlService,
+        clients: _Clients,
+        observed: _Observed,
+        web_config: WebConfigFile | None,
+    ) -> LivePage:
+        """Build the HTTP side."""
+        parts = Parts(
+            store=self._store,
+            control=control,
+            catalog=self._catalog,
+            coordinator=self._coordinator,
+            node=clients.node.name,
+            instance=self._instance,
+            fleet=self._peers is not None,
+            families=samplers.families,
+            samplers=samplers.samplers,
+            gpu_of=samplers.gpu_of,
+            watch=clients.sessions.frequent_reports.watch,
+        )
+        page = LivePage(
+            self._settings, parts, observed.page, observed.observer.verdict, lambda: self._ready, web_config
+        )
+        self._on_capture = page.on_capture
+        return page
+
+    async def _serve(
+        self, stack: contextlib.AsyncExitStack, control: ControlService, clients: _Clients, observer: Observer
+    ) -> health.HealthServicer:
+        """Serve training processes and commands; daemons of other nodes, too, if configured."""
+        grace = min(1.0, self._settings.drain_seconds)
+        checks = health.HealthServicer()
+        handovers = CaptureHandovers(self._catalog, clients.sessions.find_sender)
+        stack.callback(handovers.close)
+        rpc = RpcServer(
+            self._settings,
+            clients.callers,
+            clients.sessions,
+            control,
+            checks,
+            handovers.accept if self._settings.is_service else None,
+        )
+        stack.push_async_callback(rpc.stop, grace)
+        await rpc.start()
+        if self._fleet_address is not None:
+            service = FleetService(
+                self._store,
+                clients.sessions,
+                self._coordinator,
+                self._catalog,
+                self._instance,
+                clients.node.name,
+                observer.verdict,
+                observer.device_work,
+                self._lifetime.was_asked,
+            )
+            server, address = await listen_to_fleet(self._fleet_address, self._interceptor, service)
+            stack.push_async_callback(server.stop, grace)
+            log.info("fleet port listens on %s", address)
+        return checks
+
+    def _awaits_question(self) -> bool:
+        """Return whether the daemon of a job's first rank, on another node, may ask about a run here."""
+        return self._fleet_address is not None and any(
+            ranks[0].identity.rank > 0 and ranks[0].identity.world_size > len(ranks)
+            for ranks in self._store.runs().values()
+        )
+
+    def _reload(self, web_config: WebConfigFile | None) -> None:
+        """Read the files of credentials and certificates again; an invalid file changes nothing."""
+        log.info("SIGHUP: reading credentials and certificates again")
+        if web_config is not None:
+            web_config.current()
+        self._credentials.reload()
+
+    async def _announce(self, checks: health.HealthServicer, *, ready: bool) -> None:
+        self._ready = ready
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for service in _SERVICES:
+            await checks.set(service, status)
+        notify_systemd("READY=1" if ready else "STOPPING=1")
+
+
+def _metrics_url(listener: socket.socket, web_config: WebConfigFile | None) -> str:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if web_config is not None and web_config.current().tls else "http"
+    return f"{scheme}://{public_host(host)}:{port}/metrics"
