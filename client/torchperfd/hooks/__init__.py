@@ -1,4 +1,4 @@
-"""The hooks: where torchperfd touches torch. Each module hooks one thing and can undo it.
+"""The hooks: where torchperfd touches torch. Each can be undone exactly.
 
 A hook writes an event and does nothing else: what an event means is found out later,
 elsewhere. It costs a fraction of a microsecond, lets no exception of ours out, and does

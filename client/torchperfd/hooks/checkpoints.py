@@ -7,9 +7,6 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-import torch
-import torch.serialization
-
 from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, own_attribute
 
@@ -23,6 +20,9 @@ def install(context: HookContext) -> None:
 
     What another thread saves, and what ``async_save`` leaves to one, is counted as saved in the background.
     """
+    # Here, since this module is loaded before the script has imported torch.
+    import torch
+    import torch.serialization
 
     def time_distributed() -> None:
         module = sys.modules[_DISTRIBUTED]

@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import torch
-from torch.amp.grad_scaler import GradScaler
 
 from torchperfd.events import codes
 from torchperfd.hooks.context import HookContext, own_attribute
@@ -17,6 +16,8 @@ def install(context: HookContext) -> None:
     It is where the host waits for the gradients, to look for infinities. Fused optimizers look
     for themselves, on the device: whether they did step is not known here.
     """
+    from torch.amp.grad_scaler import GradScaler
+
     original = own_attribute(GradScaler, "step")
     buffer = context.buffer
 

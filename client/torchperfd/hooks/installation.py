@@ -24,25 +24,38 @@ from torchperfd.worker_stacks import WorkerStacks
 if TYPE_CHECKING:
     from torch import nn
 
-HOOKS: Final = (
+HOOKS: Final = {
     # Those that others build on come first.
-    *("compiler", "closures", "models", "forward", "compiled_models", "replicas"),
-    *(
-        "modes",
-        "new_optimizers",
-        "loaded_models",
-        "loader",
-        "index_lists",
-        "iterators",
-        "worker_queue",
-        "loader_use",
-    ),
-    "worker_entry",
-    *("backward", "zero_grad", "optimizers", "grad_scaler", "checkpoints"),
-    *("collectives", "functional_collectives", "ddp_buffers", "reductions", "compilations"),
-    *("device_meshes", "pipeline_stages", "tensor_parallel"),
-)
-"""Every hook by name: a module of this package with ``install(context)``."""
+    "compiler": "compiler",
+    "closures": "optimizers",
+    "models": "models",
+    "forward": "forward",
+    "compiled_models": "forward",
+    "replicas": "forward",
+    "modes": "forward",
+    "new_optimizers": "optimizers",
+    "loaded_models": "models",
+    "loader": "loader",
+    "index_lists": "loader",
+    "iterators": "loader",
+    "worker_queue": "loader_samples",
+    "loader_use": "loader_use",
+    "worker_entry": "loader",
+    "backward": "backward",
+    "zero_grad": "optimizers",
+    "optimizers": "optimizers",
+    "grad_scaler": "optimizers",
+    "checkpoints": "checkpoints",
+    "collectives": "collectives",
+    "functional_collectives": "collectives",
+    "ddp_buffers": "collectives",
+    "reductions": "backward",
+    "compilations": "compiler",
+    "device_meshes": "parallelism",
+    "pipeline_stages": "parallelism",
+    "tensor_parallel": "parallelism",
+}
+"""The module of each hook, by the hook's name: a module of this package with ``install_NAME(context)``."""
 
 
 class Hooks:
@@ -101,7 +114,8 @@ class Hooks:
         self._links.settings.install(torch.get_num_threads, switch_checks(torch))
         for context in self._contexts:
             try:
-                importlib.import_module(f"torchperfd.hooks.{context.name}").install(context)
+                module = importlib.import_module(f"torchperfd.hooks.{HOOKS[context.name]}")
+                getattr(module, f"install_{context.name}")(context)
             except Exception as error:
                 if is_from_script(error):
                     raise

@@ -5,11 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import Optimizer
 
 from torchperfd.events import Steps, codes
 from torchperfd.hooks.context import HookContext
@@ -18,6 +14,9 @@ from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 
 def install(context: HookContext) -> None:
     """Time every ``Optimizer.step``, and look for the model of a new optimizer ahead of its first."""
+    # Here, so that a torch without them loses this hook only.
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
     buffer, models, settings = context.buffer, context.links.models, context.links.settings
     read_settings = context.guard(settings.read_at_step, None)
     steps = Steps(buffer, models.stepped, codes.OPTIMIZER, codes.OPTIMIZER_END)

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from torchperfd.errors import TorchperfdError
 from torchperfd.launch.keeping_options import KeepingOptions
-from torchperfd.runs.comparison import compare_runs
-from torchperfd.runs.comparison_text import comparison_text
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.record import RunRecord, read_record
 from torchperfd.runs.store import RunStore, read_file
@@ -58,6 +56,9 @@ def compare_with_baseline(
         The exit code: 0; 7 where the step is slower by more than is allowed; 5 where that is not known of all
         ranks; 1 where it cannot be judged.
     """
+    from torchperfd.runs.comparison import compare_runs
+    from torchperfd.runs.comparison_text import comparison_text
+
     try:
         comparison = compare_runs(baseline, read_record(json.dumps(document).encode(), "this run"))
     except TorchperfdError as error:

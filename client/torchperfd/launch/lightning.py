@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final
 
-from torchperfd.hooks.torch_import import ModuleImport
 from torchperfd.own_commands import script_command
 
 _LAUNCHERS: Final = tuple(
@@ -29,6 +28,8 @@ class LightningLauncher:
     """
 
     def __init__(self, run: str, job: str) -> None:
+        from torchperfd.hooks.torch_import import ModuleImport
+
         self._options = ("run", "--quiet", "--no-daemon", "--run", run, "--job", job)
         self._replaced: list[tuple[ModuleType, Callable[[], Sequence[str]]]] = []
         self._pending = [ModuleImport(name, functools.partial(self._follow, name)) for name in _LAUNCHERS]
