@@ -24,7 +24,7 @@ from typing import Any
 
 import grpc
 
-from torchperfd.captures.handover import Handover, HandoverError
+from torchperfd.captures.files import Handover, HandoverError
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2, session_pb2_grpc
 from torchperfd_daemon import cli
 from torchperfd_daemon.collectors.procfs import parse_stat, read

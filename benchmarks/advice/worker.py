@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from torchperfd import attach
 from torchperfd.client import Client
-from torchperfd.steps.pace import usual_ns
+from torchperfd.steps.step_series import usual_ns
 
 # Steps after a pause find nothing of theirs in the caches, and batches that workers had time to make.
 WARM_UP: Final = 5

@@ -16,8 +16,8 @@ from torchperfd.instruments import Instruments
 from torchperfd.parts import Parts
 from torchperfd.report import RankReport
 from torchperfd.safety.logs import log
+from torchperfd.steps.phases import Phase
 from torchperfd.steps.totals import Totals
-from torchperfd.steps.user_phase import Phase
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from torchperfd.captures.fetch import CaptureFetcher, Download
-from torchperfd.captures.handover import Handover
-from torchperfd.captures.job_capture_orders import JobCaptureOrders
+from torchperfd.captures.files import Handover
+from torchperfd.captures.job_capture import CaptureFetcher, Download, JobCaptureOrders
 from torchperfd.captures.manager import CaptureManager
 from torchperfd.faults import Faults
-from torchperfd.hooks.flight_recorder import dump
+from torchperfd.hooks.process_groups import dump_flight_recorder
 from torchperfd.identity import Identity
 from torchperfd.link import flight_recorder
 from torchperfd.link.flusher import Flusher
@@ -173,7 +172,7 @@ class DaemonSession:
 
         groups: list[flight_recorder.GroupProgress] = []
         try:
-            record = dump()
+            record = dump_flight_recorder()
             groups = flight_recorder.read(record) if record is not None else []
         except Exception as error:  # noqa: BLE001 - the stacks are sent without it
             self._faults.note("flight recorder", error)

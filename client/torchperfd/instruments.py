@@ -12,18 +12,17 @@ from torchperfd.events import OUTDATED, EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
 from torchperfd.hooks import Hooks
-from torchperfd.hooks.background_saves import BackgroundSaves
 from torchperfd.hooks.batches import counts_itself, samples_in
-from torchperfd.hooks.compilations import Compilations
-from torchperfd.hooks.frames import keep_classes_out_of_graphs
+from torchperfd.hooks.checkpoints import BackgroundSaves
+from torchperfd.hooks.compiler import Compilations
 from torchperfd.hooks.loader_use import LoaderSampler
+from torchperfd.hooks.patches import ModuleImport, keep_classes_out_of_graphs, when_torch_is_imported
 from torchperfd.hooks.pauses import GcPauses
 from torchperfd.hooks.script_collectives import ScriptCollectives
-from torchperfd.hooks.torch_import import ModuleImport, when_torch_is_imported
 from torchperfd.process_settings import ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
-from torchperfd.steps.iterators import Iterators
+from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay

@@ -10,8 +10,8 @@ from tests.unit.client.scripted import unpack
 from torch import nn
 
 import torchperfd
+from torchperfd.steps.phases import StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import StepBatch
 
 HOW = (
     "pip install --no-deps torchvision==0.28.0 fastai fastcore fastprogress fastdownload fasttransform "

@@ -10,7 +10,7 @@ from tests.support.processes import processes_of
 
 from torchperfd.launch import termination
 
-pytestmark = pytest.mark.skipif(not termination.AVAILABLE, reason="its C module is not compiled")
+pytestmark = pytest.mark.skipif(not termination.HANDLES_SIGTERM, reason="its C module is not compiled")
 
 TRAINS = """
 import os, time, torch

@@ -21,10 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchperfd
-from torchperfd.steps.arrivals import ArrivalRecorder, Arrivals
-from torchperfd.steps.phases import COLLECTIVE_WAIT, LOSS
+from torchperfd.steps.phases import COLLECTIVE_WAIT, LOSS, StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.step_series import ArrivalRecorder, Arrivals
 
 LATE_S = 0.03
 STEPS = 8

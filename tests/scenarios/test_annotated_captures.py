@@ -17,12 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Dataset
 
 import torchperfd
-from torchperfd.captures import annotations
+from torchperfd.captures import driver
 from torchperfd.captures.handle import Capture
 from torchperfd.errors import CaptureError
 from torchperfd.hooks.profiler import ARBITER
+from torchperfd.steps.phases import TRAIN, StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import TRAIN, StepBatch
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon import analysis
 
@@ -339,7 +339,7 @@ def test_capture_ended_by_users_profiler_is_not_ended_again(
     """Torch would write that into memory that the profiler had which is gone: now and then it crashed."""
     opened: list[weakref.ref[Any]] = []
     ended: list[str] = []
-    honest = annotations.open_annotation
+    honest = driver.open_annotation
 
     class Noted:
         def __init__(self, name: str) -> None:
@@ -350,7 +350,7 @@ def test_capture_ended_by_users_profiler_is_not_ended_again(
             ended.append(self._name)
             self._annotation.__exit__(*arguments)
 
-    monkeypatch.setattr(annotations, "open_annotation", Noted)
+    monkeypatch.setattr(driver, "open_annotation", Noted)
     step = plain(client)
     step()
     capture = client.capture(steps=1000)
@@ -376,13 +376,13 @@ def test_nothing_is_annotated_while_nothing_is_captured(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    honest = annotations.open_annotation
+    honest = driver.open_annotation
 
     def noted(name: str) -> Any:
         opened.append(name)
         return honest(name)
 
-    monkeypatch.setattr(annotations, "open_annotation", noted)
+    monkeypatch.setattr(driver, "open_annotation", noted)
     step = plain(client)
     for _ in range(5):
         step()
@@ -398,14 +398,14 @@ def test_nothing_is_annotated_while_nothing_is_captured(
 def test_an_annotation_that_fails_costs_the_annotations_only(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = annotations.open_annotation
+    honest = driver.open_annotation
 
     def broken(name: str) -> Any:
         if name == "forward":
             raise RuntimeError("no such luck")
         return honest(name)
 
-    monkeypatch.setattr(annotations, "open_annotation", broken)
+    monkeypatch.setattr(driver, "open_annotation", broken)
     _, path = capture_in(plain(client), client, steps=2)
     names = Counter(name for name, _ in ours(path))
     assert "forward" not in names

@@ -13,7 +13,7 @@ from tests.unit.daemon import traces
 
 from torchperfd.durations import duration
 from torchperfd.launch.auto_capture import first_advice
-from torchperfd.launch.verdict_document import loader_advice_document
+from torchperfd.launch.run_report import loader_advice_document
 from torchperfd.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 from torchperfd.runs.advised_run import newest_advised, script_digest
 from torchperfd.runs.store import RunStore

@@ -13,7 +13,7 @@ from tests.support.node import ROOT
 from torchperfd.own_commands import own_command, own_file_command, script_command
 
 NAMES_THE_INTERPRETER = {
-    "client/torchperfd/launch/lightning.py": "compares it with Lightning's own command",
+    "client/torchperfd/launch/runner.py": "compares it with Lightning's own command",
     "client/torchperfd/own_commands.py": "builds the commands",
     "daemon/torchperfd_daemon/analysis/ranks.py": "asks whether this user may run it",
     "daemon/torchperfd_daemon/captures/low_priority.py": "names the program of such a command, to exec it",

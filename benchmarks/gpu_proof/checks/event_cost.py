@@ -12,8 +12,7 @@ from benchmarks.gpu_proof.outcome import Bound, Outcome
 from benchmarks.gpu_proof.workloads import Training, resnet18
 
 from torchperfd.device.clock import DeviceTimes, cuda_device_times
-from torchperfd.steps.phases import FORWARD
-from torchperfd.steps.step_batch import TRAIN
+from torchperfd.steps.phases import FORWARD, TRAIN
 
 TITLE: Final = "Cost of CUDA events, and CUDA graphs captured meanwhile"
 SECONDS: Final = 30

@@ -13,14 +13,22 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
-from torchperfd.captures import launches, tracer
+from torchperfd.captures import rank_files, tracer
 from torchperfd.captures.driver import CaptureDriver, unusable
-from torchperfd.captures.handover import Handover
-from torchperfd.captures.options import KINDS, MEMORY, TRACE, CaptureOptions
+from torchperfd.captures.files import Handover
 from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
-from torchperfd.captures.state import Action, CaptureOutcome, CaptureStage, CaptureState
-from torchperfd.hooks.autograd_nodes import node_reader
+from torchperfd.captures.state import (
+    KINDS,
+    MEMORY,
+    TRACE,
+    Action,
+    CaptureOptions,
+    CaptureOutcome,
+    CaptureStage,
+    CaptureState,
+)
+from torchperfd.hooks.profiler import node_reader
 from torchperfd.identity import Identity
 from torchperfd.safety.flag import Flag
 from torchperfd.safety.interrupts import is_from_script
@@ -354,7 +362,7 @@ class RankCapture:
         self._state.pause_seconds = stopping_seconds + written.export_seconds
         self._pauses.learn_pause(self.pause_seconds, self.options)
         self._state.launches, self._state.kernels = written.launches, written.kernels
-        launches.warn_of_missing(self.capture_id, written.launches, written.kernels)
+        rank_files.warn_of_missing_kernels(self.capture_id, written.launches, written.kernels)
         outcome = CaptureOutcome(
             ok=True,
             start_step=self.start_step,

@@ -1,19 +1,28 @@
-"""The handle of a capture of several ranks: what rank 0's script holds of one it has ordered."""
+"""Captures of several ranks: rank 0's script orders one, holds its handle and fetches the files."""
 
+import contextlib
+import itertools
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from torchperfd.captures.capture import CaptureOptions
+from torchperfd.captures.files import CaptureFolder, CapturesDirectory
 from torchperfd.captures.handle import analysis_of
+from torchperfd.captures.manager import options_message
 from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.link.outbox import Outbox
 from torchperfd.safety.flag import Flag
+from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
-_POLL_S: Final = 0.2
-_GONE: Final = (
+
+_RESULT_POLL_S: Final = 0.2
+_DAEMON_GONE: Final = (
     "the daemon went away in the middle; what its ranks still write, `torchperfd captures list` shows"
 )
 
@@ -106,7 +115,7 @@ class JobCapture:
         newest = self._newest
         if newest is None or not newest.ended:
             if self._connection() != self._session:
-                raise CaptureError(_GONE)
+                raise CaptureError(_DAEMON_GONE)
             raise CaptureError(f"capture {self.id} is {self.state}; wait() for it")
         if newest.state != "complete":
             raise CaptureError(f"capture {self.id} {_outcome(newest)}")
@@ -121,7 +130,7 @@ class JobCapture:
             CaptureTimeoutError: It did not end within ``timeout`` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._ended.wait(_POLL_S if deadline is None else _until(deadline)):
+        while not self._ended.wait(_RESULT_POLL_S if deadline is None else _until(deadline)):
             if self._connection() != self._session:
                 break
             if deadline is not None and time.monotonic() >= deadline:
@@ -154,7 +163,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _until(deadline: float) -> float:
-    return max(0.0, min(_POLL_S, deadline - time.monotonic()))
+    return max(0.0, min(_RESULT_POLL_S, deadline - time.monotonic()))
 
 
 def _outcome(result: "session_pb2.CaptureOrderResult") -> str:
@@ -174,3 +183,141 @@ def chosen_ranks(ranks: Literal["all"] | Sequence[int]) -> list[int]:
     if isinstance(ranks, str) or not ranks or not all(0 <= rank < 2**32 for rank in ranks):
         raise ValueError(f'ranks must be "all" or ranks of the job, not {ranks!r}')
     return sorted(set(ranks))
+
+
+Download = Callable[[str, str, float], Iterator[bytes]]
+"""Yields a file of a capture in pieces: its id, the file's name, and the most seconds that it may take."""
+
+_FETCH_FILE_S: Final = 600.0
+
+
+class CaptureFetcher:
+    """Finds the files of captures, wherever the daemon keeps them.
+
+    Args:
+        directory: Where captures of this process go.
+        download: Asks the daemon; raises OSError where it does not answer.
+    """
+
+    def __init__(self, directory: CapturesDirectory, download: Download) -> None:
+        self._directory = directory
+        self._download = download
+
+    def fetch(self, capture_id: str, folder: str, names: Iterable[str]) -> Path:
+        """Return a folder that this process can read with files of a capture; fetched if need be.
+
+        Args:
+            capture_id: The capture.
+            folder: Where the daemon keeps it; used as it is if this process can read it.
+            names: The files.
+
+        Raises:
+            CaptureError: The daemon does not send a file, or it cannot be written.
+        """
+        if folder and os.access(folder, os.R_OK | os.X_OK):
+            return Path(folder)
+        try:
+            path = self._directory.folder(capture_id)
+            with CaptureFolder.opened(path) as opened:
+                for name in names:
+                    self._fetch(opened, path, name)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CaptureError(f"cannot fetch capture {capture_id} from the daemon: {reason}") from error
+        return path
+
+    def read(self, capture_id: str, name: str, most_bytes: int, timeout: float) -> bytes:
+        """Return a small file of a capture; empty if the daemon does not send it whole in time."""
+        content = b""
+        with contextlib.suppress(OSError):
+            for piece in self._download(capture_id, name, timeout):
+                content += piece
+                if len(content) > most_bytes:
+                    return b""
+            return content
+        return b""
+
+    def _fetch(self, folder: CaptureFolder, path: Path, name: str) -> None:
+        if (path / name).is_file():
+            return
+        with folder.writing(name) as file:
+            for piece in self._download(path.name, name, _FETCH_FILE_S):
+                file.write(piece)
+
+
+_ORDER_TIMEOUT_S: Final = 86_400.0
+
+
+class JobCaptureOrders:
+    """Orders captures of a job from the daemon, and passes its answers on to their handles.
+
+    Args:
+        outbox: Where orders go.
+        connection: Returns a number that changes when the daemon goes away, 0 while there is none.
+        fetch: Returns a folder that this process can read with files of a capture; see ``CaptureFetcher``.
+    """
+
+    def __init__(
+        self,
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        connection: Callable[[], int],
+        fetch: Callable[[str, str, Iterable[str]], Path],
+    ) -> None:
+        self._outbox = outbox
+        self._connection = connection
+        self._fetch = fetch
+        self._orders: dict[int, JobCapture] = {}
+        self._ids = itertools.count(1)
+        self.served = False
+        """The daemon takes orders."""
+
+    def order(self, rank: int, ranks: Sequence[int], options: CaptureOptions) -> JobCapture:
+        """Order a capture of some ranks, or of all of the job when none is named.
+
+        Raises:
+            CaptureError: This is not rank 0, or no daemon takes orders.
+        """
+        from torchperfd.v1 import session_pb2
+
+        if rank != 0:
+            raise CaptureError(
+                f"this is rank {rank}, and only rank 0 captures other ranks; call it there,"
+                " or leave ranks out to capture this one"
+            )
+        if not self._connection():
+            raise CaptureError(
+                "no daemon is connected, and only a daemon reaches other ranks;"
+                " start one with `torchperfd serve`, or leave ranks out"
+            )
+        if not self.served:
+            raise CaptureError("the daemon is too old to capture other ranks; install this version on it")
+        order_id = next(self._ids)
+        wanted = session_pb2.CaptureOrder(
+            order_id=order_id,
+            ranks=ranks,
+            options=options_message(options),
+            # The script's wait() has its own timeout; a process that exits ends the order.
+            timeout_seconds=contract.AUTOMATIC_CAPTURE_S if options.automatic else _ORDER_TIMEOUT_S,
+        )
+
+        def cancel() -> None:
+            unwanted = session_pb2.CaptureOrder(order_id=order_id, cancel=True)
+            self._outbox.put(session_pb2.ClientMessage(capture_order=unwanted))
+
+        capture = JobCapture(self._connection, cancel, self._fetch)
+        self._orders[order_id] = capture
+        self._outbox.put(session_pb2.ClientMessage(capture_order=wanted))
+        return capture
+
+    def on_welcome(self, features: Iterable[str]) -> None:
+        """Drop the orders to an earlier daemon: they will not be answered."""
+        self.served = contract.CAPTURE_ORDER in features
+        self._orders.clear()
+
+    def on_result(self, result: "session_pb2.CaptureOrderResult") -> None:
+        """Act on an answer of the daemon's."""
+        capture = self._orders.get(result.order_id)
+        if capture is not None:
+            capture.on_result(result)
+            if result.ended:
+                self._orders.pop(result.order_id, None)

@@ -9,15 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from torchperfd.captures.driver import MemoryTracer
 from torchperfd.captures.files import CapturesDirectory
 from torchperfd.captures.handle import analysis_of
-from torchperfd.captures.memory_snapshot import MemoryTracer
-from torchperfd.captures.options import MEMORY, CaptureOptions
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
-from torchperfd.captures.state import CaptureOutcome, CaptureState
+from torchperfd.captures.state import MEMORY, CaptureOptions, CaptureOutcome, CaptureState
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
-from torchperfd.hooks import memory_history
+from torchperfd.hooks import cuda
 from torchperfd.identity import Identity
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
@@ -78,14 +77,14 @@ class OutOfMemory:
         """Leave nothing any more: the client is detached, but torch still calls the observer."""
         self._is_done = True
         if self._is_watching:
-            memory_history.forget_stacks()
+            cuda.forget_stacks()
 
     def _watch(self) -> None:
         if self._is_watching or not (self._is_wanted and self._has_torch):
             return
         self._is_watching = True
         try:
-            memory_history.observe_failures(self._observe)
+            cuda.observe_allocation_failures(self._observe)
         except Exception as error:
             if is_from_script(error):
                 raise

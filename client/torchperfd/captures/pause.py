@@ -8,7 +8,7 @@ nodes of one step. Later estimates follow from the pause of the capture before.
 from collections.abc import Callable
 from typing import Final
 
-from torchperfd.captures.options import MEMORY, CaptureOptions
+from torchperfd.captures.state import MEMORY, CaptureOptions
 from torchperfd.safety.flag import Flag
 from torchperfd.v1.contract import LONG_PAUSE_S
 

@@ -1,4 +1,7 @@
-"""Rank files: what one rank writes into a capture's folder, its trace and its manifest."""
+"""Rank files: what one rank writes into a capture's folder, its trace and its manifest.
+
+The launches and kernels in a trace are counted, to warn of a trace without kernels.
+"""
 
 import contextlib
 import hashlib
@@ -13,13 +16,78 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from torchperfd._version import __version__
-from torchperfd.captures.files import CaptureFolder
-from torchperfd.captures.handover import TURN_S, Handover, HandoverError
-from torchperfd.captures.launches import LaunchCounter
-from torchperfd.captures.options import MEMORY, TRACE
-from torchperfd.captures.state import CaptureOutcome, CaptureState
+from torchperfd.captures.files import TURN_S, CaptureFolder, Handover, HandoverError
+from torchperfd.captures.state import MEMORY, TRACE, CaptureOutcome, CaptureState
 from torchperfd.captures.tracer import LostTraceError, Tracer
+from torchperfd.device.cuda_memory import read_cuda_memory
 from torchperfd.identity import Identity
+from torchperfd.safety.logs import log
+from torchperfd.v1.contract import MIN_KERNELS_PER_LAUNCH
+
+_LAUNCH_NAMES: Final = (b'"name": "cudaLaunchKernel', b'"name": "cuLaunchKernel', b'"name": "hipLaunchKernel')
+_KERNEL_CATEGORY: Final = b'"cat": "kernel"'
+
+
+class LaunchCounter:
+    """Reads a Chrome trace as Kineto writes it, in pieces; each field of an event is within one line.
+
+    Attributes:
+        launches: Launches of one kernel each. One that launches a CUDA graph is none of these.
+        kernels: Kernels, those of CUDA graphs included.
+    """
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.kernels = 0
+        self._rest = b""
+
+    def add(self, piece: bytes) -> None:
+        """Count the lines of the next piece; the last one may continue in the piece after it."""
+        lines, newline, rest = piece.rpartition(b"\n")
+        if not newline:
+            self._rest += piece
+            return
+        self._count(self._rest + lines)
+        self._rest = rest
+
+    def end(self) -> None:
+        """Count what follows the last line's end."""
+        self._count(self._rest)
+        self._rest = b""
+
+    def _count(self, lines: bytes) -> None:
+        self.launches += sum(map(lines.count, _LAUNCH_NAMES))
+        self.kernels += lines.count(_KERNEL_CATEGORY)
+
+
+def warn_of_missing_kernels(capture_id: str, launches: int, kernels: int) -> None:
+    """Write a warning to the log if a trace lacks kernels."""
+    memory = read_cuda_memory()
+    text = missing_kernels_warning(
+        launches, kernels, holds_device_memory=memory is not None and memory.allocated > 0
+    )
+    if text:
+        log.warning("capture %s: %s", capture_id, text)
+
+
+def missing_kernels_warning(launches: int, kernels: int, *, holds_device_memory: bool = False) -> str:
+    """Return that kernels are missing, and why that may be, as one line; '' if they are all there.
+
+    Args:
+        holds_device_memory: Whether the process has tensors on a device, which it then works with.
+    """
+    if holds_device_memory and not launches and not kernels:
+        return (
+            "the trace has nothing of the device, though the process has tensors there: did another profiler"
+            " use CUPTI before, in this process or beside it? Capture again"
+        )
+    if kernels >= MIN_KERNELS_PER_LAUNCH * launches:
+        return ""
+    return (
+        f"the trace has {launches:,} launches and only {kernels:,} kernels: does another profiler (nsys, ncu,"
+        " DCGM) use CUPTI, or was a CUDA graph captured meanwhile?"
+    )
+
 
 _TAIL_BYTES: Final = 8192
 _ATTEMPTS: Final = 6
@@ -115,7 +183,7 @@ class RankFiles:
                     reason = refusal() or self._unkept(file)
                     if reason:
                         raise NotWrittenError(reason)
-                    written = _measure(file, export_seconds)
+                    written = _measure_trace(file, export_seconds)
                 reason = refusal()
                 if reason:
                     raise NotWrittenError(reason)
@@ -262,7 +330,7 @@ def _is_whole(file: BinaryIO) -> bool:
     return bool(named) and rest.endswith(b"}") and rest.count(b"}") == rest.count(b"{") + 1
 
 
-def _measure(file: BinaryIO, export_seconds: float) -> WrittenTrace:
+def _measure_trace(file: BinaryIO, export_seconds: float) -> WrittenTrace:
     digest, counter = hashlib.sha256(), LaunchCounter()
     size = 0
     file.seek(0)

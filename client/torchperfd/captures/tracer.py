@@ -1,26 +1,30 @@
 """Tracers: torch's profiler, started without the seconds that its public constructor costs.
 
-``torch.profiler.profile`` imports all of torch's inductor on its first start, just to
-ask whether CUDA graphs are on: 1.4 to 2.7 s, on the training thread, or on another one in
-a race with the script's own imports. A script that has not compiled anything has no
-inductor graphs, so there the profiler beneath is used directly; it records the same.
+``torch.profiler.profile`` imports all of torch's inductor on its first start, just to ask whether CUDA graphs
+are on: 1.4 to 2.7 s, on the training thread, or on another one in a race with the script's own imports. A
+script that has not compiled anything has no inductor graphs, so there the profiler beneath is used directly;
+it records the same.
 
-Stopping and exporting hold the interpreter's lock inside torch, so that training pauses whichever
-thread they run on. ``docs/captures.md`` has what that costs, and what else was tried.
+Stopping and exporting hold the interpreter's lock inside torch, so that training pauses whichever thread they
+run on. ``docs/captures.md`` has the cost.
+
+CUPTI, through which Kineto records the device, is removed from the process when a capture ends. By default it
+stays and slows down every launch for the rest of the run (docs/gpu-results.md).
 """
 
 import contextlib
 import os
+import re
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from torchperfd.captures import teardown
 from torchperfd.hooks.context import HookUnavailableError
 from torchperfd.hooks.profiler import (
     ARBITER,
@@ -30,6 +34,42 @@ from torchperfd.hooks.profiler import (
     skip_event_lists,
     trace_only,
 )
+
+TEARDOWN_VARIABLE: Final = "TEARDOWN_CUPTI"
+"""Read by Kineto whenever a profiler starts and stops, and on a thread of its own in between."""
+
+_TEARDOWN_SAFE_FROM: Final = 13
+"""Release of CUDA since which it was seen to work: five captures in a row, also with CUDA graphs, which older
+releases crash with."""
+
+_TEARDOWN_REST_S: Final = 1.0
+"""Kineto removes CUPTI on a thread of its own, which races with a profiler that starts meanwhile."""
+
+_ended_at = -_TEARDOWN_REST_S
+
+
+def note_device_profiler_end() -> None:
+    """A profiler of this process that has recorded a CUDA device has ended."""
+    global _ended_at
+    _ended_at = time.monotonic()
+
+
+def rest_after_device_profiler() -> None:
+    """Sleep until CUPTI may be used again; at most a second after the capture before."""
+    time.sleep(max(0.0, _ended_at + _TEARDOWN_REST_S - time.monotonic()))
+
+
+def have_cupti_removed(cuda: str | None) -> None:
+    """Have CUPTI removed when a profiler ends, from now on, where that is known to be safe.
+
+    The variable stays, because Kineto reads it also after the capture. A script's own choice is kept.
+
+    Args:
+        cuda: The release of CUDA that torch was built for, ``13.0``; None for other devices.
+    """
+    release = re.match(r"\d+", cuda or "")
+    if release is not None and int(release[0]) >= _TEARDOWN_SAFE_FROM:
+        os.environ.setdefault(TEARDOWN_VARIABLE, "1")
 
 
 class Tracer(Protocol):
@@ -81,7 +121,7 @@ def prepare() -> str:
 
     Torch must have been imported. Waits up to a second after a capture of a CUDA device.
     """
-    teardown.rest()
+    rest_after_device_profiler()
     try:
         ARBITER.watch()
     except HookUnavailableError as error:
@@ -143,7 +183,7 @@ class KinetoTracer:
         self._compiled = is_inductor_imported()
         self._cuda = cuda = torch.cuda.is_available()
         if cuda:
-            teardown.have_cupti_removed(torch.version.cuda)
+            have_cupti_removed(torch.version.cuda)
         arguments = recorded.arguments()
         if not arguments["with_stack"]:
             arguments["experimental_config"] = trace_only()
@@ -193,7 +233,7 @@ class KinetoTracer:
             self._profiler.__exit__(None, None, None)
         if self._cuda:
             # Not before: stopping takes seconds where there are many events.
-            teardown.note_end()
+            note_device_profiler_end()
 
     def mute(self) -> None:
         """Record no further operators, without stopping; for a forked child, whose Kineto cannot be stopped.

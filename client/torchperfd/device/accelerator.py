@@ -9,8 +9,8 @@ from torchperfd.device.step_times import DeviceTime
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
 from torchperfd.hooks.context import describe
-from torchperfd.hooks.current_stream import CurrentStream
-from torchperfd.hooks.frames import keep_classes_out_of_graphs
+from torchperfd.hooks.cuda import CurrentStream
+from torchperfd.hooks.patches import keep_classes_out_of_graphs
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps.replay import Replay
 

@@ -23,10 +23,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Protocol, TypeVar
 
 from torchperfd.device.step_times import DeviceTime, EndedSteps, StepTimes
-from torchperfd.hooks.current_stream import recorder_of_events
+from torchperfd.hooks.cuda import recorder_of_events
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
-from torchperfd.steps.device_clock import NO_CUDA_EVENT
+from torchperfd.steps.step_ring import NO_CUDA_EVENT
 
 NO_PHASE: Final = -1
 

@@ -1,22 +1,26 @@
-"""Collectives: when the training thread comes to one, and how long it is held there.
+"""Collectives: when the training thread enters one, and how long it is held there.
 
-Whatever Python calls is seen at torch's own narrow place, the methods of ``ProcessGroup`` and of
-``Work``: so it is for ``torch.distributed``'s functions, FSDP, and what is built on either. What
-``DistributedDataParallel`` does in C++ is :mod:`~torchperfd.hooks.reductions`'.
+Calls from Python, such as those of ``torch.distributed`` and FSDP, pass through the methods of
+``ProcessGroup`` and ``Work``. Functional collectives, which tensor parallelism uses, wait in a C++ operator
+instead. The reducer of ``DistributedDataParallel`` is hooked in :mod:`torchperfd.hooks.backward`, and the
+broadcast of its buffers here.
 """
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from types import FunctionType
 from typing import Any, Final
 
+import torch
 import torch.distributed
+from torch import Tensor
 
 from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, own_attribute
-from torchperfd.hooks.frames import keep_classes_out_of_graphs, keep_out_of_graphs
+from torchperfd.hooks.patches import keep_classes_out_of_graphs, keep_out_of_graphs
 from torchperfd.hooks.script_collectives import ScriptCollectives
 
 _ISSUES: Final = (
@@ -30,18 +34,18 @@ _ISSUES: Final = (
 """The methods of ``ProcessGroup`` that communicate; each torch has some of them."""
 
 
-def install(context: HookContext) -> None:
+def install_collectives(context: HookContext) -> None:
     """Time collectives and the waits for them; a torch without distributed has nothing to time."""
     if not torch.distributed.is_available():
         return
     keep_classes_out_of_graphs(ScriptCollectives)
     context.links.script_collectives.install(context.links.models.trained)
     group, work = torch.distributed.ProcessGroup, torch.distributed.Work
-    _time_all(context, group, [name for name in _ISSUES if name in vars(group)])
-    _time_all(context, work, ["wait"])
+    _time_methods(context, group, [name for name in _ISSUES if name in vars(group)])
+    _time_methods(context, work, ["wait"])
 
 
-def _time_all(context: HookContext, base: Any, names: Iterable[str]) -> None:
+def _time_methods(context: HookContext, base: Any, names: Iterable[str]) -> None:
     """Time methods of a class in C++, and of the classes that a script derives from it in Python.
 
     What such a class overrides never comes to the methods of the base. What it does not, C++ must find as it
@@ -49,19 +53,19 @@ def _time_all(context: HookContext, base: Any, names: Iterable[str]) -> None:
     """
     originals = {name: own_attribute(base, name) for name in names}
     for name in names:
-        _time(context, base, name)
+        _time_method(context, base, name)
     original = own_attribute(base, "__init__")
     seen: weakref.WeakSet[type] = weakref.WeakSet({base})
 
     def follow(kind: type) -> None:
-        for each in reversed(_before(kind, base)):
+        for each in reversed(_classes_before(kind, base)):
             if each in seen:
                 continue
             seen.add(each)
-            order = _before(each, base) if issubclass(each, base) else ()
+            order = _classes_before(each, base) if issubclass(each, base) else ()
             for name, method in originals.items():
                 if isinstance(vars(each).get(name), FunctionType):
-                    _time(context, each, name)
+                    _time_method(context, each, name)
                 elif order and not any(name in vars(known) for known in order):
                     context.patches.add(each, name, method)
 
@@ -84,12 +88,12 @@ def _time_all(context: HookContext, base: Any, names: Iterable[str]) -> None:
     context.patches.replace(base, "__init__", keep_out_of_graphs(init))
 
 
-def _before(kind: type, base: type) -> tuple[type, ...]:
+def _classes_before(kind: type, base: type) -> tuple[type, ...]:
     """Return the classes in which Python looks for a method of one before its base."""
     return kind.__mro__[: kind.__mro__.index(base)]
 
 
-def _time(context: HookContext, owner: Any, name: str) -> None:
+def _time_method(context: HookContext, owner: Any, name: str) -> None:
     original = own_attribute(owner, name)
     buffer = context.buffer
     timed = Timed(buffer, original, codes.COLLECTIVE, codes.COLLECTIVE_END)
@@ -118,3 +122,41 @@ def _in_place_of(original: Any, name: str, function: Callable[..., Any]) -> Call
     functools.update_wrapper(function, original)
     function.__code__ = function.__code__.replace(co_name=name)
     return function
+
+
+_FUNCTIONAL_MODULE: Final = "torch.distributed._functional_collectives"
+
+
+def install_functional_collectives(context: HookContext) -> None:
+    """Time ``wait_tensor``, now or once the script has imported its module, which takes long by itself."""
+    if not torch.distributed.is_available():
+        return
+    context.when_imported(_FUNCTIONAL_MODULE, lambda: _time_waits(context))
+
+
+def _time_waits(context: HookContext) -> None:
+    module = sys.modules[_FUNCTIONAL_MODULE]
+    original = own_attribute(module, "wait_tensor")
+    timed = Timed(context.buffer, original, codes.COLLECTIVE, codes.COLLECTIVE_END)
+
+    @functools.wraps(original)
+    def wait_tensor(tensor: Tensor) -> Tensor:
+        # Compiled code has the operator in its graph, as it has without us.
+        waited: Tensor = original(tensor) if torch.compiler.is_compiling() else timed(tensor)
+        return waited
+
+    context.patches.replace(module, "wait_tensor", keep_out_of_graphs(wait_tensor, inline=True))
+
+
+def install_ddp_buffers(context: HookContext) -> None:
+    """Time the call; a torch without distributed has nothing to time."""
+    if not torch.distributed.is_available():
+        return
+    original = own_attribute(torch.distributed, "_broadcast_coalesced")
+    timed = Timed(context.buffer, original, codes.COLLECTIVE, codes.COLLECTIVE_END)
+
+    @functools.wraps(original)
+    def broadcast(*args: Any, **kwargs: Any) -> Any:
+        return timed(*args, **kwargs)
+
+    context.patches.replace(torch.distributed, "_broadcast_coalesced", keep_out_of_graphs(broadcast))

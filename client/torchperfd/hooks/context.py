@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from torchperfd.coordinates import Coordinate
 from torchperfd.events import Draws, EventBuffer, Timed, codes
 from torchperfd.faults import Faults
-from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.hooks.patches import Patches
+from torchperfd.hooks.patches import ModuleImport, Patches, keep_out_of_graphs
 from torchperfd.hooks.script_collectives import ScriptCollectives
-from torchperfd.hooks.torch_import import ModuleImport
 from torchperfd.process_settings import ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
-from torchperfd.steps.iterators import Iterators
+from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.replay import Replay
 from torchperfd.worker_stacks import WorkerStacks
 
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from torchperfd.hooks.background_saves import BackgroundSaves
-    from torchperfd.hooks.compilations import Compilations
+    from torchperfd.hooks.checkpoints import BackgroundSaves
+    from torchperfd.hooks.compiler import Compilations
     from torchperfd.hooks.loader_use import LoaderSampler
 
 # threading.current_thread() would add a thread that Python did not start, and enumerate() locks.

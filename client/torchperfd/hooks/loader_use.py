@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperfd.hooks.context import HookContext, HookUnavailableError, own_attribute
-from torchperfd.hooks.frames import keep_classes_out_of_graphs, keep_out_of_graphs
-from torchperfd.hooks.stage_samples import StageSamples
-from torchperfd.hooks.worker_queue import ready_batches
-from torchperfd.hooks.worker_starts import FirstDraw, SlowWorker, WorkerStarts, has_all_indices
+from torchperfd.hooks.loader_samples import (
+    FirstDraw,
+    SlowWorker,
+    StageSamples,
+    WorkerStarts,
+    has_all_indices,
+    ready_batches,
+)
+from torchperfd.hooks.patches import keep_classes_out_of_graphs, keep_out_of_graphs
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps.cpus import available_cpus, thread_queued_ns
@@ -27,7 +32,7 @@ _REMEMBERED: Final = 32
 _MIN_WORKER_BATCHES: Final = 4
 
 
-def install(context: HookContext) -> None:
+def install_loader_use(context: HookContext) -> None:
     """Sample draws of the loader, beside the hook that times them."""
     import torch
 

@@ -1,5 +1,6 @@
-"""The root models: found by what the optimizers own."""
+"""The root models: found by the parameters that optimizers own, or returned by ``torch.load``."""
 
+import functools
 import gc
 import sys
 import time
@@ -8,13 +9,15 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+import torch.serialization
 from torch import nn
 from torch.optim import Optimizer
 
 from torchperfd.events import codes
-from torchperfd.hooks.context import HookContext, Models
-from torchperfd.hooks.frames import keep_classes_out_of_graphs
+from torchperfd.hooks.context import HookContext, Models, own_attribute
 from torchperfd.hooks.live_objects import LiveObjects
+from torchperfd.hooks.patches import keep_classes_out_of_graphs, keep_out_of_graphs
 from torchperfd.safety.logs import log
 
 _MAX_SEARCHES_AT_DRAW = 2
@@ -28,7 +31,7 @@ _YOUNG = (0, 1)
 _MAX_LOOKS_AT_DRAW = 4
 
 
-def install(context: HookContext) -> None:
+def install_models(context: HookContext) -> None:
     """Find models ahead of the first draws, outside of any step's time."""
     keep_classes_out_of_graphs(RootModels)
     models = RootModels(context)
@@ -254,3 +257,26 @@ def live_optimizers_and_modules(generation: int | None) -> tuple[list[Optimizer]
             if which < 2:
                 found[which].append(candidate)
     return found
+
+
+def install_loaded_models(context: HookContext) -> None:
+    """Time the forward of a loaded model if one of its class is timed."""
+    load = own_attribute(torch.serialization, "load")
+
+    @functools.wraps(load)
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        thing = load(*args, **kwargs)
+        try:
+            models = context.links.models
+            known = context.active and isinstance(thing, nn.Module)
+            if known and any(type(model) is type(thing) for model in models.living()):
+                models.add(thing)
+        except BaseException as error:
+            if not context.absorb(error, costs_step=False):
+                raise
+        return thing
+
+    keep_out_of_graphs(loaded)
+    for owner in (torch, torch.serialization):
+        if vars(owner).get("load") is load:
+            context.patches.replace(owner, "load", loaded)

@@ -1,9 +1,11 @@
-"""The arbiter of torch's one profiler session: the user's profiler comes before ours.
+"""The arbiter of torch's one profiler session: the user's profiler has priority over ours.
 
-A profiler that the script starts while ours is on takes our events and ends ours. One that it has prepared
-(a schedule's warm-up) is torn down by ours, and the process crashes when the script goes on to start it. So
-while a capture runs, the two functions by which torch's profilers start are watched: ours is not started in
-a warm-up, and ends first when the user's starts.
+A profiler that the script starts while ours is on takes our events and ends ours. One that it has prepared (a
+schedule's warm-up) is torn down by ours, and the process crashes when the script then starts it. So while a
+capture runs, the two functions by which torch's profilers start are watched: ours is not started in a warm-
+up, and ends first when the user's starts.
+
+The number of autograd nodes that a thread has made gives the size of a step without recording anything.
 """
 
 import contextlib
@@ -19,8 +21,17 @@ from torchperfd.hooks.context import HookUnavailableError
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 
-_PREPARE: Final = "_prepare_profiler"
-_ENABLE: Final = "_enable_profiler"
+
+def node_reader() -> Callable[[], int] | None:
+    """Return what reads the calling thread's number; None if torch has none, or is not imported."""
+    torch = sys.modules.get("torch")
+    autograd = getattr(getattr(torch, "_C", None), "_autograd", None)
+    read: Callable[[], int] | None = getattr(autograd, "_get_sequence_nr", None)
+    return read
+
+
+_PREPARE_PROFILER: Final = "_prepare_profiler"
+_ENABLE_PROFILER: Final = "_enable_profiler"
 
 
 class ProfilerArbiter:
@@ -52,13 +63,13 @@ class ProfilerArbiter:
 
         if self._wrapped:
             return
-        missing = [name for name in (_PREPARE, _ENABLE) if not hasattr(profiler, name)]
+        missing = [name for name in (_PREPARE_PROFILER, _ENABLE_PROFILER) if not hasattr(profiler, name)]
         if missing:
             raise HookUnavailableError(
                 f"this torch has no torch.autograd.profiler.{missing[0]}: a capture could not yield to a "
                 "profiler that the script starts"
             )
-        for name, wrap in ((_PREPARE, self._wrap_prepare), (_ENABLE, self._wrap_enable)):
+        for name, wrap in ((_PREPARE_PROFILER, self._wrap_prepare), (_ENABLE_PROFILER, self._wrap_enable)):
             original = getattr(profiler, name)
             self._wrapped[name] = original, wrap(original)
             setattr(profiler, name, self._wrapped[name][1])
@@ -127,7 +138,7 @@ class ProfilerArbiter:
         return prepare_after_ours
 
     def _wrap_enable(self, enable: Callable[..., Any]) -> Callable[..., Any]:
-        prepare, _ = self._wrapped[_PREPARE]
+        prepare, _ = self._wrapped[_PREPARE_PROFILER]
 
         def enable_after_ours(*arguments: Any, **options: Any) -> Any:
             if self._starting_thread == threading.get_ident():

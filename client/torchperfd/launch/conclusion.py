@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.launch.exit_facts import cause_elsewhere, failure_words
-from torchperfd.launch.termination import Terminated
+from torchperfd.launch.termination import Terminated, cause_elsewhere, failure_words
 from torchperfd.safety.logs import log
 
 if TYPE_CHECKING:
@@ -95,10 +94,16 @@ class Conclusion:
         self, own: "RankReport", ended: BaseException | None, deadline: float, notes: Sequence[str]
     ) -> int:
         from torchperfd.card import ansi
-        from torchperfd.launch import kept_run
-        from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
+        from torchperfd.launch import run_report
         from torchperfd.launch.earlier_runs import EarlierRuns, main_file
-        from torchperfd.launch.verdict_document import loader_advice_document, verdict_document
+        from torchperfd.launch.run_report import (
+            Closing,
+            closing_card,
+            closing_text,
+            loader_advice_document,
+            percentiles_of,
+            verdict_document,
+        )
         from torchperfd.report import run_document
         from torchperfd.runs.ending import TERMINATED, Ending
         from torchperfd.text_tables import terminal_width
@@ -121,7 +126,7 @@ class Conclusion:
         ranks = _rank_reports(own, answer)
         document: dict[str, Any] = run_document(client.run, ranks, verdict_document(answer))
         document["loader_advice"] = loader_advice_document(answer)
-        kept_run.add_facts(document, client, began=options.began, ended=ended)
+        run_report.add_facts(document, client, began=options.began, ended=ended)
         cause = cause_elsewhere(answer, client.rank)
         document["exit"] |= {"cause": cause} if cause and ended is not None else {}
         ending = Ending.of_document(document["exit"])
@@ -137,7 +142,7 @@ class Conclusion:
         facts += [("note", note) for note in notes]
         if self.daemon is None and client.metrics_url:
             facts.append(("metrics", client.metrics_url))
-        writer = kept_run.ReportWriter(options.keeping, document) if options.keeping.is_kept else None
+        writer = run_report.ReportWriter(options.keeping, document) if options.keeping.is_kept else None
         try:
             if options.report is not None:
                 content = (json.dumps(document, indent=2) + "\n").encode()
@@ -169,7 +174,7 @@ class Conclusion:
             )
         if self.baseline is None:
             return 0
-        from torchperfd.launch.baseline import compare_with_baseline
+        from torchperfd.launch.earlier_runs import compare_with_baseline
 
         return compare_with_baseline(
             self.baseline,

@@ -1,26 +1,97 @@
-"""What a run has executed, and earlier runs of the same script: read at its end, on a thread of its own."""
+"""Comparisons of a run with earlier runs of the same script, and with a baseline that the user names.
+
+What a run has executed is read at its end, on a thread of its own, to find the earlier runs.
+"""
 
 import hashlib
 import itertools
+import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.errors import TorchperfdError
-from torchperfd.launch.keeping_options import KeepingOptions
+from torchperfd.launch.options import KeepingOptions
 from torchperfd.runs.advised_run import MAX_BYTES, script_digest, script_marker
+from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.previous_run import outcome_of
 from torchperfd.runs.promise_outcome import PromiseOutcome
 from torchperfd.runs.record import RunRecord, read_record, record_of
-from torchperfd.runs.store import RunStore
+from torchperfd.runs.store import RunStore, read_file
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.report import RankReport
+
+
+SLOWER: Final = 7
+"""Exit code of a run that is slower than its baseline by more than was allowed."""
+UNSEEN: Final = 5
+"""Exit code of a run that is not, as far as its ranks were seen, and some were not."""
+
+
+def read_baseline(options: KeepingOptions) -> RunRecord:
+    """Read the run to compare with: a file, or a kept run by a prefix of its id.
+
+    Raises:
+        TorchperfdError: It is missing, ambiguous or damaged.
+    """
+    if os.path.exists(options.baseline):  # noqa: PTH110 - no pathlib in a training process
+        return read_file(options.baseline)
+    store = RunStore(options.directory or contract.user_runs_dir())
+    try:
+        return store.read(store.whole_id(options.baseline))
+    except OSError as error:
+        raise RunFileError(f"the kept runs cannot be read: {error}") from error
+
+
+def compare_with_baseline(
+    baseline: RunRecord,
+    document: dict[str, Any],
+    fail_above: float | None,
+    write: Callable[[str], object],
+    *,
+    colour: bool = False,
+    width: int | None = None,
+) -> int:
+    """Print how a run compares with its baseline.
+
+    Args:
+        baseline: Run A.
+        document: Run B, of schema ``torchperfd.run/1``.
+        fail_above: See :class:`KeepingOptions`.
+        write: Takes the text.
+        colour: Whether the text has colours.
+        width: Columns of the terminal; None if the text is not for one.
+
+    Returns:
+        The exit code: 0; 7 where the step is slower by more than is allowed; 5 where that is not known of all
+        ranks; 1 where it cannot be judged.
+    """
+    from torchperfd.runs.comparison import compare_runs
+    from torchperfd.runs.comparison_text import comparison_text
+
+    try:
+        comparison = compare_runs(baseline, read_record(json.dumps(document).encode(), "this run"))
+    except TorchperfdError as error:
+        write(f"torchperfd: no comparison with the baseline: {error}\n")
+        return 0 if fail_above is None else 1
+    text = comparison_text(comparison, colour=colour, width=width)
+    write(f"\n── torchperfd · compared with the baseline, A ──\n{text}\n")
+    if fail_above is None:
+        return 0
+    if not comparison.is_slower_than(fail_above):
+        if not comparison.unseen:
+            return 0
+        write(f"torchperfd: whether the step is slower is not known: {comparison.unseen}\n")
+        return UNSEEN
+    write(f"torchperfd: the step is slower than the baseline's by more than {100 * fail_above:g} %\n")
+    return SLOWER
+
 
 MAX_CANDIDATES: Final = 8
 """Earlier runs of the script that are read whole."""
@@ -30,11 +101,11 @@ _MAX_SOURCE_BYTES: Final = 16 << 20
 _DIGITS: Final = 16
 _FEW_DIGITS: Final = 4
 """Of arguments, which may hold secrets: enough to notice a change, too few to find out what they were."""
-_OURS: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
-_LIBRARY: Final = os.path.dirname(os.__file__)  # noqa: PTH120
-_GENERATED: Final = ("torch.", "triton.")
+_OUR_CODE_DIRECTORY: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+_LIBRARY_DIRECTORY: Final = os.path.dirname(os.__file__)  # noqa: PTH120
+_GENERATED_MODULES: Final = ("torch.", "triton.")
 """Modules that compilation writes to a cache have such names."""
-_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_INSTALLED_DIRECTORIES: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class EarlierRuns:
@@ -162,7 +233,7 @@ def _own_modules() -> list[str]:
     found = []
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__dict__", {}).get("__file__")
-        if isinstance(path, str) and not name.startswith(_GENERATED) and not _is_installed(path):
+        if isinstance(path, str) and not name.startswith(_GENERATED_MODULES) and not _is_installed(path):
             found.append(path)
     return found
 
@@ -171,7 +242,9 @@ def _is_installed(path: str) -> bool:
     # A built-in module may have another name in the place of a path.
     if not os.path.isabs(path):  # noqa: PTH117
         return True
-    return path.startswith((_OURS + os.sep, _LIBRARY + os.sep)) or any(each in path for each in _INSTALLED)
+    return path.startswith((_OUR_CODE_DIRECTORY + os.sep, _LIBRARY_DIRECTORY + os.sep)) or any(
+        each in path for each in _INSTALLED_DIRECTORIES
+    )
 
 
 def _digest(content: bytes) -> str:

@@ -1,10 +1,58 @@
 """The options of ``torchperfd run``: one table for its parser, its help and the completion of shells."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-_COLUMN: Final = 18
-_WIDTH: Final = 80
+
+@dataclass(frozen=True, slots=True)
+class KeepingOptions:
+    """What becomes of the report at the end of a run.
+
+    Attributes:
+        directory: Where it is kept; this user's default if empty.
+        is_kept: Whether it is.
+        baseline: A file, or the id of a kept run, to compare with; empty for none.
+        fail_above: Largest share by which the step may be slower than the baseline's; None for any.
+    """
+
+    directory: str = ""
+    is_kept: bool = True
+    baseline: str = ""
+    fail_above: float | None = None
+
+
+def keeping_options(values: Mapping[str, str], flags: set[str]) -> KeepingOptions:
+    """Return the options of a command line.
+
+    Raises:
+        ValueError: They are invalid or contradictory; the message has the reason.
+    """
+    baseline = values.get("--baseline", "")
+    if "--fail-above" in values and not baseline:
+        raise ValueError("--fail-above needs a --baseline")
+    return KeepingOptions(
+        directory=values.get("--runs-dir", ""),
+        is_kept="--no-keep" not in flags,
+        baseline=baseline,
+        fail_above=_read_share(values["--fail-above"]) if "--fail-above" in values else None,
+    )
+
+
+def _read_share(text: str) -> float:
+    number = text.strip()
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not (math.isfinite(share) and share >= 0):
+        raise ValueError(f"--fail-above {text} is no share such as 5% or 0.05")
+    return share
+
+
+_HELP_COLUMN: Final = 18
+_HELP_WIDTH: Final = 80
 
 
 class RunOption(NamedTuple):
@@ -122,7 +170,7 @@ def read_words(words: Sequence[str]) -> CommandLine:
         name = _ALIASES.get(given, given)
         option = _BY_NAME.get(name)
         if option is None or (equals and not option.value):
-            raise BadUsageError(_unknown(word))
+            raise BadUsageError(_unknown_option(word))
         if not option.value:
             line.flags.add(name)
         elif equals:
@@ -149,9 +197,9 @@ def usage() -> str:
     lines = [
         textwrap.fill(
             words,
-            _WIDTH,
-            initial_indent=f"  {name}".ljust(_COLUMN),
-            subsequent_indent=" " * _COLUMN,
+            _HELP_WIDTH,
+            initial_indent=f"  {name}".ljust(_HELP_COLUMN),
+            subsequent_indent=" " * _HELP_COLUMN,
             break_long_words=False,
             break_on_hyphens=False,
         )
@@ -160,7 +208,7 @@ def usage() -> str:
     return _HEAD + "\n".join(lines) + "\n"
 
 
-def _unknown(word: str) -> str:
+def _unknown_option(word: str) -> str:
     from torchperfd.near_names import did_you_mean
 
     hint = did_you_mean(word.partition("=")[0], [*_BY_NAME, *_ALIASES])

@@ -1,19 +1,119 @@
-"""``torchperfd run``: a script under torchperfd, unedited, in this very process."""
+"""``torchperfd run``: a script under torchperfd, unedited, in this very process.
 
+Lightning starts the script once more for every further rank of the node, as plain Python. Here that command
+becomes one of ``torchperfd run`` with the same run's name, so that all ranks are in one run and its report.
+"""
+
+import functools
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
-from torchperfd.launch.keeping_options import KeepingOptions, keeping_options
-from torchperfd.launch.options import MODULE_OPTION, BadUsageError, CommandLine, read_words, usage
+from torchperfd.launch.options import (
+    MODULE_OPTION,
+    BadUsageError,
+    CommandLine,
+    KeepingOptions,
+    keeping_options,
+    read_words,
+    usage,
+)
 from torchperfd.launch.script import Script, show
+from torchperfd.own_commands import own_command, script_command
+from torchperfd.v1.variables import known_environment
 
 if TYPE_CHECKING:
+    from torchperfd.client import Client
     from torchperfd.runs.record import RunRecord
+
+
+def announce_page(client: "Client", *, quiet: bool, open_page: bool) -> None:
+    """Print the page's address as soon as the daemon has named it, and open it where that is asked for.
+
+    Only rank 0 does so, and only for a daemon with a page.
+
+    Args:
+        quiet: Print nothing.
+        open_page: Start ``torchperfd open``, which finds a browser and the page's token.
+    """
+    if client.rank != 0 or (quiet and not open_page):
+        return
+
+    def on_page(metrics_url: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"torchperfd: live page at {metrics_url.removesuffix('metrics')}\n")
+            sys.stderr.flush()
+        if open_page:
+            _open_page(client.run)
+
+    client.parts.daemon_session.when_page_is_known(on_page)
+
+
+def _open_page(run: str) -> None:
+    # Its name may be another one on this node, and the page then shows all runs.
+    subprocess.Popen(
+        own_command("torchperfd_daemon", "open", "--run", run),
+        env=known_environment(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+_LAUNCHER_MODULES: Final = tuple(
+    f"{package}.strategies.launchers.subprocess_script"
+    for package in ("lightning.fabric", "lightning_fabric")
+)
+_LAUNCH_COMMAND: Final = "_basic_subprocess_cmd"
+
+
+class LightningLauncher:
+    """Waits for the module with Lightning's launcher, and puts the ranks that it starts into a run.
+
+    Args:
+        run: The run's name.
+        job: What people call this kind of run.
+    """
+
+    def __init__(self, run: str, job: str) -> None:
+        from torchperfd.hooks.patches import ModuleImport
+
+        self._options = ("run", "--quiet", "--no-daemon", "--run", run, "--job", job)
+        self._replaced: list[tuple[ModuleType, Callable[[], Sequence[str]]]] = []
+        self._pending = [
+            ModuleImport(name, functools.partial(self._follow, name)) for name in _LAUNCHER_MODULES
+        ]
+        for pending in self._pending:
+            pending.wait()
+
+    def leave(self) -> None:
+        """Wait no longer, and put the launcher back as it was."""
+        for pending in self._pending:
+            pending.cancel()
+        for module, original in self._replaced:
+            setattr(module, _LAUNCH_COMMAND, original)
+
+    def _follow(self, name: str) -> None:
+        module = sys.modules[name]
+        original: Callable[[], Sequence[str]] | None = getattr(module, _LAUNCH_COMMAND, None)
+        if original is None:
+            return  # a Lightning that starts its ranks in another way
+
+        @functools.wraps(original)
+        def command() -> Sequence[str]:
+            plain = list(original())
+            if not plain or plain[0] != sys.executable:
+                return plain
+            return script_command("torchperfd.__main__", *self._options, *plain[1:])
+
+        self._replaced.append((module, original))
+        setattr(module, _LAUNCH_COMMAND, command)
 
 
 @dataclass(slots=True)
@@ -93,8 +193,6 @@ def _run(options: RunOptions) -> None:
     from torchperfd.attachment import attach
     from torchperfd.launch import auto_capture
     from torchperfd.launch.conclusion import Conclusion
-    from torchperfd.launch.lightning import LightningLauncher
-    from torchperfd.launch.live_address import announce
     from torchperfd.launch.termination import TerminationWatch
     from torchperfd.link import embedded, stream
     from torchperfd.safety.logs import log
@@ -114,7 +212,7 @@ def _run(options: RunOptions) -> None:
     if daemon is not None:
         stream.load_grpc()
     client = attach(run=options.run, job=options.job or _job_name(script), on_oom=options.on_oom)
-    announce(client, quiet=options.quiet, open_page=options.open_page)
+    announce_page(client, quiet=options.quiet, open_page=options.open_page)
     launcher = LightningLauncher(client.run, options.job or _job_name(script))
     auto = auto_capture.begin(client, quiet=options.quiet, switched_off=not options.advise)
     conclusion = Conclusion(client, daemon, options, baseline, auto)
@@ -163,7 +261,7 @@ def _baseline(options: RunOptions) -> "RunRecord | None":
 
     if not options.keeping.baseline or read_identity().rank != 0:
         return None
-    from torchperfd.launch.baseline import read_baseline
+    from torchperfd.launch.earlier_runs import read_baseline
 
     try:
         return read_baseline(options.keeping)

@@ -16,11 +16,9 @@ from torchperfd.link.outbox import Outbox
 from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.steps.cpus import available_cpus
-from torchperfd.steps.pace import Pace
-from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.phases import TRAIN, PhaseNames, StepBatch
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.step_batch import TRAIN, StepBatch
-from torchperfd.steps.step_blocks import StepBlocks
+from torchperfd.steps.step_series import Pace, StepBlocks
 from torchperfd.steps.totals import Totals
 
 if TYPE_CHECKING:

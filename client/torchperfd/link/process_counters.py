@@ -7,19 +7,17 @@ from torchperfd.coordinates import Coordinate
 from torchperfd.device.accelerator import Accelerator
 from torchperfd.device.sync_waits import SyncWaits
 from torchperfd.hook_state import HookState
-from torchperfd.hooks.background_saves import BackgroundSaves
-from torchperfd.hooks.compilations import Compilations
-from torchperfd.hooks.fit_pauses import FitPauses
+from torchperfd.hooks.checkpoints import BackgroundSaves
+from torchperfd.hooks.compiler import Compilations
 from torchperfd.hooks.loader_use import LoaderSampler
-from torchperfd.hooks.pauses import GcPauses
+from torchperfd.hooks.pauses import FitPauses, GcPauses
 from torchperfd.hooks.script_collectives import ScriptCollectives
 from torchperfd.host_memory import read_host_memory
 from torchperfd.process_settings import UNBOUND, ProcessSettings
 from torchperfd.steps.cpus import available_cpus
-from torchperfd.steps.epoch_starts import EpochStarts
-from torchperfd.steps.phases import DATA
+from torchperfd.steps.epochs import EpochStarts
+from torchperfd.steps.phases import DATA, StepBatch
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.step_batch import StepBatch
 from torchperfd.steps.totals import GcTotals, PhaseTotals, Totals
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from torchperfd.hooks import job_store
+from torchperfd.hooks import process_groups
 from torchperfd.safety.flag import Flag
 from torchperfd.safety.logs import log
 
@@ -72,7 +72,7 @@ class Rendezvous:
 
     def _run(self, address: str) -> None:
         try:
-            store = job_store.connect(TIMEOUT) if self._wait_for_store() else None
+            store = process_groups.connect_to_store(TIMEOUT) if self._wait_for_store() else None
             if store is not None:
                 self._exchange(store, address)
         except Exception as error:  # noqa: BLE001 - the store is the job's, and may go whenever it likes
@@ -81,7 +81,7 @@ class Rendezvous:
     def _wait_for_store(self) -> bool:
         """Wait until the ranks have met; return whether they have."""
         for _ in range(_MAX_POLLS):
-            if job_store.is_there():
+            if process_groups.are_groups_initialized():
                 return True
             if self._over.wait(_POLL_S):
                 return False

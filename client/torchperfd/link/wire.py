@@ -17,10 +17,8 @@ from torchperfd.input_stages import InputStages
 from torchperfd.link.flight_recorder import GroupProgress
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.process_settings import CpuBinding
-from torchperfd.steps.arrivals import Arrivals
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
-from torchperfd.steps.step_blocks import BlockSums
+from torchperfd.steps.phases import TRAIN, VALIDATE, PhaseNames, StepBatch
+from torchperfd.steps.step_series import Arrivals, BlockSums
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
 from torchperfd.timed_line import TimedLine

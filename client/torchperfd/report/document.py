@@ -5,7 +5,7 @@ from typing import Any
 
 from torchperfd.report.numbers import between_ns, fit_ns, steady_steps
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.step_blocks import BlockSums
+from torchperfd.steps.step_series import BlockSums
 from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
 
 

@@ -8,7 +8,7 @@ from torchperfd.report import csv, html, markdown, text
 from torchperfd.report.document import rank_document
 from torchperfd.report.numbers import Table, tabulate
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.step_blocks import BlockSums
+from torchperfd.steps.step_series import BlockSums
 from torchperfd.steps.totals import Totals
 
 

@@ -1,7 +1,10 @@
-"""Phase slots: the built-in phases, then the user's in order of first use."""
+"""Phases and step batches: slots of phases, consecutive steps of one kind in columns, and `client.phase()`."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
+from torchperfd.events import EventBuffer, codes
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
 PHASE_SLOTS: Final = len(PHASES) + MAX_USER_PHASES
@@ -52,3 +55,75 @@ class PhaseNames:
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+TRAIN: Final = 1
+VALIDATE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseColumns:
+    """What one phase took in the steps of a batch.
+
+    Attributes:
+        ns: Exclusive nanoseconds, by step.
+        calls: Calls, by step.
+        total_ns: Sum of ``ns``.
+        total_calls: Sum of ``calls``.
+        squares: Sum over all calls of squared nanoseconds.
+    """
+
+    ns: "memoryview[int]"
+    calls: "memoryview[int]"
+    total_ns: int
+    total_calls: int
+    squares: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Finished steps, at least one. Columns are of int64. The first training step of all is one of its own.
+
+    Attributes:
+        index: Each one's number within its kind, one after the other.
+        kind: ``TRAIN`` or ``VALIDATE``, the same for all.
+        start: When each began, Unix nanoseconds.
+        duration: How long each took, nanoseconds.
+        samples: What each trained or validated on.
+        phases: By slot, those that occurred.
+        total_ns: Sum of ``duration``.
+        squares: Sum of squared ``duration``.
+        total_samples: Sum of ``samples``.
+    """
+
+    index: "memoryview[int]"
+    kind: "memoryview[int]"
+    start: "memoryview[int]"
+    duration: "memoryview[int]"
+    samples: "memoryview[int]"
+    phases: Mapping[int, PhaseColumns]
+    total_ns: int
+    squares: float
+    total_samples: int
+
+    @property
+    def count(self) -> int:
+        """How many steps."""
+        return len(self.duration)
+
+
+class Phase:
+    """A user phase; may be entered any number of times."""
+
+    __slots__ = ("_buffer", "_slot")
+
+    def __init__(self, buffer: EventBuffer, slot: int) -> None:
+        self._buffer = buffer
+        self._slot = slot
+
+    def __enter__(self) -> "Phase":
+        self._buffer.mark(codes.ENTER, self._slot)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._buffer.mark(codes.EXIT)

@@ -10,9 +10,6 @@ the *gap*, the time of no phase, so that a step's phases always sum to its durat
 from array import array
 from typing import Final, Protocol
 
-from torchperfd.steps.arrivals import ArrivalRecorder
-from torchperfd.steps.device_clock import NO_CUDA_EVENT, DeviceClock
-from torchperfd.steps.held_step import HeldStep
 from torchperfd.steps.phases import (
     AFTER_EVALUATION,
     BACKWARD,
@@ -22,22 +19,27 @@ from torchperfd.steps.phases import (
     LOSS,
     OPTIMIZER,
     OTHER,
+    TRAIN,
     ZERO_GRAD,
+    StepBatch,
 )
-from torchperfd.steps.step_batch import TRAIN, StepBatch
 from torchperfd.steps.step_ring import (
     CALLS,
     DURATION,
     INDEX,
     KIND,
+    NO_CUDA_EVENT,
     NS,
     SAMPLES,
     SQUARES,
     START,
     ZERO_ROW,
+    DeviceClock,
+    HeldStep,
     StepRing,
     split,
 )
+from torchperfd.steps.step_series import ArrivalRecorder
 
 MAX_DEPTH: Final = 64
 

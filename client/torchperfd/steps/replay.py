@@ -14,13 +14,13 @@ from torchperfd.events import EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps import templates
-from torchperfd.steps.device_clock import DeviceClock
 from torchperfd.steps.epochs import EpochTracker
 from torchperfd.steps.event_handlers import EventHandlers
 from torchperfd.steps.loop import Loop, StepWatcher
 from torchperfd.steps.overhead import Overhead
+from torchperfd.steps.phases import StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.step_ring import DeviceClock
 from torchperfd.steps.templates import StepTemplates, TemplateRecorder
 
 _EVENT_BYTES: Final = calcsize(codes.EVENT_FORMAT)

@@ -13,9 +13,9 @@ from torchperfd.steps.loop_state import (
     UNKNOWN,
     UNSEEN,
     LoopState,
+    StepState,
 )
-from torchperfd.steps.step_batch import TRAIN, VALIDATE
-from torchperfd.steps.step_state import StepState
+from torchperfd.steps.phases import TRAIN, VALIDATE
 
 Action = Callable[[LoopState], None]
 

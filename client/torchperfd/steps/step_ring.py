@@ -1,15 +1,44 @@
-"""The ring of recorded steps: one row of integers per step, made once and reused.
+"""What the recorder writes to: the ring of recorded steps, the held step, and a clock of the device.
 
-The recorder fills the live row, the flusher drains those before it. Both sides are plain assignments under
-the GIL. When the ring is full, new steps are dropped.
+The ring has one row of integers per step, made once and reused. The recorder fills the live row, the flusher
+drains those before it. Both sides are plain assignments under the GIL. When the ring is full, new steps are
+dropped.
 """
 
 from array import array
 from operator import mul
-from typing import Final
+from typing import Final, Protocol
 
-from torchperfd.steps.phases import AFTER_EVALUATION, LOSS, OTHER, PHASE_SLOTS
-from torchperfd.steps.step_batch import TRAIN, PhaseColumns, StepBatch
+from torchperfd.steps.phases import AFTER_EVALUATION, LOSS, OTHER, PHASE_SLOTS, TRAIN, PhaseColumns, StepBatch
+
+NO_CUDA_EVENT: Final = -1
+"""In place of an event's id where none was recorded."""
+
+
+class DeviceClock(Protocol):
+    """Times the same phases on a device; its methods match those of the recorder."""
+
+    def boundary(self, phase: int, cuda_event_id: int) -> None:
+        """Since the last boundary ``phase`` was the innermost; -1 for no step, or for no event id."""
+
+    def call(self, phase: int) -> None:
+        """A call of ``phase`` has ended."""
+
+    def close(self, kind: int) -> None:
+        """The step has ended; 0 when it is to be forgotten."""
+
+    def pass_over(self, kind: int, count: int) -> None:
+        """Steps of this kind have ended of which nothing else is reported."""
+
+    def hold(self) -> None:
+        """The step may have ended."""
+
+    def rejoin(self) -> None:
+        """It had not."""
+
+    def release(self, kind: int) -> None:
+        """It had; 0 when it is to be forgotten."""
+
 
 # Columns of a row: a header, then per slot exclusive nanoseconds, calls, and squares of the calls'
 # nanoseconds, which outgrow 64 bits.
@@ -57,7 +86,7 @@ class StepRing:
             row[:] = ZERO_ROW
             return row
         row[INDEX], row[KIND], row[START], row[DURATION], row[SAMPLES] = index, kind, start, duration, samples
-        _complete(row)
+        _complete_row(row)
         self._written = following = self._written + 1
         return self._rows[following % (self.capacity + 1)]
 
@@ -66,7 +95,7 @@ class StepRing:
         if self._written >= self._bound:
             return row
         row[INDEX], row[KIND] = index, kind
-        _complete(row)
+        _complete_row(row)
         rows, here = self._rows, self._written % (self.capacity + 1)
         following = (here + 1) % (self.capacity + 1)
         spare, rows[following], rows[here] = rows[following], rows[here], row
@@ -95,7 +124,7 @@ class StepRing:
         batches, start = [], 0
         for stop in range(1, len(rows) + 1):
             if stop == len(rows) or not _follows(rows[stop - 1], rows[stop]):
-                batches.append(_batch(rows[start:stop]))
+                batches.append(_batch_of(rows[start:stop]))
                 start = stop
         for row in rows:
             row[:] = ZERO_ROW
@@ -104,7 +133,7 @@ class StepRing:
         return batches
 
 
-def _complete(row: list[int]) -> None:
+def _complete_row(row: list[int]) -> None:
     """Assign what no phase has yet, once the kind of the step is known."""
     if row[CALLS + AFTER_EVALUATION]:
         slot = slot_after_evaluation(row[KIND])
@@ -124,7 +153,7 @@ def _follows(row: list[int], following: list[int]) -> bool:
     return index > 0 or kind != TRAIN
 
 
-def _batch(rows: list[list[int]]) -> StepBatch:
+def _batch_of(rows: list[list[int]]) -> StepBatch:
     columns = [*zip(*rows, strict=True)]
     duration = columns[DURATION]
     phases = {}
@@ -133,18 +162,18 @@ def _batch(rows: list[list[int]]) -> StepBatch:
         if any(calls):
             ns = columns[NS + slot]
             phases[slot] = PhaseColumns(
-                ns=_column(ns),
-                calls=_column(calls),
+                ns=_column_of(ns),
+                calls=_column_of(calls),
                 total_ns=sum(ns),
                 total_calls=sum(calls),
                 squares=float(sum(columns[SQUARES + slot])),
             )
     return StepBatch(
-        index=_column(columns[INDEX]),
-        kind=_column(columns[KIND]),
-        start=_column(columns[START]),
-        duration=_column(duration),
-        samples=_column(columns[SAMPLES]),
+        index=_column_of(columns[INDEX]),
+        kind=_column_of(columns[KIND]),
+        start=_column_of(columns[START]),
+        duration=_column_of(duration),
+        samples=_column_of(columns[SAMPLES]),
         phases=phases,
         total_ns=sum(duration),
         squares=float(sum(map(mul, duration, duration))),
@@ -157,7 +186,7 @@ def split(row: list[int], count: int) -> list[StepBatch]:
 
     Its samples were drawn for the first of them.
     """
-    _complete(row)
+    _complete_row(row)
     rows = [list(ZERO_ROW) for _ in range(count)]
     begins = row[START]
     for number, part in enumerate(rows):
@@ -168,14 +197,86 @@ def split(row: list[int], count: int) -> list[StepBatch]:
         part[START] = begins
         part[DURATION] = sum(part[NS:CALLS])
         begins += part[DURATION]
-        _complete(part)
+        _complete_row(part)
     first = 1 if row[INDEX] == 0 and row[KIND] == TRAIN else count
-    return [_batch(part) for part in (rows[:first], rows[first:]) if part]
+    return [_batch_of(part) for part in (rows[:first], rows[first:]) if part]
 
 
 def _share(total: int, number: int, count: int) -> int:
     return total * (number + 1) // count - total * number // count
 
 
-def _column(values: tuple[int, ...]) -> "memoryview[int]":
+def _column_of(values: tuple[int, ...]) -> "memoryview[int]":
     return memoryview(array("q", values))
+
+
+class HeldStep:
+    """A row beside the live one.
+
+    Attributes:
+        row: What the step had so far, in the columns of :mod:`torchperfd.steps.step_ring`.
+        is_within: Whether the live row still contains it.
+    """
+
+    __slots__ = ("_phases", "is_within", "row")
+
+    def __init__(self) -> None:
+        self.row = list(ZERO_ROW)
+        self.is_within = False
+        # What was open at the edge, and its exclusive nanoseconds until then.
+        self._phases: list[tuple[int, int]] = []
+
+    def take(
+        self, row: list[int], start: int, duration: int, samples: int, phases: list[tuple[int, int]]
+    ) -> None:
+        """Copy the live row.
+
+        Args:
+            row: The live row.
+            start: When the step began, Unix nanoseconds.
+            duration: How long it has taken so far, ns.
+            samples: What it has trained or validated on so far.
+            phases: What is open at the edge, outermost first, with its exclusive nanoseconds so far.
+        """
+        self.row[:] = row
+        self.row[START], self.row[DURATION], self.row[SAMPLES] = start, duration, samples
+        self._phases = phases
+        self.is_within = True
+
+    def add_to(self, row: list[int]) -> None:
+        """Add its phases to a live row that does not contain it."""
+        for column in range(NS, len(row)):
+            row[column] += self.row[column]
+
+    def take_out(self, row: list[int], exclusive: list[int], open_depth: int) -> None:
+        """Take its phases out of the live row that contains it.
+
+        A phase of the script's own around the edge is one call on either side.
+
+        Args:
+            row: The live row.
+            exclusive: Exclusive nanoseconds of the open phases, by depth.
+            open_depth: Down to which depth the phases that were open at the edge still are.
+        """
+        self.is_within = False
+        held = self.row
+        for column in range(NS, len(row)):
+            row[column] -= held[column]
+        phases = [OTHER, *(phase for phase, _ in self._phases)]
+        within = ended = 0
+        for depth, (phase, spent) in reversed([*enumerate(self._phases, start=1)]):
+            within += spent
+            ended += spent
+            if depth <= open_depth:
+                exclusive[depth] -= ended
+                ended = 0
+            if phases[depth - 1] == phase:
+                continue
+            row[NS + phase] -= ended
+            held[NS + phase] += within
+            held[CALLS + phase] += 1
+            held[SQUARES + phase] += within * within
+            within = ended = 0
+        # A phase of the gap's own name, outermost, is part of the gap.
+        row[NS + OTHER] -= ended
+        held[NS + OTHER] += within

@@ -15,12 +15,11 @@ from typing import Any, Final
 
 from torchperfd._version import NATIVE_ABI
 from torchperfd.events import codes
-from torchperfd.steps.arrivals import STEP_BYTES
 from torchperfd.steps.loop import Loop
-from torchperfd.steps.phases import AFTER_EVALUATION, COLLECTIVE_WAIT, OTHER
+from torchperfd.steps.phases import AFTER_EVALUATION, COLLECTIVE_WAIT, OTHER, TRAIN, PhaseColumns, StepBatch
 from torchperfd.steps.recorder import MAX_DEPTH, Recorder
-from torchperfd.steps.step_batch import TRAIN, PhaseColumns, StepBatch
 from torchperfd.steps.step_ring import slot_after_evaluation
+from torchperfd.steps.step_series import ARRIVAL_BYTES
 
 try:
     from torchperfd.steps import _templates
@@ -324,7 +323,7 @@ class StepTemplates:
         if count:
             recorder.reset_to(state_key, cycle.batch(count, places, columns, sums))
             if cycle.arrives:
-                recorder.arrivals.take_in(memoryview(arrivals)[: count * STEP_BYTES])
+                recorder.arrivals.take_in(memoryview(arrivals)[: count * ARRIVAL_BYTES])
             loop.count_on(cycle.counted, count)
             if cycle.ready:
                 at = ((count - 1) * cycle.length + cycle.ready[-1]) * _EVENT_BYTES

@@ -9,8 +9,7 @@ from torchperfd.hook_state import HookState
 from torchperfd.host_memory import HostMemory
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.process_settings import UNBOUND, CpuBinding
-from torchperfd.steps.phases import PHASE_SLOTS
-from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
+from torchperfd.steps.phases import PHASE_SLOTS, TRAIN, VALIDATE, StepBatch
 from torchperfd.sync_wait import SyncWait
 from torchperfd.timed_line import TimedLine
 

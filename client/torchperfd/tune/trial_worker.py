@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from torchperfd.attachment import attach
 from torchperfd.bench.worker_pipe import explain
-from torchperfd.hooks.torch_import import when_torch_is_imported
+from torchperfd.hooks.patches import when_torch_is_imported
 from torchperfd.launch.script import Script
 from torchperfd.steps.totals import KindTotals
 from torchperfd.tune.changes import Change

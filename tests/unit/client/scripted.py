@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchperfd.steps.loop import Loop
-from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.phases import TRAIN, VALIDATE, PhaseNames, StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.v1.contract import MAX_USER_PHASES
 
 WALL_AHEAD = 1_700_000_000_000_000_000

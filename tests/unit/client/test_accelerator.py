@@ -9,7 +9,7 @@ from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_m
 
 import torchperfd
 from torchperfd.device.clock import MARKS, DeviceTimes
-from torchperfd.hooks.current_stream import record_without_stream
+from torchperfd.hooks.cuda import record_without_stream
 from torchperfd.link.flush_schedule import NextFlush
 from torchperfd.steps.phases import FORWARD
 from torchperfd.steps.totals import CudaMemory

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.scripted import NAMES, WALL_AHEAD, Clock, unpack
 
-from torchperfd.steps.arrivals import ArrivalRecorder, Arrivals
-from torchperfd.steps.phases import BACKWARD, OTHER
+from torchperfd.steps.phases import BACKWARD, OTHER, TRAIN, VALIDATE
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import TRAIN, VALIDATE
+from torchperfd.steps.step_series import ArrivalRecorder, Arrivals
 
 
 def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.captures.files import CaptureFolder, CapturesDirectory
-from torchperfd.captures.handover import Handover
+from torchperfd.captures.files import CaptureFolder, CapturesDirectory, Handover
 from torchperfd.safety.descriptors import are_descriptors_scarce
 from torchperfd.v1 import access, contract
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.captures.launches import LaunchCounter, warning
-from torchperfd.captures.rank_files import RankFiles
+from torchperfd.captures.rank_files import LaunchCounter, RankFiles, missing_kernels_warning
 from torchperfd.captures.tracer import Tracer
 
 EVENTS = {
@@ -57,12 +56,12 @@ def test_counts_of_one_line_without_an_end() -> None:
     [(0, 0, False), (0, 9, False), (1000, 900, False), (1000, 899, True), (10, 0, True), (10, 500, False)],
 )
 def test_warning_comes_where_kernels_are_missing(launches: int, kernels: int, is_missing: bool) -> None:
-    assert bool(warning(launches, kernels)) is is_missing
+    assert bool(missing_kernels_warning(launches, kernels)) is is_missing
 
 
 @pytest.mark.parametrize(("launches", "kernels"), [(0, 0), (0, 9), (9, 9)])
 def test_warning_comes_where_a_device_in_use_is_not_shown(launches: int, kernels: int) -> None:
-    text = warning(launches, kernels, holds_device_memory=True)
+    text = missing_kernels_warning(launches, kernels, holds_device_memory=True)
     assert bool(text) is (not launches and not kernels)
     assert not text or "the trace has nothing of the device" in text
 

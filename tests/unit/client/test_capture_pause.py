@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from torchperfd.captures.options import MEMORY, CaptureOptions
 from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
-from torchperfd.hooks.autograd_nodes import node_reader
+from torchperfd.captures.state import MEMORY, CaptureOptions
+from torchperfd.hooks.profiler import node_reader
 
 FIVE = CaptureOptions(steps=5)
 

@@ -2,8 +2,14 @@
 
 import pytest
 
-from torchperfd.captures.options import CaptureOptions
-from torchperfd.captures.state import Action, CaptureOutcome, CaptureStage, CaptureState, Decision
+from torchperfd.captures.state import (
+    Action,
+    CaptureOptions,
+    CaptureOutcome,
+    CaptureStage,
+    CaptureState,
+    Decision,
+)
 
 FOREIGN_STEPS = 12
 """Validation steps that a capture of three steps bears with."""

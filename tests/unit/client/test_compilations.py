@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchperfd.hooks.compilations import Compilations
+from torchperfd.hooks.compiler import Compilations
 from torchperfd.link.wire import read_totals, totals_message
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import PhaseTotals, Totals
@@ -79,7 +79,7 @@ def test_without_a_compiler_or_with_another_kind_nothing_happens(monkeypatch: py
 def test_the_real_compiler_calls_back_at_every_new_shape() -> None:
     script = """
 import sys, torch
-from torchperfd.hooks.compilations import Compilations
+from torchperfd.hooks.compiler import Compilations
 compilations = Compilations()
 compilations.follow()
 assert "torch._dynamo" not in sys.modules

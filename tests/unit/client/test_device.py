@@ -21,10 +21,9 @@ from torchperfd.device.clock import (
     cuda_device_times,
 )
 from torchperfd.device.step_times import NO_KIND, DeviceTime
-from torchperfd.hooks.current_stream import CurrentStream, record_without_stream, recorder_of_events
-from torchperfd.steps.device_clock import NO_CUDA_EVENT
-from torchperfd.steps.phases import BACKWARD, DATA, FORWARD, LOSS, OTHER
-from torchperfd.steps.step_batch import TRAIN, VALIDATE
+from torchperfd.hooks.cuda import CurrentStream, record_without_stream, recorder_of_events
+from torchperfd.steps.phases import BACKWARD, DATA, FORWARD, LOSS, OTHER, TRAIN, VALIDATE
+from torchperfd.steps.step_ring import NO_CUDA_EVENT
 
 
 class Device:

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.steps.epoch_starts import EpochStarts
-from torchperfd.steps.phases import DATA
-from torchperfd.steps.step_batch import TRAIN, VALIDATE, PhaseColumns, StepBatch
+from torchperfd.steps.epochs import EpochStarts
+from torchperfd.steps.phases import DATA, TRAIN, VALIDATE, PhaseColumns, StepBatch
 
 
 def batch(first: int, waits: list[int], kind: int = TRAIN) -> StepBatch:

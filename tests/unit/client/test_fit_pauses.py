@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from torchperfd.hooks.fit_pauses import FitPauses
-from torchperfd.hooks.pauses import GcPauses
+from torchperfd.hooks.pauses import FitPauses, GcPauses
 
 
 class Process:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchperfd.hooks.gradient_times import GradientTimes
+from torchperfd.hooks.backward import GradientTimes
 
 
 class Reducer:

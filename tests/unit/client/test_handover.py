@@ -14,7 +14,7 @@ from tests.unit.client.test_rank_capture import Prepared, step
 
 from torchperfd.captures import rank_files
 from torchperfd.captures.capture import CaptureOptions, RankCapture
-from torchperfd.captures.handover import Handover, HandoverError
+from torchperfd.captures.files import Handover, HandoverError
 from torchperfd.hooks.profiler import ARBITER
 from torchperfd.identity import read_identity
 from torchperfd.steps.phases import PhaseNames

@@ -19,13 +19,13 @@ import torchperfd
 from torchperfd.events import EventBuffer, Forward
 from torchperfd.faults import Faults
 from torchperfd.hooks import forward, models
-from torchperfd.hooks.background_saves import BackgroundSaves
 from torchperfd.hooks.batches import samples_in
-from torchperfd.hooks.compilations import Compilations
+from torchperfd.hooks.checkpoints import BackgroundSaves
+from torchperfd.hooks.compiler import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.models import RootModels, roots
-from torchperfd.steps.iterators import Iterators
+from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.replay import Replay
 from torchperfd.worker_stacks import WorkerStacks
 
@@ -400,7 +400,7 @@ def make_roots() -> RootModels:
     buffer, faults = EventBuffer(16), Faults()
     links = HookLinks(Iterators(buffer), LoaderSampler(), Compilations(), BackgroundSaves(), WorkerStacks())
     replay = Replay(buffer, 4, faults)
-    forward.install(HookContext("forward", buffer, replay, faults, links))
+    forward.install_forward(HookContext("forward", buffer, replay, faults, links))
     return RootModels(HookContext("models", buffer, replay, faults, links))
 
 

@@ -11,7 +11,7 @@ from tests.unit.client.test_events import both, drawing, written
 
 from torchperfd.events.reference import ONE_OR_BATCH
 from torchperfd.hooks.batches import samples_of_one
-from torchperfd.hooks.index_lists import number_of, received
+from torchperfd.hooks.loader import number_of_indices, samples_received
 
 MAP_STYLE, ITERABLE = 0, 1
 
@@ -147,16 +147,16 @@ def test_draws_count_what_is_known(
 )
 def test_number_of_indices_is_that_of_a_list(indices: Any, collates: bool, number: int) -> None:
     """Without collating, a tuple is one key of a data set that makes batches."""
-    assert number_of(indices, collates) == number
-    assert number_of(iter([1]), collates) == 0
+    assert number_of_indices(indices, collates) == number
+    assert number_of_indices(iter([1]), collates) == 0
 
 
 def test_received_batch_is_the_one_not_waited_for() -> None:
     sender = SimpleNamespace(_send_idx=4, _task_info={0: (0,), 2: (1,), 3: (0,)})
-    assert received(sender) == 0
+    assert samples_received(sender) == 0
     sender.torchperfd_samples_sent = {0: 8, 1: 7, 2: 6, 3: 5}
-    assert received(sender) == 7
+    assert samples_received(sender) == 7
     assert sender.torchperfd_samples_sent == {0: 8, 2: 6, 3: 5}
     sender._send_idx = 0  # a new pass
-    assert received(sender) == 0
+    assert samples_received(sender) == 0
     assert not sender.torchperfd_samples_sent

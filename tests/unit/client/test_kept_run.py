@@ -13,9 +13,9 @@ from tests.support.run_documents import document_of, run_file
 from tests.unit.client.training import loader, tiny_model, train
 
 import torchperfd
-from torchperfd.launch.baseline import SLOWER, UNSEEN, compare_with_baseline, read_baseline
-from torchperfd.launch.keeping_options import KeepingOptions
-from torchperfd.launch.kept_run import ReportWriter, add_facts
+from torchperfd.launch.earlier_runs import SLOWER, UNSEEN, compare_with_baseline, read_baseline
+from torchperfd.launch.options import KeepingOptions
+from torchperfd.launch.run_report import ReportWriter, add_facts
 from torchperfd.launch.termination import Terminated
 from torchperfd.report import run_document
 from torchperfd.runs.errors import NoSuchRunError

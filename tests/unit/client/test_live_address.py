@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from torchperfd.faults import Faults
-from torchperfd.launch import live_address
+from torchperfd.launch import runner
 from torchperfd.launch.runner import parse
 from torchperfd.v1 import contract, session_pb2
 
@@ -47,7 +47,7 @@ def client_of(session: Session, rank: int = 0) -> Any:
 
 def test_address_is_printed_once_when_the_daemon_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     session = Session()
-    live_address.announce(client_of(session), quiet=False, open_page=False)
+    runner.announce_page(client_of(session), quiet=False, open_page=False)
     assert capsys.readouterr().err == ""
     session.welcome(contract.PAGE)
     assert capsys.readouterr().err == "torchperfd: live page at http://127.0.0.1:9407/\n"
@@ -58,7 +58,7 @@ def test_address_is_printed_once_when_the_daemon_is_there(capsys: pytest.Capture
 def test_address_of_a_daemon_that_was_there_before_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     session = Session()
     session.welcome(contract.PAGE)
-    live_address.announce(client_of(session), quiet=False, open_page=False)
+    runner.announce_page(client_of(session), quiet=False, open_page=False)
     assert "live page" in capsys.readouterr().err
 
 
@@ -69,7 +69,7 @@ def test_address_is_not_printed_without_need(
     rank: int, quiet: bool, features: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = Session()
-    live_address.announce(client_of(session, rank), quiet=quiet, open_page=False)
+    runner.announce_page(client_of(session, rank), quiet=quiet, open_page=False)
     session.welcome(*features)
     assert capsys.readouterr().err == ""
 
@@ -79,7 +79,7 @@ def test_page_is_opened_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
     session = Session()
     session.welcome(contract.PAGE)
-    live_address.announce(client_of(session), quiet=True, open_page=True)
+    runner.announce_page(client_of(session), quiet=True, open_page=True)
     ((_, *arguments),) = started
     assert arguments == ["-P", "-m", "torchperfd_daemon", "open", "--run", "bert"]
 
@@ -90,7 +90,7 @@ def test_a_failure_to_announce_does_not_end_the_session(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("subprocess.Popen", broken)
     session = Session()
-    live_address.announce(client_of(session), quiet=True, open_page=True)
+    runner.announce_page(client_of(session), quiet=True, open_page=True)
     session.welcome(contract.PAGE)
     assert session.session.metrics_url == URL
 

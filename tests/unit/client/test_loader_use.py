@@ -21,8 +21,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from torchperfd.hooks.loader_samples import SlowWorker, WorkerStarts, has_all_indices
 from torchperfd.hooks.loader_use import LoaderSampler, describe_loader
-from torchperfd.hooks.worker_starts import SlowWorker, WorkerStarts, has_all_indices
 from torchperfd.process_settings import ANOMALY_DETECTION, ProcessSettings
 from torchperfd.steps.cpus import available_cpus
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchperfd
-from torchperfd.captures import memory_snapshot
+from torchperfd.captures import driver
 from torchperfd.captures.capture import CaptureOptions
 from torchperfd.errors import CaptureError
 
@@ -71,7 +71,7 @@ def test_a_snapshot_is_written_as_torchs_viewer_reads_it(
     content = path.read_bytes()
     assert pickle.loads(content) == {"segments": [], "device_traces": [["alloc"]]}
     assert content[:2] == b"\x80\x04", "torch's viewer reads no newer protocol"
-    options = {"context": context, "stacks": "python", "max_entries": memory_snapshot.MAX_EVENTS}
+    options = {"context": context, "stacks": "python", "max_entries": driver.MAX_MEMORY_EVENTS}
     assert cuda.calls == [("all", options), ("snapshot",), (None, {})]
     manifest = json.loads((path.parent / "rank0.manifest.json").read_text())
     assert manifest["sha256"] == hashlib.sha256(content).hexdigest()
@@ -122,7 +122,7 @@ def test_a_snapshot_that_fails_ends_the_recording(
 
 def test_before_torch_is_imported_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    assert memory_snapshot.unusable() == "the process has not imported torch yet"
+    assert driver.memory_unusable() == "the process has not imported torch yet"
 
 
 def test_there_are_no_other_kinds() -> None:

@@ -15,7 +15,7 @@ import torch
 import torchperfd
 from torchperfd.captures import out_of_memory
 from torchperfd.errors import CaptureError
-from torchperfd.hooks import memory_history
+from torchperfd.hooks.cuda import forget_stacks
 from torchperfd.v1 import control_pb2
 
 GB = 10**9
@@ -61,7 +61,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocator]:
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: False, raising=False)
     monkeypatch.setattr(out_of_memory, "analysis_of", lambda path, timeout: f"a summary of {path.name}\n")
     yield allocator
-    memory_history.forget_stacks()
+    forget_stacks()
 
 
 @pytest.fixture

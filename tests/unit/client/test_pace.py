@@ -3,10 +3,9 @@
 import pytest
 from tests.unit.client.scripted import Clock
 
-from torchperfd.steps.pace import Pace
-from torchperfd.steps.phases import DATA
+from torchperfd.steps.phases import DATA, TRAIN, VALIDATE, StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
+from torchperfd.steps.step_series import Pace
 
 
 def drained(*steps: tuple[int, int]) -> list[StepBatch]:

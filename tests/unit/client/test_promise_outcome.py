@@ -14,7 +14,7 @@ from tests.support.run_documents import PREDICTED, kept_run
 
 from torchperfd.launch import earlier_runs
 from torchperfd.launch.earlier_runs import EarlierRuns, settings_of, source_document
-from torchperfd.launch.keeping_options import KeepingOptions
+from torchperfd.launch.options import KeepingOptions
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.report import RankReport
 from torchperfd.runs.previous_run import outcome_of

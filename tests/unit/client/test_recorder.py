@@ -11,9 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
-from torchperfd.steps.phases import BACKWARD, DATA, FORWARD, LOSS, OPTIMIZER, OTHER, PHASE_SLOTS, ZERO_GRAD
+from torchperfd.steps.phases import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    LOSS,
+    OPTIMIZER,
+    OTHER,
+    PHASE_SLOTS,
+    TRAIN,
+    VALIDATE,
+    ZERO_GRAD,
+)
 from torchperfd.steps.recorder import MAX_DEPTH, Recorder
-from torchperfd.steps.step_batch import TRAIN, VALIDATE
 
 
 def make(capacity: int = 8) -> tuple[Recorder, Clock]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchperfd.launch.exit_facts import cause_elsewhere, exit_document
+from torchperfd.launch.termination import cause_elsewhere, exit_document
 from torchperfd.runs.ending import Ending, RankFailure, explain_error, failure_remedy, first_failure
 from torchperfd.v1 import control_pb2, session_pb2
 

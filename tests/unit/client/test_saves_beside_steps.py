@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.hooks.background_saves import BackgroundSaves
+from torchperfd.hooks.checkpoints import BackgroundSaves
 from torchperfd.link.wire import read_totals, totals_message
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import PhaseTotals, Totals

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from torchperfd.hooks import stage_samples
-from torchperfd.hooks.stage_samples import StageSamples, stage_of
+from torchperfd.hooks import loader_samples
+from torchperfd.hooks.loader_samples import StageSamples, stage_of
 from torchperfd.input_stages import InputStages
 from torchperfd.worker_stacks import StackLine, WorkerStack, WorkerStacks
 
@@ -41,7 +41,7 @@ class Workers(WorkerStacks):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Nanoseconds that only the dataset and the collate function let pass."""
     now = [0]
-    monkeypatch.setattr(stage_samples, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    monkeypatch.setattr(loader_samples, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
     return now
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.accounts import uneven_account, with_account
 
-from torchperfd.launch.verdict_document import verdict_document
+from torchperfd.launch.run_report import verdict_document
 from torchperfd.step_account import REST, Account, Part, PartKind, part_kind
 from torchperfd.v1 import control_pb2
 

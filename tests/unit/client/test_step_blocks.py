@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.test_totals import record
 
-from torchperfd.steps.phases import BACKWARD, DATA, FORWARD
-from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
-from torchperfd.steps.step_blocks import MAX_BLOCKS, StepBlocks
+from torchperfd.steps.phases import BACKWARD, DATA, FORWARD, TRAIN, VALIDATE, StepBatch
+from torchperfd.steps.step_series import MAX_BLOCKS, StepBlocks
 
 
 def train(times: list[int], before: int) -> list[StepBatch]:

@@ -16,11 +16,10 @@ from tests.unit.client.scripted import Step, all_names, unpack
 from torchperfd.events import codes
 from torchperfd.faults import Faults
 from torchperfd.steps import replay, templates
-from torchperfd.steps.arrivals import Arrivals
-from torchperfd.steps.phases import LOSS, OTHER, PHASE_SLOTS
+from torchperfd.steps.phases import LOSS, OTHER, PHASE_SLOTS, StepBatch
 from torchperfd.steps.recorder import MAX_DEPTH
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.step_series import Arrivals
 from torchperfd.steps.totals import KindTotals, Totals
 
 if templates.AVAILABLE or os.environ.get("CI"):

@@ -35,7 +35,7 @@ class Interpreter:
 
 PREAMBLE = """
 import sys
-from torchperfd.hooks.torch_import import ModuleImport, when_torch_is_imported
+from torchperfd.hooks.patches import ModuleImport, when_torch_is_imported
 
 def waiting():
     return any(isinstance(finder, ModuleImport) for finder in sys.meta_path)

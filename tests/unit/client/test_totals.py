@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock
 
-from torchperfd.steps.phases import DATA, FORWARD, OTHER, PHASE_SLOTS
+from torchperfd.steps.phases import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 
 

@@ -8,7 +8,7 @@ from tests.support.accounts import uneven_account, with_account
 from tests.support.golden import check_golden
 
 from torchperfd.card import VerdictCard, card_of, unknown_card
-from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
+from torchperfd.launch.run_report import Closing, closing_card, closing_text, percentiles_of
 from torchperfd.launch.script import Script
 from torchperfd.report import RankReport
 from torchperfd.runs.ending import Ending, explain_error

@@ -20,10 +20,9 @@ from torchperfd.input_stages import InputStages
 from torchperfd.link import wire
 from torchperfd.loader_workers import LoaderFacts
 from torchperfd.process_settings import UNBOUND, CpuBinding
-from torchperfd.steps.phases import DATA, FORWARD, PHASE_SLOTS, PhaseNames
+from torchperfd.steps.phases import DATA, FORWARD, PHASE_SLOTS, TRAIN, VALIDATE, PhaseNames, StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
-from torchperfd.steps.step_blocks import BlockSums
+from torchperfd.steps.step_series import BlockSums
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.sync_wait import SyncWait
 from torchperfd.timed_line import TimedLine

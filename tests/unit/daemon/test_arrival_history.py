@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd.link import wire
-from torchperfd.steps.arrivals import Arrivals
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.step_batch import TRAIN, StepBatch
+from torchperfd.steps.phases import TRAIN, PhaseNames, StepBatch
+from torchperfd.steps.step_series import Arrivals
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Arrival, ArrivalColumns, ArrivalHistory, RankIdentity, Store

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from torchperfd.card import VerdictCard, card_of
-from torchperfd.launch.closing import closing_card
+from torchperfd.launch.run_report import closing_card
 from torchperfd.report import RankReport
 from torchperfd.steps.phases import FORWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals

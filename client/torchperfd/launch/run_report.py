@@ -1,0 +1,256 @@
+"""The report of a run at its end: its document with the verdict, the kept file, the text on the terminal.
+
+Imported when the script has ended.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd._version import __version__
+from torchperfd.card import VerdictCard
+from torchperfd.launch.options import KeepingOptions
+from torchperfd.launch.termination import exit_document
+from torchperfd.report import RankReport
+from torchperfd.report.document import blocks_document
+from torchperfd.report.overview import Percentiles
+from torchperfd.report.overview_text import account_table, render
+from torchperfd.runs.ending import Ending
+from torchperfd.runs.store import RunStore
+from torchperfd.runs.verdict_card import ended_card
+from torchperfd.v1 import contract
+
+if TYPE_CHECKING:
+    from torchperfd.client import Client
+    from torchperfd.v1 import control_pb2
+
+
+_DAEMON_S: Final = 0.2
+"""Of the time until the deadline, what is left for the daemon."""
+
+
+def add_facts(
+    document: dict[str, Any], client: "Client", *, began: float, ended: BaseException | None
+) -> None:
+    """Add to a run's document what comparisons need.
+
+    Args:
+        document: Of schema ``torchperfd.run/1``.
+        client: Of this process, after its loop has ended.
+        began: When the run began, Unix seconds.
+        ended: What the script raised; None where it reached its end.
+    """
+    identity = client.parts.identity
+    # Behind the facts, so that a reader finds these in the first kilobyte.
+    verdict, ranks = document.pop("verdict"), document.pop("ranks")
+    document |= {
+        "source": None,
+        "script": identity.script,
+        "job": identity.job_name,
+        "host": identity.node or socket.gethostname(),
+        "world_size": identity.world_size,
+        "started_seconds": began,
+        "ended_seconds": time.time(),
+        "exit": exit_document(ended),
+        "versions": {
+            "torchperfd": __version__,
+            "python": identity.python_version,
+            "torch": str(torch.__version__) if (torch := sys.modules.get("torch")) else None,
+        },
+        "environment": _environment_facts(),
+        "settings": {},
+        "promise": None,
+        "loader_advice": document.get("loader_advice"),
+        "verdict": verdict,
+        "ranks": ranks,
+    }
+    blocks = blocks_document(client.parts.flusher.blocks.sums(), client.parts.instruments.names)
+    for rank in document["ranks"]:
+        if rank["rank"] == client.rank:
+            rank["blocks"] = blocks
+
+
+class ReportWriter:
+    """Keeps the report of a run, on a thread of its own: a disk that hangs must not delay the exit.
+
+    Args:
+        options: Where to.
+        document: Must not change any more.
+    """
+
+    def __init__(self, options: KeepingOptions, document: dict[str, Any]) -> None:
+        self.run_id = ""
+        self.problem = ""
+        self._store = RunStore(options.directory or contract.user_runs_dir())
+        self._document = document
+        self._thread = threading.Thread(target=self._keep, name="torchperfd-keep-run", daemon=True)
+        self._thread.start()
+
+    def outcome(self, deadline: float) -> str:
+        """Wait until the report is kept, or until ``deadline`` on the monotonic clock; return the outcome.
+
+        Returns:
+            The command that shows the report, or why it is not kept.
+        """
+        self._thread.join(max(0.05, deadline - _DAEMON_S - time.monotonic()))
+        if self._thread.is_alive():
+            return "not: the disk is too slow"
+        return f"not: {self.problem}" if self.problem else f"torchperfd runs show {self.run_id}"
+
+    def _keep(self) -> None:
+        try:
+            self.run_id = self._store.keep(self._document)
+        except Exception as error:  # noqa: BLE001 - the run is over, and its report is no reason to fail
+            self.problem = str(error)
+
+
+def _environment_facts() -> dict[str, Any]:
+    torch: Any = sys.modules.get("torch")
+    facts: dict[str, Any] = {"cpus": len(os.sched_getaffinity(0))}
+    # Facts that a comparison can do without: a torch that lacks one is no reason to keep no report.
+    with contextlib.suppress(Exception):
+        facts["threads"] = int(torch.get_num_threads())
+        if torch.cuda.is_initialized():
+            facts["device"] = str(torch.cuda.get_device_name())
+    return facts
+
+
+def verdict_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
+    """Return the verdict; None if no daemon has answered, or has none."""
+    from torchperfd.card import command_after_run
+    from torchperfd.step_account import Account
+
+    if answer is None or not answer.HasField("verdict"):
+        return None
+    verdict = answer.verdict
+    account = Account.of_verdict(verdict)
+    return _cause_document(verdict, verdict.script) | {
+        "remarks": list(verdict.remarks),
+        "next_command": command_after_run(verdict.next_command),
+        "unseen_ranks": verdict.unseen_ranks,
+        "note": verdict.note or None,
+        "account": account.to_document() if account else None,
+        "others": [_cause_document(other, verdict.script) for other in verdict.others],
+    }
+
+
+def loader_advice_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
+    """Return what the run was advised on its loaders; None if that was not settled."""
+    from torchperfd.settled_advice import SettledAdvice
+
+    if answer is None or not answer.HasField("loader_advice"):
+        return None
+    settled = SettledAdvice.of_message(answer.loader_advice)
+    return None if settled is None else settled.to_dict()
+
+
+def _cause_document(verdict: "control_pb2.Verdict", script: str) -> dict[str, Any]:
+    from torchperfd.card.script_name import name_script
+    from torchperfd.input_stages import InputStages
+    from torchperfd.slow_line import SlowLine
+
+    line = SlowLine.of_verdict(verdict)
+    stages = InputStages.of_message(verdict.stages) if verdict.HasField("stages") else None
+    return {
+        "cause": verdict.cause,
+        "summary": verdict.summary,
+        "evidence": verdict.evidence,
+        "line": asdict(line) if line else None,
+        "input_stages": asdict(stages) if stages else None,
+        "rank": verdict.rank if verdict.rank >= 0 else None,
+        "node": verdict.node or None,
+        "phase": verdict.phase or None,
+        "cost_seconds_per_step": verdict.cost_seconds_per_step,
+        "step_seconds": verdict.step_seconds or None,
+        "stalled_seconds": verdict.stalled_seconds or None,
+        "window_seconds": verdict.window_seconds or None,
+        "fix": name_script(verdict.fix, script) or None,
+        "saves_seconds": verdict.saves_seconds or None,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What the end of a run shows.
+
+    Attributes:
+        run: Its name.
+        reports: Those of its ranks, by rank.
+        card: The verdict.
+        percentiles: Those of the first rank; empty if unknown.
+        facts: Further lines, as a name and a value each, such as the path of the report.
+    """
+
+    run: str
+    reports: Sequence[RankReport]
+    card: VerdictCard
+    percentiles: Percentiles
+    facts: Sequence[tuple[str, str]] = ()
+
+
+def closing_card(
+    run: str,
+    reports: Sequence[RankReport],
+    answer: "control_pb2.GetRunResponse | None",
+    *,
+    ending: Ending | None = None,
+    advice: str = "",
+    capture_id: str = "",
+    trace: str = "",
+    outcome: str = "",
+) -> VerdictCard:
+    """Return the card for the end of a run. Its command works although the run has ended.
+
+    Args:
+        answer: What the daemon knows of the run; None if no daemon has answered.
+        ending: How its script has ended; None if unknown.
+        advice: What to do where training was seen but no step of it; empty if unknown.
+        capture_id: The newest capture of the run; empty without one.
+        trace: What is known of that capture; empty if the run has not made it by itself.
+        outcome: What the run has made of the promise of an earlier one; empty without one.
+    """
+    command = f"torchperfd analyze {capture_id}" if capture_id else ""
+    verdict = answer.verdict if answer is not None and answer.HasField("verdict") else None
+    card = ended_card(run, reports, verdict, ending or Ending(), advice).after_run()
+    if not any(each.totals.train.steps for each in reports):
+        return card
+    return replace(card, next_command=command or card.next_command, trace=trace, outcome=outcome)
+
+
+def percentiles_of(answer: "control_pb2.GetRunResponse | None", rank: int) -> Percentiles:
+    """Return a rank's percentiles as the daemon knows them; empty if it does not."""
+    for each in answer.ranks if answer is not None else ():
+        if each.identity.rank == rank:
+            return {found.phase: (found.p50_ns / 1e9, found.p95_ns / 1e9) for found in each.percentiles}
+    return {}
+
+
+def closing_text(
+    closing: Closing, *, full: bool, colour: bool, width: int, terminal: int | None = None
+) -> str:
+    """Return the end of a run for a terminal, with a last newline.
+
+    Args:
+        full: Also the whole phase table of each rank.
+        terminal: Columns that these tables have room for; None if the text is not for a terminal.
+    """
+    rule = f"── torchperfd · run {closing.run} "
+    named = [cause.rank for cause in closing.card.causes if cause.rank is not None]
+    account = closing.card.account
+    parts = [
+        rule.ljust(width, "─"),
+        closing.card.to_text(colour=colour, width=width),
+        account_table(account, colour=colour, width=width)
+        if account and account.has_more_than_phases
+        else "",
+        render(closing.reports, closing.percentiles, named=named, colour=colour, width=width),
+        "\n\n".join(each.to_text(terminal) for each in closing.reports) if full else "",
+        "\n".join(f"{name:<8}{value}" for name, value in closing.facts),
+    ]
+    return "\n" + "\n\n".join(part for part in parts if part) + "\n"
