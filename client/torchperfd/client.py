@@ -10,13 +10,12 @@ from torchperfd.captures.capture import CaptureOptions
 from torchperfd.captures.handle import Capture
 from torchperfd.captures.job_capture import JobCapture, chosen_ranks
 from torchperfd.errors import CaptureError
-from torchperfd.events import codes
+from torchperfd.events import EventBuffer, codes
 from torchperfd.identity import read_identity
 from torchperfd.instruments import Instruments
 from torchperfd.parts import Parts
 from torchperfd.report import RankReport
 from torchperfd.safety.logs import log
-from torchperfd.steps.phases import Phase
 from torchperfd.steps.totals import Totals
 
 if TYPE_CHECKING:
@@ -32,6 +31,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EXIT_BUDGET_S: Final = 0.8
+
+
+class Phase:
+    """A user phase; may be entered any number of times."""
+
+    __slots__ = ("_buffer", "_slot")
+
+    def __init__(self, buffer: EventBuffer, slot: int) -> None:
+        self._buffer = buffer
+        self._slot = slot
+
+    def __enter__(self) -> "Phase":
+        self._buffer.mark(codes.ENTER, self._slot)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._buffer.mark(codes.EXIT)
 
 
 class Client:

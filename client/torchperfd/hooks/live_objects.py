@@ -45,7 +45,8 @@ def reachable_objects() -> list[Any]:
     while due and len(found) < _MAX_OBJECTS:
         each = due.popleft()
         kind = type(each)
-        if issubclass(kind, _NOT_FOLLOWED):
+        # What a caller holds of us leads to the list that these objects join: it would contain itself.
+        if issubclass(kind, (*_NOT_FOLLOWED, LiveObjects)):
             continue
         found.append(each)
         if issubclass(kind, FunctionType):

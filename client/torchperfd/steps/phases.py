@@ -1,10 +1,9 @@
-"""Phases and step batches: slots of phases, consecutive steps of one kind in columns, and `client.phase()`."""
+"""Phases and step batches: the slots of phases, and consecutive steps of one kind in columns. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd.events import EventBuffer, codes
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
 PHASE_SLOTS: Final = len(PHASES) + MAX_USER_PHASES
@@ -110,20 +109,3 @@ class StepBatch:
     def count(self) -> int:
         """How many steps."""
         return len(self.duration)
-
-
-class Phase:
-    """A user phase; may be entered any number of times."""
-
-    __slots__ = ("_buffer", "_slot")
-
-    def __init__(self, buffer: EventBuffer, slot: int) -> None:
-        self._buffer = buffer
-        self._slot = slot
-
-    def __enter__(self) -> "Phase":
-        self._buffer.mark(codes.ENTER, self._slot)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._buffer.mark(codes.EXIT)

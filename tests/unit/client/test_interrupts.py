@@ -147,7 +147,8 @@ def test_log_with_broken_handler_raises_nothing(monkeypatch: pytest.MonkeyPatch)
     assert failed == []
 
 
-def test_live_objects_are_let_go_of_with_and_without_error() -> None:
+@pytest.mark.parametrize("set_apart", [gc.unfreeze, gc.freeze])
+def test_live_objects_are_let_go_of_with_and_without_error(set_apart: Callable[[], None]) -> None:
     class Thing:
         def __init__(self) -> None:
             self.tracked: list[object] = []
@@ -159,6 +160,7 @@ def test_live_objects_are_let_go_of_with_and_without_error() -> None:
                 raise error
 
     gc.disable()
+    set_apart()
     try:
         for error in (None, ValueError):
             thing = Thing()
@@ -170,4 +172,5 @@ def test_live_objects_are_let_go_of_with_and_without_error() -> None:
                 time.sleep(0.01)
             assert reference() is None
     finally:
+        gc.unfreeze()
         gc.enable()
