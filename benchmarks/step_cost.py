@@ -19,7 +19,7 @@ from unittest import mock
 from benchmarks.plain_step import EVENTS, plain_step
 
 from torchperfd.events import NATIVE, EventBuffer, reference
-from torchperfd.faults import Faults
+from torchperfd.safety.logs import Faults
 from torchperfd.steps import templates as step_templates
 from torchperfd.steps.replay import Replay
 

@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 
 import torchperfd
-from torchperfd.link import flush_schedule
+from torchperfd.link import outbox
 from torchperfd.steps import templates as step_templates
 
 BLOCK_S: Final = 0.5
@@ -89,7 +89,7 @@ def main() -> int:
     for _ in itertools.islice(steps, WARM_STEPS):
         pass
     pairs: list[tuple[Block, Block]] = []
-    with mock.patch.object(flush_schedule, "SHORT_STEPS_S", BLOCK_S):
+    with mock.patch.object(outbox, "SHORT_STEPS_S", BLOCK_S):
         client.report()  # wakes the flusher up: from here on it waits for so long
         until = time.monotonic() + options.seconds
         while time.monotonic() < until:

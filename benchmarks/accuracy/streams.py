@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd.coordinates import Coordinate
+from torchperfd.model.process import Coordinate
 from torchperfd_daemon.store import (
     ArrivalColumns,
     GcTotal,

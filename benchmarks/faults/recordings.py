@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from benchmarks.faults.trial import Trial
 
-from torchperfd.loader_workers import WorkerCost
+from torchperfd.model.loader_workers import WorkerCost
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses

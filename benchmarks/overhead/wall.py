@@ -19,7 +19,7 @@ from benchmarks.overhead.contestants import Contestant
 from benchmarks.overhead.worker import Round, Steps
 from benchmarks.overhead.workload import WARM_STEPS
 
-from torchperfd.link.flush_schedule import FlushState, flush_interval
+from torchperfd.link.outbox import FlushState, flush_interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torchperfd
-import torchperfd.link.flush_schedule
+import torchperfd.link.outbox
 
 # Soon, and not only after ten thousand steps.
-torchperfd.link.flush_schedule._FIRST_STEPS = 200
+torchperfd.link.outbox._FIRST_STEPS = 200
 folder, step_seconds = Path(sys.argv[1]), float(sys.argv[2])
 client = torchperfd.attach()
 dist.init_process_group("gloo")

@@ -52,11 +52,11 @@ def measure(rounds: int) -> None:
     # Now that the daemon's socket is in the environment.
     import torch
 
-    import torchperfd.link.flush_schedule
+    import torchperfd.link.outbox
 
     torch.set_num_threads(1)
     # Soon, and not only after ten thousand steps.
-    torchperfd.link.flush_schedule._FIRST_STEPS = 200  # type: ignore[misc]
+    torchperfd.link.outbox._FIRST_STEPS = 200  # type: ignore[misc]
     client = torchperfd.attach(run="bench")
     flusher = client.parts.flusher
     eventually(lambda: client.parts.stream.connected, 30)

@@ -2,7 +2,7 @@
 
 import sys
 
-from torchperfd.own_commands import leave_start_directory
+from torchperfd.model.own_commands import leave_start_directory
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from torchperfd.v1.variables import unknown_text
 if TYPE_CHECKING:
     from torch import nn
 
-    from torchperfd.loggers.protocol import Logger
+    from torchperfd.loggers.outputs import Logger
 
 _current: "Client | None" = None
 _attaching_thread = 0

@@ -11,10 +11,10 @@ from torchperfd.captures.handle import Capture
 from torchperfd.captures.job_capture import JobCapture, chosen_ranks
 from torchperfd.errors import CaptureError
 from torchperfd.events import EventBuffer, codes
-from torchperfd.identity import read_identity
-from torchperfd.instruments import Instruments
-from torchperfd.parts import Parts
+from torchperfd.model.identity import read_identity
 from torchperfd.report import RankReport
+from torchperfd.runtime.instruments import Instruments
+from torchperfd.runtime.parts import Parts
 from torchperfd.safety.logs import log
 from torchperfd.steps.totals import Totals
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from torchperfd.bench.loader_bench import LoaderBench
-    from torchperfd.card import VerdictCard
-    from torchperfd.hook_state import HookState
-    from torchperfd.loggers.protocol import Logger
+    from torchperfd.loggers.outputs import Logger
+    from torchperfd.model.card import VerdictCard
+    from torchperfd.model.process import HookState
     from torchperfd.v1 import control_pb2
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class Client:
         Args:
             timeout: Seconds to wait for the daemon.
         """
-        from torchperfd.card import unknown_card
+        from torchperfd.model.card import unknown_card
 
         found = self.parts.verdict(timeout) if self.attached else None
         if found is None:

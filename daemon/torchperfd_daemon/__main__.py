@@ -5,7 +5,7 @@ import sys
 
 
 def _leave_start_directory() -> None:
-    # As torchperfd.own_commands does. Before it is done, a module of the current directory could be imported
+    # As own_commands does. Before it is done, a module of the current directory could be imported
     # in place of that one.
     try:
         current = os.getcwd()  # noqa: PTH109

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from torchperfd.host_memory import HostMemory
+from torchperfd.model.process import HostMemory
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuCollector, GpuReading
 from torchperfd_daemon.ownership import Owner

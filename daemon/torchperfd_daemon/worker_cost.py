@@ -27,8 +27,8 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, Final
 
-from torchperfd.loader_workers import UNMEASURED_COST, WorkerCost
-from torchperfd.own_commands import own_command
+from torchperfd.model.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd.model.own_commands import own_command
 
 _ROUNDS: Final = 4
 _BATCHES: Final = 25

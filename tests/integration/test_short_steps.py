@@ -17,8 +17,8 @@ import sys, time, torch, torchperfd
 from pathlib import Path
 
 # A machine may be slower than the test expects, and ten thousand steps take their time.
-torchperfd.link.flush_schedule._FIRST_STEPS = 500
-torchperfd.link.flush_schedule.SHORT_STEP_S = 0.05
+torchperfd.link.outbox._FIRST_STEPS = 500
+torchperfd.link.outbox.SHORT_STEP_S = 0.05
 reports, report = [], torchperfd.link.wire.totals_message
 
 def noted(*what):

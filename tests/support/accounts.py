@@ -1,6 +1,6 @@
 """Accounts of a step as diagnosis makes them, for tests of what shows them."""
 
-from torchperfd.step_account import Account, Part, PartKind
+from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd.v1 import control_pb2
 
 

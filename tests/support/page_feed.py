@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torchperfd.step_account import Account, Part, PartKind
+from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.views.fleet import verdict_dict
 

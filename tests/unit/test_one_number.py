@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.daemon import traces
 
-from torchperfd.durations import duration
 from torchperfd.launch.auto_capture import first_advice
 from torchperfd.launch.run_report import loader_advice_document
-from torchperfd.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
+from torchperfd.model.formatting import duration
+from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd.runs.advised_run import newest_advised, script_digest
 from torchperfd.runs.store import RunStore
-from torchperfd.settled_advice import SettledAdvice
 from torchperfd.tune.candidates import Requested
 from torchperfd.tune.edits import Edits
 from torchperfd.tune.search import TuningSearch

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tests.support.node import ROOT
 
-from torchperfd.own_commands import own_command, own_file_command, script_command
+from torchperfd.model.own_commands import own_command, own_file_command, script_command
 
 NAMES_THE_INTERPRETER = {
     "client/torchperfd/launch/runner.py": "compares it with Lightning's own command",
-    "client/torchperfd/own_commands.py": "builds the commands",
+    "client/torchperfd/model/own_commands.py": "builds the commands",
     "daemon/torchperfd_daemon/analysis/ranks.py": "asks whether this user may run it",
     "daemon/torchperfd_daemon/captures/low_priority.py": "names the program of such a command, to exec it",
     "daemon/torchperfd_daemon/commands/run.py": "names the program of such a command, to exec it",
@@ -100,6 +100,6 @@ def test_commands_have_flags_for_our_own_code_only() -> None:
     ("flag", "kept"), [("-I", ["-I"]), ("-E", ["-E"]), ("-s", ["-s"]), ("-Es", ["-E", "-s"])]
 )
 def test_own_command_ignores_what_this_process_ignores(flag: str, kept: list[str]) -> None:
-    code = "from torchperfd.own_commands import own_command; print(own_command('x')[1:])"
+    code = "from torchperfd.model.own_commands import own_command; print(own_command('x')[1:])"
     done = subprocess.run([sys.executable, flag, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{[*kept, '-P', '-m', 'x']}\n"

@@ -11,7 +11,7 @@ from tests.unit.daemon import traces
 from torchperfd.bench.loader_bench import LoaderBench
 from torchperfd.bench.search import with_workers
 from torchperfd.bench.settings import LoaderDescription, LoaderSetting, RestOfStep, Speed
-from torchperfd.loader_workers import LoaderAdvice, LoaderFacts, WorkerCost, advise_loader, predict_step
+from torchperfd.model.loader_workers import LoaderAdvice, LoaderFacts, WorkerCost, advise_loader, predict_step
 from torchperfd.tune import candidates
 from torchperfd.tune.changes import LOADER, THREADS
 from torchperfd.tune.trial import ScriptFacts, ScriptLoader, Trial

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from torchperfd.bench.batch_shape import BatchShape
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.steps.cpus import available_cpus, thread_queued_ns
 
 _EVERY_NS: Final = 20_000_000

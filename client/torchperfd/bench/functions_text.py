@@ -1,7 +1,7 @@
 """The table of ``torchperfd bench compare``."""
 
 from torchperfd.bench.functions_bench import Comparison, FunctionsBench
-from torchperfd.text_tables import fold_text
+from torchperfd.model.terminal_text import fold_text
 
 
 def functions_text(bench: FunctionsBench, width: int | None = None) -> str:

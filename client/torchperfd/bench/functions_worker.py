@@ -1,6 +1,7 @@
 """Times functions with ``torch.utils.benchmark`` in a process of its own.
 
-Run by :func:`torchperfd.own_commands.script_command`, with the arguments TARGETS SETUP REQUESTS ANSWERS.
+Run by :func:`torchperfd.model.own_commands.script_command`, with the arguments
+TARGETS SETUP REQUESTS ANSWERS.
 TARGETS is a JSON list. SETUP is empty or the target of a function that gets the parameters and returns what
 each function is called with.
 """

@@ -9,7 +9,7 @@ from torchperfd.bench.loader_measurer import LoaderMeasurer
 from torchperfd.bench.search import LoaderSearch, SearchSpace, with_workers
 from torchperfd.bench.settings import LoaderDescription, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
 from torchperfd.errors import TorchperfdError
-from torchperfd.loader_workers import (
+from torchperfd.model.loader_workers import (
     UNMEASURED_COST,
     LoaderAdvice,
     WorkerCost,

@@ -4,9 +4,8 @@ from typing import Final
 
 from torchperfd.bench.loader_bench import LoaderBench
 from torchperfd.bench.settings import LoaderSetting, Speed, Unusable
-from torchperfd.durations import duration
-from torchperfd.sizes import size
-from torchperfd.text_tables import TextTable, fold_text, text_width
+from torchperfd.model.formatting import duration, size
+from torchperfd.model.terminal_text import TextTable, fold_text, text_width
 
 _NOTABLE: Final = 0.05
 _MARK: Final = " ◀"

@@ -1,6 +1,6 @@
 """Measures a DataLoader in a process of its own.
 
-Run by :func:`torchperfd.own_commands.script_command`, with the arguments TARGET REQUESTS ANSWERS.
+Run by :func:`torchperfd.model.own_commands.script_command`, with the arguments TARGET REQUESTS ANSWERS.
 """
 
 import sys

@@ -22,7 +22,7 @@ from torchperfd.bench.settings import (
     Speed,
     Unusable,
 )
-from torchperfd.loader_workers import MAX_WORKERS
+from torchperfd.model.loader_workers import MAX_WORKERS
 
 _MORE_PREFETCH: Final = (4, 8)
 # More workers have to give this much more to go on; a prefetch factor as well.

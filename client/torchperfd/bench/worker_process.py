@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from torchperfd.durations import duration
 from torchperfd.errors import TorchperfdError
-from torchperfd.own_commands import script_command
-from torchperfd.sizes import size
+from torchperfd.model.formatting import duration, size
+from torchperfd.model.own_commands import script_command
 
 _POLL_S: Final = 0.2
 _MIN_FREE: Final = 0.05

@@ -29,9 +29,8 @@ from torchperfd.captures.state import (
     CaptureState,
 )
 from torchperfd.hooks.profiler import node_reader
-from torchperfd.identity import Identity
-from torchperfd.safety.flag import Flag
-from torchperfd.safety.interrupts import is_from_script
+from torchperfd.model.identity import Identity
+from torchperfd.safety.interrupts import Flag, is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.steps.replay import Replay
 

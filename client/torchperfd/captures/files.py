@@ -22,7 +22,7 @@ from typing import BinaryIO, Final
 
 from torchperfd.safety.descriptors import are_descriptors_scarce
 from torchperfd.v1 import access, contract
-from torchperfd.v1.capture_id import CAPTURE_ID
+from torchperfd.v1.contract import CAPTURE_ID
 
 CONNECT_S: Final = 5.0
 """Longest wait for the daemon to accept the connection."""

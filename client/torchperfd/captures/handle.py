@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchperfd.captures.capture import RankCapture
 from torchperfd.errors import CaptureError, CaptureTimeoutError
-from torchperfd.own_commands import own_command
+from torchperfd.model.own_commands import own_command
 from torchperfd.v1.variables import known_environment
 
 

@@ -14,7 +14,7 @@ from torchperfd.captures.handle import analysis_of
 from torchperfd.captures.manager import options_message
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox
-from torchperfd.safety.flag import Flag
+from torchperfd.safety.interrupts import Flag
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:

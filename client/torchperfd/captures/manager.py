@@ -10,12 +10,12 @@ from torchperfd.captures.capture import MEMORY, TRACE, CaptureOptions, CaptureOu
 from torchperfd.captures.files import CapturesDirectory
 from torchperfd.captures.pause import PauseEstimate
 from torchperfd.errors import CaptureError
-from torchperfd.identity import Identity
 from torchperfd.link.outbox import Outbox
-from torchperfd.safety.flag import Flag
+from torchperfd.model.identity import Identity
+from torchperfd.safety.interrupts import Flag
 from torchperfd.safety.logs import log
 from torchperfd.steps.replay import Replay
-from torchperfd.v1.capture_id import new_capture_id
+from torchperfd.v1.contract import new_capture_id
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2

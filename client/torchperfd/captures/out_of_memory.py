@@ -15,12 +15,11 @@ from torchperfd.captures.handle import analysis_of
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
 from torchperfd.captures.state import MEMORY, CaptureOptions, CaptureOutcome, CaptureState
 from torchperfd.errors import CaptureError
-from torchperfd.faults import Faults
 from torchperfd.hooks import cuda
-from torchperfd.identity import Identity
+from torchperfd.model.identity import Identity
 from torchperfd.safety.interrupts import is_from_script
-from torchperfd.safety.logs import log
-from torchperfd.v1.capture_id import new_capture_id
+from torchperfd.safety.logs import Faults, log
+from torchperfd.v1.contract import new_capture_id
 
 if TYPE_CHECKING:
     from torchperfd.v1 import control_pb2

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from torchperfd.captures.state import MEMORY, CaptureOptions
-from torchperfd.safety.flag import Flag
+from torchperfd.safety.interrupts import Flag
 from torchperfd.v1.contract import LONG_PAUSE_S
 
 # From `python -m benchmarks.capture.pause`: seconds per operator event, and what else each adds to it.

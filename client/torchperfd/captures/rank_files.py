@@ -19,8 +19,8 @@ from torchperfd._version import __version__
 from torchperfd.captures.files import TURN_S, CaptureFolder, Handover, HandoverError
 from torchperfd.captures.state import MEMORY, TRACE, CaptureOutcome, CaptureState
 from torchperfd.captures.tracer import LostTraceError, Tracer
-from torchperfd.device.cuda_memory import read_cuda_memory
-from torchperfd.identity import Identity
+from torchperfd.device.accelerator import read_cuda_memory
+from torchperfd.model.identity import Identity
 from torchperfd.safety.logs import log
 from torchperfd.v1.contract import MIN_KERNELS_PER_LAUNCH
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from torchperfd.called_names import called_name
-from torchperfd.faults import Faults
-from torchperfd.frame_line import line_of
+from torchperfd.model.source_lines import SyncWait
+from torchperfd.safety.logs import Faults
+from torchperfd.stacks.thread_frames import called_name, line_of
 from torchperfd.steps.totals import KindTotals
-from torchperfd.sync_wait import SyncWait
 
 _SAMPLE_S: Final = (0.05, 0.15)
 """Between samples, at random: training steps have a period as well."""

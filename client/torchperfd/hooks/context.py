@@ -9,17 +9,15 @@ from threading import get_ident
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from torchperfd.coordinates import Coordinate
 from torchperfd.events import Draws, EventBuffer, Timed, codes
-from torchperfd.faults import Faults
 from torchperfd.hooks.patches import ModuleImport, Patches, keep_out_of_graphs
 from torchperfd.hooks.script_collectives import ScriptCollectives
-from torchperfd.process_settings import ProcessSettings
+from torchperfd.model.process import Coordinate, ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
-from torchperfd.safety.logs import log
+from torchperfd.safety.logs import Faults, log
+from torchperfd.stacks.worker_stacks import WorkerStacks
 from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.replay import Replay
-from torchperfd.worker_stacks import WorkerStacks
 
 if TYPE_CHECKING:
     from torch import nn

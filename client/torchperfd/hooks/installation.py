@@ -5,21 +5,26 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.coordinates import Coordinate
 from torchperfd.events import EventBuffer
-from torchperfd.faults import Faults
-from torchperfd.hook_state import HookState
 from torchperfd.hooks.checkpoints import BackgroundSaves
 from torchperfd.hooks.compiler import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks, Models, describe
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.profiler import ARBITER, is_profiling
 from torchperfd.hooks.script_collectives import ScriptCollectives
-from torchperfd.process_settings import ANOMALY_DETECTION, DETERMINISTIC, TORCH_PROFILER, ProcessSettings
+from torchperfd.model.process import (
+    ANOMALY_DETECTION,
+    DETERMINISTIC,
+    TORCH_PROFILER,
+    Coordinate,
+    HookState,
+    ProcessSettings,
+)
 from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import Faults
+from torchperfd.stacks.worker_stacks import WorkerStacks
 from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.replay import Replay
-from torchperfd.worker_stacks import WorkerStacks
 
 if TYPE_CHECKING:
     from torch import nn

@@ -22,10 +22,10 @@ from torchperfd.hooks.loader_samples import (
     ready_batches,
 )
 from torchperfd.hooks.patches import keep_classes_out_of_graphs, keep_out_of_graphs
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.safety.interrupts import is_from_script
+from torchperfd.stacks.worker_stacks import WorkerStacks
 from torchperfd.steps.cpus import available_cpus, thread_queued_ns
-from torchperfd.worker_stacks import WorkerStacks
 
 _REMEMBERED: Final = 32
 """Samples that the means are over."""

@@ -11,10 +11,10 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from torchperfd.coordinates import Coordinate
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.patches import keep_out_of_graphs
 from torchperfd.hooks.process_groups import UNNAMED
+from torchperfd.model.process import Coordinate
 
 
 def after_making(context: HookContext, made: type, note: Callable[[Any], None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from torchperfd.coordinates import Coordinate
+from torchperfd.model.process import Coordinate
 
 
 def are_groups_initialized() -> bool:

@@ -13,9 +13,8 @@ from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.called_names import called_name
-from torchperfd.frame_line import line_at
-from torchperfd.timed_line import TimedLine
+from torchperfd.model.source_lines import TimedLine
+from torchperfd.stacks.thread_frames import called_name, line_at
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from torchperfd import attachment
 from torchperfd.events import codes
-from torchperfd.faults import Faults
 from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import Faults
 
 if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.client import Client
-    from torchperfd.integration_port import IntegrationPort
+    from torchperfd.runtime.parts import IntegrationPort
 
 # A name from these holds for every rank, and outranks what a framework calls its run.
 _NAMED_BY_LAUNCHER: Final = ("TORCHPERFD_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "POD_UID")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.events import codes
 from torchperfd.hooks.batches import samples_in
-from torchperfd.identity import read_launch
 from torchperfd.integrations import IntegrationSession, drawn_by_torch, suppress_errors
+from torchperfd.model.identity import read_launch
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.durations import duration
 from torchperfd.errors import CaptureError
+from torchperfd.model.formatting import duration
 from torchperfd.safety.logs import log
 
 if TYPE_CHECKING:

@@ -93,7 +93,6 @@ class Conclusion:
     def _report(
         self, own: "RankReport", ended: BaseException | None, deadline: float, notes: Sequence[str]
     ) -> int:
-        from torchperfd.card import ansi
         from torchperfd.launch import run_report
         from torchperfd.launch.earlier_runs import EarlierRuns, main_file
         from torchperfd.launch.run_report import (
@@ -104,10 +103,11 @@ class Conclusion:
             percentiles_of,
             verdict_document,
         )
+        from torchperfd.model import terminal_text
+        from torchperfd.model.terminal_text import terminal_width
         from torchperfd.report import run_document
         from torchperfd.runs.ending import TERMINATED, Ending
-        from torchperfd.text_tables import terminal_width
-        from torchperfd.v1.output_file import write_file
+        from torchperfd.v1.access import write_file
 
         client, options, auto = self.client, self.options, self.auto
         if client.rank != 0 or options.quiet:
@@ -167,7 +167,7 @@ class Conclusion:
                 outcome=outcome.words if outcome is not None else "",
             )
             closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
-            colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)
+            colour, width = terminal_text.wants_colour(sys.stderr), terminal_text.width_of(sys.stderr)
             terminal = terminal_width(sys.stderr)
             sys.stderr.write(
                 closing_text(closing, full=options.full, colour=colour, width=width, terminal=terminal)
@@ -181,7 +181,7 @@ class Conclusion:
             document,
             options.keeping.fail_above,
             sys.stderr.write,
-            colour=ansi.wants_colour(sys.stderr),
+            colour=terminal_text.wants_colour(sys.stderr),
             width=terminal_width(sys.stderr),
         )
 
@@ -200,7 +200,7 @@ def _whole_run(client: "Client") -> "control_pb2.GetRunResponse | None":
 
     Where the job has ranks on other nodes, their daemons are asked for the verdict while they live.
     """
-    from torchperfd.parts import END_VERDICT_S
+    from torchperfd.runtime.parts import END_VERDICT_S
     from torchperfd.v1 import session_pb2
 
     world = client.parts.identity.world_size

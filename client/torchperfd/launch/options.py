@@ -209,7 +209,7 @@ def usage() -> str:
 
 
 def _unknown_option(word: str) -> str:
-    from torchperfd.near_names import did_you_mean
+    from torchperfd.model.formatting import did_you_mean
 
     hint = did_you_mean(word.partition("=")[0], [*_BY_NAME, *_ALIASES])
     return f"no such option {word!r}" + (f"; {hint}" if hint else "")

@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd._version import __version__
-from torchperfd.card import VerdictCard
 from torchperfd.launch.options import KeepingOptions
 from torchperfd.launch.termination import exit_document
+from torchperfd.model.card import VerdictCard
 from torchperfd.report import RankReport
-from torchperfd.report.document import blocks_document
-from torchperfd.report.overview import Percentiles
-from torchperfd.report.overview_text import account_table, render
+from torchperfd.report.overview import Percentiles, account_table, render_overview
+from torchperfd.report.rank import blocks_document
 from torchperfd.runs.ending import Ending
 from torchperfd.runs.store import RunStore
 from torchperfd.runs.verdict_card import ended_card
@@ -123,8 +122,8 @@ def _environment_facts() -> dict[str, Any]:
 
 def verdict_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
     """Return the verdict; None if no daemon has answered, or has none."""
-    from torchperfd.card import command_after_run
-    from torchperfd.step_account import Account
+    from torchperfd.model.card import command_after_run
+    from torchperfd.model.step_account import Account
 
     if answer is None or not answer.HasField("verdict"):
         return None
@@ -142,7 +141,7 @@ def verdict_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, A
 
 def loader_advice_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
     """Return what the run was advised on its loaders; None if that was not settled."""
-    from torchperfd.settled_advice import SettledAdvice
+    from torchperfd.model.settled_advice import SettledAdvice
 
     if answer is None or not answer.HasField("loader_advice"):
         return None
@@ -151,9 +150,9 @@ def loader_advice_document(answer: "control_pb2.GetRunResponse | None") -> dict[
 
 
 def _cause_document(verdict: "control_pb2.Verdict", script: str) -> dict[str, Any]:
-    from torchperfd.card.script_name import name_script
-    from torchperfd.input_stages import InputStages
-    from torchperfd.slow_line import SlowLine
+    from torchperfd.model.card import name_script
+    from torchperfd.model.loader_facts import InputStages
+    from torchperfd.model.source_lines import SlowLine
 
     line = SlowLine.of_verdict(verdict)
     stages = InputStages.of_message(verdict.stages) if verdict.HasField("stages") else None
@@ -249,7 +248,7 @@ def closing_text(
         account_table(account, colour=colour, width=width)
         if account and account.has_more_than_phases
         else "",
-        render(closing.reports, closing.percentiles, named=named, colour=colour, width=width),
+        render_overview(closing.reports, closing.percentiles, named=named, colour=colour, width=width),
         "\n\n".join(each.to_text(terminal) for each in closing.reports) if full else "",
         "\n".join(f"{name:<8}{value}" for name, value in closing.facts),
     ]

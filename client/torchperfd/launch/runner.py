@@ -25,7 +25,7 @@ from torchperfd.launch.options import (
     usage,
 )
 from torchperfd.launch.script import Script, show
-from torchperfd.own_commands import own_command, script_command
+from torchperfd.model.own_commands import own_command, script_command
 from torchperfd.v1.variables import known_environment
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _run(options: RunOptions) -> None:
 def _baseline(options: RunOptions) -> "RunRecord | None":
     """Read the run to compare with; leaves before the script has begun where there is none."""
     from torchperfd.errors import TorchperfdError
-    from torchperfd.identity import read_identity
+    from torchperfd.model.identity import read_identity
 
     if not options.keeping.baseline or read_identity().rank != 0:
         return None

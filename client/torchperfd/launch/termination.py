@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd._version import NATIVE_ABI
-from torchperfd.card.ansi import without_codes
+from torchperfd.model.terminal_text import without_codes
 from torchperfd.runs.ending import (
     FAILED,
     FINISHED,

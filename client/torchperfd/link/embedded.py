@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchperfd.link.stream import answers
-from torchperfd.own_commands import own_command
+from torchperfd.model.own_commands import own_command
 from torchperfd.safety.logs import log
 from torchperfd.v1 import access, contract
 

@@ -9,12 +9,11 @@ from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.faults import Faults
-from torchperfd.framework import framework_around
-from torchperfd.link.flush_schedule import FlushState, NextFlush, next_flush
-from torchperfd.link.outbox import Outbox
+from torchperfd.link.outbox import FlushState, NextFlush, Outbox, next_flush
 from torchperfd.link.process_counters import ProcessCounters
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.safety.logs import Faults
+from torchperfd.stacks.thread_frames import framework_around
 from torchperfd.steps.cpus import available_cpus
 from torchperfd.steps.phases import TRAIN, PhaseNames, StepBatch
 from torchperfd.steps.replay import Replay
@@ -36,7 +35,7 @@ class Flusher:
     """Drains, adds up, packs and reports: once per second, every four seconds beside steps below 5 ms.
 
     While a live page shows the run it also reports the steps at half seconds.
-    :mod:`~torchperfd.link.flush_schedule` computes the times. It also flushes when the ring buffer is half
+    :mod:`~torchperfd.link.outbox` computes the times. It also flushes when the ring buffer is half
     full, when a report is requested, and when a daemon has just connected.
 
     The totals are correct with or without a daemon. Steps dropped by a full ring or outbox are counted by
@@ -215,7 +214,7 @@ class Flusher:
         """Return facts on steps without a profiler, for the trace, beside their length.
 
         ``unrecorded_phase_ns``: means of the latest training steps, by phase.
-        ``loader``: how they use their loader (:class:`~torchperfd.loader_workers.LoaderFacts`).
+        ``loader``: how they use their loader (:class:`~torchperfd.model.loader_workers.LoaderFacts`).
         """
         with self._lock:
             phases = {self._names.name(slot): round(ns) for slot, ns in self._pace.phase_ns().items()}

@@ -3,17 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from torchperfd.coordinates import Coordinate
 from torchperfd.device.accelerator import Accelerator
 from torchperfd.device.sync_waits import SyncWaits
-from torchperfd.hook_state import HookState
 from torchperfd.hooks.checkpoints import BackgroundSaves
 from torchperfd.hooks.compiler import Compilations
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import FitPauses, GcPauses
 from torchperfd.hooks.script_collectives import ScriptCollectives
-from torchperfd.host_memory import read_host_memory
-from torchperfd.process_settings import UNBOUND, ProcessSettings
+from torchperfd.model.process import UNBOUND, Coordinate, HookState, ProcessSettings, read_host_memory
 from torchperfd.steps.cpus import available_cpus
 from torchperfd.steps.epochs import EpochStarts
 from torchperfd.steps.phases import DATA, StepBatch

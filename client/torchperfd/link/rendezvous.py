@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from torchperfd.hooks import process_groups
-from torchperfd.safety.flag import Flag
+from torchperfd.safety.interrupts import Flag
 from torchperfd.safety.logs import log
 
 TIMEOUT: Final = timedelta(seconds=10)

@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.faults import Faults
 from torchperfd.link.outbox import Outbox
 from torchperfd.safety.descriptors import DescriptorGuard, are_descriptors_scarce
-from torchperfd.safety.flag import Flag
-from torchperfd.safety.interrupts import is_from_script
-from torchperfd.safety.logs import log
+from torchperfd.safety.interrupts import Flag, is_from_script
+from torchperfd.safety.logs import Faults, log
 from torchperfd.v1 import access, contract
 
 if TYPE_CHECKING:

@@ -8,20 +8,16 @@ from dataclasses import asdict
 from google.protobuf.message import DecodeError
 
 from torchperfd._version import __revision__, __version__
-from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
-from torchperfd.hook_state import HookState
-from torchperfd.host_memory import HostMemory
-from torchperfd.identity import Identity
-from torchperfd.input_stages import InputStages
 from torchperfd.link.flight_recorder import GroupProgress
-from torchperfd.loader_workers import LoaderFacts
-from torchperfd.process_settings import CpuBinding
+from torchperfd.model.identity import Identity
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import Coordinate, CpuBinding, HookState, HostMemory
+from torchperfd.model.source_lines import SyncWait, TimedLine
 from torchperfd.steps.phases import TRAIN, VALIDATE, PhaseNames, StepBatch
 from torchperfd.steps.step_series import Arrivals, BlockSums
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
-from torchperfd.sync_wait import SyncWait
-from torchperfd.timed_line import TimedLine
 from torchperfd.v1 import contract, session_pb2
 
 

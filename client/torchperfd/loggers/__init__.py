@@ -9,9 +9,7 @@ only itself. No tracker's library is imported before there is something to log.
 Your own logger is any object with the three methods of :class:`Logger`.
 """
 
-from torchperfd.loggers.mlflow import MLflowLogger
-from torchperfd.loggers.protocol import Logger
-from torchperfd.loggers.tensorboard import TensorBoardLogger
-from torchperfd.loggers.wandb import WandbLogger
+from torchperfd.loggers.outputs import Logger
+from torchperfd.loggers.trackers import MLflowLogger, TensorBoardLogger, WandbLogger
 
 __all__ = ["Logger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]

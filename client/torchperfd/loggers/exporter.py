@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from torchperfd import fields
-from torchperfd.fields import Field
+from torchperfd.model import fields
+from torchperfd.model.fields import Field
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals
 

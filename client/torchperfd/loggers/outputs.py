@@ -1,22 +1,227 @@
-"""The outputs of one rank besides the daemon: loggers, and a metrics page of its own."""
+"""The outputs of one rank besides the daemon: loggers, and a metrics page of its own.
+
+A logger has one thread, between the totals and a tracker that may be slow or broken. It gets the means of the
+steps between two readings of the totals. A tracker makes one section of each part in front of a slash, and
+sorts by name: what people look at first is in ``torchperfd/``, and the phases, validation and memory have one
+section each.
+"""
 
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, Protocol
 
-from torchperfd.faults import Faults
-from torchperfd.identity import Identity
-from torchperfd.safety.logs import log
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Totals
+from torchperfd.model.identity import Identity
+from torchperfd.safety.interrupts import Flag
+from torchperfd.safety.logs import Faults, log
+from torchperfd.steps.phases import COLLECTIVE_WAIT, DATA, PhaseNames
+from torchperfd.steps.totals import KindTotals, Totals
 
 if TYPE_CHECKING:
-    from torchperfd.card import VerdictCard
     from torchperfd.loggers.exporter import Exporter
-    from torchperfd.loggers.protocol import Logger
-    from torchperfd.loggers.sender import Sender
+    from torchperfd.model.card import VerdictCard
     from torchperfd.report import RankReport
+
+
+class Logger(Protocol):
+    """Takes numbers while training goes on, and the table at its end.
+
+    All three methods are called on one thread, never on the training thread. Exceptions are
+    counted, and a logger that raises too often is not called again. Optional attributes set
+    how often it is called: ``every_seconds`` (10 by default), ``every_steps`` (also after so many
+    training steps; by default never). An optional method ``log_verdict(card, step)`` takes the verdict on the
+    run, a :class:`~torchperfd.model.card.VerdictCard`, each time when another cause or rank is found.
+    """
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Take the means since the last call; ``step`` training steps have ended so far."""
+
+    def log_table(self, report: "RankReport") -> None:
+        """Take the report of the whole fit; called once, at its end."""
+
+    def close(self) -> None:
+        """Write out what is left; called last."""
+
+
+FIRST_SECTION: Final = "torchperfd"
+PHASES_SECTION: Final = "torchperfd_phases"
+VALIDATION_SECTION: Final = "torchperfd_validation"
+MEMORY_SECTION: Final = "torchperfd_memory"
+SECTIONS: Final = (FIRST_SECTION, PHASES_SECTION, VALIDATION_SECTION, MEMORY_SECTION)
+
+
+def measures(before: Totals, now: Totals, names: PhaseNames) -> dict[str, float]:
+    """Return the numbers by name; none while no step has ended in between.
+
+    The first training step is in none of them. Shares are parts of the step, so that a step's phases sum
+    to 1. Memory is as of now.
+    """
+    train = now.train.minus(before.train if before.train.steps else now.warmup)
+    validate = now.validate.minus(before.validate)
+    found = {
+        **_kind(FIRST_SECTION, PHASES_SECTION, train, names),
+        **_kind(VALIDATION_SECTION, VALIDATION_SECTION, validate, names),
+    }
+    if found:
+        found.update(_beside(before, now, train))
+    return found
+
+
+def _kind(section: str, phases: str, steps: KindTotals, names: PhaseNames) -> dict[str, float]:
+    if steps.steps <= 0:
+        return {}
+    found = {f"{section}/step_ms": steps.mean_seconds * 1e3}
+    for counted, count in (("samples", steps.samples), ("tokens", steps.tokens)):
+        if count and steps.ns:
+            found[f"{section}/{counted}_per_second"] = count / (steps.ns / 1e9)
+    for slot in range(len(names)):
+        phase = steps.phases[slot]
+        if phase.calls and steps.ns:
+            # A slash would be one more level, and some trackers keep levels as directories.
+            name = names.name(slot).replace("/", "_")
+            found[f"{phases}/{name}_share"] = phase.ns / steps.ns
+    return found
+
+
+def _beside(before: Totals, now: Totals, train: KindTotals) -> dict[str, float]:
+    found: dict[str, float] = {}
+    elapsed_ns = now.ended_ns - (before.ended_ns or now.began_ns)
+    if train.steps > 0 and now.ended_ns and elapsed_ns >= train.ns:
+        waits_ns = train.phases[DATA].ns + train.phases[COLLECTIVE_WAIT].ns
+        found[f"{FIRST_SECTION}/goodput"] = (train.ns - waits_ns) / elapsed_ns
+    utilization = now.flops_utilization(train)
+    if utilization is not None:
+        found[f"{FIRST_SECTION}/mfu"] = utilization
+    if now.cuda is not None:
+        found[f"{MEMORY_SECTION}/allocated_bytes"] = now.cuda.allocated
+        found[f"{MEMORY_SECTION}/reserved_bytes"] = now.cuda.reserved
+        found[f"{MEMORY_SECTION}/peak_bytes"] = now.cuda.peak
+    if now.overhead is not None:
+        found[f"{FIRST_SECTION}/overhead_ratio"] = now.overhead
+    return found
+
+
+EVERY_SECONDS: Final = 10.0
+_FIRST_S: Final = 1.0
+_LOOK_S: Final = 0.25
+SLOW_RANK: Final = "torchperfd/slow_rank"
+"""The rank that the verdict names, while it names one."""
+
+
+class Sender:
+    """Calls one logger, every now and then, until it fails too often.
+
+    Args:
+        logger: Whom to call.
+        place: What its failures are counted under.
+        totals: Returns a copy of the current totals.
+        steps: Returns how many training steps there are; asked often, so cheap.
+        names: Phase names.
+        faults: Where failures are counted.
+        on_first: Called once, after the logger took its first numbers.
+        verdict: Returns the verdict on the run, in a fraction of a second; None while there is none.
+    """
+
+    def __init__(
+        self,
+        logger: Logger,
+        place: str,
+        *,
+        totals: Callable[[], Totals],
+        steps: Callable[[], int],
+        names: PhaseNames,
+        faults: Faults,
+        on_first: Callable[[], None] = lambda: None,
+        verdict: Callable[[], "VerdictCard | None"] = lambda: None,
+    ) -> None:
+        self.place = place
+        self._logger = logger
+        self._totals = totals
+        self._steps = steps
+        self._names = names
+        self._faults = faults
+        self._on_first = on_first
+        self._verdict = verdict
+        self._logged_verdict = ""
+        self._every_seconds = float(getattr(logger, "every_seconds", EVERY_SECONDS))
+        self._every_steps = int(getattr(logger, "every_steps", 0))
+        self._sent = Totals()
+        self._report: RankReport | None = None
+        self._ending = Flag()
+        self._off = False
+        self._thread = threading.Thread(target=self._run, name="torchperfd-logger", daemon=True)
+
+    def start(self) -> None:
+        """Begin with what has been trained from here on."""
+        self._sent = self._totals()
+        self._thread.start()
+
+    def conclude(self, report: "RankReport") -> None:
+        """Ask for the last numbers, the table and the end; returns at once."""
+        if not self._ending.is_set():
+            self._report = report
+            self._ending.set()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end; a logger that takes longer is left behind and counted."""
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                self._faults.note(self.place, TimeoutError("the process ends before the logger has"))
+
+    def _run(self) -> None:
+        due = time.monotonic() + min(_FIRST_S, self._every_seconds)
+        while not self._off and not self._ending.wait(self._pause(due)):
+            if time.monotonic() >= due or self._enough_steps():
+                self._send(self._totals())
+                due = time.monotonic() + self._every_seconds
+        if self._report is not None and not self._off:
+            report = self._report
+            self._send(report.totals)
+            if not self._off:
+                self._try(lambda: self._logger.log_table(report))
+        self._try(lambda: self._logger.close())
+
+    def _pause(self, due: float) -> float:
+        pause = max(0.01, due - time.monotonic())
+        return min(pause, _LOOK_S if self._every_steps > 0 else 60.0)
+
+    def _enough_steps(self) -> bool:
+        return 0 < self._every_steps <= self._steps() - self._sent.train.steps
+
+    def _send(self, now: Totals) -> None:
+        found = measures(self._sent, now, self._names)
+        if not found:
+            return
+        self._sent = now
+        card = self._verdict() if now.train.steps else None
+        slow = [cause.rank for cause in card.causes if cause.rank is not None] if card is not None else []
+        if slow and slow[0] is not None:
+            found[SLOW_RANK] = slow[0]
+        if self._try(lambda: self._logger.log_metrics(found, now.train.steps)):
+            self._on_first()
+            self._on_first = lambda: None
+        if card is not None and not self._off:
+            self._send_verdict(card, now.train.steps)
+
+    def _send_verdict(self, card: "VerdictCard", step: int) -> None:
+        """Send a verdict that differs from the last one in more than its figures."""
+        key = f"{card.is_healthy} {[(cause.cause, cause.where) for cause in card.causes]}"
+        log_verdict = getattr(self._logger, "log_verdict", None)
+        if log_verdict is not None and key != self._logged_verdict:
+            self._logged_verdict = key
+            # A tracker shows it long after the run.
+            self._try(lambda: log_verdict(card.after_run(), step))
+
+    def _try(self, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - other people's code, and training goes on
+            self._faults.note(self.place, error)
+            # What is not installed will not be there the next time either.
+            self._off = isinstance(error, ImportError) or self._faults.spent(self.place)
+            return False
+        return True
 
 
 class Outputs:
@@ -56,7 +261,6 @@ class Outputs:
 
     def add(self, logger: "Logger", on_first: Callable[[], None]) -> None:
         """Send a logger what is measured from here on; ``on_first`` is called after its first numbers."""
-        from torchperfd.loggers.sender import Sender
 
         name = f"logger {type(logger).__name__}"
         taken = {sender.place for sender in self.senders}

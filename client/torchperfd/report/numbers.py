@@ -1,9 +1,14 @@
-"""The numbers of the phase table: computed here, once, before anything is rendered."""
+"""The numbers of the phase table, computed here once before anything is rendered, and written as CSV.
 
+The CSV is for programs: seconds, no units, empty where nothing is.
+"""
+
+import csv
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchperfd.host_memory import HostMemory
+from torchperfd.model.process import HostMemory
 from torchperfd.steps.phases import DATA, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
 
@@ -249,3 +254,33 @@ def _rate(count: float, ns: int) -> float | None:
 
 def _share(ns: int, fit: int) -> float:
     return ns / fit if fit else 0.0
+
+
+CSV_COLUMNS = (
+    "phase",
+    "action",
+    "mean_seconds",
+    "std_seconds",
+    "calls",
+    "samples_per_second",
+    "seconds_total",
+    "share",
+    "device_mean_seconds",
+)
+
+
+def render_csv(table: Table) -> str:
+    """Return a heading and a line per row."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for row in table.rows:
+        writer.writerow(_csv_value(getattr(row, column)) for column in CSV_COLUMNS)
+    return out.getvalue()
+
+
+def _csv_value(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    # Only nanoseconds are known.
+    return f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -1,15 +1,124 @@
-"""One rank's report: what ``client.report()`` returns."""
+"""One rank's report, which ``client.report()`` returns, and the ``torchperfd.run/1`` document.
 
-from dataclasses import dataclass, field
-from typing import Any
+Scripts depend on the document's names and units: fields are only added.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 # Here, as a signal handler of the script that asks for a report may interrupt another one's first import.
-from torchperfd.report import csv, html, markdown, text
-from torchperfd.report.document import rank_document
-from torchperfd.report.numbers import Table, tabulate
+from torchperfd.report import numbers, phase_table
+from torchperfd.report.numbers import Table, between_ns, fit_ns, steady_steps, tabulate
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_series import BlockSums
-from torchperfd.steps.totals import Totals
+from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
+
+
+def rank_document(
+    rank: int, totals: Totals, names: PhaseNames, blocks: BlockSums | None = None
+) -> dict[str, Any]:
+    """Return one rank's part of a ``torchperfd.run/1`` document.
+
+    ``train`` has all steps, the first included; ``warmup`` is that first one again, by itself.
+    What the rank does not know is null: ``fit``, for one, where only its totals are known.
+    """
+    memory = totals.cuda
+    return {
+        "rank": rank,
+        "train": _kind(totals.train, names),
+        "validate": _kind(totals.validate, names),
+        "warmup": _kind(totals.warmup, names),
+        "fit": {"seconds_total": fit_ns(totals) / 1e9, "between_seconds": between_ns(totals) / 1e9}
+        if totals.began_ns
+        else None,
+        "passes": {
+            "epoch": _times(totals.epoch),
+            "train": _times(totals.train_pass),
+            "validate": _times(totals.validate_pass),
+        },
+        "checkpoint": _times(totals.checkpoint),
+        "background_saves": _times(totals.background_saves),
+        "sync_waits": [
+            {"file": wait.file, "line": wait.line, "call": wait.call, "seconds_total": wait.ns / 1e9}
+            for wait in totals.sync_waits
+        ],
+        "gc": [
+            {"generation": generation, "calls": pauses.calls, "seconds_total": pauses.ns / 1e9}
+            for generation, pauses in enumerate(totals.gc)
+        ],
+        "loader_ready_batches": totals.ready,
+        "input_stages": asdict(totals.loader.stages) if totals.loader and totals.loader.stages else None,
+        "cuda": {
+            "allocated_bytes": memory.allocated,
+            "reserved_bytes": memory.reserved,
+            "peak_bytes": memory.peak,
+        }
+        if memory is not None
+        else None,
+        "host_memory": asdict(totals.host_memory) if totals.host_memory is not None else None,
+        "flops_per_step": totals.flops_per_step,
+        "peak_flops_per_second": totals.peak_flops,
+        "model_flops_utilization": totals.flops_utilization(steady_steps(totals)),
+        "overhead_ratio": totals.overhead,
+        "shed_tiers": totals.degradation_level,
+        "hooks": [
+            {"name": hook.name, "on": hook.is_on, "reason": hook.reason or None} for hook in totals.hooks
+        ],
+        "coordinates": [asdict(place) for place in totals.coordinates],
+        "blocks": blocks_document(blocks, names) if blocks is not None else None,
+    }
+
+
+def blocks_document(blocks: BlockSums, names: PhaseNames) -> dict[str, Any] | None:
+    """Return blocks of steps as they are written: mean seconds of a step, to five digits; None for none."""
+    if not blocks.step_ns:
+        return None
+
+    def means(column: tuple[int, ...]) -> list[float]:
+        return [float(f"{ns / blocks.steps / 1e9:.5g}") for ns in column]
+
+    return {
+        "steps": blocks.steps,
+        "step_seconds": means(blocks.step_ns),
+        "phases": {names.name(slot): means(column) for slot, column in blocks.phase_ns.items()},
+    }
+
+
+def _kind(kind: KindTotals, names: PhaseNames) -> dict[str, Any]:
+    slots = [slot for slot in range(len(names)) if kind.phases[slot].calls]
+    slots.sort(key=lambda slot: -kind.phases[slot].ns)
+    return {
+        "steps": kind.steps,
+        "step_seconds_total": kind.ns / 1e9,
+        "step_std_seconds": kind.std_seconds,
+        "samples": kind.samples,
+        "tokens": kind.tokens,
+        "micro_batches": kind.micro_batches,
+        "skipped": kind.skipped,
+        "phases": {
+            names.name(slot): {**_times(kind.phases[slot]), "device": _on_device(kind.phases[slot])}
+            for slot in slots
+        },
+    }
+
+
+def _times(phase: PhaseTotals) -> dict[str, Any]:
+    return {
+        "calls": phase.calls,
+        "seconds_total": phase.seconds,
+        "mean_seconds": phase.mean_seconds,
+        "std_seconds": phase.std_seconds,
+    }
+
+
+def _on_device(phase: PhaseTotals) -> dict[str, Any] | None:
+    if not phase.device_calls:
+        return None
+    return {
+        "calls": phase.device_calls,
+        "seconds_total": phase.device_ns / 1e9,
+        "mean_seconds": phase.device_mean_seconds,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +158,19 @@ class RankReport:
         Args:
             width: Columns that it may take; by default as many as it needs, less than 100.
         """
-        return text.render(self.table, width)
+        return phase_table.render_text(self.table, width)
 
     def to_markdown(self) -> str:
         """Return the phase table as GitHub-flavoured Markdown."""
-        return markdown.render(self.table)
+        return phase_table.render_markdown(self.table)
 
     def to_html(self) -> str:
         """Return the phase table as HTML that needs nothing else."""
-        return html.render(self.table)
+        return phase_table.render_html(self.table)
 
     def to_csv(self) -> str:
         """Return the phase table as comma-separated values, in seconds."""
-        return csv.render(self.table)
+        return numbers.render_csv(self.table)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rank's part of a ``torchperfd.run/1`` document."""
@@ -75,3 +184,22 @@ class RankReport:
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+
+RUN_SCHEMA: Final = "torchperfd.run/1"
+
+
+def run_document(run: str, ranks: list[RankReport], verdict: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the document that ``torchperfd run --report`` writes.
+
+    Args:
+        run: Name of the run.
+        ranks: In any order.
+        verdict: As ``torchperfd diagnose --json`` gives it; None without a daemon.
+    """
+    return {
+        "schema": RUN_SCHEMA,
+        "run": run,
+        "ranks": [rank.to_dict() for rank in sorted(ranks, key=lambda rank: rank.rank)],
+        "verdict": verdict,
+    }

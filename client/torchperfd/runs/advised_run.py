@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.errors import TorchperfdError
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd.runs.record import read_record
 from torchperfd.runs.store import RunStore
-from torchperfd.settled_advice import SettledAdvice
 
 MAX_BYTES: Final = 8 << 20
 """Larger reports of earlier runs are not read."""

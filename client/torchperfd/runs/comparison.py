@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from torchperfd.model.step_account import parts_beside
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.noise import MIN_BLOCKS, MeanChange, compare_means, compare_plain_means
 from torchperfd.runs.record import RankBlocks, RunRecord
-from torchperfd.step_account import parts_beside
 
 SCHEMA: Final = "torchperfd.run_comparison/1"
 MATERIAL: Final = 0.01

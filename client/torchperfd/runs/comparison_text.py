@@ -4,10 +4,9 @@ import time
 from itertools import chain
 from typing import Any
 
-from torchperfd.card.ansi import paint
+from torchperfd.model.terminal_text import TextTable, fold_text, paint
 from torchperfd.runs.comparison import PhaseChange, RunComparison
 from torchperfd.runs.record import RunRecord
-from torchperfd.text_tables import TextTable, fold_text
 
 _HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "")
 _PART_HEADS = ("where a step goes", "A ms", "B ms", "change ms")

@@ -5,11 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from torchperfd.card import CauseCard, VerdictCard
-from torchperfd.durations import duration
-from torchperfd.report import RankReport, words
-from torchperfd.report.overview import WAIT, RankRow, phase_shares, rank_rows, remarks, shown_ranks
-from torchperfd.report.overview_text import account_table, render
+from torchperfd.model.card import CauseCard, VerdictCard
+from torchperfd.model.formatting import duration
+from torchperfd.report import RankReport, phase_table
+from torchperfd.report.overview import (
+    WAIT,
+    RankRow,
+    account_table,
+    phase_shares,
+    rank_rows,
+    remarks,
+    render_overview,
+    shown_ranks,
+)
 from torchperfd.runs.rank_reports import read_reports
 from torchperfd.runs.record import RunRecord, read_document, record_of
 from torchperfd.runs.verdict_card import read_card
@@ -70,7 +78,9 @@ class RunOverview:
             fold("\n".join(f"{name:8}  {value}" for name, value in facts if value)),
             self.card.to_text(colour=colour, width=width),
             account_table(account, colour=colour, width=width) if account else "",
-            render(self.reports, {}, named=self.named, colour=colour, width=width) if self.reports else "",
+            render_overview(self.reports, {}, named=self.named, colour=colour, width=width)
+            if self.reports
+            else "",
         ]
         return "\n\n".join(part for part in parts if part)
 
@@ -88,7 +98,7 @@ class RunOverview:
             "facts": self.facts,
             "environment": list(self.record.environment.items()),
             "rank": leading.rank if leading and len(self.reports) > 1 else None,
-            "headline": words.headline(first.table, None) if first else "",
+            "headline": phase_table.headline(first.table, None) if first else "",
             "phases": [asdict(each) for each in phase_shares(leading, {})] if leading else [],
             "remarks": list(remarks(first)) if first else [],
             "ranks": [_rank(row, is_named=row.rank in self.named) for row in rows],
@@ -145,13 +155,13 @@ def _rank(row: RankRow, *, is_named: bool) -> dict[str, Any]:
 
 def _table(report: RankReport) -> dict[str, Any]:
     table = report.table
-    rows = zip(table.rows, words.cells(table), strict=True)
+    rows = zip(table.rows, phase_table.cells(table), strict=True)
     return {
         "rank": report.rank,
-        "title": words.title(table),
-        "headings": words.headings(table),
+        "title": phase_table.title(table),
+        "headings": phase_table.headings(table),
         "word_columns": _WORD_COLUMNS,
         "rows": [{"cells": cells, "share": row.share} for row, cells in rows],
-        "facts": words.facts(table),
+        "facts": phase_table.facts(table),
         "notes": table.notes,
     }

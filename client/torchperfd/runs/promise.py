@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torchperfd.card.contents import HEALTHY, MIN_SHARE, UNKNOWN
+from torchperfd.model.card import HEALTHY, MIN_SHARE, UNKNOWN
 from torchperfd.runs.values import number, text
 
 _ARGUMENT: Final = re.compile(r"\b\w+=[\w.]+")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd.runs.values import MOST, text
 
 CHANGED: Final = "changed"

@@ -3,15 +3,14 @@
 from dataclasses import fields
 from typing import Any
 
-from torchperfd.hook_state import HookState
-from torchperfd.host_memory import HostMemory
-from torchperfd.input_stages import InputStages
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import HookState, HostMemory
+from torchperfd.model.source_lines import SyncWait
 from torchperfd.report import RankReport
 from torchperfd.runs.values import MAX_LARGE, count, number, optional, text
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
-from torchperfd.sync_wait import SyncWait
 
 
 def read_reports(document: dict[str, Any]) -> tuple[RankReport, ...]:

@@ -119,7 +119,7 @@ class RunStore:
         """
         found = self.find(given)
         if found is None:
-            from torchperfd.near_names import did_you_mean
+            from torchperfd.model.formatting import did_you_mean
 
             hint = did_you_mean(given, (each.run_id for each in self.list()))
             raise NoSuchRunError(f"no kept run {given[:80]}", hint or "`torchperfd runs` lists them")

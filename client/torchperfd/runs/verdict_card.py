@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from torchperfd.card import VerdictCard, card_of, unknown_card
+from torchperfd.model.card import VerdictCard, card_of, unknown_card
 from torchperfd.report import RankReport
-from torchperfd.report.validation_waits import validation_waits
+from torchperfd.report.overview import validation_waits
 from torchperfd.runs.ending import Ending, failure_remedy
 from torchperfd.runs.record import RunRecord
 from torchperfd.runs.values import count, number, text

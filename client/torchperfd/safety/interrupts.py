@@ -2,7 +2,8 @@
 
 Python runs a signal handler between two instructions of whatever code the main thread executes. A timeout, or
 torch's "DataLoader worker died", may therefore be raised inside a hook of ours. It belongs to training and
-must reach it. The same holds for exceptions that another thread or a debugger injects.
+must reach it. The same holds for exceptions that another thread or a debugger injects. :class:`Flag` is an
+event that a handler may set or wait for in the middle of doing just that; ``threading.Event`` would deadlock.
 
 Only its traceback shows where an exception comes from: Python calls a handler with the frame that it
 interrupted, so the handler's frame has its own caller among its arguments. Trace functions get it as well.
@@ -10,6 +11,7 @@ interrupted, so the handler's frame has its own caller among its arguments. Trac
 
 import inspect
 import signal
+from queue import Empty, SimpleQueue
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -72,3 +74,39 @@ def _code_of(handler: Any) -> CodeType | None:
         inner = getattr(handler, "func", None) or getattr(handler, "__func__", None)
         handler = inner if inner is not None else vars(type(handler)).get("__call__")
     return None
+
+
+class Flag:
+    """Is set once, and stays set."""
+
+    __slots__ = ("_is_set", "_waiting")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: list[SimpleQueue[None]] = []
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Wake up every thread that waits, and let no later one wait."""
+        self._is_set = True
+        for queue in tuple(self._waiting):
+            queue.put(None)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or for ``timeout`` seconds; return whether it is."""
+        if self._is_set:
+            return True
+        queue: SimpleQueue[None] = SimpleQueue()
+        self._waiting.append(queue)
+        try:
+            if not self._is_set:
+                queue.get(timeout=timeout)
+        except Empty as error:
+            if is_from_script(error):
+                raise
+        finally:
+            self._waiting.remove(queue)
+        return self._is_set

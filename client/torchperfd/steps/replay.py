@@ -11,8 +11,8 @@ from struct import calcsize, iter_unpack, unpack_from
 from typing import Any, Final
 
 from torchperfd.events import EventBuffer, codes
-from torchperfd.faults import Faults
 from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import Faults
 from torchperfd.steps import templates
 from torchperfd.steps.epochs import EpochTracker
 from torchperfd.steps.event_handlers import EventHandlers

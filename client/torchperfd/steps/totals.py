@@ -4,14 +4,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from torchperfd.coordinates import Coordinate
-from torchperfd.hook_state import HookState
-from torchperfd.host_memory import HostMemory
-from torchperfd.loader_workers import LoaderFacts
-from torchperfd.process_settings import UNBOUND, CpuBinding
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HookState, HostMemory
+from torchperfd.model.source_lines import SyncWait, TimedLine
 from torchperfd.steps.phases import PHASE_SLOTS, TRAIN, VALIDATE, StepBatch
-from torchperfd.sync_wait import SyncWait
-from torchperfd.timed_line import TimedLine
 
 
 @dataclass(slots=True)

@@ -5,11 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torchperfd.loader_workers import (
-    MAX_WORKERS,
-    LoaderAdvice,
-    most_computing_workers,
-)
+from torchperfd.model.loader_workers import MAX_WORKERS, LoaderAdvice, most_computing_workers
 from torchperfd.tune.changes import (
     AMP,
     COMPILE,

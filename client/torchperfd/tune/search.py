@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from torchperfd.bench.functions_bench import Comparison, compare_rounds
-from torchperfd.durations import duration
-from torchperfd.loader_workers import UNMEASURED_COST, LoaderAdvice, WorkerCost
+from torchperfd.model.formatting import duration
+from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderAdvice, WorkerCost
 from torchperfd.runs.advised_run import AdvisedRun
 from torchperfd.tune.candidates import Group, Requested, propose
 from torchperfd.tune.changes import THREADS, Change, change, merged

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from torchperfd.frame_line import line_of
+from torchperfd.stacks.thread_frames import line_of
 from torchperfd.steps.cpus import available_cpus
 from torchperfd.tune.changes import AMP, COMPILE, LOADER, MATMUL, OPTIMIZER, THREADS, ZERO_GRAD, Change
 from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Site

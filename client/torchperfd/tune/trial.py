@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchperfd.loader_workers import LoaderAdvice, LoaderFacts, WorkerCost, advise_loader
+from torchperfd.model.loader_workers import LoaderAdvice, LoaderFacts, WorkerCost, advise_loader
 
 
 @dataclass(frozen=True, slots=True)

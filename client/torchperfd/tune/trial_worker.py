@@ -1,9 +1,8 @@
 """The process of one trial: runs the script with changes, measures some of its steps, and ends.
 
-Run by :func:`torchperfd.own_commands.script_command`, with the arguments SPECIFICATION REQUESTS ANSWERS; the
-specification is JSON.
-The answer is written on the descriptor ``ANSWERS``. When ``REQUESTS`` ends, because the command is gone, the
-process ends with its group.
+Run by :func:`torchperfd.model.own_commands.script_command`, with the arguments
+SPECIFICATION REQUESTS ANSWERS; the specification is JSON. The answer is written on the descriptor
+``ANSWERS``. When ``REQUESTS`` ends, because the command is gone, the process ends with its group.
 """
 
 import dataclasses

@@ -4,8 +4,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from torchperfd.bench.functions_bench import Comparison
-from torchperfd.durations import duration
-from torchperfd.text_tables import fold_text
+from torchperfd.model.formatting import duration
+from torchperfd.model.terminal_text import fold_text
 from torchperfd.tune.changes import ANY, LOADER, OPTIMIZER, Change
 from torchperfd.tune.edits import Edits
 from torchperfd.tune.search import Tuning

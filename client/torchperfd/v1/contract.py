@@ -1,10 +1,12 @@
-"""What client and daemon agree on beside the messages: versions, phases, places.
+"""What client and daemon agree on beside the messages: versions, phases, places, ids of captures.
 
-Imports nothing but the standard library's lightest parts, so that a training
-process can read it before it has decided to attach.
+Imports nothing but the standard library's lightest parts, so that a training process can read it before it
+has decided to attach.
 """
 
 import os
+import re
+import time
 from typing import Final
 
 API_MIN: Final = 1
@@ -145,3 +147,12 @@ def user_runs_dir() -> str:
 def _user_state_dir() -> str:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     return f"{state}/torchperfd"
+
+
+CAPTURE_ID: Final = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{6}")
+"""What an id looks like; the group is the time."""
+
+
+def new_capture_id(now: float) -> str:
+    """Return the id of a capture that is requested at a Unix time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{os.urandom(3).hex()}"

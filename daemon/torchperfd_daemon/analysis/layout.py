@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from torchperfd.text_tables import TextTable, fold_text, shortened
+from torchperfd.model.terminal_text import TextTable, fold_text, shortened
 from torchperfd_daemon import text as texts
 
 PLAIN_WIDTH: Final = 110

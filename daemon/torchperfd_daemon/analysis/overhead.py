@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import ns_text
+from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.categories import LAUNCHES, OPERATOR
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.layout import printable

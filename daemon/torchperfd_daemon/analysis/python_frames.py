@@ -107,7 +107,7 @@ def _first(start: Int64, good: Flags, parent: Int64) -> Int64:
 
 _RUNNER: Final = re.compile(
     r"(<frozen runpy>|(.*/)?runpy\.py"
-    r"|(.*/)?torchperfd/(__main__|own_commands|launch|script|launch/\w+)\.py)\(\d+\)"
+    r"|(.*/)?torchperfd/(__main__|(model/)?own_commands|launch|script|launch/\w+)\.py)\(\d+\)"
     r"|<built-in (function|method) exec\b"
 )
 _OF_EVERY_THREAD: Final = re.compile(r"(.*/)?threading\.py\(\d+\)")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from torchperfd.durations import ns_text
+from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.categories import DEVICE
 from torchperfd_daemon.analysis.layout import printable
 from torchperfd_daemon.analysis.links import Links

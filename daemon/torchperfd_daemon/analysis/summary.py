@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from torchperfd.loader_workers import UNMEASURED_COST, WorkerCost
-from torchperfd.settled_advice import SettledAdvice
+from torchperfd.model.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd_daemon.analysis.advice import Advice, AdviceContext, advise
 from torchperfd_daemon.analysis.advice.rules import recording_notes
 from torchperfd_daemon.analysis.breakdown import Breakdown, Device, DeviceTime, Kernel

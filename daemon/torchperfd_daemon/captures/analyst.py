@@ -22,7 +22,7 @@ from typing import IO, Final
 
 import msgspec
 
-from torchperfd.own_commands import own_file_command
+from torchperfd.model.own_commands import own_file_command
 from torchperfd_daemon import documents
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import folder, low_priority

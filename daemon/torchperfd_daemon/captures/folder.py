@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from torchperfd.v1.capture_id import CAPTURE_ID
+from torchperfd.v1.contract import CAPTURE_ID
 from torchperfd_daemon.captures import manifest
 from torchperfd_daemon.captures.manifest import (
     CaptureRecord,

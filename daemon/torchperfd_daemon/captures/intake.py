@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from torchperfd.v1.capture_id import CAPTURE_ID
+from torchperfd.v1.contract import CAPTURE_ID
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord, RankManifest

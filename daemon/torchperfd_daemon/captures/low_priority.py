@@ -19,7 +19,7 @@ import signal
 import sys
 from typing import Final
 
-from torchperfd.own_commands import own_command
+from torchperfd.model.own_commands import own_command
 from torchperfd.v1.variables import known_environment
 
 MAX_MEMORY: Final = 2 << 30

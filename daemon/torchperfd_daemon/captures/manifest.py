@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from torchperfd.settled_advice import SettledAdvice
+from torchperfd.model.settled_advice import SettledAdvice
 
 SCHEMA: Final = "torchperfd.capture/1"
 FILE_NAME: Final = "manifest.json"

@@ -11,8 +11,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from torchperfd.durations import duration
-from torchperfd.step_account import Account, PartKind, Row
+from torchperfd.model.formatting import duration
+from torchperfd.model.step_account import Account, PartKind, Row
 from torchperfd_daemon.commands._table import milliseconds
 from torchperfd_daemon.views.live import WAIT, RunView
 

@@ -10,7 +10,7 @@ from torchperfd.bench.loader_measurer import LoaderProcess
 from torchperfd.bench.loader_text import loader_text
 from torchperfd.bench.search import SearchSpace, search_space
 from torchperfd.bench.settings import LoaderDescription, LoaderSetting
-from torchperfd.loader_workers import MAX_WORKERS
+from torchperfd.model.loader_workers import MAX_WORKERS
 from torchperfd_daemon.commands._fit import terminal_width
 from torchperfd_daemon.commands._measuring import results_on_sigterm, warn_if_busy
 from torchperfd_daemon.commands._numbers import Numbers

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchperfd.settled_advice import SettledAdvice
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.errors import TorchperfdError

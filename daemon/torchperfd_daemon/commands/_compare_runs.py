@@ -9,8 +9,8 @@ from typing import Final
 
 import click
 
-from torchperfd.card.ansi import wants_colour
-from torchperfd.near_names import did_you_mean
+from torchperfd.model.formatting import did_you_mean
+from torchperfd.model.terminal_text import wants_colour
 from torchperfd.runs.comparison import compare_runs
 from torchperfd.runs.comparison_text import comparison_document, comparison_markdown, comparison_text
 from torchperfd.runs.record import SCHEMA, RunRecord

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from torchperfd import text_tables
-from torchperfd.text_tables import TextTable
+from torchperfd.model import terminal_text
+from torchperfd.model.terminal_text import TextTable
 
 _PIPE: Final = 80
 """Columns that tables of phases fit in a pipe: the smallest phases share a column, and nothing is cut."""
@@ -16,7 +16,7 @@ Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def terminal_width() -> int | None:
     """Return the columns of the terminal that stdout is; None where it is none, so that any width fits."""
-    return text_tables.terminal_width(sys.stdout)
+    return terminal_text.terminal_width(sys.stdout)
 
 
 def fitted_phases(
@@ -70,4 +70,4 @@ def fitted(
 
 def folded_text(text: str) -> str:
     """Return a text whose lines are folded at words, so that none is wider than the terminal."""
-    return text_tables.fold_text(text, terminal_width())
+    return terminal_text.fold_text(text, terminal_width())

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from torchperfd.near_names import did_you_mean
+from torchperfd.model.formatting import did_you_mean
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.commands._daemon_catalog import DaemonCatalog

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from torchperfd.v1.output_file import write_file
+from torchperfd.v1.access import write_file
 from torchperfd_daemon.errors import TorchperfdError
 
 html_option = click.option(

@@ -10,8 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from torchperfd.card import CauseCard, VerdictCard, card_of
-from torchperfd.durations import duration
+from torchperfd.model.card import CauseCard, VerdictCard, card_of
+from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._bars import Bar, Legend, account_bar, colours, letters, name_of

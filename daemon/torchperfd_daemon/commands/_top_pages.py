@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._bars import Bar, colours, letters, name_of

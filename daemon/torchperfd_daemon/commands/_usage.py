@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from torchperfd.near_names import did_you_mean
+from torchperfd.model.formatting import did_you_mean
 from torchperfd_daemon.text import printable
 
 _NO_COMMAND: Final = re.compile(r"No such command '([^']*)'")

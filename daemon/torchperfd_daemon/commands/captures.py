@@ -11,8 +11,8 @@ from typing import Final
 import click
 from click.core import ParameterSource
 
-from torchperfd.near_names import did_you_mean
-from torchperfd.text_tables import TextTable
+from torchperfd.model.formatting import did_you_mean
+from torchperfd.model.terminal_text import TextTable
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import (
     CaptureRecord,

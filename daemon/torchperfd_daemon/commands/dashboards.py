@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from torchperfd.v1.output_file import write_file
+from torchperfd.v1.access import write_file
 from torchperfd_daemon.commands._selector import Selector, narrow_dashboard, narrow_rules
 from torchperfd_daemon.commands._shipped import LINK, shipped_folders
 from torchperfd_daemon.errors import TorchperfdError, explained

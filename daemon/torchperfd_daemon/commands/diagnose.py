@@ -5,7 +5,8 @@ import sys
 
 import click
 
-from torchperfd.card import ansi, card_of
+from torchperfd.model import terminal_text
+from torchperfd.model.card import card_of
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
@@ -37,7 +38,7 @@ def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as
                     **fleet_dict(answer),
                 }
                 return json.dumps({"schema": "torchperfd.diagnosis/1", **document}), missing(answer)
-            colour, width = ansi.wants_colour(sys.stdout), ansi.width_of(sys.stdout)
+            colour, width = terminal_text.wants_colour(sys.stdout), terminal_text.width_of(sys.stdout)
             cards = [text(each, colour=colour, width=width) for each in answer.verdicts]
             return "\n\n".join(cards), missing(answer)
 
@@ -46,5 +47,5 @@ def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as
 
 def text(verdict: control_pb2.Verdict, *, colour: bool = False, width: int = 80) -> str:
     """Return the card of a verdict, below the name of its run."""
-    run = ansi.paint(f"run {verdict.run}", "bold", colour=colour)
+    run = terminal_text.paint(f"run {verdict.run}", "bold", colour=colour)
     return f"{run}\n{card_of(verdict).to_text(colour=colour, width=width)}"

@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from torchperfd.near_names import did_you_mean
-from torchperfd.text_tables import fold_text, text_width
+from torchperfd.model.formatting import did_you_mean
+from torchperfd.model.terminal_text import fold_text, text_width
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon.commands._fit import fitted, folded_text, terminal_width
 from torchperfd_daemon.commands._options import json_option

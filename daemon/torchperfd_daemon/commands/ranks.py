@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
-from torchperfd.durations import duration
-from torchperfd.step_account import Account
+from torchperfd.model.formatting import duration
+from torchperfd.model.step_account import Account
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._fit import Rows, fitted_phases, folded_text

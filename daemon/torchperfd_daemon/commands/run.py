@@ -15,7 +15,7 @@ from torchperfd.launch.options import (
     option_of,
     read_words,
 )
-from torchperfd.own_commands import script_command
+from torchperfd.model.own_commands import script_command
 from torchperfd_daemon.commands._completion import complete_file, kept_run_items
 
 

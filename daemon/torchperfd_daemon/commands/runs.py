@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import click
 
-from torchperfd.card import ansi
+from torchperfd.model import terminal_text
+from torchperfd.model.formatting import size
 from torchperfd.runs.ending import FINISHED
 from torchperfd.runs.overview import read_overview
 from torchperfd.runs.record import RunRecord
 from torchperfd.runs.store import KeptRun, RunStore
-from torchperfd.sizes import size
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._completion import complete_kept_runs
 from torchperfd_daemon.commands._fit import fitted, folded_text
@@ -98,7 +98,7 @@ def show_run(store: RunStore, run_id: str, html: Path | None, as_json: bool) -> 
     if as_json:
         click.echo(json.dumps(json.loads(content)))
     elif not html:
-        colour, width = ansi.wants_colour(sys.stdout), ansi.width_of(sys.stdout)
+        colour, width = terminal_text.wants_colour(sys.stdout), terminal_text.width_of(sys.stdout)
         click.echo(overview.to_text(colour=colour, width=width, fold=folded_text), color=True)
         click.echo(folded_text(f"\ncompare it: torchperfd compare {run_id} OTHER"))
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._completion import complete_runs
 from torchperfd_daemon.commands._daemon import connect

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.step_account import Account, Part, PartKind
+from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd_daemon.diagnosis.cause_walk import Walk
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.edits import DATA, phase_work

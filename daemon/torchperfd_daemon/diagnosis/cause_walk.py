@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd_daemon.diagnosis.cause_table import (
     BACKGROUND,
     CONTENTION,

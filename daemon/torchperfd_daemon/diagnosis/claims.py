@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from torchperfd.durations import duration
-from torchperfd.step_account import Account, PartKind
+from torchperfd.model.formatting import duration
+from torchperfd.model.step_account import Account, PartKind
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.step_model import Float64

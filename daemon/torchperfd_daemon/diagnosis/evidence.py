@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from torchperfd.loader_workers import LoaderFacts
-from torchperfd.process_settings import UNBOUND, CpuBinding
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import UNBOUND, CpuBinding
 from torchperfd_daemon.diagnosis.waits import are_hidden, are_material, are_on_devices, longest_wait
 
 SAMPLE_S: Final = 1.0

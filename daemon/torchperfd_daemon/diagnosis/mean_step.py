@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, could_have_found

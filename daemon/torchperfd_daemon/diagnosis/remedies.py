@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from torchperfd.card.script_name import SCRIPT
-from torchperfd.loader_workers import (
+from torchperfd.model.card import SCRIPT
+from torchperfd.model.loader_workers import (
     CROWDED,
     UNMEASURED_COST,
     LoaderAdvice,
@@ -18,7 +18,7 @@ from torchperfd.loader_workers import (
     advise_loader,
     is_cheap,
 )
-from torchperfd.process_settings import UNBOUND, CpuBinding
+from torchperfd.model.process import UNBOUND, CpuBinding
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 TUNE_THREADS: Final = f"`torchperfd tune --only threads {SCRIPT}` measures whether fewer threads are faster"
@@ -61,7 +61,7 @@ class RuleCounsel:
     def advise(
         self, facts: LoaderFacts, step_seconds: float, data_seconds: float, *, on_device: bool
     ) -> LoaderAdvice | None:
-        """Return what the rule advises; see :func:`~torchperfd.loader_workers.advise_loader`."""
+        """Return what the rule advises; see :func:`~torchperfd.model.loader_workers.advise_loader`."""
         return advise_loader(facts, step_seconds, data_seconds, self.cost(), on_device=on_device)
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from torchperfd.card import command_after_run
-from torchperfd.input_stages import InputStages
-from torchperfd.slow_line import SlowLine
-from torchperfd.step_account import Account
+from torchperfd.model.card import command_after_run
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.source_lines import SlowLine
+from torchperfd.model.step_account import Account
 from torchperfd_daemon.diagnosis.detect.stall import Stall
 
 INPUT_BOUND_SHARE: Final = 0.2

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd_daemon.diagnosis.accounting import account_of
 from torchperfd_daemon.diagnosis.cause_finders import find_all
 from torchperfd_daemon.diagnosis.cause_table import EXPLAINED, MIN_CAUSE_SHARE, MOST_OF

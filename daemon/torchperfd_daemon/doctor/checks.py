@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd.card.script_name import SCRIPT
-from torchperfd.loader_workers import most_computing_workers
+from torchperfd.model.card import SCRIPT
+from torchperfd.model.loader_workers import most_computing_workers
 from torchperfd_daemon.diagnosis.remedies import OWN_SHARE, computing_threads
 from torchperfd_daemon.doctor.cpu import Consumer, CpuFacts
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts

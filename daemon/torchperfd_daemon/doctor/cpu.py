@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torchperfd import own_commands
+from torchperfd.model import own_commands
 from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
 from torchperfd_daemon.text import one_line
 

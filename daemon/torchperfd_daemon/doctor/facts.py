@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd_daemon.collectors.nvml_errors import DriverProblem
 from torchperfd_daemon.doctor.cpu import CpuFacts
 

@@ -2,7 +2,7 @@
 
 import math
 
-from torchperfd.step_account import Account, Part, part_kind
+from torchperfd.model.step_account import Account, Part, part_kind
 from torchperfd.v1 import contract, control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures.manifest import RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result

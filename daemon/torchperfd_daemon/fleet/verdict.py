@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import duration
-from torchperfd.step_account import Account, Part, PartKind
+from torchperfd.model.formatting import duration
+from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict
 from torchperfd_daemon.diagnosis.accounting import account_of
 from torchperfd_daemon.diagnosis.cause_table import MIN_CAUSE_SHARE

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Any, Final, TextIO
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
 
 SCHEMA: Final = "torchperfd.goodput/1"

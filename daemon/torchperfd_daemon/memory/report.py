@@ -8,7 +8,7 @@ from typing import IO, Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from torchperfd.sizes import size
+from torchperfd.model.formatting import size
 from torchperfd_daemon.analysis.layout import Table, console_for, print_folded, printable
 from torchperfd_daemon.memory.model import FailedAllocation
 from torchperfd_daemon.memory.summary import DeviceMemory, MemorySummary, PeakMemory

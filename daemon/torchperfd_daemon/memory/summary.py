@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torchperfd.sizes import size
+from torchperfd.model.formatting import size
 from torchperfd_daemon.memory.model import FailedAllocation, Peak, Segment, Snapshot
 from torchperfd_daemon.memory.sums import SegmentSums, StackMemory, add_up, by_place, holders
 

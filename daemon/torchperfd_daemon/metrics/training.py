@@ -9,9 +9,9 @@ from typing import Final
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
-from torchperfd import fields
-from torchperfd.fields import Field
-from torchperfd.step_account import Part
+from torchperfd.model import fields
+from torchperfd.model.fields import Field
+from torchperfd.model.step_account import Part
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.metrics.page import PREFIX, SeriesCap
 from torchperfd_daemon.observer import Observer

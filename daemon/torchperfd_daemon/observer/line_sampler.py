@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Final
 
-from torchperfd.slow_line import THREAD, SlowLine, place_words
+from torchperfd.model.source_lines import THREAD, SlowLine, place_words
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.stacks import (
     Part,

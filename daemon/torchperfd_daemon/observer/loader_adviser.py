@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torchperfd.loader_workers import (
+from torchperfd.model.loader_workers import (
     MIN_GAIN,
     LoaderAdvice,
     LoaderFacts,
@@ -22,7 +22,7 @@ from torchperfd.loader_workers import (
     making_seconds,
     step_with,
 )
-from torchperfd.settled_advice import SettledAdvice
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
 
 FEWEST_SAMPLES: Final = 3

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import duration
-from torchperfd.settled_advice import SettledAdvice
+from torchperfd.model.formatting import duration
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd_daemon.diagnosis import RankEvidence, Verdict, diagnose
 from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from torchperfd.settled_advice import SettledAdvice
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuReading

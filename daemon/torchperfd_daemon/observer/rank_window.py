@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd.sync_wait import SyncWait
-from torchperfd.timed_line import TimedLine
+from torchperfd.model.source_lines import SyncWait, TimedLine
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
 from torchperfd_daemon.diagnosis.detect.trends import theil_sen

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from torchperfd.durations import duration
-from torchperfd.settled_advice import SettledAdvice
-from torchperfd.step_account import Account
+from torchperfd.model.formatting import duration
+from torchperfd.model.settled_advice import SettledAdvice
+from torchperfd.model.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes

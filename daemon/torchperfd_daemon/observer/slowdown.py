@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import (
     Onset,

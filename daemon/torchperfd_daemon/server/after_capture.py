@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import Catalog, Destination, Uploader
 from torchperfd_daemon.captures.destination import remove_upload_marker, write_upload_marker

@@ -4,13 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from torchperfd.coordinates import Coordinate
-from torchperfd.host_memory import HostMemory
-from torchperfd.input_stages import InputStages
-from torchperfd.loader_workers import LoaderFacts
-from torchperfd.process_settings import UNBOUND, CpuBinding
-from torchperfd.sync_wait import SyncWait
-from torchperfd.timed_line import TimedLine
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HostMemory
+from torchperfd.model.source_lines import SyncWait, TimedLine
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.goodput import Bucket, RankGoodput, RunGoodput
 from torchperfd_daemon.service.message_fields import count, moment, nanoseconds, pack, quantity, unpack

@@ -8,14 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.process_settings import (
+from torchperfd.model.process import (
     ANOMALY_DETECTION,
     DETERMINISTIC,
     PYTHON_PROFILER,
     PYTHON_TRACER,
     TORCH_PROFILER,
 )
-from torchperfd.slow_line import SlowLine
+from torchperfd.model.source_lines import SlowLine
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.remedies import fix_of

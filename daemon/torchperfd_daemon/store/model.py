@@ -11,12 +11,9 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final
 
-from torchperfd.coordinates import Coordinate
-from torchperfd.host_memory import HostMemory
-from torchperfd.loader_workers import LoaderFacts
-from torchperfd.process_settings import UNBOUND, CpuBinding
-from torchperfd.sync_wait import SyncWait
-from torchperfd.timed_line import TimedLine
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HostMemory
+from torchperfd.model.source_lines import SyncWait, TimedLine
 
 _WITHOUT_PHASES: Final = 2
 """From this degradation level on, clients do not record the phases within a step."""

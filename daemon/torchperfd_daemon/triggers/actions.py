@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd._version import __version__
-from torchperfd.v1.capture_id import new_capture_id
+from torchperfd.v1.contract import new_capture_id
 from torchperfd_daemon.captures import (
     CaptureRecord,
     CaptureState,

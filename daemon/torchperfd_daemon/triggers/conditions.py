@@ -12,7 +12,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd_daemon.diagnosis import RunFindings
 from torchperfd_daemon.store import Rank, State
 from torchperfd_daemon.triggers.rules import Rule, When

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from torchperfd.card import card_of
-from torchperfd.card.script_name import name_script
-from torchperfd.input_stages import InputStages
-from torchperfd.slow_line import SlowLine
-from torchperfd.step_account import Account
+from torchperfd.model.card import card_of, name_script
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.source_lines import SlowLine
+from torchperfd.model.step_account import Account
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.stacks import Outcome, RankStacks
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from torchperfd.host_memory import HostMemory
+from torchperfd.model.process import HostMemory
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.waits import mean_own

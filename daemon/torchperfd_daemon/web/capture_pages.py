@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torchperfd.own_commands import own_file_command
+from torchperfd.model.own_commands import own_file_command
 from torchperfd_daemon.captures import Catalog, low_priority
 from torchperfd_daemon.captures.analysis_child import MAX_IDLE_S, ChildFiles, IdleWatch, child_files, kill
 from torchperfd_daemon.errors import TorchperfdError, UsageError

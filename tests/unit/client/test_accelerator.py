@@ -10,7 +10,7 @@ from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_m
 import torchperfd
 from torchperfd.device.clock import MARKS, DeviceTimes
 from torchperfd.hooks.cuda import record_without_stream
-from torchperfd.link.flush_schedule import NextFlush
+from torchperfd.link.outbox import NextFlush
 from torchperfd.steps.phases import FORWARD
 from torchperfd.steps.totals import CudaMemory
 

@@ -14,7 +14,7 @@ from torchperfd.captures.manager import CaptureManager
 from torchperfd.errors import CaptureError
 from torchperfd.launch import conclusion
 from torchperfd.v1 import session_pb2
-from torchperfd.v1.capture_id import new_capture_id
+from torchperfd.v1.contract import new_capture_id
 
 MODEL = torch.nn.Linear(4, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchperfd.device.cuda_memory import read_cuda_memory
+from torchperfd.device.accelerator import read_cuda_memory
 from torchperfd.steps.totals import CudaMemory
 
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from torchperfd.faults import Faults
+from torchperfd.safety.logs import Faults
 
 
 def test_a_place_is_spent_at_the_limit_and_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:

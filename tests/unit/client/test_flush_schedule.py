@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.link.flush_schedule import WATCHED_S, FlushState, NextFlush, flush_interval, next_flush
+from torchperfd.link.outbox import WATCHED_S, FlushState, NextFlush, flush_interval, next_flush
 
 NOW = 1_700_000_001.3
 

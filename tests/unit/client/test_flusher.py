@@ -7,11 +7,10 @@ import pytest
 import torch
 from tests.unit.client.training import calls, loader, tiny_model, train
 
-import torchperfd
+import torchperfd.link.flusher
 from torchperfd.device.step_times import DeviceTime
 from torchperfd.events import codes
-from torchperfd.link import flusher as flusher_module
-from torchperfd.link.flush_schedule import FlushState, NextFlush
+from torchperfd.link.outbox import FlushState, NextFlush
 from torchperfd.v1 import session_pb2
 
 
@@ -95,7 +94,7 @@ def test_flusher_frequent_reports_end_by_themselves(
     flusher, session = client.parts.flusher, client.parts.daemon_session
     flusher.stop(5)
     now = [100.0]
-    monkeypatch.setattr(flusher_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(torchperfd.link.flusher, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for seconds, lasts in ((10, 10), (2**32 - 1, 60)):
         session.handle_command(requested(seconds))
         now[0] += lasts - 0.5
@@ -133,7 +132,7 @@ def test_flusher_watched_makes_extra_reports(
         if how == {"report": True, "again": True, "extra": True}:
             made.set()
 
-    monkeypatch.setattr(flusher_module, "next_flush", next_flush)
+    monkeypatch.setattr(torchperfd.link.flusher, "next_flush", next_flush)
     monkeypatch.setattr(flusher, "flush", flush)
     flusher.wake()  # its present wait is from before
     assert not made.wait(0.05)

@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from torchperfd.frame_line import line_of
-from torchperfd.worker_stacks import stack_lines
+from torchperfd.stacks.thread_frames import line_of
+from torchperfd.stacks.worker_stacks import stack_lines
 
 
 def two_lines() -> int:

@@ -11,7 +11,7 @@ import torch
 from tests.unit.client.training import loader, tiny_model, train
 
 import torchperfd
-from torchperfd.framework import framework_around
+from torchperfd.stacks.thread_frames import framework_around
 
 
 def within(module: str, inner: Callable[[], Any]) -> Any:

@@ -16,7 +16,7 @@ from torchperfd.captures import rank_files
 from torchperfd.captures.capture import CaptureOptions, RankCapture
 from torchperfd.captures.files import Handover, HandoverError
 from torchperfd.hooks.profiler import ARBITER
-from torchperfd.identity import read_identity
+from torchperfd.model.identity import read_identity
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.v1 import contract, session_pb2
 

@@ -17,7 +17,6 @@ from torch.utils.data import Dataset, IterableDataset
 
 import torchperfd
 from torchperfd.events import EventBuffer, Forward
-from torchperfd.faults import Faults
 from torchperfd.hooks import forward, models
 from torchperfd.hooks.batches import samples_in
 from torchperfd.hooks.checkpoints import BackgroundSaves
@@ -25,9 +24,10 @@ from torchperfd.hooks.compiler import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.models import RootModels, roots
+from torchperfd.safety.logs import Faults
+from torchperfd.stacks.worker_stacks import WorkerStacks
 from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.replay import Replay
-from torchperfd.worker_stacks import WorkerStacks
 
 
 def is_timed(module: nn.Module) -> bool:

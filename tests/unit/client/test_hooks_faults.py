@@ -12,7 +12,7 @@ from tests.unit.client.training import calls, loader, open_phases, per_step, tin
 
 import torchperfd
 from torchperfd.hooks.models import RootModels
-from torchperfd.link.flush_schedule import NextFlush
+from torchperfd.link.outbox import NextFlush
 from torchperfd.steps.loop import Loop
 
 EPOCHS = 12

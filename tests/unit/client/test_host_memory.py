@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.host_memory import HostMemory, read_host_memory
+from torchperfd.model.process import HostMemory, read_host_memory
 from torchperfd.report import RankReport
-from torchperfd.report.overview_text import render
+from torchperfd.report.overview import render_overview
 from torchperfd.steps.phases import BACKWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
 
@@ -47,7 +47,7 @@ def test_host_memory_is_read_or_unknown(
 
 def test_overview_has_the_memory_of_each_rank() -> None:
     memory = HostMemory(441 << 20, 1398 << 20)
-    lines = render([report(0, memory), report(1, None)], {}).splitlines()
+    lines = render_overview([report(0, memory), report(1, None)], {}).splitlines()
     assert lines[1].endswith("RSS / peak")
     assert lines[2].endswith("441 MiB / 1.37 GiB")
     assert lines[3].endswith("  -")
@@ -56,5 +56,5 @@ def test_overview_has_the_memory_of_each_rank() -> None:
 
 def test_overview_of_one_rank_has_its_memory() -> None:
     memory = HostMemory(441 << 20, 1398 << 20)
-    assert "memory 441 MiB resident, 1.37 GiB at the peak" in render([report(0, memory)], {})
+    assert "memory 441 MiB resident, 1.37 GiB at the peak" in render_overview([report(0, memory)], {})
     assert "memory: 441 MiB resident · 1.37 GiB at the peak" in report(0, memory).to_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.identity import Identity, read_identity, read_launch
+from torchperfd.model.identity import Identity, read_identity, read_launch
 
 SHORT = re.compile(r"train_digits-[0-9a-f]{8}")
 STAT = (

@@ -19,8 +19,7 @@ import pytest
 import torchperfd
 from torchperfd.hooks.live_objects import LiveObjects
 from torchperfd.safety import interrupts
-from torchperfd.safety.flag import Flag
-from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.interrupts import Flag, is_from_script
 from torchperfd.safety.logs import Log
 
 

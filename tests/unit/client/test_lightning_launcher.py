@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchperfd.launch.runner import LightningLauncher
-from torchperfd.own_commands import script_command
+from torchperfd.model.own_commands import script_command
 
 MODULE = "lightning_fabric.strategies.launchers.subprocess_script"
 

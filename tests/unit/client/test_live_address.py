@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from torchperfd.faults import Faults
 from torchperfd.launch import runner
 from torchperfd.launch.runner import parse
+from torchperfd.safety.logs import Faults
 from torchperfd.v1 import contract, session_pb2
 
 URL = "http://127.0.0.1:9407/metrics"
@@ -17,7 +17,7 @@ class Session:
     """As much of a daemon session as names its page."""
 
     def __init__(self) -> None:
-        from torchperfd.daemon_session import DaemonSession
+        from torchperfd.runtime.daemon_session import DaemonSession
 
         unused: Any = SimpleNamespace(
             directory=SimpleNamespace(on_welcome=lambda *_: "", path=""),

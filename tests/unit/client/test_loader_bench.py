@@ -11,7 +11,7 @@ from torchperfd.bench.loader_bench import LoaderBench, UnusableLoaderError, benc
 from torchperfd.bench.loader_text import loader_text
 from torchperfd.bench.search import SearchSpace
 from torchperfd.bench.settings import LoaderDescription, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_workers import LoaderFacts
 
 Measure = Callable[[LoaderSetting], Outcome]
 

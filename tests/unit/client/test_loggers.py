@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 import torchperfd
-from torchperfd.card import CauseCard, VerdictCard
-from torchperfd.faults import Faults
 from torchperfd.loggers import Logger
-from torchperfd.loggers.measures import measures
-from torchperfd.loggers.sender import Sender
+from torchperfd.loggers.outputs import Sender, measures
+from torchperfd.model.card import CauseCard, VerdictCard
 from torchperfd.report import RankReport
+from torchperfd.safety.logs import Faults
 from torchperfd.steps.phases import DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
 

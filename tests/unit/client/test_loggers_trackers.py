@@ -71,11 +71,11 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mlflow_names_are_ones_it_takes() -> None:
-    from torchperfd.loggers.mlflow import _name
+    from torchperfd.loggers.trackers import _mlflow_name
 
-    assert _name("torchperfd/step_ms") == "torchperfd/step_ms"
-    assert _name("torchperfd_phases/aug <1>") == "torchperfd_phases/aug _1_"
-    assert _name("torchperfd_phases/..") == "torchperfd_phases/_"
+    assert _mlflow_name("torchperfd/step_ms") == "torchperfd/step_ms"
+    assert _mlflow_name("torchperfd_phases/aug <1>") == "torchperfd_phases/aug _1_"
+    assert _mlflow_name("torchperfd_phases/..") == "torchperfd_phases/_"
 
 
 @pytest.mark.parametrize(("logger", "words"), [(MLflowLogger, "MLflow"), (WandbLogger, "W&B")])

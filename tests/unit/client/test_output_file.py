@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.v1.access import UntrustedError
-from torchperfd.v1.output_file import write_file
+from torchperfd.v1.access import UntrustedError, write_file
 
 OTHER = 61_184
 """A user id that is unused on this machine."""

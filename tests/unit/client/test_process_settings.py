@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchperfd.hooks.installation import switch_checks
-from torchperfd.process_settings import (
+from torchperfd.model.process import (
     ANOMALY_DETECTION,
     DETERMINISTIC,
     PYTHON_PROFILER,

@@ -15,7 +15,7 @@ from tests.support.run_documents import PREDICTED, kept_run
 from torchperfd.launch import earlier_runs
 from torchperfd.launch.earlier_runs import EarlierRuns, settings_of, source_document
 from torchperfd.launch.options import KeepingOptions
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.report import RankReport
 from torchperfd.runs.previous_run import outcome_of
 from torchperfd.runs.promise import promises_of, short_fix

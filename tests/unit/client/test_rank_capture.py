@@ -19,9 +19,9 @@ from torchperfd.captures.handle import Capture
 from torchperfd.captures.pause import PauseEstimate
 from torchperfd.errors import CaptureError
 from torchperfd.events import EventBuffer, codes
-from torchperfd.faults import Faults
 from torchperfd.hooks.profiler import ARBITER
-from torchperfd.identity import read_identity
+from torchperfd.model.identity import read_identity
+from torchperfd.safety.logs import Faults
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.client.scripted import unpack
 
 from torchperfd.events import EventBuffer, codes
-from torchperfd.faults import Faults
+from torchperfd.safety.logs import Faults
 from torchperfd.steps.loop import Loop
 from torchperfd.steps.replay import Replay
 

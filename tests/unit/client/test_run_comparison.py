@@ -15,6 +15,7 @@ from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 from tests.support.run_documents import run_file
 
+from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd.runs.comparison import Difference, RunComparison, compare_runs
 from torchperfd.runs.comparison_text import (
     comparison_document,
@@ -27,7 +28,6 @@ from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.noise import compare_means
 from torchperfd.runs.record import RankBlocks, RunRecord, read_record
 from torchperfd.runs.student import quantile_95, two_sided
-from torchperfd.step_account import Account, Part, PartKind
 
 STEPS = 600
 

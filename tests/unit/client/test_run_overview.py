@@ -7,14 +7,14 @@ import pytest
 from tests.support.accounts import uneven_account
 from tests.support.run_documents import run_file
 
-from torchperfd.durations import duration
-from torchperfd.host_memory import HostMemory
+from torchperfd.model.formatting import duration
+from torchperfd.model.process import HostMemory
+from torchperfd.model.source_lines import SyncWait
 from torchperfd.report import RankReport, run_document
 from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.overview import MAX_TABLES, RunOverview, read_overview
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
-from torchperfd.sync_wait import SyncWait
 
 MS = 10**6
 

@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
-from torchperfd.durations import duration
-from torchperfd.input_stages import InputStages
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.formatting import duration, size
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.source_lines import SyncWait
 from torchperfd.report import RankReport, run_document
-from torchperfd.report.words import rate
-from torchperfd.sizes import size
+from torchperfd.report.phase_table import rate
 from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
-from torchperfd.sync_wait import SyncWait
 
 MS = 10**6
 

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torchperfd
 from torchperfd.client import Client
 from torchperfd.hooks.script_collectives import ScriptCollectives
-from torchperfd.timed_line import TimedLine
+from torchperfd.model.source_lines import TimedLine
 
 
 @pytest.fixture

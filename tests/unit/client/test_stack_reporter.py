@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.unit.client.descriptors import memory_files
 
 import torchperfd
-from torchperfd.stacks import VARIABLE, _free_signal, _signal_masks
+from torchperfd.link.stack_reporter import VARIABLE, _free_signal, _signal_masks
 from torchperfd.v1 import contract, session_pb2
 
 REAL_TIME = range(signal.SIGRTMIN, signal.SIGRTMAX + 1)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.support.accounts import uneven_account, with_account
 
 from torchperfd.launch.run_report import verdict_document
-from torchperfd.step_account import REST, Account, Part, PartKind, part_kind
+from torchperfd.model.step_account import REST, Account, Part, PartKind, part_kind
 from torchperfd.v1 import control_pb2
 
 

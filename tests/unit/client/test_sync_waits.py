@@ -11,11 +11,11 @@ import torch
 from benchmarks.simulated_device.device import Device
 from torch.utils.data import DataLoader, Dataset
 
-from torchperfd.called_names import called_name
 from torchperfd.device.sync_waits import SyncWaits
-from torchperfd.faults import Faults
+from torchperfd.model.source_lines import SyncWait
+from torchperfd.safety.logs import Faults
+from torchperfd.stacks.thread_frames import called_name
 from torchperfd.steps.totals import KindTotals
-from torchperfd.sync_wait import SyncWait
 
 
 def caller_of_method() -> FrameType:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.client.scripted import Step, all_names, unpack
 
 from torchperfd.events import codes
-from torchperfd.faults import Faults
+from torchperfd.safety.logs import Faults
 from torchperfd.steps import replay, templates
 from torchperfd.steps.phases import LOSS, OTHER, PHASE_SLOTS, StepBatch
 from torchperfd.steps.recorder import MAX_DEPTH

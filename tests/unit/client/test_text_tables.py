@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchperfd.text_tables import TextTable, fold_text, shortened, text_width
+from torchperfd.model.terminal_text import TextTable, fold_text, shortened, text_width
 
 HEADS = ("operator", "calls", "self CPU ms", "total CPU ms")
 ROWS = [

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchperfd.loader_workers import UNMEASURED_COST, LoaderFacts
+from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts
 from torchperfd.tune.candidates import Requested, propose
 from torchperfd.tune.changes import LOADER, MATMUL, OPTIMIZER, THREADS, ZERO_GRAD, Change, change, merged
 from torchperfd.tune.losses import check_losses, repeats

@@ -6,7 +6,7 @@ import pytest
 from tests.support.golden import check_golden
 
 from torchperfd.bench.functions_bench import Comparison
-from torchperfd.loader_workers import LoaderAdvice
+from torchperfd.model.loader_workers import LoaderAdvice
 from torchperfd.tune.changes import LOADER, OPTIMIZER, THREADS, change
 from torchperfd.tune.edits import Edits
 from torchperfd.tune.losses import LossCheck

@@ -7,15 +7,15 @@ import pytest
 from tests.support.accounts import uneven_account, with_account
 from tests.support.golden import check_golden
 
-from torchperfd.card import VerdictCard, card_of, unknown_card
 from torchperfd.launch.run_report import Closing, closing_card, closing_text, percentiles_of
 from torchperfd.launch.script import Script
+from torchperfd.model.card import VerdictCard, card_of, unknown_card
+from torchperfd.model.source_lines import SyncWait
 from torchperfd.report import RankReport
 from torchperfd.runs.ending import Ending, explain_error
 from torchperfd.runs.promise_outcome import CHANGED, PromiseOutcome
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, ZERO_GRAD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, PhaseTotals, Totals
-from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import control_pb2, session_pb2
 
 MS = 10**6

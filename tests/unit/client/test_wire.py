@@ -11,21 +11,17 @@ from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
 from torchperfd import __version__
-from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
-from torchperfd.hook_state import HookState
-from torchperfd.host_memory import HostMemory
-from torchperfd.identity import read_identity
-from torchperfd.input_stages import InputStages
 from torchperfd.link import wire
-from torchperfd.loader_workers import LoaderFacts
-from torchperfd.process_settings import UNBOUND, CpuBinding
+from torchperfd.model.identity import read_identity
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HookState, HostMemory
+from torchperfd.model.source_lines import SyncWait, TimedLine
 from torchperfd.steps.phases import DATA, FORWARD, PHASE_SLOTS, TRAIN, VALIDATE, PhaseNames, StepBatch
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_series import BlockSums
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
-from torchperfd.sync_wait import SyncWait
-from torchperfd.timed_line import TimedLine
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate, translate_account
 

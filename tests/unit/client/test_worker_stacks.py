@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import worker as torchs_worker
 
 import torchperfd
-from torchperfd import worker_stacks
+from torchperfd.stacks import worker_stacks
+from torchperfd.stacks.worker_stacks import WorkerStack, WorkerStacks, answer_requests, stack_lines
 from torchperfd.v1 import session_pb2
-from torchperfd.worker_stacks import WorkerStack, WorkerStacks, answer_requests, stack_lines
 
 METHODS = ("fork", "forkserver", "spawn")
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.daemon import traces
 
-from torchperfd.durations import ns_text
-from torchperfd.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
+from torchperfd.model.formatting import ns_text
+from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import rules
 from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, AdviceContext

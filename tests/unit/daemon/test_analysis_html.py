@@ -325,7 +325,7 @@ def test_flame_graph_has_neither_own_threads_nor_the_runner() -> None:
         1: [
             "<frozen runpy>(198): _run_module_as_main",
             "<frozen runpy>(88): _run_code",
-            "torchperfd/own_commands.py(56): <module>",
+            "torchperfd/model/own_commands.py(56): <module>",
             "torchperfd/__main__.py(20): main",
             "/usr/lib/python3/site-packages/torchperfd/launch/runner.py(141): _run",
             "torchperfd/launch/script.py(54): execute",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
 from torchperfd_daemon.diagnosis.detect import RankWork
 

@@ -20,7 +20,7 @@ from torchperfd._version import (
     __version__,
     missing_native_modules,
 )
-from torchperfd.own_commands import script_command
+from torchperfd.model.own_commands import script_command
 from torchperfd.runs.store import RunStore
 from torchperfd_daemon import cli, errors
 from torchperfd_daemon.commands import version

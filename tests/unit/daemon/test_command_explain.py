@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from torchperfd.card import CauseCard
+from torchperfd.model.card import CauseCard
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon.cli import cli, run_command
 from torchperfd_daemon.commands import explain

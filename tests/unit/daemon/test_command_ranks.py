@@ -15,8 +15,8 @@ from tests.support.golden import check_golden
 from tests.support.served import Served, serving_from_a_thread
 from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
 
-from torchperfd.input_stages import InputStages
-from torchperfd.slow_line import SlowLine
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.source_lines import SlowLine
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.collectors.base import Family

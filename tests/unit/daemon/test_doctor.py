@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.daemon.host_tree import HostTree
 
-from torchperfd.loader_workers import LoaderFacts, most_computing_workers
+from torchperfd.model.loader_workers import LoaderFacts, most_computing_workers
 from torchperfd_daemon import cli, doctor
 from torchperfd_daemon.collectors.procfs import parse_cpu_list
 from torchperfd_daemon.doctor import checks, clock, gpus, reading

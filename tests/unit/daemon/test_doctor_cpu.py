@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.unit.daemon.host_tree import HostTree
 
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd_daemon import doctor
 from torchperfd_daemon.doctor.cpu import Consumer, CpuFacts, read_cpu
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts

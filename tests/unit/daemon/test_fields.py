@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.support.node import ROOT
 
-from torchperfd.fields import FIELDS, Field
-from torchperfd.report.document import rank_document
+from torchperfd.model.fields import FIELDS, Field
+from torchperfd.report.rank import rank_document
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import CudaMemory as ClientCudaMemory
 from torchperfd.steps.totals import Totals

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 
-from torchperfd.step_account import PartKind
+from torchperfd.model.step_account import PartKind
 from torchperfd_daemon.commands import diagnose
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork

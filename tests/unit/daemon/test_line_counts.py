@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from torchperfd.slow_line import SlowLine
+from torchperfd.model.source_lines import SlowLine
 from torchperfd_daemon.observer.line_sampler import ENOUGH_SAMPLES, MIN_SAMPLES, LineCounts
 
 DECODE = ("/job/data.py", 37, "__getitem__", "decode")

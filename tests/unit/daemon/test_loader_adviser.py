@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from torchperfd.loader_workers import UNMEASURED_COST, LoaderFacts
-from torchperfd.settled_advice import SettledAdvice
+from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
 
 MS = 1e-3

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from torchperfd.input_stages import InputStages
-from torchperfd.loader_workers import LoaderFacts, advise_loader
-from torchperfd.process_settings import CpuBinding
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.loader_workers import LoaderFacts, advise_loader
+from torchperfd.model.process import CpuBinding
 from torchperfd_daemon.diagnosis.remedies import contention_remedy, loader_remedy, without_fewer_workers
 
 WORKERS = LoaderFacts(workers=2, cpus=4.0, batch_tensors=2, worker_cpu_seconds=0.001, batches_per_step=1.0)

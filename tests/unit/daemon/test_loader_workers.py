@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from torchperfd.input_stages import InputStages
-from torchperfd.loader_workers import (
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.loader_workers import (
     MAX_WORKERS,
     LoaderAdvice,
     LoaderFacts,

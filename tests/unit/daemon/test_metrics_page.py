@@ -20,8 +20,8 @@ from tests.support.golden import check_golden
 from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __revision__, __version__
-from torchperfd.step_account import Account, Part, PartKind
-from torchperfd.sync_wait import SyncWait
+from torchperfd.model.source_lines import SyncWait
+from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import (
     AnalysisCounts,

@@ -8,8 +8,8 @@ from typing import Final
 import click
 import pytest
 
-from torchperfd.card import VerdictCard, card_of
 from torchperfd.launch.run_report import closing_card
+from torchperfd.model.card import VerdictCard, card_of
 from torchperfd.report import RankReport
 from torchperfd.steps.phases import FORWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals

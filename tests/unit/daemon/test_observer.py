@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from benchmarks.accuracy.streams import Change, Job
 
-from torchperfd.durations import duration
+from torchperfd.model.formatting import duration
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import OnsetDetector

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from tests.unit.daemon.test_observer import RUN, Watched
 
-from torchperfd.loader_workers import LoaderFacts
+from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.observer.mean_step import loader_advice_of, verdict_on_mean_step
 from torchperfd_daemon.store import State

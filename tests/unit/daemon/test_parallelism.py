@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchperfd.coordinates import Coordinate
+from torchperfd.model.process import Coordinate
 from torchperfd_daemon.store.model import PARALLELISM_KINDS, coordinates_text, parallelism_kind, rank_in
 
 

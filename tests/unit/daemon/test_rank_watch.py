@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.sync_wait import SyncWait
+from torchperfd.model.source_lines import SyncWait
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
 from torchperfd_daemon.diagnosis import RankEvidence

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperfd.step_account import PartKind
+from torchperfd.model.step_account import PartKind
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.edits import (

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from tests.support.accounts import uneven_account
 from tests.support.served import columns, steps_message
 
-from torchperfd.coordinates import Coordinate
-from torchperfd.host_memory import HostMemory
-from torchperfd.input_stages import InputStages
-from torchperfd.loader_workers import LoaderFacts
-from torchperfd.slow_line import SlowLine
-from torchperfd.step_account import Part, PartKind
-from torchperfd.sync_wait import SyncWait
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import Coordinate, HostMemory
+from torchperfd.model.source_lines import SlowLine, SyncWait
+from torchperfd.model.step_account import Part, PartKind
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
 from torchperfd_daemon.captures.manifest import CaptureOptions

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.step_account import Account
+from torchperfd.model.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer

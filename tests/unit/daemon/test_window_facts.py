@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from torchperfd.loader_workers import LoaderFacts
-from torchperfd.sync_wait import SyncWait
-from torchperfd.timed_line import TimedLine
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.source_lines import SyncWait, TimedLine
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.waits import strangers_seconds
 from torchperfd_daemon.observer.rank_window import WindowEdge, with_window_facts

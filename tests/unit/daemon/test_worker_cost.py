@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd.model.loader_workers import UNMEASURED_COST, WorkerCost
 from torchperfd_daemon import worker_cost
 
 COST = WorkerCost(1e-4, 2e-4, 1e-10, 3e-4, 1e-4, 2e-10)

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import ns_text
+from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.exchanges import Exposed, exposed_exchanges
 from torchperfd_daemon.analysis.advice.replay import DeviceWork, Edit, HostTime

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd.durations import ns_text
-from torchperfd.loader_workers import UNMEASURED_COST, WorkerCost
-from torchperfd.settled_advice import SettledAdvice
+from torchperfd.model.formatting import ns_text
+from torchperfd.model.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd_daemon.analysis.advice.recording import IdleShare, RecordingCost
 from torchperfd_daemon.analysis.advice.replay import Edit, HostCost, HostTime
 from torchperfd_daemon.analysis.advice.run_facts import RunFacts

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import ns_text
+from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, DRAW, AdviceContext, Spans
 from torchperfd_daemon.analysis.advice.replay import Edit, HostTime
 from torchperfd_daemon.analysis.advice.rules import (

@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import duration, ns_text
-from torchperfd.loader_workers import LoaderFacts, advise_loader
-from torchperfd.settled_advice import SettledAdvice
+from torchperfd.model.formatting import duration, ns_text
+from torchperfd.model.loader_workers import LoaderFacts, advise_loader
+from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext, Spans
 from torchperfd_daemon.analysis.advice.replay import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, Finding, Rule

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd.durations import ns_text
+from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext, decoded
 from torchperfd_daemon.analysis.advice.replay import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.advice.rules import ON_DEVICE, TRAINS, Finding, Rule

@@ -11,7 +11,7 @@ from typing import IO, Any, Final, Literal
 
 from rich.text import Text
 
-from torchperfd.durations import ns_text
+from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.replay import NOTHING, Edit
 from torchperfd_daemon.analysis.layout import PLAIN_WIDTH, console_for, printable

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from torchperfd.durations import ns_text
+from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext, Spans, decoded
 from torchperfd_daemon.analysis.advice.replay import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.advice.rules import COMPILES, IDLE_KNOWN, ON_DEVICE, TRAINS, Finding, Rule

@@ -1,0 +1,1 @@
+"""The parts of an attached client, and the session with its daemon."""
