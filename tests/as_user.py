@@ -26,7 +26,7 @@ import grpc
 
 from torchperfd.captures.files import Handover, HandoverError
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2, session_pb2_grpc
-from torchperfd_daemon import cli
+from torchperfd_cli import main as main_module
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 
 _PR_SET_DUMPABLE = 4
@@ -97,14 +97,14 @@ def command(*arguments: str) -> tuple[int, str]:
     """Run ``torchperfd …`` in this process; return its exit code and all that it printed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        code = cli.run_command([*arguments])
+        code = main_module.run_command([*arguments])
     return code, printed.getvalue()
 
 
 def become(uid: int) -> None:
     """Give up all privileges."""
-    for name in cli.COMMANDS:
-        importlib.import_module(f"torchperfd_daemon.commands.{name}")
+    for name in main_module.COMMANDS:
+        importlib.import_module(f"torchperfd_cli.commands.{name}")
     # gRPC imports some of its parts with the first call; this one fails, and has them imported.
     with contextlib.suppress(grpc.RpcError), grpc.insecure_channel("unix:/nonexistent") as channel:
         control_pb2_grpc.ControlStub(channel).GetInfo(control_pb2.GetInfoRequest(), timeout=0.01)

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from torchperfd.launch.options import usage
-from torchperfd_daemon.cli import COMMANDS, cli
+from torchperfd_cli.main import COMMANDS, cli
 
 PATH: Final = Path(__file__).resolve().parents[1] / "deploy" / "man" / "torchperfd.1"
 

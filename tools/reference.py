@@ -49,7 +49,7 @@ def sections() -> dict[str, str]:
 def commands_section() -> str:
     """Return the help of all commands, from the command line itself."""
     from torchperfd.launch.options import usage
-    from torchperfd_daemon.cli import COMMANDS, cli
+    from torchperfd_cli.main import COMMANDS, cli
 
     lines: list[str] = []
     context = click.Context(cli, info_name="torchperfd", **cli.context_settings)

@@ -133,7 +133,7 @@ class Workplace:
             **kept,
             "HOME": str(self._home),
             "XDG_RUNTIME_DIR": str(directory / "run"),
-            "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("client", "daemon")),
+            "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("client", "daemon", "cli")),
             # torch warns of more workers than CPUs.
             "PYTHONWARNINGS": "ignore",
             "OMP_NUM_THREADS": "1",

@@ -18,7 +18,7 @@ from typing import Final
 
 from benchmarks.bench_agreement.functions import PAIRS
 
-from torchperfd.bench.functions_bench import Comparison, bench_functions
+from torchperfd_cli.bench.functions import Comparison, bench_functions
 
 _MODULE: Final = "benchmarks.bench_agreement.functions"
 _ROUNDS: Final = 5

@@ -93,7 +93,7 @@ def run(plan: Plan) -> Trial:
 def _traceml(plan: Plan, directory: Path) -> str:
     """Run the job; return why it did not end well."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    paths = (str(ROOT), str(ROOT / "client"), str(ROOT / "daemon"))
+    paths = (str(ROOT), str(ROOT / "client"), str(ROOT / "daemon"), str(ROOT / "cli"))
     with (directory / "job.log").open("wb") as log:
         job = subprocess.Popen(
             [

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.faults.recordings import compact_line
 
-from torchperfd_daemon.cli import main
+from torchperfd_cli.main import main
 from torchperfd_daemon.diagnosis import RankEvidence, Verdict
 from torchperfd_daemon.observer import run_watch
 from torchperfd_daemon.observer.node_context import NodeContext

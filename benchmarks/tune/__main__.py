@@ -16,13 +16,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-from torchperfd.bench.functions_bench import Comparison, compare_rounds
-from torchperfd.tune.candidates import Requested
-from torchperfd.tune.changes import CLOSE
-from torchperfd.tune.edits import suggest_edits
-from torchperfd.tune.losses import check_losses, repeats
-from torchperfd.tune.search import Tuning, TuningSearch
-from torchperfd.tune.trial_process import ScriptTrials, TrialScript, fresh_pair
+from torchperfd_cli.bench.functions import Comparison, compare_rounds
+from torchperfd_cli.tune.candidates import Requested
+from torchperfd_cli.tune.edits import suggest_edits
+from torchperfd_cli.tune.search import Tuning, TuningSearch
+from torchperfd_cli.tune.trial import CLOSE, check_losses, repeats
+from torchperfd_cli.tune.trial_process import ScriptTrials, TrialScript, fresh_pair
 
 _SCRIPTS: Final = Path(__file__).parent / "scripts"
 _NAMES: Final = (

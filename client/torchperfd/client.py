@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader
 
-    from torchperfd.bench.loader_bench import LoaderBench
     from torchperfd.loggers.outputs import Logger
     from torchperfd.model.card import VerdictCard
     from torchperfd.model.process import HookState
     from torchperfd.v1 import control_pb2
+    from torchperfd_cli.bench.loader_bench import LoaderBench
 
 T = TypeVar("T")
 
@@ -272,7 +272,7 @@ class Client:
         Raises:
             TorchperfdError: No setting gave a batch.
         """
-        from torchperfd.bench.in_process import bench_here
+        from torchperfd_cli.bench.in_process import bench_here
 
         train = self.report().to_dict()["train"]
         waits = train["phases"].get("data", {}).get("seconds_total", 0.0)

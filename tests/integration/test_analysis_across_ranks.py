@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.support.node import torchrun
 
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
@@ -161,7 +162,7 @@ def test_groups_without_distinct_names_are_matched_by_end(tmp_path: Path) -> Non
 @pytest.fixture
 def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
     def command(folder: Path) -> tuple[int, dict[str, Any]]:
-        code = cli.run_command(["analyze", str(folder), "--json"])
+        code = main.run_command(["analyze", str(folder), "--json"])
         document: dict[str, Any] = json.loads(capfd.readouterr().out)
         return code, document
 

@@ -608,7 +608,7 @@ result = path
     Attack(
         "modules in the directory where another user starts a command",
         """
-for name in ("torchperfd", "grpc", "torchperfd_daemon", "runpy", "click"):
+for name in ("torchperfd", "grpc", "torchperfd_daemon", "torchperfd_cli", "runpy", "click"):
     code = f"open({PUBLIC + '/ran'!r}, 'a').write('ran')"
     Path(PUBLIC, f"{name}.py").write_text(code)
 result = "planted"

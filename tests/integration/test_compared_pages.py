@@ -10,7 +10,7 @@ from tests.support.axe import serious_violations
 from tests.support.page_documents import CAPTURES, HOSTILE, long_run, two_captures, two_runs
 
 from torchperfd.runs.store import RunStore
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("runs", ("compare", "train-3", "slow", *runs)),
         ("run", ("runs", *runs, "show", "ddp")),
     ):
-        assert cli.run_command([*arguments, "--html", str(folder / f"{name}.html")]) == 0
+        assert main.run_command([*arguments, "--html", str(folder / f"{name}.html")]) == 0
     return folder
 
 

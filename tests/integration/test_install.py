@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_wheel_holds_both_packages_and_the_generated_code(wheel: Path) -> None:
+def test_the_wheel_holds_all_packages_and_the_generated_code(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {
@@ -65,6 +65,8 @@ def test_the_wheel_holds_both_packages_and_the_generated_code(wheel: Path) -> No
         "torchperfd/v1/session_pb2.py",
         "torchperfd_daemon/server/daemon.py",
         "torchperfd_daemon/py.typed",
+        "torchperfd_cli/py.typed",
+        "torchperfd_cli/commands/run.py",
         "torchperfd_daemon/web/assets/index.html",
         "torchperfd_daemon/grafana/dashboards/run.json",
         "torchperfd_daemon/docs/runbooks.md",

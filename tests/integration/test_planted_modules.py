@@ -13,7 +13,7 @@ from tests.support.node import Node, eventually
 from torchperfd_daemon.captures import low_priority
 
 BIN = Path(sys.executable).parent
-OURS = ("torchperfd", "torchperfd_daemon")
+OURS = ("torchperfd", "torchperfd_daemon", "torchperfd_cli")
 THEIRS = (
     *("grpc", "grpc_health", "google", "click", "msgspec", "numpy", "prometheus_client", "psutil", "pynvml"),
     *("starlette", "uvicorn", "httptools", "h11", "torch", "sitecustomize", "usercustomize"),
@@ -126,7 +126,7 @@ def test_run_with_an_embedded_daemon_imports_no_plant(place: Place) -> None:
 @pytest.mark.parametrize("daemon", ["own", "none"])
 def test_python_m_torchperfd_run_imports_no_plant(place: Place, daemon: str) -> None:
     """Python itself finds the package in the current directory: that one name cannot be guarded."""
-    place.plant_for_python_m("torchperfd_daemon", *THEIRS)
+    place.plant_for_python_m("torchperfd_daemon", "torchperfd_cli", *THEIRS)
     options = ["--no-daemon"] if daemon == "none" else []
     script = place.write("train.py", SCRIPT)
     done = place.run(sys.executable, "-m", "torchperfd", "run", *options, script)
@@ -134,7 +134,11 @@ def test_python_m_torchperfd_run_imports_no_plant(place: Place, daemon: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("package", "plants"), [("torchperfd", ("torchperfd_daemon",)), ("torchperfd_daemon", ("torchperfd",))]
+    ("package", "plants"),
+    [
+        ("torchperfd", ("torchperfd_daemon", "torchperfd_cli")),
+        ("torchperfd_daemon", ("torchperfd", "torchperfd_cli")),
+    ],
 )
 def test_python_m_of_a_command_imports_no_plant(place: Place, package: str, plants: tuple[str, ...]) -> None:
     place.plant_for_python_m(*plants, *THEIRS)
@@ -144,7 +148,7 @@ def test_python_m_of_a_command_imports_no_plant(place: Place, package: str, plan
 
 @pytest.mark.slow
 def test_ranks_of_torchrun_import_no_plant(place: Place) -> None:
-    place.plant_for_python_m("torchperfd_daemon", *THEIRS)
+    place.plant_for_python_m("torchperfd_daemon", "torchperfd_cli", *THEIRS)
     script = place.write("train.py", SCRIPT)
     done = place.run(
         BIN / "torchrun", "--standalone", "--nproc-per-node", "2", "-m", "torchperfd", "run", script

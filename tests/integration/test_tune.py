@@ -14,9 +14,8 @@ import pytest
 from tests.support.node import Node, eventually
 from tests.support.processes import processes_of
 
-from torchperfd.tune.changes import LOADER, OPTIMIZER, THREADS, ZERO_GRAD, change
-from torchperfd.tune.trial import Trial
-from torchperfd.tune.trial_process import ScriptTrials, TrialScript
+from torchperfd_cli.tune.trial import LOADER, OPTIMIZER, THREADS, ZERO_GRAD, Trial, change
+from torchperfd_cli.tune.trial_process import ScriptTrials, TrialScript
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]  # each run imports torch
 

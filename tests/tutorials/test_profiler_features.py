@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from tests.support.node import ROOT, Node, eventually, new_node
 
-from torchperfd_daemon.cli import cli
+from torchperfd_cli.main import cli
 
 PAGE = ROOT / "docs" / "profiler-features.md"
 

@@ -1,4 +1,4 @@
-"""The drawings of both packages are the contracts; no command loads torch; the command table is complete."""
+"""The drawings of all packages are the contracts; no command loads torch; the command table is complete."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from tests.support.node import ROOT
 
 
-@pytest.mark.parametrize("package", ["client", "daemon"])
+@pytest.mark.parametrize("package", ["client", "daemon", "command line"])
 def test_architecture_drawing_is_the_contract(package: str) -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (contract,) = (one for one in contracts if one["name"].startswith(f"In the {package}"))
@@ -22,7 +22,7 @@ def test_architecture_names_files_that_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     files = [
         path.as_posix()
-        for place in ("client", "daemon", "tests")
+        for place in ("client", "daemon", "cli", "tests")
         for path in (ROOT / place).rglob("*.[chp]*")
     ]
     named = set(re.findall(r"`([\w/]+\.(?:py|c))`", page))
@@ -33,8 +33,8 @@ def test_architecture_names_files_that_exist() -> None:
 def test_no_command_of_the_daemons_loads_torch() -> None:
     code = (
         "import importlib, sys\n"
-        "from torchperfd_daemon.cli import COMMANDS\n"
-        "for name in COMMANDS: importlib.import_module(f'torchperfd_daemon.commands.{name}')\n"
+        "from torchperfd_cli.main import COMMANDS\n"
+        "for name in COMMANDS: importlib.import_module(f'torchperfd_cli.commands.{name}')\n"
         "import torchperfd_daemon.server.daemon\n"
         "print('torch' in sys.modules)\n"
     )
@@ -43,7 +43,7 @@ def test_no_command_of_the_daemons_loads_torch() -> None:
 
 
 def test_the_command_table_and_the_modules_agree() -> None:
-    from torchperfd_daemon.cli import COMMANDS
+    from torchperfd_cli.main import COMMANDS
 
-    folder = ROOT / "daemon" / "torchperfd_daemon" / "commands"
+    folder = ROOT / "cli" / "torchperfd_cli" / "commands"
     assert {path.stem for path in folder.glob("[a-z]*.py")} == set(COMMANDS)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from tests.support.served import from_a_thread, serving
 
-from torchperfd_daemon.cli import cli
+from torchperfd_cli.main import cli
 from torchperfd_daemon.ownership import POD_RESOURCES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from torchperfd.launch.runner import parse
-from torchperfd_daemon.cli import COMMANDS, cli
+from torchperfd_cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])

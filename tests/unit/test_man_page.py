@@ -9,7 +9,7 @@ import click
 import pytest
 from tests.support.node import ROOT
 
-from torchperfd_daemon.cli import COMMANDS, cli
+from torchperfd_cli.main import COMMANDS, cli
 
 
 @pytest.fixture(scope="module")

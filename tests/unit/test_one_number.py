@@ -16,17 +16,17 @@ from torchperfd.launch.run_report import loader_advice_document
 from torchperfd.model.formatting import duration
 from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 from torchperfd.model.settled_advice import SettledAdvice
-from torchperfd.runs.advised_run import newest_advised, script_digest
+from torchperfd.runs.previous_run import newest_advised, script_digest
 from torchperfd.runs.store import RunStore
-from torchperfd.tune.candidates import Requested
-from torchperfd.tune.edits import Edits
-from torchperfd.tune.search import TuningSearch
-from torchperfd.tune.trial import ScriptFacts, ScriptLoader, Trial
-from torchperfd.tune.trial_process import TrialFailedError
-from torchperfd.tune.tune_text import tune_document, tune_text
 from torchperfd.v1 import control_pb2
+from torchperfd_cli.commands.tune import tune_document, tune_text
+from torchperfd_cli.main import cli
+from torchperfd_cli.tune.candidates import Requested
+from torchperfd_cli.tune.edits import Edits
+from torchperfd_cli.tune.search import TuningSearch
+from torchperfd_cli.tune.trial import ScriptFacts, ScriptLoader, Trial
+from torchperfd_cli.tune.trial_process import TrialFailedError
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
-from torchperfd_daemon.cli import cli
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser
 

@@ -17,8 +17,8 @@ NAMES_THE_INTERPRETER = {
     "client/torchperfd/model/own_commands.py": "builds the commands",
     "daemon/torchperfd_daemon/analysis/ranks.py": "asks whether this user may run it",
     "daemon/torchperfd_daemon/captures/low_priority.py": "names the program of such a command, to exec it",
-    "daemon/torchperfd_daemon/commands/run.py": "names the program of such a command, to exec it",
-    "daemon/torchperfd_daemon/commands/version.py": "prints it",
+    "cli/torchperfd_cli/commands/run.py": "names the program of such a command, to exec it",
+    "cli/torchperfd_cli/commands/version.py": "prints it",
     "daemon/torchperfd_daemon/service/stuck_rank_stacks.py": "looks for py-spy beside it",
 }
 STARTS_INTERPRETERS = re.compile(
@@ -30,7 +30,7 @@ INTERPRETER = re.compile(r"(.*/)?(pypy|python)[\d.]*")
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
-    for place in ("client/torchperfd", "daemon/torchperfd_daemon"):
+    for place in ("client/torchperfd", "daemon/torchperfd_daemon", "cli/torchperfd_cli"):
         for path in sorted((ROOT / place).rglob("*.py")):
             if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
                 yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))

@@ -11,9 +11,9 @@ from tools import reference
 import torchperfd
 from torchperfd import loggers
 from torchperfd.steps.loop_rules import DECISIONS
+from torchperfd_cli.main import COMMANDS
 from torchperfd_daemon import errors
 from torchperfd_daemon.analysis.advice import RULES
-from torchperfd_daemon.cli import COMMANDS
 from torchperfd_daemon.config.options import OPTIONS
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.web.api import Api

@@ -8,21 +8,19 @@ import pytest
 import torch
 from tests.unit.daemon import traces
 
-from torchperfd.bench.loader_bench import LoaderBench
-from torchperfd.bench.search import with_workers
-from torchperfd.bench.settings import LoaderDescription, LoaderSetting, RestOfStep, Speed
 from torchperfd.model.loader_workers import LoaderAdvice, LoaderFacts, WorkerCost, advise_loader, predict_step
-from torchperfd.tune import candidates
-from torchperfd.tune.changes import LOADER, THREADS
-from torchperfd.tune.trial import ScriptFacts, ScriptLoader, Trial
+from torchperfd_cli.bench.loader_bench import LoaderBench
+from torchperfd_cli.bench.search import with_workers
+from torchperfd_cli.bench.settings import LoaderDescription, LoaderSetting, RestOfStep, Speed
+from torchperfd_cli.tune import candidates
+from torchperfd_cli.tune.trial import LOADER, THREADS, ScriptFacts, ScriptLoader, Trial
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import rules
 from torchperfd_daemon.analysis.advice.updating import TORCH_OPTIMIZERS
 from torchperfd_daemon.diagnosis import RankEvidence, diagnose
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel
 from torchperfd_daemon.doctor import checks
-from torchperfd_daemon.doctor.cpu import CpuFacts
-from torchperfd_daemon.doctor.facts import Facts, RankFacts
+from torchperfd_daemon.doctor.facts import CpuFacts, Facts, RankFacts
 
 MS = 1e-3
 COST = WorkerCost(0.2 * MS, 0.2 * MS, 0.2e-9, 0.2 * MS, 0.15 * MS, 0.5e-9)

@@ -23,7 +23,7 @@ RETIRED = re.compile(
 
 WRITTEN = {".c", ".h", ".js", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 PLACES = (
-    *("client", "daemon", "tests", "benchmarks", "docs", "deploy", "grafana", "tools"),
+    *("client", "daemon", "cli", "tests", "benchmarks", "docs", "deploy", "grafana", "tools"),
     *("README.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"),
 )
 

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.errors import TorchperfdError
 from torchperfd.launch.options import KeepingOptions
-from torchperfd.runs.advised_run import MAX_BYTES, script_digest, script_marker
-from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.previous_run import outcome_of
-from torchperfd.runs.promise_outcome import PromiseOutcome
+from torchperfd.runs.previous_run import MAX_BYTES, outcome_of, script_digest, script_marker
+from torchperfd.runs.promise import PromiseOutcome
 from torchperfd.runs.record import RunRecord, read_record, record_of
 from torchperfd.runs.store import RunStore, read_file
+from torchperfd.runs.values import RunFileError
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from torchperfd.model.step_account import parts_beside
-from torchperfd.runs.errors import RunFileError
 from torchperfd.runs.noise import MIN_BLOCKS, MeanChange, compare_means, compare_plain_means
 from torchperfd.runs.record import RankBlocks, RunRecord
+from torchperfd.runs.values import RunFileError
 
 SCHEMA: Final = "torchperfd.run_comparison/1"
 MATERIAL: Final = 0.01

@@ -8,10 +8,8 @@ from typing import Any, Final, TypeVar
 from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd.model.step_account import Account, Part, part_kind
 from torchperfd.runs.ending import Ending
-from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.promise import Promise, RunSource, promises_of
-from torchperfd.runs.promise_outcome import PromiseOutcome
-from torchperfd.runs.values import MAX_LARGE, clean, count, number, optional, text
+from torchperfd.runs.promise import Promise, PromiseOutcome, RunSource, promises_of
+from torchperfd.runs.values import MAX_LARGE, RunFileError, clean, count, number, optional, text
 
 SCHEMA: Final = "torchperfd.run/1"
 _MAX_BLOCKS: Final = 4096

@@ -1,7 +1,12 @@
-"""Reads values of a report that anyone may have written: numbers within bounds, text safe for a terminal."""
+"""Reads values of a report that anyone may have written, and names what goes wrong with such files.
+
+Numbers are within bounds, text is safe for a terminal.
+"""
 
 import math
 from typing import Any, Final
+
+from torchperfd.errors import TorchperfdError
 
 _MAX_TEXT: Final = 400
 MOST: Final = 1e12
@@ -49,3 +54,13 @@ def clean(words: str) -> str:
     """Return the beginning of a text, without characters that cannot be printed."""
     words = words[:_MAX_TEXT]
     return words if words.isprintable() else "".join(each if each.isprintable() else "?" for each in words)
+
+
+class RunFileError(TorchperfdError):
+    """A file is no report of a run, or cannot be read."""
+
+
+class NoSuchRunError(TorchperfdError):
+    """No kept run has the name, or several begin with it."""
+
+    exit_code = 3

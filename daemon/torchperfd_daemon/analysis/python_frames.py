@@ -111,11 +111,11 @@ _RUNNER: Final = re.compile(
     r"|<built-in (function|method) exec\b"
 )
 _OF_EVERY_THREAD: Final = re.compile(r"(.*/)?threading\.py\(\d+\)")
-_OWN: Final = re.compile(r"(.*/)?(torchperfd|grpc)/[\w/]+\.py\(\d+\)")
+_OWN: Final = re.compile(r"(.*/)?(torchperfd|torchperfd_cli|grpc)/[\w/]+\.py\(\d+\)")
 # Names of events, and parts of Python frames, that belong to a profiler, a tracer or the start of a thread.
 _TOOL: Final = re.compile(
     r"^profiler::|^PyTorch Profiler|^\[pytorch\|profiler\||torch::unwind|CapturedTraceback|_record_function_"
-    r"|(?:^|/)(?:torch/(?:autograd/)?profiler|torchperfd|torchperfd_daemon|grpc)(?:/|_|\.py|::)"
+    r"|(?:^|/)(?:torch/(?:autograd/)?profiler|torchperfd|torchperfd_daemon|torchperfd_cli|grpc)(?:/|_|\.py|::)"
     r"|(?:^|/)threading\.py\(\d+\)|_bootstrap(?:_inner)?$|^torchperfd[.:]",
 )
 _PACKAGES: Final = frozenset(

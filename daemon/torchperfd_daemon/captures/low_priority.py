@@ -85,8 +85,8 @@ def become(uid: int, gid: int) -> None:
 def run_as(uid: int, gid: int, arguments: list[str]) -> None:
     """Run a command in this process as a user."""
     # By name, as `python -m` finds it: this file starts commands and is no part of them.
-    cli = importlib.import_module("torchperfd_daemon.cli")
-    for name in (*(f"torchperfd_daemon.commands.{each}" for each in _COMMANDS), *_LATER):
+    cli = importlib.import_module("torchperfd_cli.main")
+    for name in (*(f"torchperfd_cli.commands.{each}" for each in _COMMANDS), *_LATER):
         importlib.import_module(name)
     become(uid, gid)
     sys.argv[1:] = make_links(arguments)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.bench.factories import BadTargetError, find_target
-from torchperfd.bench.worker_pipe import explain
+from torchperfd_cli.bench.worker_process import BadTargetError, explain, find_target
 
 SCRIPT = """
 class Data:

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 from tests.support.golden import check_golden
 
-from torchperfd.bench import functions_bench
-from torchperfd.bench.functions_bench import FunctionsBench, Row, bench_functions, compare_rounds
-from torchperfd.bench.functions_text import functions_text
-from torchperfd.bench.functions_worker import measurement_of
+from torchperfd_cli.bench import functions
+from torchperfd_cli.bench.functions import (
+    FunctionsBench,
+    Row,
+    bench_functions,
+    compare_rounds,
+    functions_text,
+    measurement_of,
+)
 
 
 def bench() -> FunctionsBench:
@@ -116,7 +121,7 @@ class FakeProcess:
 
 def test_each_round_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is particular to a process is noise, so that a measurement in another one is in the interval."""
-    monkeypatch.setattr(functions_bench, "WorkerProcess", FakeProcess)
+    monkeypatch.setattr(functions, "WorkerProcess", FakeProcess)
     monkeypatch.setattr(FakeProcess, "asked", [], raising=False)
     found = bench_functions(
         ["a:first", "a:other"],

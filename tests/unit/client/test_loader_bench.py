@@ -7,11 +7,17 @@ from dataclasses import replace
 import pytest
 from tests.support.golden import check_golden
 
-from torchperfd.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader
-from torchperfd.bench.loader_text import loader_text
-from torchperfd.bench.search import SearchSpace
-from torchperfd.bench.settings import LoaderDescription, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
 from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd_cli.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader, loader_text
+from torchperfd_cli.bench.search import SearchSpace
+from torchperfd_cli.bench.settings import (
+    LoaderDescription,
+    LoaderSetting,
+    Outcome,
+    RestOfStep,
+    Speed,
+    Unusable,
+)
 
 Measure = Callable[[LoaderSetting], Outcome]
 

@@ -15,10 +15,10 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from torchperfd.bench.ceiling import measure_ceiling, predict_ceiling
-from torchperfd.bench.loader_timing import loader_description, measure_loader, with_setting
-from torchperfd.bench.settings import LoaderSetting
 from torchperfd.errors import TorchperfdError
+from torchperfd_cli.bench.ceiling import measure_ceiling, predict_ceiling
+from torchperfd_cli.bench.loader_timing import loader_description, measure_loader, with_setting
+from torchperfd_cli.bench.settings import LoaderSetting
 
 
 def dataset(items: int = 40) -> TensorDataset:

@@ -18,8 +18,7 @@ from torchperfd.launch.options import KeepingOptions
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.report import RankReport
 from torchperfd.runs.previous_run import outcome_of
-from torchperfd.runs.promise import promises_of, short_fix
-from torchperfd.runs.promise_outcome import MINUS, PromiseOutcome
+from torchperfd.runs.promise import MINUS, PromiseOutcome, promises_of, short_fix
 from torchperfd.runs.record import RunRecord, record_of
 from torchperfd.runs.store import MAX_HEADS, RunStore
 from torchperfd.steps.phases import PhaseNames

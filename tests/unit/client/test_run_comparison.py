@@ -24,10 +24,9 @@ from torchperfd.runs.comparison_text import (
     findings,
     headline,
 )
-from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.noise import compare_means
+from torchperfd.runs.noise import compare_means, quantile_95, two_sided
 from torchperfd.runs.record import RankBlocks, RunRecord, read_record
-from torchperfd.runs.student import quantile_95, two_sided
+from torchperfd.runs.values import RunFileError
 
 STEPS = 600
 

@@ -11,10 +11,10 @@ from torchperfd.model.formatting import duration
 from torchperfd.model.process import HostMemory
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.report import RankReport, run_document
-from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.overview import MAX_TABLES, RunOverview, read_overview
+from torchperfd.runs.values import RunFileError
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd_cli.commands._run_overview import MAX_TABLES, RunOverview, read_overview
 
 MS = 10**6
 

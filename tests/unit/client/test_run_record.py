@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.run_documents import PREDICTED, kept_run, run_file
 
-from torchperfd.runs.errors import RunFileError
-from torchperfd.runs.overview import read_overview
-from torchperfd.runs.promise_outcome import CHANGED, PromiseOutcome
+from torchperfd.runs.promise import CHANGED, PromiseOutcome
 from torchperfd.runs.record import RunRecord, read_record
+from torchperfd.runs.values import RunFileError
+from torchperfd_cli.commands._run_overview import read_overview
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.run_documents import run_file
 
-from torchperfd.runs.errors import NoSuchRunError, RunFileError
 from torchperfd.runs.store import RunStore, file_id, read_file
+from torchperfd.runs.values import NoSuchRunError, RunFileError
 from torchperfd.v1 import access
 
 

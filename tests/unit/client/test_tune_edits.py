@@ -4,9 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.tune.changes import AMP, LOADER, OPTIMIZER, THREADS, ZERO_GRAD, Change, change
-from torchperfd.tune.edits import Edits, suggest_edits
-from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Site
+from torchperfd_cli.tune.edits import Edits, suggest_edits
+from torchperfd_cli.tune.trial import (
+    AMP,
+    LOADER,
+    OPTIMIZER,
+    THREADS,
+    ZERO_GRAD,
+    Change,
+    ScriptFacts,
+    ScriptLoader,
+    ScriptOptimizer,
+    Site,
+    change,
+)
 
 WORKERS = change(LOADER, num_workers=2, persistent_workers=True)
 FUSED = change(OPTIMIZER, fused=True)

@@ -9,10 +9,8 @@ from dataclasses import replace
 import pytest
 
 from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts
-from torchperfd.tune.candidates import Requested, propose
-from torchperfd.tune.changes import LOADER, MATMUL, OPTIMIZER, THREADS, ZERO_GRAD, Change, change, merged
-from torchperfd.tune.losses import check_losses, repeats
-from torchperfd.tune.search import (
+from torchperfd_cli.tune.candidates import Requested, propose
+from torchperfd_cli.tune.search import (
     HOPELESS_ROUNDS,
     MAX_FRESH,
     MAX_ROUNDS,
@@ -21,8 +19,25 @@ from torchperfd.tune.search import (
     Tuning,
     TuningSearch,
 )
-from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Site, Trial, read_trial
-from torchperfd.tune.trial_process import PAIRS_PER_PROCESS, TrialFailedError
+from torchperfd_cli.tune.trial import (
+    LOADER,
+    MATMUL,
+    OPTIMIZER,
+    THREADS,
+    ZERO_GRAD,
+    Change,
+    ScriptFacts,
+    ScriptLoader,
+    ScriptOptimizer,
+    Site,
+    Trial,
+    change,
+    check_losses,
+    merged,
+    read_trial,
+    repeats,
+)
+from torchperfd_cli.tune.trial_process import PAIRS_PER_PROCESS, TrialFailedError
 
 LOSSES = (2.0, 1.5, 1.25, 1.0)
 WORKERS = change(LOADER, num_workers=2, persistent_workers=True)

@@ -5,14 +5,22 @@ from dataclasses import replace
 import pytest
 from tests.support.golden import check_golden
 
-from torchperfd.bench.functions_bench import Comparison
 from torchperfd.model.loader_workers import LoaderAdvice
-from torchperfd.tune.changes import LOADER, OPTIMIZER, THREADS, change
-from torchperfd.tune.edits import Edits
-from torchperfd.tune.losses import LossCheck
-from torchperfd.tune.search import Dropped, Kept, Tuning
-from torchperfd.tune.trial import ScriptFacts, ScriptLoader, ScriptOptimizer, Trial
-from torchperfd.tune.tune_text import tune_document, tune_text
+from torchperfd_cli.bench.functions import Comparison
+from torchperfd_cli.commands.tune import tune_document, tune_text
+from torchperfd_cli.tune.edits import Edits
+from torchperfd_cli.tune.search import Dropped, Kept, Tuning
+from torchperfd_cli.tune.trial import (
+    LOADER,
+    OPTIMIZER,
+    THREADS,
+    LossCheck,
+    ScriptFacts,
+    ScriptLoader,
+    ScriptOptimizer,
+    Trial,
+    change,
+)
 
 DIFF = """\
 --- a/train.py

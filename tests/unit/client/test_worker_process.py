@@ -9,7 +9,7 @@ import psutil
 import pytest
 from tests.support.node import eventually
 
-from torchperfd.bench.worker_process import WorkerFailedError, WorkerProcess, free_and_total_memory
+from torchperfd_cli.bench.worker_process import WorkerFailedError, WorkerProcess, free_and_total_memory
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:        8388608 kB\nMemFree:  100000 kB\nMemAvailable:    4194304 kB\n"

@@ -8,7 +8,8 @@ import pytest
 from tests.support.golden import check_golden
 from tests.unit.daemon import traces
 
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -122,7 +123,7 @@ def test_the_text_across_ranks_is_the_golden_file(tmp_path: Path, capfd: pytest.
     for rank, late in enumerate([0, 1_000_000, 20_000]):
         base = 5_000_000_000 if rank == 2 else 0
         (tmp_path / f"rank{rank}.json").write_text(rank_file(rank, base_ns=base, late=late))
-    assert cli.run_command(["analyze", str(tmp_path)]) == 0
+    assert main.run_command(["analyze", str(tmp_path)]) == 0
     out = capfd.readouterr().out
     text = out[out.index("across ranks") : out.index("\nrank 1: ")]
     check_golden("across.txt", text)
@@ -132,7 +133,7 @@ def test_the_text_across_ranks_is_the_golden_file(tmp_path: Path, capfd: pytest.
 def test_json_names_the_late_rank_and_its_lateness(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for rank, late in enumerate([0, 1_000_000]):
         (tmp_path / f"rank{rank}.json").write_text(rank_file(rank, base_ns=0, late=late))
-    assert cli.run_command(["analyze", str(tmp_path), "--json"]) == 0
+    assert main.run_command(["analyze", str(tmp_path), "--json"]) == 0
     across = json.loads(capfd.readouterr().out)["across"]
     assert across["matched_by"] == {"sequence": 3, "order": 0, "end": 0}
     assert (across["matched"], across["steps"], across["missing"], across["slowest"]) == (3, 3, [2, 3], 1)
@@ -168,6 +169,6 @@ def test_a_truncated_rank_is_matched_as_far_as_it_goes(
     whole = rank_file(0, base_ns=0, late=0)
     (tmp_path / "rank0.json").write_text(whole)
     (tmp_path / "rank1.json").write_text(whole[: whole.rindex('"Seq": 2') - 40])
-    assert cli.run_command(["analyze", str(tmp_path), "--json"]) == 0
+    assert main.run_command(["analyze", str(tmp_path), "--json"]) == 0
     across = json.loads(capfd.readouterr().out)["across"]
     assert [(each["matched"], each["unmatched"]) for each in across["ranks"]] == [(2, 1), (2, 0)]

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.traces import document, event
 
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.trace_repair import by_process
 from torchperfd_daemon.errors import TorchperfdError
 
@@ -183,7 +184,7 @@ WHOLE = whole()
 
 def commanded(capfd: pytest.CaptureFixture[str], *arguments: str) -> None:
     """Run a command: it answers, or refuses in a line, and never shows a traceback."""
-    code = cli.run_command([*arguments])
+    code = main.run_command([*arguments])
     captured = capfd.readouterr()
     assert code in (0, 1, 3, 5)
     assert "Traceback" not in captured.out + captured.err

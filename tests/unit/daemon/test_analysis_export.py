@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.support.golden import GOLDEN, check_golden
 
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 from torchperfd_daemon.errors import TorchperfdError
 
 SMALL = "trace_small.json"
@@ -24,7 +25,7 @@ def analyze(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(GOLDEN)
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run_command(["analyze", *arguments])
+        code = main.run_command(["analyze", *arguments])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.traces import document, event, trace_of
 
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.picture import draw
 from torchperfd_daemon.analysis.timeline import Lane
 
@@ -253,7 +254,7 @@ def analyze(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = cli.run_command(["analyze", *map(str, arguments)])
+        code = main.run_command(["analyze", *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

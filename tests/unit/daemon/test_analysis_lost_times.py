@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.daemon.test_analysis_foreign import complete, launch
 
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 
 
 def kernel(name: str, ts: float, dur: float, number: int, **more: Any) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def test_legacy_export_has_the_device_time_of_operators(tmp_path: Path, adds: in
 
 
 def shown(capfd: pytest.CaptureFixture[str], path: Path) -> tuple[str, Any]:
-    assert cli.run_command(["analyze", str(path), "--json", "--with-text"]) == 0
+    assert main.run_command(["analyze", str(path), "--json", "--with-text"]) == 0
     document = json.loads(capfd.readouterr().out)
     return document["text"], document["ranks"][0]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.daemon.test_analysis_foreign import complete, kernel, launch, whole
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.text import ranks_phrase, ranks_text
 
 
@@ -16,7 +16,7 @@ def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: Any) -> tuple[int, str, str]:
-        code = cli.run_command(["analyze", *map(str, arguments)])
+        code = main.run_command(["analyze", *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

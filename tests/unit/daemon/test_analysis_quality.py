@@ -9,7 +9,8 @@ import pytest
 from tests.unit.daemon.test_analysis_foreign import complete, kernel, launch, serial, whole
 from tests.unit.daemon.traces import event, trace_of
 
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.trace_repair import overlaps
 
 
@@ -20,7 +21,7 @@ def quality(*events: str) -> analysis.Quality:
 def analyzed(capfd: pytest.CaptureFixture[str], file: Path, content: Any) -> tuple[dict[str, Any], str]:
     """Return the document of ``torchperfd analyze``, and what it says on stderr."""
     file.write_text(content if isinstance(content, str) else json.dumps(content))
-    code = cli.run_command(["analyze", str(file), "--json", "--with-text"])
+    code = main.run_command(["analyze", str(file), "--json", "--with-text"])
     captured = capfd.readouterr()
     assert code == 0
     return json.loads(captured.out), captured.err

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 
 
@@ -155,7 +156,7 @@ def test_rank_files_two_named_files_of_one_rank_are_refused(tmp_path: Path) -> N
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    code = cli.run_command([*map(str, arguments)])
+    code = main.run_command([*map(str, arguments)])
     captured = capfd.readouterr()
     return code, captured.out, captured.err
 

@@ -3,9 +3,8 @@
 import click
 import pytest
 
-from torchperfd_daemon.cli import run_command
-from torchperfd_daemon.commands._numbers import Numbers
-from torchperfd_daemon.commands._share import Share
+from torchperfd_cli.commands._options import Numbers, Share
+from torchperfd_cli.main import run_command
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("0", 0.0), ("12.5%", 0.125)])

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from tests.support.served import Served, serving_from_a_thread
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
+from torchperfd_cli.commands._capture_catalog import DaemonCatalog, open_catalog
 from torchperfd_daemon.captures import Catalog
-from torchperfd_daemon.commands._captures_dir import open_catalog
-from torchperfd_daemon.commands._daemon_catalog import DaemonCatalog
 
 SERVICES = "20260101-120000-aaaaaa"
 OWN = "20260202-120000-bbbbbb"
@@ -30,7 +29,7 @@ def listed(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[list[str], 
     """Run `captures list`; return the ids and stderr."""
 
     def run(*options: str) -> tuple[list[str], str]:
-        assert cli.run_command(["captures", *options, "list"]) == 0
+        assert main.run_command(["captures", *options, "list"]) == 0
         captured = capfd.readouterr()
         return [line.split()[0] for line in captured.out.splitlines()[1:]], captured.err
 

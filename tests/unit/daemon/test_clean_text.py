@@ -9,7 +9,7 @@ import pytest
 from rich.text import Text
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.analysis.layout import console_for
 from torchperfd_daemon.captures import manifest
 from torchperfd_daemon.documents import decode_clean
@@ -113,7 +113,7 @@ def test_analyze_of_evil_names_prints_none(
     path = tmp_path / "trace.json"
     device = {"id": 0, "name": EVIL, "totalGlobalMem": 1}
     path.write_text(json.dumps({"WARNING": [EVIL], "deviceProperties": [device], "traceEvents": events}))
-    code = cli.run_command(["analyze", str(path), *form])
+    code = main.run_command(["analyze", str(path), *form])
     printed = capfd.readouterr()
     assert code == 0, printed.err
     assert "0;x??31m?b" in printed.out

@@ -22,9 +22,10 @@ from torchperfd._version import (
 )
 from torchperfd.model.own_commands import script_command
 from torchperfd.runs.store import RunStore
-from torchperfd_daemon import cli, errors
-from torchperfd_daemon.commands import version
-from torchperfd_daemon.commands._examples import EXAMPLES
+from torchperfd_cli import main
+from torchperfd_cli.commands import version
+from torchperfd_cli.main import EXAMPLES
+from torchperfd_daemon import errors
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -34,7 +35,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
     """Run a command; return exit code, stdout and stderr."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run_command(list(arguments))
+        code = main.run_command(list(arguments))
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -44,14 +45,14 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 def test_help_names_every_command(run: Run) -> None:
     code, out, err = run("--help")
     assert (code, err) == (0, "")
-    for name, words in cli.COMMANDS.items():
+    for name, words in main.COMMANDS.items():
         assert name in out
         assert words in out
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", main.COMMANDS)
 def test_every_command_is_there(name: str) -> None:
-    command = cli.cli.get_command(click.Context(cli.cli), name)
+    command = main.cli.get_command(click.Context(main.cli), name)
     assert command is not None
     assert command.name == name
     assert command.help or command.get_short_help_str()
@@ -107,14 +108,14 @@ def test_near_misses_of_ids_say_which_may_be_meant(
 
 
 def test_every_command_is_in_one_group_of_the_help() -> None:
-    grouped = [name for names in cli.GROUPS.values() for name in names]
+    grouped = [name for names in main.GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(set(grouped))
-    assert set(grouped) <= set(cli.COMMANDS)
+    assert set(grouped) <= set(main.COMMANDS)
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name])
 def test_examples_name_options_that_exist(name: str) -> None:
-    command = cli.cli.get_command(click.Context(cli.cli), name)
+    command = main.cli.get_command(click.Context(main.cli), name)
     assert command is not None
     for line, _ in EXAMPLES[name]:
         words = shlex.split(line.partition(" > ")[0])
@@ -146,7 +147,7 @@ def test_completion_prints_a_script(run: Run, shell: str) -> None:
 def test_completion_completes_commands_and_options() -> None:
     from click.shell_completion import ShellComplete
 
-    complete = ShellComplete(cli.cli, {}, "torchperfd", "_TORCHPERFD_COMPLETE")
+    complete = ShellComplete(main.cli, {}, "torchperfd", "_TORCHPERFD_COMPLETE")
     assert {each.value for each in complete.get_completions([], "ca")} == {"capture", "captures"}
     assert "--steps" in {each.value for each in complete.get_completions(["capture"], "--s")}
 
@@ -272,19 +273,19 @@ def test_an_interrupt_is_no_traceback(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 def test_main_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["fly"])
+        main.main(["fly"])
     assert caught.value.code == 2
 
 
 def test_run_hands_over_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[object] = []
     monkeypatch.setattr("os.execv", lambda *arguments: handed.extend(arguments))
-    assert cli.run_command(["run", "--job", "x", "train.py", "--help", "-v"]) == 0
+    assert main.run_command(["run", "--job", "x", "train.py", "--help", "-v"]) == 0
     assert handed == [
         sys.executable,
         script_command("torchperfd.__main__", "run", "--job", "x", "train.py", "--help", "-v"),
     ]
-    assert cli.run_command(["run", "train.py", "--", "-x"]) == 0
+    assert main.run_command(["run", "train.py", "--", "-x"]) == 0
     assert handed[-1] == script_command("torchperfd.__main__", "run", "train.py", "--", "-x")
 
 
@@ -292,5 +293,5 @@ def test_run_hands_over_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_time_that_is_no_number_is_a_usage_error(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run_command(arguments) == 2
+    assert main.run_command(arguments) == 2
     assert "'nan' is not a time in seconds" in capsys.readouterr().err

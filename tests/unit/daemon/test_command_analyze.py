@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.support.golden import GOLDEN, check_golden
 
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 from torchperfd_daemon.errors import TorchperfdError
 
 SMALL = GOLDEN / "trace_small.json"
@@ -18,7 +19,7 @@ def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = cli.run_command(["analyze", *map(str, arguments)])
+        code = main.run_command(["analyze", *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

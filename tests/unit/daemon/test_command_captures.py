@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
 from torchperfd_daemon.captures.destination import write_upload_marker
 
@@ -27,7 +27,7 @@ def captures(catalog: Catalog, capfd: pytest.CaptureFixture[str]) -> Captures:
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = cli.run_command(["captures", "--captures-dir", str(catalog.directory), *map(str, arguments)])
+        code = main.run_command(["captures", "--captures-dir", str(catalog.directory), *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -195,11 +195,11 @@ def test_the_directory_comes_from_the_environment(
     catalog: Catalog, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHPERFD_CAPTURES_DIR", str(catalog.directory))
-    assert cli.run_command(["captures", "list"]) == 0
+    assert main.run_command(["captures", "list"]) == 0
     assert str(catalog.directory) in capfd.readouterr().err
     monkeypatch.delenv("TORCHPERFD_CAPTURES_DIR")
     monkeypatch.setenv("XDG_STATE_HOME", str(catalog.directory.parent / "state"))
-    assert cli.run_command(["captures", "list"]) == 0
+    assert main.run_command(["captures", "list"]) == 0
     assert f"{catalog.directory.parent}/state/torchperfd/captures" in capfd.readouterr().err
 
 

@@ -10,7 +10,7 @@ import torch
 from tests.support.golden import check_golden
 from tests.unit.daemon import traces
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -20,7 +20,7 @@ def compare(capfd: pytest.CaptureFixture[str]) -> Run:
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = cli.run_command(["compare", *map(str, arguments)])
+        code = main.run_command(["compare", *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

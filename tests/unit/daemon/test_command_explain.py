@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from torchperfd.model.card import CauseCard
 from torchperfd.v1.contract import PHASES
-from torchperfd_daemon.cli import cli, run_command
-from torchperfd_daemon.commands import explain
+from torchperfd_cli.commands import explain
+from torchperfd_cli.main import cli, run_command
 from torchperfd_daemon.diagnosis import Cause
 
 

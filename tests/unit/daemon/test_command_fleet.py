@@ -18,7 +18,7 @@ from tests.support.served import GIVE_UP_S, from_a_thread
 from tests.unit.daemon.fleet_nodes import PlayedSessions
 from tests.unit.daemon.live_runs import train
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.fleet import (
@@ -113,7 +113,7 @@ def command(pair: Pair, capfd: pytest.CaptureFixture[str]) -> Command:
 
 def commanding(pair: Pair, capfd: pytest.CaptureFixture[str]) -> Command:
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        code = cli.run_command([name, "--socket", pair.socket, *arguments])
+        code = main.run_command([name, "--socket", pair.socket, *arguments])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -249,7 +249,7 @@ def test_watching_goes_on_while_a_daemon_is_away(
             raise KeyboardInterrupt
         turn()
 
-    monkeypatch.setattr("torchperfd_daemon.commands._watch.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("torchperfd_cli.commands._output.time", SimpleNamespace(sleep=sleep))
     code, out, err = command("ranks", "--fleet", "--watch", "--json")
     first, second = map(json.loads, out.splitlines())
     assert code == 0

@@ -16,13 +16,13 @@ from tests.support.served import Served, serving_from_a_thread
 
 from torchperfd._version import __version__
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon import cli
+from torchperfd_cli import main
+from torchperfd_cli.commands._capture_progress import Lines, Table
+from torchperfd_cli.commands._output import NO_RUNS
+from torchperfd_cli.commands.capture import parse_ranks
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
-from torchperfd_daemon.commands._capture_progress import Lines, Table
-from torchperfd_daemon.commands._watch import NO_RUNS
-from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, State, StepColumns, Totals
@@ -41,7 +41,7 @@ def command(served: Served, capfd: pytest.CaptureFixture[str]) -> Command:
     """Run a command against the daemon; return exit code, stdout and stderr."""
 
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        code = cli.run_command([name, "--socket", served.socket, *arguments])
+        code = main.run_command([name, "--socket", served.socket, *arguments])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -142,7 +142,7 @@ def train(served: Served) -> None:
 
 
 def test_ps_is_a_table(served: Served, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchperfd_daemon.commands.ps.time", SimpleNamespace(time=lambda: 1_700_000_007.0))
+    monkeypatch.setattr("torchperfd_cli.commands.ps.time", SimpleNamespace(time=lambda: 1_700_000_007.0))
     train(served)
     code, out, err = command("ps")
     assert (code, err) == (0, "")
@@ -401,7 +401,7 @@ def test_no_text_breaks_the_reading_of_ranks(text: str) -> None:
 
 
 def test_invalid_ranks_are_refused_without_a_daemon(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["capture", "--socket", "/no/such", "--ranks", "a"]) == 2
+    assert main.run_command(["capture", "--socket", "/no/such", "--ranks", "a"]) == 2
     assert capfd.readouterr().err == (
         "torchperfd: 'a' is no rank or range of ranks; write them like 0,8-15\n"
     )

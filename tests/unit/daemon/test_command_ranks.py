@@ -18,17 +18,17 @@ from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
 from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.source_lines import SlowLine
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon import cli
+from torchperfd_cli import main
+from torchperfd_cli.commands import _top_state as _node_view
+from torchperfd_cli.commands import diagnose
+from torchperfd_cli.commands._output import NO_RUNS
+from torchperfd_cli.commands._top_screen import draw
+from torchperfd_cli.commands._top_state import Frame
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.commands import diagnose
-from torchperfd_daemon.commands._frame import Frame
-from torchperfd_daemon.commands._screen import draw
-from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.service import node_survey
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views import node_view as _node_view
 from torchperfd_daemon.views.fleet import verdict_dict
 from torchperfd_daemon.views.live import behind_text
 
@@ -44,10 +44,10 @@ def served() -> Iterator[Served]:
 @pytest.fixture
 def command(served: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command against the daemon; return exit code, stdout and stderr."""
-    monkeypatch.setattr("torchperfd_daemon.commands.steps.time", SimpleNamespace(time=lambda: NOW + 2))
+    monkeypatch.setattr("torchperfd_cli.commands.steps.time", SimpleNamespace(time=lambda: NOW + 2))
 
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        code = cli.run_command([name, "--socket", served.socket, *arguments])
+        code = main.run_command([name, "--socket", served.socket, *arguments])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -228,7 +228,7 @@ def test_ranks_have_the_account_of_their_step(
     train(served.store, "healthy")
     known = with_account(control_pb2.Verdict(cause="none", run="bert-17"), uneven_account())
     answer = control_pb2.DiagnoseResponse(verdicts=[known])
-    monkeypatch.setattr("torchperfd_daemon.commands._scope.Scope.verdicts", lambda *_: answer)
+    monkeypatch.setattr("torchperfd_cli.commands._scope.Scope.verdicts", lambda *_: answer)
     assert "of each 85.6 ms: 34 computing, 42 waiting for ranks" in command("ranks")[1]
     [run] = json.loads(command("ranks", "--json")[1])["runs"]
     assert run["account"] == uneven_account().to_document()
@@ -421,7 +421,7 @@ def test_watching_goes_on_until_ctrl_c(
         if next(turns, KeyboardInterrupt) is KeyboardInterrupt:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchperfd_daemon.commands._watch.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("torchperfd_cli.commands._output.time", SimpleNamespace(sleep=sleep))
     code, out, err = command(name, "--watch", "--json")
     assert (code, err) == (0, "")
     assert len([json.loads(line) for line in out.splitlines()]) == 3

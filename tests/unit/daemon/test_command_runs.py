@@ -16,7 +16,7 @@ from tests.support.run_documents import PREDICTED, document_of, kept_run, run_fi
 from torchperfd.runs.previous_run import outcome_of
 from torchperfd.runs.record import record_of
 from torchperfd.runs.store import RunStore
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 @pytest.fixture
 def run(store: RunStore, capfd: pytest.CaptureFixture[str]) -> Run:
     def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run_command(list(arguments))
+        code = main.run_command(list(arguments))
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

@@ -16,9 +16,9 @@ from tests.support.run_documents import run_file
 from torchperfd.launch.options import OPTIONS
 from torchperfd.runs.store import RunStore
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon import cli
+from torchperfd_cli import main
+from torchperfd_cli.commands import _daemon
 from torchperfd_daemon.captures import Catalog
-from torchperfd_daemon.commands import _daemon
 from torchperfd_daemon.errors import DaemonUnreachableError
 
 CAPTURES = ("20261127-165610-645ff7", "20261127-165810-0a5ff7")
@@ -42,7 +42,7 @@ def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def completions(line: str) -> list[tuple[str, str]]:
     """Return type and value of what may complete a line; the value of files is left to the shell."""
     *words, incomplete = shlex.split(line) + ([""] if line.endswith(" ") else [])
-    found = ShellComplete(cli.cli, {}, "torchperfd", "_TORCHPERFD_COMPLETE").get_completions(
+    found = ShellComplete(main.cli, {}, "torchperfd", "_TORCHPERFD_COMPLETE").get_completions(
         words, incomplete
     )
     return [(each.type, each.value if each.type == "plain" else "") for each in found]
@@ -111,7 +111,7 @@ def test_completion_has_names_of_runs(name: str, monkeypatch: pytest.MonkeyPatch
 
     # A command that is imported only now would keep the fake for the tests that follow.
     for command in (name, "goodput"):
-        importlib.import_module(f"torchperfd_daemon.commands.{command}")
+        importlib.import_module(f"torchperfd_cli.commands.{command}")
     monkeypatch.setattr(_daemon, "connect", connect)
     assert names(f"{name} --socket /run/x.sock --run be") == ["bert-17", "bert-18"]
     assert asked == ["/run/x.sock"]

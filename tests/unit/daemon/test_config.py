@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.golden import check_golden
 from tests.support.node import ROOT
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.config.effective import (
     ConfigFile,
     as_tables,
@@ -70,7 +70,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(find_files, "__defaults__", (tmp_path / "system.toml",))
 
     def invoke(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run_command(list(arguments))
+        code = main.run_command(list(arguments))
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from torchperfd_daemon.commands._daemon import _translated
+from torchperfd_cli.commands._daemon import _translated
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,
     DeadlineError,

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.kept import BASE, add, ids
 
+from torchperfd_cli.main import cli
 from torchperfd_daemon.captures import Analyst, Catalog, Quota, RetentionWorker, folder, manifest
 from torchperfd_daemon.captures.index import FILE, FOLDER
-from torchperfd_daemon.cli import cli
 from torchperfd_daemon.documents import DamagedError, decode, decode_clean
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.store import GoodputStore, packed

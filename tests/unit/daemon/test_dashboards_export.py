@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from tests.support.node import ROOT
 
 import torchperfd_daemon
-from torchperfd_daemon.cli import cli, run_command
-from torchperfd_daemon.commands.dashboards import shipped_files
+from torchperfd_cli.commands.dashboards import shipped_files
+from torchperfd_cli.main import cli, run_command
 
 
 def export(*arguments: str) -> Result:

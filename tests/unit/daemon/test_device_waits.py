@@ -7,7 +7,7 @@ import pytest
 from tests.unit.daemon.test_observer import RUN, Watched
 
 from torchperfd.v1 import control_pb2, fleet_pb2
-from torchperfd_daemon.commands import ranks, steps, whatif
+from torchperfd_cli.commands import ranks, steps, whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.predictions import Removed

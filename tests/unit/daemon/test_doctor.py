@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd.model.loader_workers import LoaderFacts, most_computing_workers
-from torchperfd_daemon import cli, doctor
+from torchperfd_cli import main
+from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.procfs import parse_cpu_list
-from torchperfd_daemon.doctor import checks, clock, gpus, reading
+from torchperfd_daemon.doctor import checks, reading
 from torchperfd_daemon.doctor.checks import Finding
-from torchperfd_daemon.doctor.clock import ClockState
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
+from torchperfd_daemon.doctor.reading import ClockState
 
 GPU = Gpu(
     index=3,
@@ -227,7 +228,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 def test_gpus_are_read_and_missing_values_are_unknown(driver: dict[str, Any], tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     tree.write("sys/bus/pci/devices/0000:3b:00.0/numa_node", "1\n")
-    assert gpus.read_gpus(tree.sys) == (
+    assert reading.read_gpus(tree.sys) == (
         (
             replace(
                 GPU,
@@ -242,7 +243,7 @@ def test_gpus_are_read_and_missing_values_are_unknown(driver: dict[str, Any], tm
         (12, 4),
     )
     tree.write("sys/bus/pci/devices/0000:3b:00.0/numa_node", "-1\n")
-    assert gpus.read_gpus(tree.sys).gpus[0].numa_node is None
+    assert reading.read_gpus(tree.sys).gpus[0].numa_node is None
     facts = doctor.read_facts({}, tree.proc, tree.sys)
     [finding] = [each for each in doctor.examine(facts) if each.check == "driver"]
     assert (finding.subject, finding.problem) == ("GPU 1", "it does not answer")
@@ -354,7 +355,7 @@ def test_torch_is_read_and_not_imported(tmp_path: Path) -> None:
 
 
 def test_kernel_clock_state_is_read() -> None:
-    state = clock.read_clock()
+    state = reading.read_clock()
     assert state is not None
     assert state.error_seconds >= 0
 
@@ -372,7 +373,7 @@ def run(
     def call(state: ClockState, *options: str) -> tuple[int, str, str]:
         monkeypatch.setattr(reading, "read_clock", lambda: state)
         monkeypatch.setattr(reading, "read_cpu", lambda _: None)
-        code = cli.run_command(["doctor", "--socket", str(tmp_path / "no.sock"), *options])
+        code = main.run_command(["doctor", "--socket", str(tmp_path / "no.sock"), *options])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

@@ -8,8 +8,7 @@ from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd_daemon import doctor
-from torchperfd_daemon.doctor.cpu import Consumer, CpuFacts, read_cpu
-from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
+from torchperfd_daemon.doctor.facts import Consumer, CpuFacts, Facts, Gpu, RankFacts, read_cpu
 
 
 def stat(user: int, idle: int, steal: int = 0, running: int = 1) -> str:

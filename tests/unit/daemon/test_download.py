@@ -16,7 +16,7 @@ from tests.support.served import Served, control, play, serving_from_a_thread
 from tests.unit.daemon.kept import add
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.service import stored_captures
 
@@ -43,7 +43,7 @@ def get(
     """Run the command against the daemon; return exit code, stdout and stderr."""
 
     def run() -> tuple[int, str, str]:
-        code = cli.run_command(
+        code = main.run_command(
             ["captures", "get", "one", "--socket", served.socket, "-o", str(tmp_path / "out")]
         )
         captured = capfd.readouterr()

@@ -12,7 +12,7 @@ from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 
 from torchperfd.model.step_account import PartKind
-from torchperfd_daemon.commands import diagnose
+from torchperfd_cli.commands import diagnose
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.fleet.verdict import NodePart, judge

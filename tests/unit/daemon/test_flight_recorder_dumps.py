@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.flight_recorder.dumps import is_dump, load, read_dumps
 
@@ -62,7 +62,7 @@ def stacks(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
         for rank, each in dumps.items():
             content = each if isinstance(each, bytes) else pickle.dumps(each, protocol)
             (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(content)
-        code = cli.run_command(["stacks", "--from", str(tmp_path), *options])
+        code = main.run_command(["stacks", "--from", str(tmp_path), *options])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -267,5 +267,5 @@ def test_directory_without_dumps_and_live_options_are_refused(
 ) -> None:
     with pytest.raises(NoSuchTargetError, match="holds no Flight Recorder dump"):
         read_dumps([tmp_path])
-    assert cli.run_command(["stacks", "--from", str(tmp_path), "--fleet"]) == 2
+    assert main.run_command(["stacks", "--from", str(tmp_path), "--fleet"]) == 2
     assert "--fleet is for live runs, not for dumps" in capfd.readouterr().err

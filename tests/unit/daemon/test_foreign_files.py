@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support.golden import GOLDEN
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 
 TRITON = b'[{"id":1,"model_name":"simple","model_version":1,"timestamps":[{"name":"REQUEST_START","ns":5}]}]'
 DUMP = pickle.dumps({"version": "2.10", "pg_config": {}, "entries": []})
@@ -24,7 +24,7 @@ def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: Any) -> tuple[int, str, str]:
-        code = cli.run_command(["analyze", *map(str, arguments)])
+        code = main.run_command(["analyze", *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

@@ -6,10 +6,10 @@ import pytest
 from tests.unit.daemon.kept import add
 from tests.unit.daemon.traces import event, trace_of
 
+from torchperfd_cli.commands._traces import capture_facts
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.python_frames import is_library
 from torchperfd_daemon.captures import Catalog
-from torchperfd_daemon.commands._capture_facts import capture_facts
 
 
 @pytest.mark.parametrize(

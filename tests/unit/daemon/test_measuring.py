@@ -7,7 +7,7 @@ import threading
 import psutil
 import pytest
 
-from torchperfd_daemon.commands._measuring import INTERRUPTED, results_on_sigterm, warn_if_busy
+from torchperfd_cli.commands._measuring import INTERRUPTED, results_on_sigterm, warn_if_busy
 
 
 def test_sigterm_interrupts_and_has_its_exit_code() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.golden import GOLDEN, check_golden
 from tests.unit.daemon.memory_snapshots import ACTIVATIONS, MIB, block, fragmented, segment, write
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = cli.run_command(["analyze", *map(str, arguments)])
+        code = main.run_command(["analyze", *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from torchperfd_cli.commands._scope import known_name, whole_capture, whole_name
 from torchperfd_daemon.captures import Catalog
-from torchperfd_daemon.commands._names import known_name, whole_capture, whole_name
 from torchperfd_daemon.errors import NoSuchTargetError
 
 RUNS = ["f50ba658-ca32-4ac8-9d27-b5ddb200a20b", "f5", "bert-17", "bert-18"]

@@ -14,7 +14,7 @@ from torchperfd.report import RankReport
 from torchperfd.steps.phases import FORWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.cli import cli
+from torchperfd_cli.main import cli
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.verdict import next_command
 from torchperfd_daemon.fleet.verdict import NodePart, judge

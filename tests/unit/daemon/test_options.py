@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.commands._options import Age, Moment
+from torchperfd_cli.commands._options import Age, Moment
 from torchperfd_daemon.config.kinds import parse_size
 from torchperfd_daemon.errors import BadValueError
 

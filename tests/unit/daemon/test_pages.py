@@ -12,7 +12,8 @@ import pytest
 from tests.support.page_documents import CAPTURES, HOSTILE, long_run, two_captures, two_runs
 
 from torchperfd.runs.store import RunStore
-from torchperfd_daemon import analysis, cli
+from torchperfd_cli import main
+from torchperfd_daemon import analysis
 from torchperfd_daemon.pages import PageKind, render_page
 
 Run = Callable[..., tuple[int, str, str]]
@@ -30,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         store.keep(document)
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run_command(list(arguments))
+        code = main.run_command(list(arguments))
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

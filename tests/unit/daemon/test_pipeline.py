@@ -5,7 +5,7 @@ import pytest
 from tests.unit.daemon.test_device_waits import steps_of, surveys_of
 from tests.unit.daemon.test_observer import RUN, Watched
 
-from torchperfd_daemon.commands import ranks, whatif
+from torchperfd_cli.commands import ranks, whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
 from torchperfd_daemon.diagnosis.predictions import Removed

@@ -20,7 +20,7 @@ from tests.support.node import free_port
 from tests.support.served import GIVE_UP_S, RankStream, control, short_directory
 
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, session_pb2
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.config.kinds import Address, Mode
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import UsageError
@@ -40,7 +40,7 @@ def serve(directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., t
 
     def run(*options: str) -> tuple[int, str, str]:
         defaults = ["--socket", str(directory / "d.sock"), "--metrics-address", "127.0.0.1:0"]
-        code = cli.run_command(["serve", *defaults, "--captures-dir", str(directory), *options])
+        code = main.run_command(["serve", *defaults, "--captures-dir", str(directory), *options])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

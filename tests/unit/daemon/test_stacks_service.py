@@ -10,7 +10,7 @@ from tests.support.served import RankStream, Served, control, play, serving_from
 from tests.unit.daemon.processes import HERE
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.service.rank_process import UnreachableError
@@ -282,7 +282,7 @@ def join(served: Served, rank: int, run: str = "bert-17", world_size: int = 2) -
 
 
 def command(served: Served, capfd: pytest.CaptureFixture[str], *arguments: str) -> Command:
-    code = cli.run_command(["stacks", "--socket", served.socket, *arguments])
+    code = main.run_command(["stacks", "--socket", served.socket, *arguments])
     captured = capfd.readouterr()
     return code, captured.out, captured.err
 

@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import whatif
+from torchperfd_cli.commands import whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS
 from torchperfd_daemon.service import node_survey, translate

@@ -12,9 +12,9 @@ from tests.support.terminal import Stdout, plain
 from tests.support.wide_files import write_wide_files
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon import cli
-from torchperfd_daemon.commands import explain
-from torchperfd_daemon.commands._capture_progress import conclude
+from torchperfd_cli import main
+from torchperfd_cli.commands import explain
+from torchperfd_cli.commands._capture_progress import conclude
 from torchperfd_daemon.diagnosis import Cause
 
 # A number with three decimals, as tables have it.
@@ -46,7 +46,7 @@ def render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Render:
         with monkeypatch.context() as context:
             context.setenv("COLUMNS", str(columns or 40))
             context.setattr(sys, "stdout", out)
-            assert cli.run_command(list(arguments)) == 0
+            assert main.run_command(list(arguments)) == 0
         return plain(out.getvalue())
 
     return call

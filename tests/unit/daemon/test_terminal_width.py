@@ -14,10 +14,10 @@ from tests.unit.daemon.live_runs import train
 
 from torchperfd.runs.store import RunStore
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon import cli
+from torchperfd_cli import main
+from torchperfd_cli.commands._output import fitted, fitted_phases, folded_text
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
 from torchperfd_daemon.captures.destination import write_upload_marker
-from torchperfd_daemon.commands._fit import fitted, fitted_phases, folded_text
 from torchperfd_daemon.doctor import Finding
 from torchperfd_daemon.goodput import Bucket, RankGoodput, RunGoodput
 from torchperfd_daemon.service import node_survey, translate_account, translate_diagnosis
@@ -148,10 +148,10 @@ def render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Render:
     monkeypatch.setenv("NO_COLOR", "1")
     for name in ("ps", "ranks", "steps", "diagnose", "whatif", "goodput", "stacks"):
         monkeypatch.setattr(
-            f"torchperfd_daemon.commands.{name}.connect", lambda _: contextlib.nullcontext(FakeDaemon())
+            f"torchperfd_cli.commands.{name}.connect", lambda _: contextlib.nullcontext(FakeDaemon())
         )
     finding = Finding("ranks", f"rank 2 of {RUN}", f"has 2 CPUs on {HOSTS}", "its loader waits", "taskset -a")
-    monkeypatch.setattr("torchperfd_daemon.commands.doctor.doctor.examine", lambda _: [finding])
+    monkeypatch.setattr("torchperfd_cli.commands.doctor.doctor.examine", lambda _: [finding])
 
     def call(arguments: Sequence[str], *, is_terminal: bool) -> str:
         if arguments[0] == "captures":
@@ -161,7 +161,7 @@ def render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Render:
         out = Stdout(is_terminal)
         with monkeypatch.context() as context:
             context.setattr(sys, "stdout", out)
-            assert cli.run_command(list(arguments)) in (0, 1)
+            assert main.run_command(list(arguments)) in (0, 1)
         return out.getvalue()
 
     return call
@@ -214,7 +214,7 @@ def test_json_is_never_folded(render: Render, name: str) -> None:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchperfd_daemon.commands._fit.terminal_width", lambda: 24)
+    monkeypatch.setattr("torchperfd_cli.commands._output.terminal_width", lambda: 24)
 
 
 def test_fitted_lifts_names_to_where_they_change(terminal: None) -> None:

@@ -10,10 +10,9 @@ from rich.console import Console
 from tests.support.golden import check_golden
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.commands import _keys
-from torchperfd_daemon.commands._bars import letters
-from torchperfd_daemon.commands._frame import Frame
-from torchperfd_daemon.commands._keys import (
+from torchperfd_cli.commands import _top_input
+from torchperfd_cli.commands._top_charts import Throughput, ages, letters, sparkline, step_seconds
+from torchperfd_cli.commands._top_input import (
     DOWN,
     ENTER,
     ESCAPE,
@@ -25,14 +24,14 @@ from torchperfd_daemon.commands._keys import (
     Click,
     Event,
     Events,
+    OrderTarget,
+    RankTarget,
     parse_events,
+    target_at,
 )
-from torchperfd_daemon.commands._screen import draw
-from torchperfd_daemon.commands._targets import OrderTarget, RankTarget, target_at
-from torchperfd_daemon.commands._top_state import Action, Page, TopState
-from torchperfd_daemon.commands._trend import Throughput, ages, sparkline, step_seconds
+from torchperfd_cli.commands._top_screen import draw
+from torchperfd_cli.commands._top_state import Action, Frame, GpuView, NodeView, Page, TopState
 from torchperfd_daemon.views import live
-from torchperfd_daemon.views.node_view import GpuView, NodeView
 
 MS = 10**6
 
@@ -119,7 +118,7 @@ def order_of(state: TopState, shown: Frame) -> list[int]:
         ("\x1b[6~s", [PAGE_DOWN, "s"]),
         ("\x1b", [ESCAPE]),
         ("\r\n", [ENTER, ENTER]),
-        ("\x7fé", [_keys.BACKSPACE, "é"]),
+        ("\x7fé", [_top_input.BACKSPACE, "é"]),
         ("\x1b[1;5Cq", ["q"]),
         ("\x1b[", []),
         ("\x1b[<0;12;5M\x1b[<0;12;5m", [Click(11, 4)]),
@@ -271,7 +270,7 @@ def test_filter_matches_runs_nodes_states_and_ranks() -> None:
 def test_typed_keys_are_no_commands() -> None:
     state = pressed(["/", "q", "k", "c", "?"], frame())
     assert (state.pattern, state.page) == ("qkc?", Page.RUNS)
-    state.press(_keys.BACKSPACE, frame())
+    state.press(_top_input.BACKSPACE, frame())
     assert state.pattern == "qkc"
 
 

@@ -8,11 +8,10 @@ from tests.support.accounts import uneven_account, with_account
 from tests.support.golden import check_golden
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands._frame import Frame
-from torchperfd_daemon.commands._screen import draw
+from torchperfd_cli.commands._top_screen import draw
+from torchperfd_cli.commands._top_state import Frame, GpuView, NodeView
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 from torchperfd_daemon.views.live import RankView, RunView
-from torchperfd_daemon.views.node_view import GpuView, NodeView
 
 WORDS = "40 ms of each 140 ms step lost to a device clock lowered by power or heat"
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from torchperfd_daemon.commands import _terminal
-from torchperfd_daemon.commands._terminal import Terminal
+from torchperfd_cli.commands import _top_input
+from torchperfd_cli.commands._top_input import Terminal
 
 MOUSE_ON = "\x1b[?1000h\x1b[?1006h"
 MOUSE_OFF = "\x1b[?1006l\x1b[?1000l"
@@ -43,7 +43,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     fd, slave = pty.openpty()
     with os.fdopen(os.dup(slave), "r") as stdin, os.fdopen(os.dup(slave), "w") as stdout:
         # pytest replaces those of sys itself between the fixture and the test.
-        monkeypatch.setattr(_terminal, "sys", SimpleNamespace(stdin=stdin, stdout=stdout))
+        monkeypatch.setattr(_top_input, "sys", SimpleNamespace(stdin=stdin, stdout=stdout))
         yield Screen(fd, slave)
     os.close(fd)
     os.close(slave)
@@ -136,7 +136,7 @@ def test_ignored_signals_stay_ignored(screen: Screen) -> None:
 def test_pipe_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader) as stdin, os.fdopen(writer, "w") as stdout:
-        monkeypatch.setattr(_terminal, "sys", SimpleNamespace(stdin=stdin, stdout=stdout))
+        monkeypatch.setattr(_top_input, "sys", SimpleNamespace(stdin=stdin, stdout=stdout))
         with Terminal() as terminal:
             assert not terminal.is_on
             assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.support.served import GIVE_UP_S
 
+from torchperfd_cli.commands.capture import repeat
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Participant, Query, RankFacts
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
-from torchperfd_daemon.commands._every import repeat
 from torchperfd_daemon.config.effective import read_plan
 from torchperfd_daemon.errors import (
     DeadlineError,

@@ -11,7 +11,7 @@ import pytest
 from tests.support.clock import Clock
 from tests.support.served import short_directory
 
-from torchperfd_daemon.commands._daemon import connect
+from torchperfd_cli.commands._daemon import connect
 from torchperfd_daemon.errors import DaemonUnreachableError
 from torchperfd_daemon.rpc.callers import (
     BYTES,

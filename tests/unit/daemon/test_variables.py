@@ -23,7 +23,7 @@ def test_options_of_serve_are_declared_variables() -> None:
     assert ours | {f"{PREFIX}{name}" for name in others | tools} == VARIABLES
 
 
-@pytest.mark.parametrize("folder", ["client", "daemon", "tools", "benchmarks", "deploy", "docs"])
+@pytest.mark.parametrize("folder", ["client", "daemon", "cli", "tools", "benchmarks", "deploy", "docs"])
 def test_variables_in_the_source_are_declared(folder: str) -> None:
     kinds = {".py", ".c", ".h", ".sh", ".md", ".yaml", ".service", ".sbatch", ".conf"}
     found: dict[str, str] = {}

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from torchperfd_daemon import cli
-from torchperfd_daemon.commands._watch import again
+from torchperfd_cli import main
+from torchperfd_cli.commands._output import again
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError
 
 WATCHED = ("ps", "ranks", "steps", "diagnose", "whatif", "goodput", "stacks", "doctor", "runs")
@@ -29,7 +29,7 @@ class Sleeper:
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_read_command_can_be_watched(name: str) -> None:
-    command = cli.cli.get_command(click.Context(cli.cli), name)
+    command = main.cli.get_command(click.Context(main.cli), name)
     assert command is not None
     assert any("--watch" in parameter.opts for parameter in command.params)
 
@@ -89,12 +89,12 @@ def test_watch_with_json_writes_a_document_a_line(
     for name in ("TORCHPERFD_SOCKET", "TORCHPERFD_RUNS_DIR", "TORCHPERFD_CAPTURES_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setattr("time.sleep", Sleeper(3))
-    assert cli.run_command([*arguments, "--watch", "--json"]) in (0, 1)
+    assert main.run_command([*arguments, "--watch", "--json"]) in (0, 1)
     schemas = [json.loads(line)["schema"] for line in capsys.readouterr().out.splitlines()]
     assert len(schemas) == 3
     assert len(set(schemas)) == 1
 
 
 def test_stacks_are_not_signalled_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["stacks", "--watch", "--signal"]) == 2
+    assert main.run_command(["stacks", "--watch", "--signal"]) == 2
     assert "--signal can crash a rank, so it is not repeated" in capsys.readouterr().err

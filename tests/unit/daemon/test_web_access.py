@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from tests.support.served import serving_from_a_thread
 
-from torchperfd_daemon import cli
+from torchperfd_cli import main
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.web.access import (
     LINK_S,
@@ -138,7 +138,7 @@ def test_open_prints_the_address_with_the_token(
     with serving_from_a_thread() as served:
         token = PageToken()
         token.store(served.socket)
-        assert cli.run_command(["open", "--print-url", "--socket", served.socket]) == 0
+        assert main.run_command(["open", "--print-url", "--socket", served.socket]) == 0
         url = f"http://127.0.0.1:9407/#token={read_token(served.socket)}"
         assert capfd.readouterr().out == f"{url}\n"
         seen: list[str] = []
@@ -148,7 +148,7 @@ def test_open_prints_the_address_with_the_token(
             return True
 
         monkeypatch.setattr("webbrowser.open", browse)
-        assert cli.run_command(["open", "--run", "exp/1", "--socket", served.socket]) == 0
+        assert main.run_command(["open", "--run", "exp/1", "--socket", served.socket]) == 0
         assert read_token(served.socket) not in seen[0]
         page = Path(seen[0].removeprefix("file://"))
         assert page.stat().st_mode & 0o777 == 0o600
@@ -156,4 +156,4 @@ def test_open_prints_the_address_with_the_token(
         # The token is in no line that stays on the screen, and on no command line.
         assert read_token(served.socket) not in capfd.readouterr().err
         remove_token(served.socket)
-        assert cli.run_command(["open", "--print-url", "--socket", served.socket]) == 1
+        assert main.run_command(["open", "--print-url", "--socket", served.socket]) == 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import whatif
+from torchperfd_cli.commands import whatif
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses, at_most, quantiles_of, without_pauses
 from torchperfd_daemon.diagnosis.predictions import MIN_GAIN, Predictions, Removed, predict

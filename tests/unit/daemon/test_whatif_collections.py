@@ -6,7 +6,7 @@ import pytest
 from tests.unit.daemon.test_device_waits import steps_of
 from tests.unit.daemon.test_observer import Watched, collecting
 
-from torchperfd_daemon.commands import whatif
+from torchperfd_cli.commands import whatif
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf
 

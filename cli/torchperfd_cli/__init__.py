@@ -1,0 +1,1 @@
+"""The ``torchperfd`` command: its commands, benchmarks of loaders and functions, and the search of tune."""

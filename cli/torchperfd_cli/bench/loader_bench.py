@@ -1,0 +1,351 @@
+"""One comparison of a DataLoader's settings, from the search to its result and the table of it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from torchperfd.errors import TorchperfdError
+from torchperfd.model.formatting import duration, size
+from torchperfd.model.loader_workers import (
+    UNMEASURED_COST,
+    LoaderAdvice,
+    WorkerCost,
+    advise_loader,
+    predict_step,
+)
+from torchperfd.model.terminal_text import TextTable, fold_text, text_width
+from torchperfd_cli.bench.loader_process import LoaderMeasurer
+from torchperfd_cli.bench.search import LoaderSearch, SearchSpace, with_workers
+from torchperfd_cli.bench.settings import (
+    LoaderDescription,
+    LoaderSetting,
+    Outcome,
+    RestOfStep,
+    Speed,
+    Unusable,
+)
+
+SCHEMA: Final = "torchperfd.bench_dataloader/1"
+
+_ONE_ROUND: Final = 0.4
+"""Share of the time for a setting that one measurement takes; the best ones are measured again in two rounds
+or three, in turn, because a machine's speed changes within seconds."""
+
+_MAX_OFF: Final = 2.0
+"""A prediction that is off by a larger factor is of another machine than the one that was measured."""
+
+Progress = Callable[[int, LoaderSetting], None]
+"""Called with the number of measurements so far and the setting that is measured next."""
+
+
+class UnusableLoaderError(TorchperfdError):
+    """No setting of the loader gave a batch."""
+
+
+@dataclass(slots=True)
+class LoaderBench:
+    """What a DataLoader gave under each setting.
+
+    Attributes:
+        target: What was measured, for the title.
+        facts: Of the loader.
+        outcomes: By setting, in the order of measuring.
+        recommended: The setting to use; None where none was usable.
+        rest: A step without its input; None where it is unknown.
+        took_seconds: All of it.
+        is_complete: Whether the search came to its end.
+        cost: Of moving a batch from a worker on this machine, for predictions.
+    """
+
+    target: str
+    facts: LoaderDescription
+    outcomes: dict[LoaderSetting, Outcome]
+    recommended: LoaderSetting | None
+    rest: RestOfStep | None
+    took_seconds: float
+    is_complete: bool
+    cost: WorkerCost = UNMEASURED_COST
+
+    def speed(self, setting: LoaderSetting | None) -> Speed | None:
+        """Return what a setting gave; None where it gave nothing."""
+        found = self.outcomes.get(setting) if setting is not None else None
+        return found if isinstance(found, Speed) else None
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast the recommended setting is as the loader's own; None where unknown."""
+        own, best = self.speed(self.facts.current), self.speed(self.recommended)
+        return best.samples_per_second / own.samples_per_second if own and best else None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the recommended setting gains more than the measurements of both settings spread."""
+        own, best = self.speed(self.facts.current), self.speed(self.recommended)
+        if own is None or best is None or self.recommended == self.facts.current:
+            return True
+        return best.samples_per_second / own.samples_per_second - 1 > max(own.spread, best.spread)
+
+    @property
+    def credible_prediction(self) -> float | None:
+        """The predicted time of the recommended setting; None if it is off by more than a factor of two."""
+        predicted, measured = self.predicted_seconds(self.recommended), self.speed(self.recommended)
+        if predicted is None or measured is None:
+            return None
+        return predicted if 1 / _MAX_OFF <= predicted / measured.batch_seconds <= _MAX_OFF else None
+
+    @property
+    def advice(self) -> LoaderAdvice | None:
+        """What the rule of the live verdict advises for a training step, from the loader without workers.
+
+        Of a loader by itself, the rest of a step is counted where it is known. None without advice.
+        """
+        base = self._without_workers
+        if base is None or base.loader is None:
+            return None
+        rest = self.rest.seconds if self.rest is not None and not self.facts.has_step else 0.0
+        return advise_loader(
+            base.loader,
+            base.batch_seconds + rest,
+            base.wait_seconds,
+            self.cost,
+            on_device=self.facts.has_device,
+        )
+
+    def predicted_seconds(self, setting: LoaderSetting | None) -> float | None:
+        """Return the time from one batch to the next that the rule predicts, from that without workers.
+
+        None of a setting without workers, and of one that differs from the loader's own in more than workers.
+        """
+        base = self._without_workers
+        if setting is None or base is None or base.loader is None or not setting.workers:
+            return None
+        if with_workers(setting, 0) != with_workers(self.facts.current, 0):
+            return None
+        return predict_step(base.loader, base.batch_seconds, base.wait_seconds, setting.workers, self.cost)
+
+    @property
+    def _without_workers(self) -> Speed | None:
+        return self.speed(with_workers(self.facts.current, 0))
+
+    def __str__(self) -> str:
+
+        return loader_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of schema ``torchperfd.bench_dataloader/1``."""
+        recommended = self.recommended if self.is_certain else None
+        settings = []
+        for setting, outcome in self.outcomes.items():
+            speed = asdict(outcome) if isinstance(outcome, Speed) else None
+            reason = outcome.reason if isinstance(outcome, Unusable) else None
+            settings.append({**asdict(setting), "speed": speed, "unusable": reason})
+        return {
+            "schema": SCHEMA,
+            "target": self.target,
+            "cpus": self.facts.cpus,
+            "current": asdict(self.facts.current),
+            "settings": settings,
+            "recommended": asdict(recommended) if recommended else None,
+            "recommended_code": recommended.code() if recommended else None,
+            "fastest": asdict(self.recommended) if self.recommended else None,
+            "predicted_batch_seconds": self.credible_prediction,
+            "advice": asdict(advice) if (advice := self.advice) else None,
+            "gain_ratio": self.gain,
+            "rest_seconds": self.rest.seconds if self.rest else None,
+            "predicted_rest_seconds": self.rest.predicted_seconds if self.rest else None,
+            "took_seconds": self.took_seconds,
+            "is_complete": self.is_complete,
+        }
+
+
+def bench_loader(
+    target: str,
+    measurer: LoaderMeasurer,
+    space: Callable[[LoaderDescription], SearchSpace],
+    progress: Progress,
+    cost: WorkerCost = UNMEASURED_COST,
+) -> LoaderBench:
+    """Measure a loader under the settings that a search chooses. Ctrl-C ends it with what there is by then.
+
+    Args:
+        target: What is measured, for the title.
+        measurer: Measures it.
+        space: Returns what to vary.
+        progress: Called before each measurement.
+        cost: Of moving a batch from a worker on this machine, for predictions.
+
+    Raises:
+        TorchperfdError: The loader could not be made, or no setting gave a batch.
+    """
+    began = time.monotonic()
+    facts = measurer.facts()
+    search = LoaderSearch(facts, space(facts))
+    rest, is_complete = None, True
+    try:
+        settings = search.settings()
+        setting = next(settings, None)
+        count = 0
+        while setting is not None:
+            progress(count, setting)
+            outcome = measurer.measure(setting, _ONE_ROUND)
+            count += 1
+            if isinstance(outcome, Unusable) and search.best() is None and not setting.workers:
+                # Without workers there is nothing left that a setting could change.
+                raise UnusableLoaderError(f"{target} gave no batch: {outcome.reason}")
+            try:
+                setting = settings.send(outcome)
+            except StopIteration:
+                setting = None
+        recommended = search.recommended()
+        if recommended is not None:
+            rest = measurer.rest_of_step(recommended)
+    except KeyboardInterrupt:
+        is_complete = False
+    took = time.monotonic() - began
+    return LoaderBench(target, facts, search.outcomes, search.recommended(), rest, took, is_complete, cost)
+
+
+_NOTABLE: Final = 0.05
+_MARK: Final = " ◀"
+_NAMES: Final = len("recommended  ")
+_SETTINGS: Final = ("batch", "pinned", "start", "threads")
+"""Columns that move above their rows where they do not fit, those first that change least."""
+
+
+def loader_text(bench: LoaderBench, width: int | None = None) -> str:
+    """Return the result as lines for people, without a newline at the end.
+
+    Args:
+        width: Columns of the terminal; None if the text is not for one.
+    """
+    facts = bench.facts
+    counted = f"{len(bench.outcomes)} settings in {duration(bench.took_seconds)}"
+    title = f"── {bench.target} · {facts.cpus:g} CPUs · {counted} ──"
+    words = [fold_text(line, width, margin=_NAMES) for line in _results(bench)]
+    return "\n".join([fold_text(title, width), "", *_table(bench, width), "", *words])
+
+
+def _results(bench: LoaderBench) -> list[str]:
+    """Return the lines below the table."""
+    facts, best = bench.facts, bench.speed(bench.recommended)
+    lines = []
+    if bench.recommended is None or best is None:
+        lines.append("recommended  unknown: no setting gave a batch")
+    elif not bench.is_certain:
+        own = bench.speed(facts.current)
+        spread = max(best.spread, own.spread if own else 0.0)
+        code = bench.recommended.code(facts.current)
+        lines.append(f"recommended  nothing: {code} was {bench.gain:.2f} times as fast,")
+        lines.append(
+            f"             but measurements spread by {spread:.0%}; measure on a quieter machine, or longer"
+        )
+    elif bench.recommended == facts.current:
+        lines.append("recommended  the loader's own setting: no other was faster by more than 2 %")
+    else:
+        lines.append(f"recommended  {bench.recommended.code(facts.current)}")
+        if bench.gain is not None:
+            lines.append(f"             {bench.gain:.2f} times as fast as the loader's own setting")
+    lines += _predictions(bench)
+    if best is not None and bench.rest is not None:
+        lines += _ceiling(bench, best, bench.rest.seconds)
+    if not bench.is_complete:
+        lines.append("interrupted: not all settings were measured")
+    return lines
+
+
+def _predictions(bench: LoaderBench) -> list[str]:
+    """Return what the rule of the live verdict predicts for the recommendation, and what it advises."""
+    lines = []
+    predicted, measured = bench.credible_prediction, bench.speed(bench.recommended)
+    if predicted is not None and measured is not None:
+        off = predicted / measured.batch_seconds - 1
+        lines.append(
+            f"predicted    {duration(predicted)} a batch, from the loader without workers: {off:+.0%} beside"
+            " the measurement"
+        )
+    if (advice := bench.advice) is not None:
+        lines.append(f"advised      {advice.setting}, for {duration(advice.step_seconds)} a step,")
+        lines.append("             by the rule of diagnose")
+    return lines
+
+
+def _ceiling(bench: LoaderBench, best: Speed, rest: float) -> list[str]:
+    """Return how fast training could be, and what of that the loader takes."""
+    per_batch = best.samples_per_second * best.batch_seconds
+    if bench.facts.has_step:
+        said = f"{duration(best.batch_seconds)} with this loader"
+        share = max(0.0, 1 - rest / best.batch_seconds)
+    else:
+        said = f"the loader makes a batch in {duration(best.batch_seconds)}"
+        share = max(0.0, 1 - rest / max(rest, best.batch_seconds))
+    ceiling = f"{per_batch / rest:,.0f} samples/s"
+    return [
+        f"ceiling      {ceiling}: a step takes {duration(rest)} without input, {said}",
+        f"             {share:.0%} of a step is waiting for input"
+        if share >= _NOTABLE
+        else "             faster input would gain nothing",
+    ]
+
+
+def _table(bench: LoaderBench, width: int | None) -> list[str]:
+    shown = list(bench.outcomes)
+    has_step = bench.facts.has_step
+    has_size = any(setting.batch_size is not None for setting in shown)
+    varied = {
+        "threads": any(setting.threads for setting in shown),
+        "pinned": any(setting.pin_memory for setting in shown),
+        "start": any(setting.start_method for setting in shown),
+    }
+    heads = [
+        "workers",
+        "prefetch",
+        *(["batch"] if has_size else []),
+        *(name for name, is_on in varied.items() if is_on),
+    ]
+    heads += ["samples/s", "± spread", "a batch", *(["waits"] if has_step else []), "first batch", "bytes"]
+    rows: list[list[str]] = []
+    notes: list[tuple[str, str]] = []
+    shown.sort(key=lambda each: (each.batch_size or 0, each.workers, each.prefetch, each.threads))
+    for setting in shown:
+        outcome = bench.outcomes[setting]
+        mark = _MARK if setting == bench.recommended else ""
+        words = "the loader's own" if setting == bench.facts.current else ""
+        cells = [str(setting.workers), str(setting.prefetch) if setting.workers else "-"]
+        cells += [str(setting.batch_size)] if has_size else []
+        cells += _varied_cells(setting, varied)
+        if isinstance(outcome, Unusable):
+            rows.append([*cells, *["-"] * (len(heads) - len(cells))])
+            notes.append((mark, "  ".join(part for part in (words, outcome.reason) if part)))
+            continue
+        rows.append(
+            [
+                *cells,
+                f"{outcome.samples_per_second:,.0f}",
+                f"{outcome.spread:.0%}",
+                duration(outcome.batch_seconds),
+                *([f"{outcome.wait_seconds / outcome.batch_seconds:.0%}"] if has_step else []),
+                duration(outcome.start_seconds),
+                size(outcome.batch_bytes),
+            ]
+        )
+        notes.append((mark, words))
+    room = None if width is None else width - len(_MARK)
+    drawn = TextTable(heads, rows, lift=_SETTINGS, folds_heads=True).draw(room)
+    lines = list(drawn.head)
+    for (*above, last), (mark, words) in zip(drawn.rows, notes, strict=True):
+        noted = f"{last}{mark}  {words}".rstrip()
+        if width is None or text_width(noted) <= width:
+            lines += [*above, noted]
+        else:
+            lines += [*above, f"{last}{mark}", fold_text(f"    {words}", width, margin=4)]
+    return lines
+
+
+def _varied_cells(setting: LoaderSetting, varied: dict[str, bool]) -> list[str]:
+    cells = {
+        "threads": str(setting.threads or "-"),
+        "pinned": "yes" if setting.pin_memory else "no",
+        "start": setting.start_method or "-",
+    }
+    return [cells[name] for name, is_on in varied.items() if is_on]

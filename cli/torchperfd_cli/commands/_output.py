@@ -1,0 +1,261 @@
+"""The output of commands: tables and text that fit the terminal, numbers, status lines, ``--html`` pages.
+
+Output is shown once, or repeatedly until Ctrl-C. In a pipe, nothing is cut.
+"""
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from torchperfd.model import terminal_text
+from torchperfd.model.terminal_text import TextTable
+from torchperfd.v1.access import write_file
+from torchperfd_daemon.errors import PartialResultError, TorchperfdError
+from torchperfd_daemon.text import printable
+
+
+def count(number: int, noun: str) -> str:
+    """Return how many there are of something: ``1 node``, ``2 nodes``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time with three digits that count: ``0.04``, ``12.3``, ``1234``."""
+    value = seconds * 1e3
+    if value < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+_PIPE: Final = 80
+"""Columns that tables of phases fit in a pipe: the smallest phases share a column, and nothing is cut."""
+
+Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""A table's heads and rows."""
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that stdout is; None where it is none, so that any width fits."""
+    return terminal_text.terminal_width(sys.stdout)
+
+
+def fitted_phases(
+    names: Sequence[str],
+    sizes: Mapping[str, float],
+    draw: Callable[[Sequence[str], Sequence[str]], Rows],
+    *,
+    left: Collection[str] = (),
+    lift: Sequence[str] = (),
+) -> list[str]:
+    """Return the lines of a table with a column for each name; the smallest share one, so that it fits.
+
+    Args:
+        names: The columns, in their order.
+        sizes: How large each is.
+        draw: Returns heads and rows for columns of their own, and for those that are summed up.
+        left: Heads of the columns that are flush left; the others are flush right.
+        lift: Heads of the columns that move above their rows on a terminal where nothing else helps.
+    """
+    terminal = terminal_width()
+    lines: list[str] = []
+    for moved in ((), lift) if lift and terminal else ((),):
+        own = list(names)
+        summed: list[str] = []
+        while True:
+            heads, rows = draw(own, summed)
+            drawn = TextTable(heads, rows, left, lift=moved).draw_lifted()
+            lines = drawn.lines
+            if drawn.width <= (terminal or _PIPE):
+                return lines
+            if len(own) < 2:
+                break
+            least = min(own, key=lambda name: sizes.get(name, 0.0))
+            own.remove(least)
+            summed.append(least)
+    return lines
+
+
+def fitted(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Collection[str] = (),
+    shorten: str = "",
+    fold: str = "",
+    lift: Sequence[str] = (),
+) -> list[str]:
+    """Return the lines of a :class:`TextTable`, its head first; on a terminal no wider than that."""
+    return TextTable(heads, rows, left, shorten, fold, lift).draw(terminal_width()).lines
+
+
+def folded_text(text: str) -> str:
+    """Return a text whose lines are folded at words, so that none is wider than the terminal."""
+    return terminal_text.fold_text(text, terminal_width())
+
+
+def can_redraw() -> bool:
+    """Return whether stderr is a terminal on which lines can be replaced."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class StatusLine:
+    """What a command is doing; nothing where lines cannot be replaced."""
+
+    def __init__(self) -> None:
+        self._is_on = can_redraw()
+
+    def __enter__(self) -> "StatusLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_on:
+            click.echo("\r\x1b[2K", err=True, nl=False)
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if self._is_on:
+            text = printable(text.replace("\n", " "))[: shutil.get_terminal_size().columns - 1]
+            click.echo(f"\r\x1b[2K{text}", err=True, nl=False)
+
+
+html_option = click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a page to FILE that opens from disk, without a request.",
+)
+
+
+def write_page(file: Path, page: str, hint: str = "") -> None:
+    """Write a page to a file, and print its size on stderr.
+
+    Args:
+        hint: What else the reader may want, in a few words.
+
+    Raises:
+        TorchperfdError: It cannot be written.
+    """
+    try:
+        write_file(file, page.encode())
+    except OSError as error:
+        raise TorchperfdError(
+            f"cannot write {file}: {error.strerror or error}", "name another file"
+        ) from None
+    more = f"; {hint}" if hint else ""
+    click.echo(f"torchperfd: wrote {file} ({len(page) / 1e6:.1f} MB), a page for any browser{more}", err=True)
+
+
+_EVERY_S: Final = 1.0
+_HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
+
+NO_RUNS: Final = "no training runs under torchperfd on this machine; start one with `torchperfd run train.py`"
+
+watch_option = click.option("--watch", is_flag=True, help="Again each second, until Ctrl-C.")
+
+
+def show(frame: Callable[[], tuple[str, str]], *, watch: bool, as_json: bool) -> None:
+    """Print a frame, and what is missing in it; when watching, again each second.
+
+    On a terminal a frame replaces the previous one. Elsewhere a blank line separates two, and
+    documents are one line each.
+
+    Args:
+        frame: Returns the text, or the document, and what is missing in it; empty when there is no run, or
+            nothing missing.
+        as_json: Whether frames are documents.
+
+    Raises:
+        PartialResultError: Something is missing, without ``watch``.
+    """
+    if not watch:
+        text, missing = frame()
+        _print(text)
+        if missing:
+            raise PartialResultError(missing)
+        return
+    on_terminal = not as_json and sys.stdout.isatty()
+    try:
+        while True:
+            text, missing = frame()
+            if on_terminal:
+                click.echo(_HOME_AND_CLEAR, nl=False)
+            _print(text)
+            if missing:
+                click.echo(missing, err=True)
+            if not on_terminal and not as_json:
+                click.echo()
+            time.sleep(_EVERY_S)
+    except KeyboardInterrupt:
+        return
+
+
+def again(
+    once: Callable[[], None],
+    *,
+    watch: bool,
+    as_json: bool,
+    sleep: Callable[[float], None] | None = None,
+) -> None:
+    """Run a command that prints; when watching, again each second until Ctrl-C.
+
+    A result that is partial is reported and does not end the watching. On a terminal, the previous output
+    stays until the next is complete.
+
+    Raises:
+        TorchperfdError: The command has failed.
+    """
+    if not watch:
+        once()
+        return
+    on_terminal = not as_json and sys.stdout.isatty()
+    try:
+        while True:
+            problem = _replace_screen(once) if on_terminal else _problem_of(once)
+            if problem:
+                click.echo(problem, err=True)
+            if not on_terminal and not as_json:
+                click.echo()
+            (sleep or time.sleep)(_EVERY_S)
+    except KeyboardInterrupt:
+        return
+
+
+class _Screen(io.StringIO):
+    """What a command prints for a terminal, until all of it is there."""
+
+    def isatty(self) -> bool:
+        """Return that it is for a terminal."""
+        return True
+
+
+def _replace_screen(once: Callable[[], None]) -> str:
+    """Run a command, and then replace what the terminal shows by its output; return what is missing in it."""
+    screen = _Screen()
+    with contextlib.redirect_stdout(screen):
+        problem = _problem_of(once)
+    click.echo(f"{_HOME_AND_CLEAR}{screen.getvalue()}", nl=False)
+    return problem
+
+
+def _problem_of(once: Callable[[], None]) -> str:
+    """Run a command; return what is missing in its result, empty when nothing is."""
+    try:
+        once()
+    except PartialResultError as error:
+        return str(error)
+    return ""
+
+
+def _print(text: str) -> None:
+    if text:
+        click.echo(text)
+    else:
+        click.echo(NO_RUNS, err=True)

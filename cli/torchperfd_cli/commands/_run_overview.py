@@ -1,0 +1,277 @@
+"""One run as it is shown after its end: read from its document, and laid out as text or handed to a page."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from torchperfd.model.card import CauseCard, VerdictCard
+from torchperfd.model.formatting import duration
+from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import HookState, HostMemory
+from torchperfd.model.source_lines import SyncWait
+from torchperfd.report import RankReport, phase_table
+from torchperfd.report.overview import (
+    WAIT,
+    RankRow,
+    account_table,
+    phase_shares,
+    rank_rows,
+    remarks,
+    render_overview,
+    shown_ranks,
+)
+from torchperfd.runs.record import RunRecord, read_document, record_of
+from torchperfd.runs.values import MAX_LARGE, count, number, optional, text
+from torchperfd.runs.verdict_card import read_card
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+
+
+def read_reports(document: dict[str, Any]) -> tuple[RankReport, ...]:
+    """Return each rank's report, by rank.
+
+    Args:
+        document: Of schema ``torchperfd.run/1``; an older one lacks what its version did not keep.
+    """
+    found = []
+    for each in document["ranks"]:
+        names = PhaseNames()
+        found.append(RankReport(count(each["rank"]), _totals(each, names), names))
+    return tuple(sorted(found, key=lambda report: report.rank))
+
+
+def _totals(rank: dict[str, Any], names: PhaseNames) -> Totals:
+    passes, fit = rank.get("passes") or {}, rank.get("fit")
+    totals = Totals(
+        train=_kind(rank["train"], names),
+        validate=_kind(rank.get("validate"), names),
+        warmup=_kind(rank.get("warmup"), names),
+        checkpoint=_phase(rank.get("checkpoint")),
+        background_saves=_phase(rank.get("background_saves")),
+        epoch=_phase(passes.get("epoch")),
+        train_pass=_phase(passes.get("train")),
+        validate_pass=_phase(passes.get("validate")),
+        gc=tuple(GcTotals(count(each["calls"]), _ns(each)) for each in rank.get("gc") or ()),
+        flops_per_step=optional(rank.get("flops_per_step"), MAX_LARGE),
+        peak_flops=optional(rank.get("peak_flops_per_second"), MAX_LARGE),
+        overhead=optional(rank.get("overhead_ratio")),
+        degradation_level=count(rank.get("shed_tiers") or 0),
+        loader=_loader(rank.get("input_stages")),
+        hooks=tuple(
+            HookState(text(each["name"]), text(each.get("reason"))) for each in rank.get("hooks") or ()
+        ),
+        sync_waits=tuple(
+            SyncWait(text(each["file"]), count(each["line"]), text(each["call"]), _ns(each))
+            for each in rank.get("sync_waits") or ()
+        ),
+    )
+    if totals.warmup.steps > totals.train.steps or totals.warmup.ns > totals.train.ns:
+        raise ValueError("its first step is no part of its steps")
+    if fit is not None:
+        # Only the distance is kept; a beginning of 0 would mean that it is unknown.
+        totals.began_ns, totals.ended_ns = 1, 1 + _ns(fit)
+    if (memory := rank.get("host_memory")) is not None:
+        totals.host_memory = HostMemory(
+            *(count(memory[name], MAX_LARGE) for name in ("resident_bytes", "peak_bytes"))
+        )
+    if (cuda := rank.get("cuda")) is not None:
+        totals.cuda = CudaMemory(
+            allocated=count(cuda["allocated_bytes"], MAX_LARGE),
+            reserved=count(cuda["reserved_bytes"], MAX_LARGE),
+            peak=count(cuda["peak_bytes"], MAX_LARGE),
+        )
+    return totals
+
+
+def _kind(kind: dict[str, Any] | None, names: PhaseNames) -> KindTotals:
+    totals = KindTotals()
+    if kind is None:
+        return totals
+    totals.steps = count(kind["steps"])
+    totals.ns = round(1e9 * number(kind["step_seconds_total"]))
+    if (deviation := optional(kind.get("step_std_seconds"))) is not None:
+        totals.squares = _squares(totals.steps, totals.ns, deviation)
+    for name in ("samples", "tokens", "micro_batches", "skipped"):
+        setattr(totals, name, count(kind.get(name) or 0, MAX_LARGE))
+    for name, phase in (kind.get("phases") or {}).items():
+        # Names beyond the limit share a slot.
+        slot = names.slot(text(name))
+        totals.phases[slot] = _sum(totals.phases[slot], _phase(phase))
+    return totals
+
+
+def _phase(phase: dict[str, Any] | None) -> PhaseTotals:
+    if phase is None:
+        return PhaseTotals()
+    calls, ns = count(phase["calls"]), _ns(phase)
+    squares = _squares(calls, ns, number(phase.get("std_seconds") or 0))
+    device = phase.get("device") or {"seconds_total": 0, "calls": 0}
+    return PhaseTotals(calls, ns, squares, _ns(device), count(device["calls"]))
+
+
+def _squares(calls: int, ns: int, deviation_seconds: float) -> float:
+    return calls * ((1e9 * deviation_seconds) ** 2 + (ns / calls) ** 2) if calls else 0.0
+
+
+def _sum(one: PhaseTotals, other: PhaseTotals) -> PhaseTotals:
+    return PhaseTotals(*(getattr(one, each.name) + getattr(other, each.name) for each in fields(PhaseTotals)))
+
+
+def _loader(stages: dict[str, Any] | None) -> LoaderFacts | None:
+    if stages is None:
+        return None
+    known: dict[str, Any] = {each.name: optional(stages.get(each.name)) for each in fields(InputStages)}
+    for name in ("workers", "samples"):
+        known[name] = int(known[name] or 0)
+    return LoaderFacts(stages=InputStages(**known))
+
+
+def _ns(times: dict[str, Any]) -> int:
+    return round(1e9 * number(times["seconds_total"]))
+
+
+MAX_TABLES: Final = 64
+"""Of more ranks only those that stand out have their table on the page."""
+_WORD_COLUMNS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunOverview:
+    """A run, its ranks' reports and its verdict.
+
+    Attributes:
+        record: The run as comparisons see it.
+        reports: By rank.
+        card: The verdict.
+    """
+
+    record: RunRecord
+    reports: tuple[RankReport, ...]
+    card: VerdictCard
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What was run, where and when, as a name and its words each."""
+        run = self.record
+        when = ""
+        if run.started is not None and run.ended is not None:
+            began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+            when = f"{began}, for {duration(max(0.0, run.ended - run.started))}"
+        facts = [
+            ("run", run.run),
+            ("script", run.script),
+            ("host", run.host),
+            ("when", when),
+            ("ranks", str(run.world_size)),
+            ("ended", run.ending.words),
+            ("change", run.outcome.details if run.outcome is not None else ""),
+        ]
+        return [(name, value) for name, value in facts if value]
+
+    @property
+    def named(self) -> list[int]:
+        """The ranks that the verdict blames."""
+        return [cause.rank for cause in self.card.causes if cause.rank is not None]
+
+    def to_text(self, *, colour: bool = False, width: int = 80, fold: Callable[[str], str] = str) -> str:
+        """Return the run for a terminal, without a last newline.
+
+        Args:
+            fold: Folds the lines of facts, which are as long as the names in them.
+        """
+        environment = ", ".join(f"{name} {value}" for name, value in self.record.environment.items())
+        facts = [*self.facts, ("on", environment)]
+        account = self.card.account
+        parts = [
+            fold("\n".join(f"{name:8}  {value}" for name, value in facts if value)),
+            self.card.to_text(colour=colour, width=width),
+            account_table(account, colour=colour, width=width) if account else "",
+            render_overview(self.reports, {}, named=self.named, colour=colour, width=width)
+            if self.reports
+            else "",
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+    def to_page(self) -> dict[str, Any]:
+        """Return what the page of a run shows: JSON, with texts as they are to be read."""
+        rows = rank_rows(self.reports)
+        first = next((each for each in self.reports if each.totals.train.steps), None)
+        leading = self._leading(rows)
+        shown = {row.rank for row in shown_ranks(rows, self.named)}
+        tables = [each for each in self.reports if len(self.reports) <= MAX_TABLES or each.rank in shown]
+        tables.sort(key=lambda each: (each is not leading, each.rank))
+        return {
+            "card": _card(self.card),
+            "account": self.card.account_rows,
+            "facts": self.facts,
+            "environment": list(self.record.environment.items()),
+            "rank": leading.rank if leading and len(self.reports) > 1 else None,
+            "headline": phase_table.headline(first.table, None) if first else "",
+            "phases": [asdict(each) for each in phase_shares(leading, {})] if leading else [],
+            "remarks": list(remarks(first)) if first else [],
+            "ranks": [_rank(row, is_named=row.rank in self.named) for row in rows],
+            "wait": WAIT,
+            "tables": [_table(each) for each in tables],
+            "tables_left_out": len(self.reports) - len(tables),
+        }
+
+    def _leading(self, rows: Sequence[RankRow]) -> RankReport | None:
+        """Return the rank that the page begins with: a named one, else the one with most own work."""
+        first = max(rows, key=lambda row: (row.rank in self.named, row.own_seconds), default=None)
+        return next((each for each in self.reports if first and each.rank == first.rank), None)
+
+
+def read_overview(content: bytes, source: str) -> RunOverview:
+    """Read a report, as :func:`torchperfd.runs.record.read_record` does.
+
+    Raises:
+        RunFileError: It is damaged, or something else.
+    """
+
+    def read(document: dict[str, Any]) -> RunOverview:
+        record, reports = record_of(document), read_reports(document)
+        return RunOverview(record, reports, read_card(document, record, reports))
+
+    return read_document(content, source, read)
+
+
+def _card(card: VerdictCard) -> dict[str, Any]:
+    return {
+        "heading": card.heading,
+        "summary": card.summary,
+        "is_healthy": card.is_healthy,
+        "remark": card.remark,
+        "failure": card.failure,
+        "remedy": card.remedy,
+        "causes": [{"head": _head(cause), "parts": cause.parts} for cause in card.causes],
+        "also": card.also,
+        "note": card.note,
+        "account": card.account_lines,
+        "outcome": card.outcome,
+        "trace": card.trace,
+        "next_command": card.next_command,
+    }
+
+
+def _head(cause: CauseCard) -> str:
+    return " · ".join(part for part in (cause.cause, cause.where, cause.cost) if part)
+
+
+def _rank(row: RankRow, *, is_named: bool) -> dict[str, Any]:
+    return {**asdict(row), "own_seconds": row.own_seconds, "is_named": is_named}
+
+
+def _table(report: RankReport) -> dict[str, Any]:
+    table = report.table
+    rows = zip(table.rows, phase_table.cells(table), strict=True)
+    return {
+        "rank": report.rank,
+        "title": phase_table.title(table),
+        "headings": phase_table.headings(table),
+        "word_columns": _WORD_COLUMNS,
+        "rows": [{"cells": cells, "share": row.share} for row, cells in rows],
+        "facts": phase_table.facts(table),
+        "notes": table.notes,
+    }

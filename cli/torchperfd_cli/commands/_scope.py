@@ -1,0 +1,172 @@
+"""Which runs and captures a command means: its options, names by any unique prefix, and its requests.
+
+Near misses of a name get a suggestion; daemons that did not answer are named.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import click
+
+from torchperfd.model.formatting import did_you_mean
+from torchperfd.v1 import control_pb2
+from torchperfd_cli.commands._capture_catalog import DaemonCatalog
+from torchperfd_cli.commands._daemon import unreachable_text
+from torchperfd_cli.commands._options import fleet_option
+from torchperfd_cli.commands.completion import complete_jobs, complete_runs
+from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.errors import IncompatibleVersionError, NoSuchTargetError
+from torchperfd_daemon.store import HISTORY_STEPS
+from torchperfd_daemon.views.captures import whole_name as whole_name
+
+_NAMES_TIMEOUT_S: Final = 10.0
+
+
+def known_name(given: str, names: Iterable[str], what: str) -> str:
+    """Return the only name with a prefix; the prefix itself where no name is near it.
+
+    Raises:
+        NoSuchTargetError: Several have the prefix, or none has and some are near it.
+    """
+    known = set(names)
+    name = whole_name(given, known, what)
+    hint = did_you_mean(given, known) if given and name not in known else ""
+    if hint:
+        raise NoSuchTargetError(f"no {what} {given[:80]}", hint)
+    return name
+
+
+def whole_run(daemon: Any, given: str, *, fleet: bool = False, job: str = "") -> str:
+    """Return the name of the only run with a prefix, among the runs of a daemon or of its fleet.
+
+    Args:
+        job: The job that the run is of, on any node; empty for any job.
+
+    Raises:
+        NoSuchTargetError: Several have the prefix, or none has and some are near it.
+    """
+    if not given:
+        return ""
+    answer = daemon.ListRuns(control_pb2.ListRunsRequest(fleet=fleet), timeout=_NAMES_TIMEOUT_S)
+    names = [run.run for run in answer.runs]
+    # A job is looked for on all nodes, and these are the runs of one.
+    return whole_name(given, names, "run") if job else known_name(given, names, "run")
+
+
+def whole_capture(catalog: Catalog | DaemonCatalog, given: str) -> str:
+    """Return the id of the only capture with a prefix.
+
+    Raises:
+        NoSuchTargetError: Several have the prefix.
+    """
+    return whole_name(given, catalog.ids(), "capture")
+
+
+def capture_argument(context: click.Context, _: click.Parameter, given: Any) -> Any:
+    """Complete the ids of captures on a command line; the command's object is their catalog."""
+    names = context.obj.ids()
+    if isinstance(given, tuple):
+        return tuple(known_name(each, names, "capture") for each in given)
+    return known_name(given, names, "capture")
+
+
+_TIMEOUT_S: Final = 10.0
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Answer = TypeVar(
+    "_Answer", control_pb2.ListRunsResponse, control_pb2.GetStepsResponse, control_pb2.DiagnoseResponse
+)
+
+run_option = click.option(
+    "--run", default="", shell_complete=complete_runs, help="Which run; all by default."
+)
+job_option = click.option(
+    "--job",
+    default="",
+    shell_complete=complete_jobs,
+    help="Only this job, on all nodes that the daemon knows.",
+)
+
+
+def last_option(default: int) -> Callable[[_Function], _Function]:
+    """Return the option for the number of newest steps."""
+    return click.option(
+        "--last",
+        type=click.IntRange(1, HISTORY_STEPS),
+        default=default,
+        show_default=True,
+        help="How many of the newest steps.",
+    )
+
+
+def scope_options(command: _Function) -> _Function:
+    """Add ``--run``, ``--job`` and ``--fleet``."""
+    return run_option(job_option(fleet_option(command)))
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which runs, and where.
+
+    Attributes:
+        run: Its name; empty for all.
+        job: Its name; empty for all. A job is looked for on all nodes that the daemon knows.
+        fleet: Whether all nodes are asked; a daemon that knows of no others then refuses.
+    """
+
+    run: str = ""
+    job: str = ""
+    fleet: bool = False
+
+    def whole(self, daemon: Any) -> "Scope":
+        """Return the same with the whole name of the run, of which a prefix may have been given.
+
+        Raises:
+            NoSuchTargetError: Several runs begin so.
+        """
+        return replace(self, run=whole_run(daemon, self.run, fleet=self.fleet, job=self.job))
+
+    def runs(self, daemon: Any) -> control_pb2.ListRunsResponse:
+        """Ask which runs there are.
+
+        Raises:
+            IncompatibleVersionError: The daemon cannot ask other nodes.
+        """
+        request = control_pb2.ListRunsRequest(job=self.job, fleet=self.fleet)
+        answer: control_pb2.ListRunsResponse = daemon.ListRuns(request, timeout=_TIMEOUT_S)
+        return self._checked(answer)
+
+    def steps(self, daemon: Any, newest: int, ranks: Sequence[int] = ()) -> control_pb2.GetStepsResponse:
+        """Ask for the newest steps of ranks, all by default.
+
+        Raises:
+            IncompatibleVersionError: The daemon cannot ask other nodes.
+        """
+        request = control_pb2.GetStepsRequest(
+            run=self.run, ranks=ranks, newest=newest, job=self.job, fleet=self.fleet
+        )
+        answer: control_pb2.GetStepsResponse = daemon.GetSteps(request, timeout=_TIMEOUT_S)
+        return self._checked(answer)
+
+    def verdicts(self, daemon: Any) -> control_pb2.DiagnoseResponse:
+        """Ask for one verdict on each run.
+
+        Raises:
+            IncompatibleVersionError: The daemon cannot ask other nodes.
+        """
+        request = control_pb2.DiagnoseRequest(run=self.run, job=self.job, fleet=self.fleet)
+        answer: control_pb2.DiagnoseResponse = daemon.Diagnose(request, timeout=_TIMEOUT_S)
+        return self._checked(answer)
+
+    def _checked(self, answer: _Answer) -> _Answer:
+        if self.fleet and not answer.nodes:
+            raise IncompatibleVersionError(
+                "the daemon is older than this command and covers its own node only", "restart it"
+            )
+        return answer
+
+
+def missing(*answers: _Answer) -> str:
+    """Return the daemons that left a request unanswered, as text; empty when there are none."""
+    return unreachable_text(peer for answer in answers for peer in answer.unreachable)

@@ -1,0 +1,217 @@
+"""``torchperfd bench``: ``dataloader`` and ``compare``."""
+
+import json
+from typing import Any
+
+import click
+
+from torchperfd.model.loader_workers import MAX_WORKERS
+from torchperfd_cli.bench.functions import MIN_ROUNDS, bench_functions, functions_text
+from torchperfd_cli.bench.loader_bench import bench_loader, loader_text
+from torchperfd_cli.bench.loader_process import LoaderProcess
+from torchperfd_cli.bench.search import SearchSpace, search_space
+from torchperfd_cli.bench.settings import LoaderDescription, LoaderSetting
+from torchperfd_cli.commands._measuring import results_on_sigterm, warn_if_busy
+from torchperfd_cli.commands._options import Numbers, Share
+from torchperfd_cli.commands._output import StatusLine, terminal_width
+from torchperfd_daemon.errors import SlowerError, UsageError
+from torchperfd_daemon.text import printable
+from torchperfd_daemon.worker_cost import of_this_machine
+
+
+class _Methods(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
+    """Start methods of multiprocessing, separated by commas."""
+
+    name = "methods"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return them as a tuple."""
+        words = tuple(value) if isinstance(value, tuple) else tuple(value.split(","))
+        if not set(words) <= {"fork", "spawn", "forkserver"}:
+            self.fail(f"{value!r} is no list of fork, spawn and forkserver", param, ctx)
+        return words
+
+
+@click.command("dataloader")
+@click.argument("target", metavar="MODULE:NAME")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.05, 600),
+    default=1.0,
+    show_default=True,
+    help="To measure each setting.",
+)
+@click.option(
+    "--max-workers",
+    type=click.IntRange(0, 512),
+    help=f"The most workers to try; by default twice the CPUs, at most {MAX_WORKERS}.",
+)
+@click.option("--batch-sizes", type=Numbers(), default=(), help="Batch sizes to try, such as 32,64,128.")
+@click.option("--threads", type=Numbers(), default=(), help="Numbers of operator threads to try.")
+@click.option("--start-methods", type=_Methods(), default=(), help="Of workers: fork, spawn, forkserver.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1, 3600),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for the loader, and for a first batch.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def dataloader(
+    target: str,
+    seconds: float,
+    max_workers: int | None,
+    batch_sizes: tuple[int, ...],
+    threads: tuple[int, ...],
+    start_methods: tuple[str, ...],
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Find the settings under which a DataLoader is fastest.
+
+    MODULE:NAME, or FILE.py:NAME, is a DataLoader, or a function without arguments that returns one. If the
+    function returns a loader and a second function that trains on one batch, the two are measured together,
+    and so is the ceiling: the training step with batches that are in memory already.
+
+    The batch size is varied only with --batch-sizes, because it changes what is trained.
+    """
+    if ":" not in target:
+        raise UsageError(f"{target!r} names no loader", "write MODULE:NAME or FILE.py:NAME")
+
+    def space(facts: LoaderDescription) -> SearchSpace:
+        return search_space(
+            facts,
+            most_workers=max_workers,
+            batch_sizes=batch_sizes,
+            threads=threads,
+            start_methods=start_methods,
+        )
+
+    warn_if_busy()
+    with (
+        LoaderProcess(target, seconds, timeout) as measurer,
+        StatusLine() as status,
+        results_on_sigterm() as interruption,
+    ):
+
+        def progress(count: int, setting: LoaderSetting) -> None:
+            status.show(f"{count} measured, now {setting.code()}")
+
+        found = bench_loader(target, measurer, space, progress, of_this_machine())
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+    else:
+        click.echo(printable(loader_text(found, terminal_width())))
+    return 0 if found.is_complete else interruption.exit_code
+
+
+class _Parameter(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
+    """A name and its values: ``batch_size=1,32``; a value is JSON, or else a text."""
+
+    name = "parameter"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name and the list of values."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, values = value.partition("=")
+        if not equals or not name.isidentifier() or not values:
+            self.fail(f"{value!r} is no parameter such as batch_size=1,32", param, ctx)
+        return name, [_value(word) for word in values.split(",")]
+
+
+def _value(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+@click.command("compare")
+@click.argument("targets", nargs=-1, required=True, metavar="MODULE:FUNCTION...")
+@click.option(
+    "--setup",
+    default="",
+    metavar="MODULE:FUNCTION",
+    help="Called with the parameters, outside the timing; each function is called with what it returns.",
+)
+@click.option(
+    "-p",
+    "--parameter",
+    "parameters",
+    type=_Parameter(),
+    multiple=True,
+    metavar="NAME=V1,V2",
+    help="Values of a parameter; several parameters give every combination.",
+)
+@click.option("--threads", type=Numbers(), default=(), help="Numbers of operator threads, such as 1,4.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01, 600),
+    default=0.5,
+    show_default=True,
+    help="To time each function for, in each round.",
+)
+@click.option("--rounds", type=click.IntRange(min=MIN_ROUNDS), default=5, show_default=True, help="Rounds.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1, 36000),
+    default=300.0,
+    show_default=True,
+    help="Seconds for the imports, and for each function beyond --seconds.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option(
+    "--fail-above",
+    type=Share(),
+    metavar="PERCENT",
+    help="Exit with code 7 if a function is slower than the first by more than this, such as 5%.",
+)
+def compare(
+    targets: tuple[str, ...],
+    setup: str,
+    parameters: tuple[tuple[str, list[Any]], ...],
+    threads: tuple[int, ...],
+    seconds: float,
+    rounds: int,
+    timeout: float,
+    as_json: bool,
+    fail_above: float | None,
+) -> None:
+    """Time implementations of one thing side by side, with torch.utils.benchmark.
+
+    The first function is what the others are compared with. All are timed in turn, round by round. A
+    difference is shown only if it is more than the noise between rounds.
+    """
+    if len(targets) < 2:
+        raise UsageError("compare needs two functions", "name a second MODULE:FUNCTION")
+    by_name = dict(parameters)
+    if len(by_name) < len(parameters):
+        raise UsageError("a parameter is given twice", "write all its values in one: -p name=1,2")
+    with StatusLine() as status:
+        found = bench_functions(
+            targets,
+            setup=setup,
+            parameters=by_name,
+            threads=threads,
+            seconds=seconds,
+            rounds=rounds,
+            timeout=timeout,
+            progress=status.show,
+        )
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+    else:
+        click.echo(printable(functions_text(found, terminal_width())))
+    slower = found.slower_than(fail_above) if fail_above is not None else []
+    if slower:
+        raise SlowerError(f"beyond the limit of {fail_above:.1%}: {'; '.join(slower)}")
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure parts of a training script by themselves, in a process of their own."""
+
+
+command.add_command(dataloader)
+command.add_command(compare)

@@ -1,0 +1,206 @@
+"""``torchperfd compare``."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+# The analyser uses no linear algebra, and numpy's starts a thread for every core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from torchperfd.runs.record import RunRecord
+from torchperfd_cli.commands._capture_catalog import captures_dir_option
+from torchperfd_cli.commands._compare_runs import find_run, print_comparison, refuse_mixed
+from torchperfd_cli.commands._options import Share, open_runs, runs_dir_option
+from torchperfd_cli.commands._output import html_option, write_page
+from torchperfd_cli.commands._traces import capture_facts, find_trace, note, refuse_foreign_files, warn
+from torchperfd_cli.commands.completion import complete_sides
+from torchperfd_daemon import analysis
+from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError, UsageError
+from torchperfd_daemon.text import printable
+
+# The trace of one rank on each side.
+_Pair = tuple[analysis.RankFile, analysis.RankFile]
+
+
+@click.command("compare")
+@click.argument("before", metavar="A", shell_complete=complete_sides)
+@click.argument("after", metavar="[B]", required=False, shell_complete=complete_sides)
+@click.option("--ranks", metavar="K,L", help="Compare two ranks of the one capture A.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=15, show_default=True, help="Rows in each table."
+)
+@click.option(
+    "--sort-by",
+    type=click.Choice(list(analysis.COMPARISON_ORDERS)),
+    default="difference",
+    show_default=True,
+    help="The order of rows, largest first.",
+)
+@click.option("--comm-pattern", metavar="REGEX", help="Further names of communication kernels.")
+@captures_dir_option
+@runs_dir_option
+@html_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, with every row.")
+@click.option("--markdown", is_flag=True, help="The same as the text, in Markdown.")
+@click.option(
+    "--fail-above",
+    type=Share(),
+    metavar="PERCENT",
+    help="Of two runs: exit with code 7 if a step of B is slower by more than this, such as 5%.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Of two captures: traces analysed at once; by default one for each core.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    before: str,
+    after: str | None,
+    ranks: str | None,
+    limit: int,
+    sort_by: str,
+    comm_pattern: str | None,
+    captures_dir: Path | None,
+    runs_dir: Path | None,
+    html: Path | None,
+    as_json: bool,
+    markdown: bool,
+    fail_above: float | None,
+    workers: int | None,
+) -> None:
+    """Show what is new, gone, or changed beyond noise from A to B, per step.
+
+    A and B are two runs: ids of kept runs (`torchperfd runs`), or files that `run --report` wrote. Or they
+    are two captures: ids, trace files (.json or .json.gz), or directories of them; of two directories the
+    ranks that both have are compared. The beginning of an id is enough if only one begins so.
+    """
+    if as_json and markdown:
+        raise UsageError("--json and --markdown exclude each other", "leave one out")
+    if (after is None) == (ranks is None):
+        raise UsageError("compare needs two sides", "name a B, or two --ranks of A")
+    runs = _runs(before, after, runs_dir, captures_dir) if after is not None else None
+    if runs is not None:
+        _refuse_options(context, "limit", "sort_by", "comm_pattern", "captures_dir", "workers")
+        print_comparison(*runs, html=html, as_json=as_json, markdown=markdown, fail_above=fail_above)
+        return
+    _refuse_options(context, "fail_above")
+    notes: list[str] = []
+    sides = [find_trace(side, captures_dir) for side in (before, after or before)]
+    for path in sides:
+        refuse_foreign_files([path])
+    files = analysis.rank_files(sides[0], notes.append)
+    if after is None:
+        pairs = [_two_ranks(files, ranks or "")]
+    else:
+        pairs = _pairs(files, analysis.rank_files(sides[1], notes.append), notes.append)
+    for line in notes:
+        note(line)
+    comparison, failed = _compared(pairs, analysis.Request(comm_pattern=comm_pattern, samples=True), workers)
+    document = analysis.comparison_to_dict(comparison, sort_by)
+    for side, path in zip(("before", "after"), sides, strict=True):
+        document[side]["capture"] = capture_facts([path])
+    document["notes"] += notes
+    document["failed"] = [{"rank": rank, "error": str(error)} for rank, error in failed]
+    if html:
+        write_page(html, analysis.render_comparison_html(document))
+    if as_json:
+        click.echo(json.dumps(document))
+    elif markdown:
+        page = analysis.comparison_to_markdown(comparison, limit=limit, sort_by=sort_by)
+        click.echo(printable(page), nl=False)
+    elif not html:
+        analysis.render_comparison(comparison, sys.stdout, limit=limit, sort_by=sort_by)
+    if failed:
+        raise PartialResultError(f"{len(failed)} of {len(pairs)} ranks are missing: {failed[0][1]}")
+
+
+def _runs(
+    before: str, after: str, runs_dir: Path | None, captures_dir: Path | None
+) -> tuple[RunRecord, RunRecord] | None:
+    """Return the two runs that are named, None where captures are.
+
+    Raises:
+        NoSuchTargetError: One is a run, and the other is not.
+    """
+    store = open_runs(runs_dir)
+    one, other = (find_run(each, store, captures_dir) for each in (before, after))
+    if one is None and other is None:
+        return None
+    if one is None:
+        raise refuse_mixed(after, before, store)
+    if other is None:
+        raise refuse_mixed(before, after, store)
+    return one, other
+
+
+def _refuse_options(context: click.Context, *names: str) -> None:
+    """Refuse options that mean nothing for what is compared."""
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            kinds = ("captures", "runs") if name == "fail_above" else ("runs", "captures")
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} does not apply to two {kinds[0]}", f"name two {kinds[1]}, or omit it")
+
+
+def _two_ranks(files: Sequence[analysis.RankFile], ranks: str) -> _Pair:
+    """Return the traces of the two ranks named as ``K,L``."""
+    named = ranks.split(",")
+    if len(named) != 2 or not all(rank.strip().isdecimal() for rank in named):
+        raise UsageError(f"--ranks {ranks} does not name two ranks", "write --ranks 0,3")
+    by_rank = {file.rank: file for file in files}
+    missing = [rank.strip() for rank in named if int(rank) not in by_rank]
+    if missing:
+        held = ", ".join(str(file.rank) for file in files if file.rank is not None)
+        raise NoSuchTargetError(f"A has no rank {missing[0]}", f"it has {held or 'one trace only'}")
+    first, second = (by_rank[int(rank)] for rank in named)
+    return first, second
+
+
+def _pairs(
+    before: Sequence[analysis.RankFile], after: Sequence[analysis.RankFile], on_note: Callable[[str], None]
+) -> list[_Pair]:
+    """Return the ranks that both sides have; a lone trace is compared with a lone one of any rank.
+
+    Args:
+        on_note: Takes a line on the ranks that are left out.
+    """
+    if len(before) == len(after) == 1:
+        return [(before[0], after[0])]
+    others = {file.rank: file for file in after}
+    pairs = [(file, others[file.rank]) for file in before if file.rank in others]
+    if not pairs:
+        raise UsageError("A and B have no rank in common", "name one trace file of each")
+    alone = {file.rank for file in (*before, *after)} - {file.rank for file, _ in pairs}
+    if alone:
+        left_out = ", ".join(map(str, sorted(rank for rank in alone if rank is not None)))
+        on_note(f"left out, on one side only: rank {left_out}")
+    return pairs
+
+
+def _compared(
+    pairs: Sequence[_Pair], request: analysis.Request, workers: int | None
+) -> tuple[analysis.Comparison, list[tuple[int | None, TorchperfdError]]]:
+    """Analyse both sides and compare them; also return which ranks are missing, and why."""
+    files = [file for pair in pairs for file in pair]
+    answers = list(analysis.analyse(files, request, workers))
+    sides: tuple[list[analysis.Summary], list[analysis.Summary]] = ([], [])
+    ranks: list[int | None] = []
+    failed: list[tuple[int | None, TorchperfdError]] = []
+    for (file, _), one, other in zip(pairs, answers[::2], answers[1::2], strict=True):
+        broken = [answer for answer in (one, other) if isinstance(answer, TorchperfdError)]
+        if isinstance(one, analysis.Summary) and isinstance(other, analysis.Summary):
+            for side, summary in zip(sides, (one, other), strict=True):
+                warn(summary)
+                side.append(summary)
+            ranks.append(file.rank)
+        failed += [(file.rank, error) for error in broken[:1]]
+    if not ranks:
+        raise failed[0][1]
+    return analysis.compare(*sides, ranks=ranks), failed

@@ -1,0 +1,139 @@
+"""``torchperfd ranks``."""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import click
+
+from torchperfd.model.formatting import duration
+from torchperfd.model.step_account import Account
+from torchperfd_cli.commands import _output
+from torchperfd_cli.commands._daemon import connect
+from torchperfd_cli.commands._options import json_option, socket_option
+from torchperfd_cli.commands._output import Rows, fitted_phases, folded_text, show, watch_option
+from torchperfd_cli.commands._scope import Scope, last_option, missing, scope_options
+from torchperfd_daemon.diagnosis.detect.straggler import Straggler
+from torchperfd_daemon.views import live as _view
+from torchperfd_daemon.views.fleet import fleet_dict
+
+_TRAINING: Final = "training"
+
+
+@click.command("ranks")
+@scope_options
+@last_option(128)
+@watch_option
+@socket_option
+@json_option
+def command(
+    run: str, job: str, fleet: bool, last: int, watch: bool, socket: str | None, as_json: bool
+) -> None:
+    """Show how each rank spends its steps, and which rank the others wait for.
+
+    Times are means of the newest training steps; those on the devices where ranks wait for each other there,
+    as with NCCL. VS PEERS compares a rank's own work, which is its step less the wait for others, with the
+    median of the other ranks, and ◀ marks a slow rank. REST is the sum of the phases that the terminal has no
+    room for. STATE is left out while all ranks train.
+    With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
+    """
+    scope = Scope(run, job, fleet)
+    with connect(socket) as daemon:
+        scope = scope.whole(daemon)
+
+        def frame() -> tuple[str, str]:
+            answer = scope.steps(daemon, last)
+            runs = _view.runs(answer.ranks)
+            accounts = _accounts(scope, daemon, runs)
+            if as_json:
+                shown = [
+                    {**_view.run_dict(each), "account": account.to_document() if account else None}
+                    for each in runs
+                    for account in [accounts.get(each.run)]
+                ]
+                document = {"runs": shown, **fleet_dict(answer)}
+                return json.dumps({"schema": "torchperfd.ranks/1", **document}), missing(answer)
+            tables = [text(each, accounts.get(each.run), fleet=bool(answer.nodes)) for each in runs]
+            return "\n\n".join(tables), missing(answer)
+
+        show(frame, watch=watch, as_json=as_json)
+
+
+def _accounts(scope: Scope, daemon: Any, runs: Sequence[_view.RunView]) -> dict[str, Account | None]:
+    """Ask for the accounts of runs; of a single rank they have nothing that its phases lack."""
+    if all(len(run.ranks) < 2 for run in runs):
+        return {}
+    return {verdict.run: Account.of_verdict(verdict) for verdict in scope.verdicts(daemon).verdicts}
+
+
+def text(view: _view.RunView, account: Account | None = None, *, fleet: bool = False) -> str:
+    """Return a run's table and remarks, for the ranks of this node or of all nodes."""
+    sizes = {name: max(rank.phase_seconds.get(name, 0.0) for rank in view.ranks) for name in view.phases}
+    table = fitted_phases(
+        view.phases,
+        sizes,
+        lambda own, summed: _table_of(view, own, summed, fleet=fleet),
+        left=("PLACE", "NODE", "STATE", ""),
+        lift=("NODE", "PLACE"),
+    )
+    waits = [account.words] if account is not None and len(view.ranks) > 1 else []
+    words = map(folded_text, (_title(view, fleet=fleet), *waits, *_remarks(view)))
+    return "\n".join([next(words), *table, *words])
+
+
+def _title(view: _view.RunView, *, fleet: bool) -> str:
+    where = _output.count(len(view.nodes), "node") if fleet else "this node"
+    step = f", a step takes {duration(view.step_seconds)}" if view.step_seconds else ""
+    unit = "milliseconds per step" + (" on the devices" if view.on_device else "")
+    return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; {unit}"
+
+
+def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str], *, fleet: bool) -> Rows:
+    """Return heads and rows, with one column for all phases that are summed up."""
+    columns: dict[str, Callable[[_view.RankView], str]] = {"RANK": lambda rank: str(rank.rank)}
+    if any(rank.coordinates for rank in view.ranks):
+        columns["PLACE"] = lambda rank: rank.coordinates or "-"
+    if fleet or len(view.nodes) > 1:
+        columns["NODE"] = lambda rank: rank.node
+    if {rank.state for rank in view.ranks} != {_TRAINING}:
+        columns["STATE"] = lambda rank: rank.state
+    columns["STEPS"] = lambda rank: str(rank.steps)
+    columns["STEP"] = lambda rank: _output.milliseconds(rank.step_seconds) if rank.window else "-"
+    for name in phases:
+        columns[name.upper()] = functools.partial(_time, names=[name])
+    if summed:
+        columns["REST"] = functools.partial(_time, names=summed)
+    if view.waits:
+        columns["WAIT"] = functools.partial(_time, names=[_view.WAIT])
+    columns["VS PEERS"] = lambda rank: (
+        "-" if rank.behind_ratio is None else _view.behind_text(rank.behind_ratio)
+    )
+    if any(rank.host_memory for rank in view.ranks):
+        columns["RSS / PEAK"] = lambda rank: rank.host_memory.cell if rank.host_memory else "-"
+    columns[""] = lambda rank: "◀" if rank.slow else ""
+    return [*columns], [[cell(rank) for cell in columns.values()] for rank in view.ranks]
+
+
+def _time(rank: _view.RankView, names: Sequence[str]) -> str:
+    known = [rank.phase_seconds[name] for name in names if name in rank.phase_seconds]
+    return _output.milliseconds(sum(known)) if known else "-"
+
+
+def _remarks(view: _view.RunView) -> list[str]:
+    slow = [rank.slow for rank in view.ranks if rank.slow is not None]
+    if slow:
+        return [_remark(each) for each in sorted(slow, key=lambda each: -each.excess_seconds)]
+    if view.hidden:
+        return ["cannot determine which rank is slow: collectives wait on the devices, and no rank for long"]
+    if len(view.ranks) > 1 and not view.waits and view.step_seconds:
+        return ["no rank waits for another in a collective that is seen, so none can be called slow"]
+    return []
+
+
+def _remark(slow: Straggler) -> str:
+    share = slow.excess_seconds / slow.peer_seconds
+    return (
+        f"rank {slow.rank} is slow: {duration(slow.excess_seconds)} per step more work than its peers"
+        f" ({share:+.0%}), {duration(slow.phase_excess_seconds)} of it in {slow.phase}"
+    )

@@ -1,0 +1,170 @@
+"""``torchperfd runs``."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from torchperfd.model import terminal_text
+from torchperfd.model.formatting import size
+from torchperfd.runs.ending import FINISHED
+from torchperfd.runs.record import RunRecord
+from torchperfd.runs.store import KeptRun, RunStore
+from torchperfd_cli.commands import _output
+from torchperfd_cli.commands._options import json_option, open_runs, runs_dir_option, whole_kept_run
+from torchperfd_cli.commands._output import again, fitted, folded_text, html_option, watch_option, write_page
+from torchperfd_cli.commands._run_overview import read_overview
+from torchperfd_cli.commands.completion import complete_kept_runs
+from torchperfd_daemon.errors import TorchperfdError, explained
+from torchperfd_daemon.pages import render_page
+
+_ROWS: Final = 30
+_OUTCOME: Final = ("CHANGE", "PROMISED")
+
+
+@click.group("runs", invoke_without_command=True)
+@runs_dir_option
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    help=f"At most so many, the newest; 0 is all. By default {_ROWS} in the table, all as JSON.",
+)
+@watch_option
+@json_option
+@click.pass_context
+def command(
+    context: click.Context, runs_dir: Path | None, limit: int | None, watch: bool, as_json: bool
+) -> None:
+    """List the runs whose reports are kept, newest first; needs no daemon.
+
+    `torchperfd run` keeps the report of each run. `torchperfd compare A B` compares two of them.
+    """
+    store = open_runs(runs_dir)
+    context.obj = store
+    if context.invoked_subcommand is None:
+        again(lambda: _list(store, limit, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
+    with explained(f"cannot read {store.directory}"):
+        kept = store.list()
+    shown = kept if limit == 0 or (limit is None and as_json) else kept[: limit or _ROWS]
+    if as_json:
+        runs = [_summary(each, *_read(store, each)) for each in shown]
+        document = {
+            "schema": "torchperfd.runs/1",
+            "directory": store.directory,
+            "total": len(kept),
+            "runs": runs,
+        }
+        click.echo(json.dumps(document))
+        return
+    if not kept:
+        click.echo(f"no runs in {store.directory}; `torchperfd run train.py` keeps one", err=True)
+        return
+    heads = ["RUN", "SCRIPT", "WHEN", "STEPS", "STEP MS", "VERDICT", "SIZE"]
+    read = [(each, *_read(store, each)) for each in shown]
+    has_outcome = any(record and record.outcome and record.outcome.words for _, record, _ in read)
+    rows = [_cells(each, record, with_outcome=has_outcome) for each, record, _ in read]
+    if has_outcome:
+        # In place of the size: all of it has to fit into 80 columns.
+        heads[-1:] = _OUTCOME
+    left = ("RUN", "SCRIPT", "WHEN", "VERDICT")
+    click.echo("\n".join(fitted(heads, rows, left=left, shorten="SCRIPT", lift=("RUN",))))
+    if len(kept) > len(shown):
+        click.echo(f"these are the newest {len(shown)} of {len(kept):,}; --limit 0 shows all", err=True)
+
+
+@command.command("show")
+@click.argument("run_id", metavar="RUN", callback=whole_kept_run, shell_complete=complete_kept_runs)
+@html_option
+@json_option
+@click.pass_obj
+def show_run(store: RunStore, run_id: str, html: Path | None, as_json: bool) -> None:
+    """Print the report of a run: its verdict, its phases and its ranks.
+
+    RUN is an id, or the beginning of only one.
+    """
+    content = store.content(run_id)
+    overview = read_overview(content, run_id)
+    if html:
+        write_page(html, render_page("run", f"run {overview.record.run}", overview.to_page()))
+    if as_json:
+        click.echo(json.dumps(json.loads(content)))
+    elif not html:
+        colour, width = terminal_text.wants_colour(sys.stdout), terminal_text.width_of(sys.stdout)
+        click.echo(overview.to_text(colour=colour, width=width, fold=folded_text), color=True)
+        click.echo(folded_text(f"\ncompare it: torchperfd compare {run_id} OTHER"))
+
+
+@command.command("rm")
+@click.argument(
+    "run_ids",
+    metavar="RUN...",
+    nargs=-1,
+    required=True,
+    callback=whole_kept_run,
+    shell_complete=complete_kept_runs,
+)
+@click.pass_obj
+def remove_runs(store: RunStore, run_ids: tuple[str, ...]) -> None:
+    """Delete the reports of runs."""
+    for run_id in dict.fromkeys(run_ids):
+        with explained(f"cannot delete {run_id}"):
+            store.remove(run_id)
+        click.echo(f"deleted {run_id}", err=True)
+
+
+def _read(store: RunStore, kept: KeptRun) -> tuple[RunRecord | None, str]:
+    """Return a run, or why it cannot be read: one damaged file must not hide the others."""
+    try:
+        return store.read(kept.run_id), ""
+    except TorchperfdError as error:
+        return None, str(error)
+
+
+def _summary(kept: KeptRun, record: RunRecord | None, problem: str) -> dict[str, Any]:
+    summary: dict[str, Any] = {
+        "id": kept.run_id,
+        "bytes": kept.bytes,
+        "kept_seconds": kept.modified,
+        "problem": problem or None,
+    }
+    if record is None:
+        return summary
+    return summary | {
+        "run": record.run,
+        "script": record.script or None,
+        "host": record.host or None,
+        "started_seconds": record.started,
+        "ended_seconds": record.ended,
+        "world_size": record.world_size,
+        "exit_state": record.exit_state or None,
+        "steps": record.steps,
+        "step_seconds": record.step_seconds,
+        "cause": record.cause or None,
+        "verdict": record.verdict or None,
+        "promise": record.outcome.to_dict() if record.outcome is not None else None,
+    }
+
+
+def _cells(kept: KeptRun, record: RunRecord | None, *, with_outcome: bool) -> list[str]:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.modified))
+    outcome = record.outcome.cells if record is not None and record.outcome is not None else ("", "")
+    last = [*(outcome if with_outcome else [size(kept.bytes)])]
+    if record is None:
+        return [kept.run_id, "", when, "", "", "damaged", *last]
+    step = record.step_seconds
+    verdict = record.cause if record.exit_state in ("", FINISHED) else record.exit_state
+    return [
+        kept.run_id,
+        record.script,
+        when,
+        f"{record.steps:,}",
+        "" if step is None else _output.milliseconds(step),
+        {"": "unknown", "none": "healthy"}.get(verdict, verdict.replace("_", " ")),
+        *last,
+    ]
