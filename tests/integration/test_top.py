@@ -1,4 +1,4 @@
-"""``torchperfd top`` on a terminal of its own, with a real daemon."""
+"""Commands on a real terminal: `top` with keys and mouse, and tables as wide as the terminal."""
 
 import os
 import re
@@ -6,10 +6,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from tests.support.node import Node
-from tests.support.terminal import Terminal
+from tests.support.terminal import Terminal, plain
+from tests.support.wide_files import BACKWARD, RUNS, write_wide_files
 
 TOP = (sys.executable, "-m", "torchperfd", "top")
 PROMPT = "shell> "
@@ -121,3 +123,27 @@ def test_top_on_a_dumb_terminal_prints_one_frame(demo: Node) -> None:
     assert code == 0
     assert "8 of 8 ranks" in written
     assert "\x1b" not in written
+
+
+COMMANDS = {
+    "analyze before.json": "6,000.000",
+    "compare before.json after.json": "+29,000.000",
+    "compare a.json b.json": RUNS[0],
+}
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (200, 50)])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_table_is_no_wider_than_the_terminal(
+    node: Node, tmp_path: Path, command: str, columns: int, rows: int
+) -> None:
+    write_wide_files(tmp_path)
+    words = [sys.executable, "-m", "torchperfd", *command.split()]
+    code, drawn = Terminal(words, node.env, columns, rows, tmp_path).ended()
+    assert code == 0, drawn
+    lines = plain(drawn).splitlines()
+    assert [line for line in lines if len(line) > columns] == []
+    assert any(COMMANDS[command] in line for line in lines), drawn
+    if columns > 120 and "before" in command:
+        # Only what does not fit is shortened.
+        assert BACKWARD in drawn

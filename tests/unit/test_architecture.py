@@ -1,9 +1,12 @@
-"""The drawings of all packages are the contracts; no command loads torch; the command table is complete."""
+"""Rules of the tree: layers, private names, commands, retired words and short names of tests."""
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.support.node import ROOT
@@ -47,3 +50,136 @@ def test_the_command_table_and_the_modules_agree() -> None:
 
     folder = ROOT / "cli" / "torchperfd_cli" / "commands"
     assert {path.stem for path in folder.glob("[a-z]*.py")} == set(COMMANDS)
+
+
+ALLOWED = {
+    "os, sys, ctypes, threading, named tuples": {
+        "_DummyThread",
+        "_current_frames",
+        "_exit",
+        "_getframe",
+        "_obj",
+        "_replace",
+    },
+    "Jupyter calls it to show an object": {"_repr_html_"},
+    "torch's: tests check what hooks leave there, or drive torch as it drives itself": {
+        "_BaseDataLoaderIter",
+        "_C",
+        "_autograd",
+        "_compiled_call_impl",
+        "_dataset_fetcher",
+        "_distributed_c10d",
+        "_dynamo",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_get_foreach_kernels_supported_devices",
+        "_get_fused_kernels_supported_devices",
+        "_global_optimizer_post_hooks",
+        "_global_optimizer_pre_hooks",
+        "_next_data",
+        "_num_yielded",
+        "_parse_kineto_results",
+        "_pin_memory",
+        "_prepare_trace",
+        "_replicate_for_data_parallel",
+        "_send_idx",
+        "_start_trace",
+    },
+    "fastai's and Lightning's: what our callbacks and launcher change": {
+        "_basic_subprocess_cmd",
+        "_raw_values",
+    },
+}
+"""Private names of others that tests may read, by the reason."""
+
+
+def private_reads(path: Path) -> Iterator[str]:
+    """Yield the private attributes that a file reads of anything but ``self`` and ``cls``."""
+    allowed = set().union(*ALLOWED.values())
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.endswith("__"):
+            continue
+        own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+        if not own and node.attr not in allowed:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_tests_read_no_private_attributes() -> None:
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert files
+    assert [read for path in files for read in private_reads(path)] == []
+
+
+def commands_taken(path: Path) -> Iterator[str]:
+    """Yield where a file takes a command from its module, and not from the program."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names, lineno=line):
+                taken = ".commands." in module and any(each.name == "command" for each in names)
+            case ast.Call(func=ast.Attribute(attr="invoke"), args=[first, *_], lineno=line):
+                taken = isinstance(first, ast.Attribute) and first.attr == "command"
+            case _:
+                continue
+        if taken:
+            yield f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_tests_run_commands_as_the_program_does() -> None:
+    # click keeps a command's help option from its first call on: without the program, "-h" is missing
+    # for the rest of the process.
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert [taken for path in files for taken in commands_taken(path)] == []
+
+
+RETIRED = re.compile(
+    r"\b(?:"
+    # Names of classes and modules.
+    r"AbsentRank|Accountant|CaptureDesk|Cycle|Desk|Dialogue|Door|Doorkeeper|Follower|Gathered|Keeper|Ledger"
+    r"|Meeting|OrderDesk|Patience|Precedence|Pump|Rhythm|Rota|Scene|Scribe|StackDesk|StackTeller"
+    r"|Stretch|Surroundings|Tallies|Visitor|_Court|try_cause"
+    # Metaphors.
+    r"|beats|books?|campaigns?|dawdles?|deeds?|desks?|doors?|felt|glances|graves|hears?|heard|humbly|keepers?"
+    r"|ledger|lessons?|nobody|obeys?|pulses?|pump|quietly|relieves?|scenes?|tallies|tally|tapes?|tells|tickets?"
+    r"|told|visitors?|whoever"
+    # Phrases.
+    r"|[Bb]y turns|[Ff]or good|Nor does|says? of|(?<!\.)tell(?!\())\b"
+)
+"""Metaphors for classes and functions, and phrases; docs/glossary.md has the terms in use."""
+
+WRITTEN = {".c", ".h", ".js", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+PLACES = (
+    *("client", "daemon", "cli", "tests", "benchmarks", "docs", "deploy", "grafana", "tools"),
+    *("README.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"),
+)
+
+LONGEST_TEST_NAME = 60
+
+
+def written(*places: str) -> Iterator[Path]:
+    """Yield the files that people write in, without generated code."""
+    for place in places:
+        for path in [ROOT / place] if (ROOT / place).is_file() else sorted((ROOT / place).rglob("*")):
+            if path.suffix in WRITTEN and "_pb2" not in path.name and path != Path(__file__):
+                yield path
+
+
+def test_tree_retired_words_are_absent() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in written(*PLACES)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for match in RETIRED.finditer(line)
+    ]
+    assert found == []
+
+
+def test_tests_names_are_short() -> None:
+    names = [
+        name
+        for path in written("tests")
+        for name in re.findall(
+            r"^ *(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
+    assert names
+    assert [name for name in names if len(name) > LONGEST_TEST_NAME] == []

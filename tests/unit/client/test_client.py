@@ -1,16 +1,21 @@
-"""The client's own face: what attach makes, what its calls refuse, and that it leaves cleanly."""
+"""The client that a script holds, and the framework whose loop it runs in."""
 
+import functools
 import re
 import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
 
 import pytest
 import torch
 from tests.support.torches import needs_flops
-from tests.unit.client.training import open_phases
+from tests.unit.client.training import loader, open_phases, tiny_model, train
 from torch import nn
 
 import torchperfd
 from torchperfd.report import RankReport
+from torchperfd.stacks.thread_frames import framework_around
 
 
 def threads() -> set[str]:
@@ -191,3 +196,49 @@ def test_verdict_without_a_daemon_names_the_largest_phase() -> None:
     finally:
         client.detach()
     assert re.fullmatch(r"no daemon has answered; augment takes \d+% of the step", card.remark)
+
+
+def within(module: str, inner: Callable[[], Any]) -> Any:
+    """Call ``inner`` from a function that a module of this name would have."""
+    called = FunctionType(_template.__code__, {"__name__": module, "inner": inner})
+    return called()
+
+
+def _template() -> Any:
+    return inner()  # type: ignore[name-defined]  # noqa: F821 - from the globals it is given
+
+
+def asked() -> str:
+    return framework_around(threading.get_ident())
+
+
+@pytest.mark.parametrize(
+    ("modules", "framework"),
+    [
+        (["__main__"], ""),
+        (["lightning.pytorch.loops.fit_loop"], "lightning"),
+        (["pytorch_lightning.trainer.trainer", "my_model"], "lightning"),
+        (["my_script", "transformers.trainer", "accelerate.data_loader"], "transformers"),
+        (["fastai.learner", "ignite.engine.engine"], "fastai"),
+        (["lightningly", "accelerate.accelerator", "torch.nn.modules"], ""),
+    ],
+)
+def test_the_outermost_loop_counts(modules: list[str], framework: str) -> None:
+    call = asked
+    for module in reversed(modules):
+        call = functools.partial(within, module, call)
+    assert call() == framework
+
+
+def test_a_thread_that_is_gone_is_in_no_loop() -> None:
+    assert framework_around(0) == ""
+
+
+def test_framework_is_sent_with_the_state(client: torchperfd.Client) -> None:
+    client.parts.flusher.stop(5)
+    client.parts.outbox.take(0, 100)
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))
+    within("transformers.trainer", client.parts.flusher.flush)
+    [message] = client.parts.outbox.take(0, 100)
+    assert message.state.framework == "transformers"

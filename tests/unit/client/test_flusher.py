@@ -1,16 +1,22 @@
-"""What the flusher reports, and when it is woken up."""
+"""The flusher: when it flushes, what it reports, and how long steps take lately."""
 
 import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.client.scripted import Clock
 from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd.link.flusher
 from torchperfd.device.step_times import DeviceTime
 from torchperfd.events import codes
-from torchperfd.link.outbox import FlushState, NextFlush
+from torchperfd.link.outbox import WATCHED_S, FlushState, NextFlush, flush_interval, next_flush
+from torchperfd.steps.phases import DATA, TRAIN, VALIDATE, StepBatch
+from torchperfd.steps.recorder import Recorder
+from torchperfd.steps.step_series import Pace
 from torchperfd.v1 import session_pb2
 
 
@@ -166,3 +172,117 @@ def test_flush_extra_reports_steps_without_totals(client: torchperfd.Client) -> 
     client.parts.flusher.flush(report=True)
     steps, account = client.parts.outbox.take(0, 100)
     assert (steps.steps.count, account.account.recorded_steps) == (2, 5)
+
+
+NOW = 1_700_000_001.3
+
+SHORT = FlushState(NOW, steps=10_000, step_seconds=0.001)
+
+
+@pytest.mark.parametrize(
+    ("state", "interval"),
+    [
+        (FlushState(NOW), 1.0),
+        (FlushState(NOW, steps=100_000, step_seconds=0.3), 1.0),
+        (FlushState(NOW, steps=10_000, step_seconds=0.005), 1.0),
+        (FlushState(NOW, steps=10_000, step_seconds=0.0049), 4.0),
+        (FlushState(NOW, steps=10_000, step_seconds=0.0001), 4.0),
+        (FlushState(NOW, steps=9_999, step_seconds=0.001), 1.0),
+        (FlushState(NOW, steps=10_000, step_seconds=0.001, is_live=True), 1.0),
+    ],
+)
+def test_flush_interval_by_state(state: FlushState, interval: float) -> None:
+    assert flush_interval(state) == interval
+
+
+@pytest.mark.parametrize(
+    ("now", "seconds"), [(1_700_000_001.25, 2.75), (1_700_000_000.0, 4.0), (1_700_000_003.5, 0.5)]
+)
+def test_next_flush_short_steps_is_at_a_multiple_of_4(now: float, seconds: float) -> None:
+    assert next_flush(FlushState(now, SHORT.steps, SHORT.step_seconds)) == NextFlush(seconds)
+
+
+@pytest.mark.parametrize(
+    ("now", "step_seconds", "due"),
+    [
+        (1_700_000_001.25, 0.1, NextFlush(0.25, is_extra=True)),
+        (1_700_000_001.75, 0.1, NextFlush(0.25)),
+        (1_700_000_002.0, 0.1, NextFlush(0.5, is_extra=True)),
+        (1_700_000_001.25, 0.001, NextFlush(0.25, is_extra=True)),
+        (1_700_000_001.75, 0.001, NextFlush(0.25, is_extra=True)),
+        (1_700_000_003.75, 0.001, NextFlush(0.25)),
+    ],
+)
+def test_next_flush_watched_is_at_half_seconds(now: float, step_seconds: float, due: NextFlush) -> None:
+    """Those on the grid of a run without a page stay regular flushes."""
+    assert next_flush(FlushState(now, 10_000, step_seconds, is_watched=True)) == due
+
+
+@given(st.floats(1_700_000_000, 1_800_000_000), st.sampled_from((0.001, 0.1)), st.booleans())
+def test_next_flush_is_on_the_grid_of_all_ranks(now: float, step_seconds: float, is_watched: bool) -> None:
+    state = FlushState(now, steps=10_000, step_seconds=step_seconds, is_watched=is_watched)
+    interval, seconds = WATCHED_S if is_watched else flush_interval(state), next_flush(state).seconds
+    assert 0 < seconds <= interval
+    due = (now + seconds) / interval
+    assert due == pytest.approx(round(due), abs=1e-5, rel=0)
+
+
+def drained(*steps: tuple[int, int]) -> list[StepBatch]:
+    """Steps of a kind and a duration each."""
+    clock = Clock()
+    recorder = Recorder(clock, capacity=1000)
+    recorder.open()
+    for number, (kind, ns) in enumerate(steps):
+        clock.advance(ns)
+        recorder.close(kind, number)
+    return recorder.drain()
+
+
+def test_before_the_first_step_there_is_none() -> None:
+    pace = Pace()
+    pace.add(drained())
+    pace.add(drained((VALIDATE, 5)))
+    assert pace.step_ns == 0
+
+
+def test_it_is_the_mean_of_training_steps() -> None:
+    pace = Pace()
+    pace.add(drained((TRAIN, 10), (VALIDATE, 1000), (TRAIN, 20)))
+    pace.add(drained((TRAIN, 30)))
+    assert pace.step_ns == 20
+
+
+def test_rare_long_steps_do_not_count_but_every_other_one_does() -> None:
+    pace = Pace()
+    pace.add(drained(*[(TRAIN, 10)] * 9, (TRAIN, 31)))
+    assert pace.step_ns == 10
+    pace = Pace()
+    pace.add(drained(*[(TRAIN, 10), (TRAIN, 24)] * 9))
+    assert pace.step_ns == 17
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_oldest_are_forgotten(at_once: bool) -> None:
+    pace = Pace()
+    steps = [*[(TRAIN, 100)] * 500, *[(TRAIN, 50)] * 64]
+    for batch in [steps] if at_once else [[step] for step in steps]:
+        pace.add(drained(*batch))
+    assert pace.step_ns == 50
+
+
+def test_phases_are_means_over_the_same_steps() -> None:
+    clock = Clock()
+    recorder = Recorder(clock, capacity=1000)
+    pace = Pace()
+    recorder.open()
+    for number, (data, rest) in enumerate([(0, 10), (4, 6), (8, 2), (900, 100)]):
+        if data:
+            recorder.enter(DATA)
+            clock.advance(data)
+            recorder.exit()
+        clock.advance(rest)
+        recorder.close(TRAIN, number)
+        pace.add(recorder.drain())
+    assert pace.step_ns == 10
+    assert pace.phase_ns()[DATA] == 4
+    assert sum(pace.phase_ns().values()) == 10

@@ -1,4 +1,4 @@
-"""Exceptions of the script that are raised within our code are the script's, and none is lost."""
+"""Safety: exceptions of the script pass, our own failures are counted, and the log waits."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ import torchperfd
 from torchperfd.hooks.live_objects import LiveObjects
 from torchperfd.safety import interrupts
 from torchperfd.safety.interrupts import Flag, is_from_script
-from torchperfd.safety.logs import Log
+from torchperfd.safety.logs import Faults, Log
 
 
 class TimeUpError(Exception):
@@ -173,3 +173,83 @@ def test_live_objects_are_let_go_of_with_and_without_error(set_apart: Callable[[
     finally:
         gc.unfreeze()
         gc.enable()
+
+
+def test_a_place_is_spent_at_the_limit_and_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    faults = Faults(limit=3)
+    for _ in range(2):
+        faults.note("flusher", ValueError("no"))
+        assert not faults.spent("flusher")
+    faults.note("flusher", ValueError("no"))
+    faults.note("stream", OSError())
+    assert faults.spent("flusher")
+    assert not faults.spent("stream")
+    assert not faults.spent("a place that never failed")
+    assert faults.counts() == {"flusher": 3, "stream": 1}
+
+
+def test_log_has_first_failure_in_full_and_last_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    faults = Faults(limit=3)
+    error = ValueError("a reason")
+    for _ in range(100):
+        faults.note("flusher", error)
+    first, last = caplog.records
+    assert (first.levelno, first.name) == (logging.WARNING, "torchperfd")
+    assert first.getMessage() == "flusher failed; training goes on unaffected"
+    assert first.exc_info is not None
+    assert first.exc_info[1] is error
+    assert last.getMessage() == "flusher failed 3 times and is now off"
+    assert last.exc_info is None
+    assert faults.counts() == {"flusher": 100}
+
+
+def test_returned_counts_are_a_copy() -> None:
+    faults = Faults()
+    faults.note("flusher", ValueError())
+    faults.counts()["flusher"] = 99
+    assert faults.counts() == {"flusher": 1}
+
+
+def test_ten_failures_are_enough_by_default() -> None:
+    faults = Faults()
+    for _ in range(9):
+        faults.note("hook draw", ValueError())
+    assert not faults.spent("hook draw")
+    faults.note("hook draw", ValueError())
+    assert faults.spent("hook draw")
+
+
+NAME = "torchperfd-held-log"
+
+
+def test_held_log_keeps_each_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(NAME)
+    log.hold()
+    with caplog.at_level(logging.DEBUG):
+        log.info("searching took %.1f s", 2.5)
+        log.warning("device times are off: %s", "no events")
+        log.warning("device times are off: %s", "no events")
+        log.warning("gave up", exc_info=ValueError("bad"))
+        log.warning("%d of %d", "wrong")
+    assert caplog.text == ""
+    assert log.release() == ["device times are off: no events", "gave up (ValueError: bad)"]
+    assert log.release() == []
+    log.warning("written again")
+    assert "written again" in caplog.text
+
+
+def test_held_log_is_written_to_handlers_of_its_own() -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign,assignment]
+    logging.getLogger(NAME).addHandler(handler)
+    try:
+        log = Log(NAME)
+        log.hold()
+        log.warning("asked for")
+    finally:
+        logging.getLogger(NAME).removeHandler(handler)
+    assert [each.getMessage() for each in records] == ["asked for"]
+    assert log.release() == []

@@ -1,7 +1,8 @@
-"""Reading the ring buffer: the loop gets every event once, in order, on the right thread."""
+"""Replaying events into steps, and the rules that decide what a step is."""
 
 import threading
 from threading import get_ident
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from tests.unit.client.scripted import unpack
 from torchperfd.events import EventBuffer, codes
 from torchperfd.safety.logs import Faults
 from torchperfd.steps.loop import Loop
+from torchperfd.steps.loop_rules import DECISIONS, Decision, Rule
+from torchperfd.steps.loop_state import NOTHING, STEPPED
 from torchperfd.steps.replay import Replay
 
 PLAIN = (
@@ -195,3 +198,30 @@ def test_grad_scaler_with_and_without_optimizer_step() -> None:
     assert replay.loop.refused == 2
     assert replay.recorder.depth == 0
     assert (replay.loop.train_steps, replay.loop.skipped) == (5, 3)  # the failed one's gradients go unused
+
+
+def covers(rule: Rule, later: Rule) -> bool:
+    """Return whether a rule applies wherever a later one would."""
+    same_held = not rule.held or (bool(later.held) and later.held <= rule.held)
+    return same_held and {c.__name__ for c in rule.when} <= {c.__name__ for c in later.when}
+
+
+def test_loop_rules_none_is_hidden_by_one_before_it() -> None:
+    for decision in DECISIONS:
+        for number, later in enumerate(decision.rules):
+            hidden = any(covers(rule, later) for rule in decision.rules[:number])
+            assert not hidden, (decision.event, later)
+
+
+def test_decision_first_matching_rule_applies() -> None:
+    done: list[str] = []
+
+    def note(name: str, held: int | tuple[()] = (), *, matches: bool = True) -> Rule:
+        return Rule(held, when=[lambda _: matches], then=[lambda _: done.append(name)])
+
+    state: Any = SimpleNamespace(held=NOTHING)
+    Decision("event", note("no", matches=False), note("held", STEPPED), note("yes"), note("late")).apply(
+        state
+    )
+    Decision("event", note("held", STEPPED)).apply(state)
+    assert done == ["yes"]

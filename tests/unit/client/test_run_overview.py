@@ -1,6 +1,7 @@
-"""A kept run as it is shown: the same tables, overview and card that its end has shown."""
+"""The overview of a run: its tables, its verdict and the memory of each rank."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ from tests.support.accounts import uneven_account
 from tests.support.run_documents import run_file
 
 from torchperfd.model.formatting import duration
-from torchperfd.model.process import HostMemory
+from torchperfd.model.process import HostMemory, read_host_memory
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.report import RankReport, run_document
+from torchperfd.report.overview import render_overview
 from torchperfd.runs.values import RunFileError
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
@@ -197,3 +199,55 @@ def test_page_of_a_failed_run_has_its_failure() -> None:
     document = document_of(report()) | {"exit": {"state": "failed", "error": "ValueError: bad"}}
     card = read(document).to_page()["card"]
     assert (card["failure"], card["heading"]) == ("ValueError: bad", "failed")
+
+
+MILLISECOND_NS = 10**6
+
+
+def report_with_memory(rank: int, memory: HostMemory | None) -> RankReport:
+    train = KindTotals(steps=10, ns=100 * MILLISECOND_NS)
+    train.phases[BACKWARD] = PhaseTotals(10, 100 * MILLISECOND_NS)
+    return RankReport(rank, Totals(train=train, host_memory=memory), PhaseNames())
+
+
+def test_host_memory_of_this_process_is_read() -> None:
+    memory = read_host_memory()
+    assert memory is not None
+    assert 0 < memory.resident_bytes <= memory.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("Name:\tpython\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n", HostMemory(1 << 20, 2 << 20)),
+        # The kernel counts both by thread and may be behind.
+        ("VmHWM:\t1023 kB\nVmRSS:\t1024 kB\n", HostMemory(1 << 20, 1 << 20)),
+        ("VmHWM:\t1024 kB\n", None),
+        ("VmHWM:\nVmRSS:\n", None),
+        ("VmHWM:\tx kB\nVmRSS:\ty kB\n", None),
+        (None, None),
+    ],
+)
+def test_host_memory_is_read_or_unknown(
+    tmp_path: Path, status: str | None, expected: HostMemory | None
+) -> None:
+    if status is not None:
+        (tmp_path / "status").write_text(status)
+    assert read_host_memory(str(tmp_path / "status")) == expected
+
+
+def test_overview_has_the_memory_of_each_rank() -> None:
+    memory = HostMemory(441 << 20, 1398 << 20)
+    lines = render_overview([report_with_memory(0, memory), report_with_memory(1, None)], {}).splitlines()
+    assert lines[1].endswith("RSS / peak")
+    assert lines[2].endswith("441 MiB / 1.37 GiB")
+    assert lines[3].endswith("  -")
+    assert max(map(len, lines)) <= 80
+
+
+def test_overview_of_one_rank_has_its_memory() -> None:
+    memory = HostMemory(441 << 20, 1398 << 20)
+    assert "memory 441 MiB resident, 1.37 GiB at the peak" in render_overview(
+        [report_with_memory(0, memory)], {}
+    )
+    assert "memory: 441 MiB resident · 1.37 GiB at the peak" in report_with_memory(0, memory).to_text()

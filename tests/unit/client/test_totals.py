@@ -1,4 +1,4 @@
-"""The account: sums of drained steps, equal to adding them up one by one."""
+"""Totals, blocks of steps and names of phases."""
 
 import math
 
@@ -7,9 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock
 
-from torchperfd.steps.phases import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, StepBatch
+from torchperfd.steps.phases import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    OTHER,
+    PHASE_SLOTS,
+    TRAIN,
+    VALIDATE,
+    PhaseNames,
+    StepBatch,
+)
 from torchperfd.steps.recorder import Recorder
+from torchperfd.steps.step_series import MAX_BLOCKS, StepBlocks
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
 
 def record(steps: list[tuple[int, int, dict[int, int]]], before: int = 0) -> list[StepBatch]:
@@ -215,3 +227,101 @@ def test_phase_open_across_an_edge_is_in_totals_before_its_end() -> None:
     totals.add(recorder.drain())
     assert totals.train.phases[PHASE_SLOTS - 1] == PhaseTotals(3, 30, 300.0)
     assert totals.train.ns == 30
+
+
+def train(times: list[int], before: int) -> list[StepBatch]:
+    """Return training steps of a millisecond of data, and so many nanoseconds forward."""
+    return record([(TRAIN, 1, {DATA: 1_000_000, FORWARD: ns}) for ns in times], before)
+
+
+def test_blocks_few_steps_have_one_each_without_the_first() -> None:
+    blocks = StepBlocks()
+    for batch in train([9_000, 10, 20, 30], before=0):
+        blocks.add(batch)
+    sums = blocks.sums()
+    assert (sums.steps, sums.step_ns) == (1, (1_000_010, 1_000_020, 1_000_030))
+    assert sums.phase_ns[FORWARD] == (10, 20, 30)
+    assert sums.phase_ns[DATA] == (1_000_000,) * 3
+
+
+def test_blocks_validation_is_left_out() -> None:
+    blocks = StepBlocks()
+    for batch in record([(VALIDATE, 1, {FORWARD: 5}), (VALIDATE, 1, {FORWARD: 5})], before=3):
+        blocks.add(batch)
+    assert blocks.sums().step_ns == ()
+
+
+def test_blocks_phase_that_begins_late_is_zero_before() -> None:
+    blocks = StepBlocks()
+    steps = record(
+        [(TRAIN, 1, {FORWARD: 5}), (TRAIN, 1, {FORWARD: 5, BACKWARD: 7}), (TRAIN, 1, {FORWARD: 6})], before=1
+    )
+    for batch in steps:
+        blocks.add(batch)
+    phases = blocks.sums().phase_ns
+    assert (phases[FORWARD], phases[BACKWARD]) == ((5, 5, 6), (0, 7, 0))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=60))
+def test_blocks_do_not_depend_on_batches(sizes: list[int]) -> None:
+    total = sum(sizes)
+    times = [1000 + 37 * number % 991 for number in range(total)]
+    blocks, position = StepBlocks(), 0
+    for size in sizes:
+        for batch in train(times[position : position + size], before=1 + position):
+            blocks.add(batch)
+        position += size
+    sums = blocks.sums()
+    assert len(sums.step_ns) == total // sums.steps < MAX_BLOCKS
+    assert sums.steps == 1 or len(sums.step_ns) >= MAX_BLOCKS // 2
+    edges = range(0, len(sums.step_ns) * sums.steps, sums.steps)
+    assert sums.phase_ns[FORWARD] == tuple(sum(times[first : first + sums.steps]) for first in edges)
+    assert sums.step_ns == tuple(ns + sums.steps * 1_000_000 for ns in sums.phase_ns[FORWARD])
+
+
+def test_built_in_phases_have_their_slots_from_the_start() -> None:
+    names = PhaseNames()
+    assert [names.slot(name) for name in PHASES] == list(range(len(PHASES)))
+    assert len(names) == len(PHASES)
+
+
+def test_user_phases_keep_slots_in_order_of_first_use() -> None:
+    names = PhaseNames()
+    first = names.slot("augment")
+    second = names.slot("log metrics ✓")
+    assert (first, second) == (len(PHASES), len(PHASES) + 1)
+    assert names.slot("augment") == first
+    assert names.name(first) == "augment"
+    assert names.name(second) == "log metrics ✓"
+    assert len(names) == len(PHASES) + 2
+
+
+def test_sixteen_user_phases_are_distinct_and_the_next_is_other() -> None:
+    names = PhaseNames()
+    slots = [names.slot(f"mine {number}") for number in range(MAX_USER_PHASES)]
+    assert slots == list(range(len(PHASES), PHASE_SLOTS))
+    assert names.overflowed == set()
+    assert names.slot("one too many") == OTHER
+    assert names.slot("mine 15") == PHASE_SLOTS - 1
+    assert names.overflowed == {"one too many"}
+    assert len(names) == PHASE_SLOTS == 27
+
+
+def test_what_overflows_is_remembered_within_bounds() -> None:
+    names = PhaseNames()
+    for number in range(10_000):
+        names.slot(f"batch {number}")
+    assert len(names.overflowed) == MAX_USER_PHASES
+    assert len(names) == PHASE_SLOTS
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "two\nlines", "tab\t", "\x1b[31m"])
+def test_names_that_no_label_could_carry_are_refused(name: str) -> None:
+    names = PhaseNames()
+    with pytest.raises(ValueError, match="1 to 64 printable characters"):
+        names.slot(name)
+    assert len(names) == len(PHASES)
+
+
+def test_the_longest_name_is_64_characters() -> None:
+    assert PhaseNames().slot("x" * 64) == len(PHASES)

@@ -1,6 +1,10 @@
-"""The onset detector: what it finds, when it keeps quiet, and that no input breaks it."""
+"""Onsets: changes of the step time are reported with step and size, and detectors keep bounded memory."""
 
 import math
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +23,9 @@ from torchperfd_daemon.diagnosis.detect.onset import (
     OnsetDetector,
 )
 from torchperfd_daemon.diagnosis.detect.robust_statistics import LENGTHS, BlockNoise
+from torchperfd_daemon.diagnosis.detect.spikes import SpikeDetector
+from torchperfd_daemon.diagnosis.detect.stall import StallDetector
+from torchperfd_daemon.diagnosis.detect.trends import RegressionDetector
 
 Float64 = npt.NDArray[np.float64]
 
@@ -180,3 +187,49 @@ def test_block_noise_is_that_of_its_definition(series: Float64) -> None:
             squares.append(float(np.mean(means**2)))
     assert noise.variance() == pytest.approx(max(variances), abs=1e-12)
     assert noise.wander() == pytest.approx(math.sqrt(max(squares)), abs=1e-9)
+
+
+def step_times() -> Iterator[float]:
+    """Yield step times with frequent long steps, in seconds."""
+    chance = random.Random(5)
+    while True:
+        yield chance.uniform(0.1, 0.2) * chance.choice((1, 1, 1, 50))
+
+
+def onset() -> tuple[OnsetDetector, Callable[[float], object]]:
+    detector = OnsetDetector()
+    return detector, detector.observe
+
+
+def spikes() -> tuple[SpikeDetector, Callable[[float], object]]:
+    detector = SpikeDetector(2)
+    return detector, lambda seconds: detector.observe(seconds, {"data": seconds / 2}, seconds / 4)
+
+
+def stall() -> tuple[StallDetector, Callable[[float], object]]:
+    detector = StallDetector()
+    now = [0.0]
+
+    def observe(seconds: float) -> None:
+        now[0] += seconds
+        detector.step(now[0])
+
+    return detector, observe
+
+
+def regression() -> tuple[RegressionDetector, Callable[[float], object]]:
+    detector = RegressionDetector()
+    return detector, lambda seconds: detector.observe(seconds, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "most_bytes"), [(onset, 10_000), (spikes, 3_500), (stall, 4_500), (regression, 3_500)]
+)
+def test_detector_many_steps_keep_its_memory_bounded(
+    make: Callable[[], tuple[Any, Callable[[float], object]]], most_bytes: int
+) -> None:
+    detector, observe = make()
+    steps = step_times()
+    for _ in range(20_000):
+        observe(next(steps))
+    assert len(pickle.dumps(detector)) <= most_bytes

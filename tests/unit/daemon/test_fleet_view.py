@@ -1,9 +1,11 @@
-"""One question to all daemons: who answers is counted once, who does not is named."""
+"""The view over all nodes: runs, stacks, credentials, builds and clock offsets."""
 
 from pathlib import Path
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.node import free_port
 from tests.unit.daemon.fleet_nodes import RUN, asking, certificates, may_all, none_here, play, start_node
 
@@ -11,6 +13,8 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetView, check_listening, read_credentials
 from torchperfd_daemon.fleet.credentials import parse_tokens
+from torchperfd_daemon.fleet.relay import ClockOffset, Exchange
+from torchperfd_daemon.views.fleet import builds_text
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -178,3 +182,49 @@ def test_a_message_that_is_too_large_is_refused(tmp_path: Path, size: int) -> No
         await node.server.stop(None)
 
     play(scenario)
+
+
+def node(name: str, version: str = "0.2.0", revision: str = "6ba749a4c0de") -> control_pb2.FleetNode:
+    return control_pb2.FleetNode(node=name, version=version, revision=revision)
+
+
+def test_builds_text_one_build_is_empty() -> None:
+    assert builds_text([node("n1"), node("n2")]) == ""
+    assert builds_text([]) == ""
+
+
+def test_builds_text_names_nodes_of_each_build() -> None:
+    nodes = [node("n1"), node("n2", revision="1111aaaa2222"), node("n3", "0.1.0", ""), node("n4")]
+    assert builds_text(nodes) == (
+        "the nodes run different builds of torchperfd: 0.2.0 (6ba749a4c0de) on n1, n4;"
+        " 0.2.0 (1111aaaa2222) on n2; 0.1.0 on n3"
+    )
+
+
+def test_builds_text_many_nodes_are_counted() -> None:
+    nodes = [*(node(f"n{index}") for index in range(198)), node("old-1", "0.1.0"), node("old-2", "0.1.0")]
+    assert builds_text(nodes).endswith(
+        ": 0.2.0 (6ba749a4c0de) on 198 nodes; 0.1.0 (6ba749a4c0de) on old-1, old-2"
+    )
+
+
+NS = st.integers(0, 10**9)
+
+
+@given(st.integers(-(10**15), 10**15), st.lists(st.tuples(NS, NS, NS), min_size=1, max_size=20))
+def test_clock_offset_error_is_within_half_the_quickest_exchange(
+    offset: int, ways: list[tuple[int, int, int]]
+) -> None:
+    clock, now = ClockOffset(), 10**18
+    for there, busy, back in ways:
+        received = now + there + offset
+        clock.add(Exchange(now, received, received + busy, now + there + busy + back))
+        now += 10**9
+    assert clock.ns is not None
+    assert abs(clock.ns - offset) <= min(there + back for there, _, back in ways) // 2 + 1
+
+
+def test_answer_older_than_its_question_is_ignored() -> None:
+    clock = ClockOffset()
+    clock.add(Exchange(1000, 50, 60, 900))
+    assert clock.ns is None

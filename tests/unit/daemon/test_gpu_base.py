@@ -1,11 +1,30 @@
-"""Readings of GPUs: their families, and the ranks whose processes are in them."""
+"""GPU metrics: families, counters, fields that drivers changed, newest readings and simulated GPUs."""
 
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from torchperfd_daemon.collectors.gpu_readings import GpuCollector, GpuReading, to_families
+from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
+from torchperfd_daemon.collectors.gpu_readings import (
+    FAMILIES,
+    GpuCollector,
+    GpuReading,
+    NewestGpuReadings,
+    to_families,
+)
+from torchperfd_daemon.collectors.nvml_counters import (
+    ActiveTime,
+    FieldValue,
+    RateTotal,
+    WrappingTotal,
+    slowdown_ns,
+)
 from torchperfd_daemon.collectors.process import RankProcess
+from torchperfd_daemon.simulated import SimulatedGpuCollector
 
 
 class Fixed(GpuCollector):
@@ -84,3 +103,197 @@ def test_memory_is_summed_over_gpus_and_joined_by_pid_and_start(tmp_path: Path) 
 
 def test_ranks_that_hold_nothing_have_no_series(tmp_path: Path) -> None:
     assert Fixed(tmp_path, [holding(0)], [rank(0, 4000, 111)]).sample() == []
+
+
+def test_a_rate_becomes_its_integral() -> None:
+    rate = RateTotal()
+    rate.add(10.0, 2.0)
+    rate.add(0.0, 100.0)
+    rate.add(4.0, 0.5)
+    assert rate.total == 22
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**32 - 1), max_size=20), st.sampled_from([32, 64]))
+def test_a_wrapping_counter_goes_on(start: int, increments: list[int], bits: int) -> None:
+    counter = WrappingTotal()
+    true = start
+    counter.update(true % 2**bits, bits)
+    for increment in increments:
+        true += increment
+        counter.update(true % 2**bits, bits)
+    assert counter.total == true - start
+
+
+def test_what_was_on_at_one_end_counts_half() -> None:
+    active = ActiveTime(["hot", "brake"])
+    active.update(10.0, frozenset({"hot"}))
+    assert active.seconds == {"hot": 0, "brake": 0}
+    active.update(12.0, frozenset({"hot", "brake"}))
+    assert active.seconds == {"hot": 2, "brake": 1}
+    active.update(13.0, frozenset())
+    assert active.seconds == {"hot": 2.5, "brake": 1.5}
+
+
+def test_nothing_is_counted_over_a_pause() -> None:
+    active = ActiveTime(["hot"])
+    active.update(0.0, frozenset({"hot"}))
+    active.pause()
+    active.update(100.0, frozenset({"hot"}))
+    active.update(101.0, frozenset({"hot", "unnamed"}))
+    assert active.seconds == {"hot": 1}
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 10), st.booleans()), min_size=2, max_size=30))
+def test_time_on_never_exceeds_time(looks: list[tuple[float, bool]]) -> None:
+    active = ActiveTime(["hot"])
+    now, shown = 0.0, [0.0]
+    for seconds, on in looks:
+        now += seconds
+        active.update(now, frozenset({"hot"} if on else ()))
+        shown.append(active.seconds["hot"])
+    assert shown == sorted(shown)
+    assert shown[-1] <= now - looks[0][0] + 1e-9
+    if all(on for _, on in looks):
+        assert shown[-1] == pytest.approx(now - looks[0][0])
+
+
+OLD = {number: FieldValue(number, 64) for number in (251, 252, 253)}
+NEW = {number: FieldValue(number, 64) for number in (269, 270, 271)}
+FLAGS_IN_OLD_PLACE = {number: FieldValue(1, 32) for number in (251, 252, 253)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (OLD, (251, 252, 253)),
+        (NEW, (269, 270, 271)),
+        (NEW | FLAGS_IN_OLD_PLACE, (269, 270, 271)),
+        (OLD | NEW, None),
+        (FLAGS_IN_OLD_PLACE, None),
+        ({251: OLD[251], 252: OLD[252]}, None),
+        ({}, None),
+    ],
+)
+def test_slowdown_is_reported_only_when_unambiguous(
+    fields: dict[int, FieldValue], expected: tuple[float, float, float] | None
+) -> None:
+    assert slowdown_ns(fields) == expected
+
+
+GPUS = [GpuReading("0", "GPU-0"), GpuReading("1", "GPU-1")]
+
+
+class Gpus(GpuCollector):
+    """Two readings, then no driver."""
+
+    name = "nvml"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: Iterator[list[GpuReading]] = iter([[GPUS[0]], [GPUS[0], GPUS[1]]])
+
+    def read(self) -> list[GpuReading]:
+        found = next(self.answers, None)
+        if found is None:
+            raise CollectorUnavailableError("gone")
+        return found
+
+
+def test_newest_gpu_readings_are_kept_until_a_read_fails() -> None:
+    watch = NewestGpuReadings(Gpus())
+    assert (watch.name, watch.newest()) == ("nvml", ())
+    watch.sample()
+    assert watch.newest() == [GPUS[0]]
+    watch.sample()
+    assert watch.newest() == [GPUS[0], GPUS[1]]
+    with pytest.raises(CollectorUnavailableError):
+        watch.sample()
+    assert watch.newest() == ()
+
+
+class SlowGpus(GpuCollector):
+    """One reading, during which others look."""
+
+    name = "nvml"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def read(self) -> list[GpuReading]:
+        self.meanwhile()
+        return [GPUS[0]]
+
+
+def test_last_reading_stays_while_the_driver_is_read() -> None:
+    """A driver takes a good part of a second, and the diagnosis looks once a second: it must not miss."""
+    gpus, now = SlowGpus(), [0.0]
+    watch = NewestGpuReadings(gpus, clock=lambda: now[0])
+    watch.sample()
+    seen: list[int] = []
+
+    def look() -> None:
+        for passed in (0.5, 9.0, 10.1):
+            now[0] = 100 + passed
+            seen.append(len(watch.newest()))
+
+    now[0], gpus.meanwhile = 100.0, look
+    watch.sample()
+    assert seen == [1, 1, 0], "of a driver that hangs, nothing is known"
+    assert len(watch.newest()) == 1
+
+
+NOT_SIMULATED = {"gpu_mig_info", "gpu_xid_errors", "gpu_xid_last_timestamp_seconds"}
+
+
+def at(*moments: float) -> list[dict[str, Family]]:
+    now = [1000.0]
+    collector = SimulatedGpuCollector(clock=lambda: now[0])
+    looks = []
+    for moment in moments:
+        now[0] = 1000.0 + moment
+        looks.append({family.name: family for family in collector.sample()})
+    return looks
+
+
+def test_simulated_gpus_are_eight_with_every_healthy_family() -> None:
+    [look] = at(10)
+    assert set(look) == FAMILIES.keys() - NOT_SIMULATED
+    assert {len({labels[1] for labels, _ in family.samples}) for family in look.values()} == {8}
+
+
+def test_counters_only_grow_and_ratios_are_ratios() -> None:
+    looks = at(*range(0, 400, 7))
+    for before, after in pairwise(looks):
+        for name, family in after.items():
+            if family.kind == "counter":
+                then = dict(before[name].samples)
+                assert all(value >= then[labels] for labels, value in family.samples), name
+            if name.endswith("_ratio"):
+                assert all(0 <= value <= 1 for _, value in family.samples), name
+
+
+def test_energy_is_the_integral_of_power() -> None:
+    before, middle, after = at(9.5, 10, 10.5)
+    joules = dict(after["gpu_energy_joules"].samples)
+    for labels, value in before["gpu_energy_joules"].samples:
+        joules[labels] -= value
+    for labels, watts in middle["gpu_power_watts"].samples:
+        assert abs(joules[labels] - watts) < 1
+
+
+def test_one_gpu_gets_hot_is_throttled_and_recovers() -> None:
+    cool, hot, again = at(60, 115, 125)
+
+    def clock(look: dict[str, Family], gpu: str) -> float:
+        return next(v for labels, v in look["gpu_clock_hertz"].samples if labels[0] == gpu)
+
+    def throttled(look: dict[str, Family]) -> dict[str, float]:
+        return {
+            labels[0]: value
+            for labels, value in look["gpu_throttle_seconds"].samples
+            if labels[2] == "hw_thermal_slowdown" and value
+        }
+
+    assert clock(hot, "5") < clock(hot, "4") == clock(cool, "5") == clock(again, "5")
+    assert (throttled(cool), throttled(hot), throttled(again)) == ({}, {"5": 25}, {"5": 30})

@@ -1,8 +1,8 @@
-"""Stacks of processes that load data: their stage, and the line of the script in it."""
+"""Reading stacks: the stage of loading, the part of the step, and the line of the script."""
 
 import pytest
 
-from torchperfd_daemon.stacks import Frame, Loading, Stage, Thread, loading
+from torchperfd_daemon.stacks import Frame, Loading, Part, Stage, Thread, host_part, loading, script_lines
 
 TORCH = "/env/lib/python3.11/site-packages/torch/utils/data"
 MODULE = Frame("/job/train.py", 90, "<module>")
@@ -133,3 +133,59 @@ def test_loading_of_the_training_thread_outside_a_fetch(
     frames: tuple[Frame, ...], expected: Loading | None
 ) -> None:
     assert found(frames, in_worker=False) == expected
+
+
+TORCH_FOLDER = "/env/lib/python3.11/site-packages/torch"
+MODULE_FRAME = Frame("/job/train.py", 90, "<module>")
+TRAIN = Frame("/job/train.py", 37, "train")
+CALL = Frame(f"{TORCH_FOLDER}/nn/modules/module.py", 1700, "_call_impl")
+MODEL = Frame("/job/model.py", 12, "forward", "roll")
+
+
+def test_host_part_of_item_without_a_device_is_other() -> None:
+    frames = (Frame("/job/train.py", 50, "log", "item"), TRAIN, MODULE_FRAME)
+    assert host_part(frames, on_device=False) is Part.OTHER
+
+
+@pytest.mark.parametrize(
+    ("frames", "part"),
+    [
+        ((MODEL, CALL, TRAIN, MODULE_FRAME), Part.FORWARD),
+        ((Frame(f"{TORCH_FOLDER}/optim/sgd.py", 80, "step"), TRAIN, MODULE_FRAME), Part.OPTIMIZER),
+        # A closure runs the model within the step of an optimizer.
+        ((MODEL, CALL, TRAIN, Frame(f"{TORCH_FOLDER}/optim/lbfgs.py", 80, "step"), TRAIN), Part.OPTIMIZER),
+        ((Frame(f"{TORCH_FOLDER}/autograd/graph.py", 869, "_engine_run_backward"), TRAIN), Part.BACKWARD),
+        ((Frame(f"{TORCH_FOLDER}/utils/data/dataloader.py", 788, "_next_data"), TRAIN), Part.WAIT),
+        ((Frame(f"{TORCH_FOLDER}/distributed/distributed_c10d.py", 3252, "all_reduce"), TRAIN), Part.WAIT),
+        ((Frame("/job/train.py", 50, "log", "item"), TRAIN, MODULE_FRAME), Part.WAIT),
+        ((Frame("/job/train.py", 50, "augment", "roll"), TRAIN, MODULE_FRAME), Part.OTHER),
+        ((MODULE_FRAME,), Part.OTHER),
+    ],
+)
+def test_host_part_of_a_stack(frames: tuple[Frame, ...], part: Part) -> None:
+    assert host_part(frames) is part
+
+
+@pytest.mark.parametrize(
+    ("frames", "place", "call"),
+    [
+        ((MODEL, CALL, TRAIN, MODULE_FRAME), MODEL, "roll"),
+        ((Frame(f"{TORCH_FOLDER}/functional.py", 9, "einsum"), TRAIN, MODULE_FRAME), TRAIN, "einsum"),
+        (
+            (
+                Frame("/job/train.py", 51, "<listcomp>", "crop"),
+                Frame("/job/train.py", 50, "augment"),
+                MODULE_FRAME,
+            ),
+            *(Frame("/job/train.py", 51, "augment"), "crop"),
+        ),
+        ((Frame("/job/train.py", 52, "<lambda>"), TRAIN), Frame("/job/train.py", 52, "<lambda>"), ""),
+    ],
+)
+def test_script_line_of_a_stack(frames: tuple[Frame, ...], place: Frame, call: str) -> None:
+    found = script_lines(frames)[0]
+    assert (found.place, found.call) == (place, call)
+
+
+def test_script_line_without_the_script_is_none() -> None:
+    assert script_lines((CALL,)) == []

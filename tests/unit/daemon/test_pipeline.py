@@ -1,16 +1,18 @@
-"""Jobs with pipeline stages: each rank is compared with those of its own stage, and the stages as such."""
+"""Kinds of parallelism, and comparing ranks within the stages of a pipeline."""
 
 import numpy as np
 import pytest
 from tests.unit.daemon.test_device_waits import steps_of, surveys_of
 from tests.unit.daemon.test_observer import RUN, Watched
 
+from torchperfd.model.process import Coordinate
 from torchperfd_cli.commands import ranks, whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
 from torchperfd_daemon.diagnosis.predictions import Removed
 from torchperfd_daemon.diagnosis.waits import find_imbalance
 from torchperfd_daemon.fleet.surveys import judge_all
+from torchperfd_daemon.store.model import PARALLELISM_KINDS, coordinates_text, parallelism_kind, rank_in
 from torchperfd_daemon.views import live as _view
 
 SLOW = 12
@@ -107,3 +109,41 @@ def test_stragglers_are_sorted_over_all_stages() -> None:
 
     works = [work(rank, 0.1 + 0.1 * (rank // 4) + {1: 0.02, 6: 0.05}.get(rank, 0.0)) for rank in range(8)]
     assert [each.rank for each in find_stragglers(works)] == [6, 1]
+
+
+@pytest.mark.parametrize(
+    ("dimension", "kind"),
+    [
+        *(("dp", "data"), ("dp_shard", "data"), ("fsdp", "data"), ("DATA_PARALLEL_GROUP", "data")),
+        *(("tp", "tensor"), ("TENSOR_MODEL_PARALLEL_GROUP", "tensor"), ("tensor-parallel", "tensor")),
+        *(("pp", "pipeline"), ("PIPELINE_MODEL_PARALLEL_GROUP", "pipeline"), ("stage", "pipeline")),
+        *(("ep", "expert"), ("EXPERT_MODEL_PARALLEL_GROUP", "expert")),
+        *(("cp", "context"), ("CONTEXT_PARALLEL_GROUP", "context")),
+        *(
+            ("dp_cp", ""),
+            ("EMBEDDING_GROUP", ""),
+            ("DATA_PARALLEL_GROUP_WITH_CP", ""),
+            ("", ""),
+            ("mine", ""),
+        ),
+    ],
+)
+def test_a_dimension_is_of_the_kind_that_its_name_says(dimension: str, kind: str) -> None:
+    assert parallelism_kind(dimension) == kind
+
+
+def test_a_rank_has_a_place_in_each_kind() -> None:
+    places = (
+        Coordinate("pp", 1, 2),
+        Coordinate("dp", 0, 2),
+        Coordinate("tp", 3, 4),
+        Coordinate("mine", 1, 2),
+    )
+    assert [rank_in(kind, places) for kind in PARALLELISM_KINDS] == [0, 3, 1, None, None]
+    assert coordinates_text(places) == "pp=1 dp=0 tp=3 mine=1"
+    assert (rank_in("data", ()), coordinates_text(())) == (None, "")
+
+
+def test_hybrid_sharding_is_one_data_dimension() -> None:
+    places = (Coordinate("dp_replicate", 2, 3), Coordinate("dp_shard", 1, 4))
+    assert rank_in("data", places) == 2 * 4 + 1

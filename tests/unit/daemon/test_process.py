@@ -1,16 +1,22 @@
-"""Ranks as processes: theirs and their workers' use, and nothing about processes that are others."""
+"""Processes of ranks: their metrics, their state, and the files in memory that they share."""
 
 import os
+import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.unit.daemon.host_tree import HostTree
+from tests.unit.daemon.processes import HERE, process, start_ticks
 
+from torchperfd.v1 import contract
+from torchperfd_daemon.collectors import procfs
 from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
 from torchperfd_daemon.collectors.cgroup import CgroupCollector, Limits, read_limits
 from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
 from torchperfd_daemon.goodput.tracker import process_of
+from torchperfd_daemon.service.rank_process import GoneError, StoppedError, check_running
 from torchperfd_daemon.store import RankIdentity, Store
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -228,3 +234,44 @@ def test_groups_of_version_one_have_a_tree_for_each_controller(tree: HostTree) -
 def test_node_without_cgroups_is_logged(tree: HostTree) -> None:
     with pytest.raises(CollectorUnavailableError, match="no control groups are mounted"):
         CgroupCollector(lambda: [], tree.proc, tree.sys / "fs/cgroup").sample()
+
+
+def test_check_running_stopped_or_ended_process_raises() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        ticks = start_ticks(child.pid)
+        check_running(process(child.pid))
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        with pytest.raises(StoppedError, match=f"kill -CONT {child.pid}"):
+            check_running(process(child.pid))
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(GoneError):
+            check_running(process(child.pid))
+    with pytest.raises(GoneError):
+        check_running(process(child.pid, ticks))
+    check_running(process(child.pid, ticks, namespace=HERE + 1))
+
+
+def test_check_running_traced_process_names_the_tracer(tmp_path: Path) -> None:
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").touch()
+    (tmp_path / "70").mkdir()
+    (tmp_path / "70/stat").write_text("70 (a) b) t " + " ".join(["0"] * 18 + ["9"] + ["0"] * 20))
+    (tmp_path / "70/status").write_text("Name:\ta\nTracerPid:\t71\n")
+    with pytest.raises(StoppedError, match="by a debugger, process 71"):
+        check_running(RankProcess("r", 0, 70, (tmp_path / "self/ns/pid").stat().st_ino, 9), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "file"])
+def test_open_memory_file_by_a_false_link_opens_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    false = tmp_path / "false"
+    os.mkfifo(false) if kind == "fifo" else false.write_bytes(bytes(16))
+    process = tmp_path / "proc"
+    (process / "fd").mkdir(parents=True)
+    (process / "fd" / "3").symlink_to(false)
+    monkeypatch.setattr(os, "readlink", lambda _: f"/memfd:{contract.STACKS_FILE} (deleted)")
+    # Opening the FIFO would wait for a writer that never comes.
+    assert procfs.open_memory_file(process, contract.STACKS_FILE, os.O_RDONLY) is None

@@ -1,4 +1,4 @@
-"""The HTTP side: its fixed pages, and nothing else."""
+"""The HTTP application: probes, metrics, compression, and long work in slices."""
 
 import asyncio
 import base64
@@ -13,6 +13,7 @@ from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.store import RankIdentity, Store
 from torchperfd_daemon.web.app import PageCache, build_app
 from torchperfd_daemon.web.config_file import WebConfigFile
+from torchperfd_daemon.web.runs_api import in_slices
 
 
 class Http:
@@ -185,3 +186,39 @@ def test_only_users_may_read_anything_but_the_probes(tmp_path: Path) -> None:
             )
     assert http.get("/metrics", authorization=right).status_code == 200
     assert http.get("/none", authorization=right).status_code == 404
+
+
+def test_in_slices_long_work_others_run_between() -> None:
+    now = [0.0]
+    order: list[str] = []
+
+    async def work() -> None:
+        async for number in in_slices(range(4), 0.005, lambda: now[0]):
+            order.append(str(number))
+            now[0] += 0.003
+
+    async def other() -> None:
+        order.append("other")
+
+    async def both() -> None:
+        await asyncio.gather(work(), other())
+
+    asyncio.run(both())
+    assert order == ["0", "1", "other", "2", "3"]
+
+
+def test_in_slices_short_work_is_not_divided() -> None:
+    order: list[str] = []
+
+    async def work() -> None:
+        async for number in in_slices("ab", 0.005, lambda: 0.0):
+            order.append(number)
+
+    async def other() -> None:
+        order.append("other")
+
+    async def both() -> None:
+        await asyncio.gather(work(), other())
+
+    asyncio.run(both())
+    assert order == ["a", "b", "other"]

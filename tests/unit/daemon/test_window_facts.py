@@ -1,14 +1,26 @@
-"""What the totals at both ends of a window show beside the phases."""
+"""The observer's window on a rank: its facts, newest rows, device and saves in the background."""
 
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.daemon.test_observer import Watched
 
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.source_lines import SyncWait, TimedLine
-from torchperfd_daemon.diagnosis import RankEvidence
+from torchperfd_daemon.diagnosis import Cause, RankEvidence
 from torchperfd_daemon.diagnosis.waits import strangers_seconds
-from torchperfd_daemon.observer.rank_window import WindowEdge, with_window_facts
+from torchperfd_daemon.observer.node_context import GpuState, GpuWatch
+from torchperfd_daemon.observer.rank_window import (
+    NewestRows,
+    StepsBesideSaves,
+    WindowEdge,
+    error_of_means,
+    with_window_facts,
+)
 from torchperfd_daemon.store import KindTotal, PhaseTotal, Totals
 
 EVIDENCE = RankEvidence(
@@ -100,3 +112,124 @@ def test_threads_that_do_not_compute_are_those_beyond(
 ) -> None:
     found = strangers_seconds(ran=ran, others_ran=others_ran, threads=threads)
     assert found == pytest.approx(strangers)
+
+
+KEPT = 4
+
+
+@given(
+    st.lists(st.integers(1, 5), max_size=12),
+    st.integers(0, 60),
+    st.integers(1, KEPT + 2),
+)
+def test_newest_rows_are_the_end_of_all(steps: list[int], least: int, most: int) -> None:
+    rows, column = NewestRows(KEPT, 2), np.cumsum(steps).tolist()
+    for value in column:
+        row = rows.add()
+        assert row.tolist() == [0.0, 0.0]
+        row[1] = value
+    kept = column[-KEPT:]
+    assert len(rows) == len(kept)
+    assert bool(rows) == bool(kept)
+    assert [rows[back][1] for back in range(len(rows))] == kept[::-1]
+    assert rows.newest(most)[:, 1].tolist() == kept[-most:]
+    if kept:
+        newest_first = kept[::-1][: most + 1]
+        reached = [back for back, value in enumerate(newest_first) if value >= least]
+        assert rows.since(least, 1, most) == max(reached, default=0)
+
+
+def test_error_of_means_is_that_of_the_samples() -> None:
+    # Ten steps a sample, of 1, 2 and 3 each.
+    rows = np.array([[0.0, 0.0], [10.0, 10.0], [30.0, 20.0], [60.0, 30.0]])
+    assert error_of_means(rows, 0, 1) == pytest.approx(1 / np.sqrt(3))
+
+
+def test_error_of_means_leaves_out_samples_without_a_step() -> None:
+    rows = np.array([[0.0, 0.0], [10.0, 10.0], [10.0, 10.0], [40.0, 20.0]])
+    assert error_of_means(rows, 0, 1) == pytest.approx(np.sqrt(2) / np.sqrt(2))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_error_of_means_of_one_sample_is_zero(count: int) -> None:
+    assert error_of_means(np.ones((count, 2)).cumsum(axis=0), 0, 1) == 0.0
+
+
+PID = 7
+
+
+def test_device_is_not_idle_while_its_use_is_unknown() -> None:
+    """A rank's GPU is found some seconds after its first step, and the driver may pause."""
+    watch = GpuWatch(0.0)
+    for now, use in enumerate((None, None, 0.25, None, 0.5), start=1):
+        watch.follow(now, GpuState(utilization=use), PID, frozenset())
+        assert watch.is_known is (use is not None)
+    assert watch.busy_seconds == pytest.approx(1 + 1 + 0.25 + 1 + 0.5)
+
+
+def test_clock_is_compared_with_its_highest_value() -> None:
+    watch = GpuWatch(0.0)
+    assert watch.slowdown == 0.0
+    for now, clock in enumerate((1.5e9, 2e9, 1.5e9), start=1):
+        watch.follow(now, GpuState(clock_hertz=clock), PID, frozenset())
+    assert watch.slowdown == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("held_by", "foreign"), [({PID, 8, 9}, 1), ({8, 9}, 0), ({PID, 8}, 0)])
+def test_others_are_counted_where_the_driver_shows_the_rank(held_by: set[int], foreign: int) -> None:
+    watch = GpuWatch(0.0)
+    watch.follow(1.0, GpuState(processes=frozenset(held_by)), PID, frozenset({PID, 8}))
+    assert watch.foreign == foreign
+
+
+STEPS = 12
+
+
+def compared(*samples: tuple[float, float], scatter: float = 0.01) -> float:
+    """Return the extra of a step, after samples of its saving part and its mean step in seconds."""
+    chance = random.Random(3)
+    beside = StepsBesideSaves()
+    for saving, step_seconds in samples:
+        beside.add(saving, STEPS, STEPS * step_seconds * chance.gauss(1, scatter))
+    return beside.extra_seconds
+
+
+def test_steps_beside_a_save_are_compared_with_those_around_it() -> None:
+    fast, slow = (0.0, 0.08), (1.0, 0.11)
+    assert compared(*[fast] * 10, *[slow] * 5) == pytest.approx(0.03, rel=0.1)
+    assert compared(*[fast] * 10, *[slow] * 5, *[fast] * 5) == pytest.approx(0.03, rel=0.1)
+    assert compared(*([fast] * 6 + [slow] * 6) * 5) == pytest.approx(0.03, rel=0.1)
+
+
+def test_a_save_that_changes_nothing_costs_nothing() -> None:
+    for seed in range(200):
+        chance = random.Random(seed)
+        beside = StepsBesideSaves()
+        for sample in range(40):
+            beside.add(float(sample % 10 >= 5), STEPS, STEPS * 0.1 * chance.gauss(1, 0.1))
+            assert beside.extra_seconds < 0.02
+    assert compared(*[(0.0, 0.1)] * 10, *[(1.0, 0.104)] * 10) == 0.0
+
+
+def test_steps_that_stay_slow_after_the_save_have_another_cause() -> None:
+    assert compared(*[(0.0, 0.08)] * 10, *[(1.0, 0.11)] * 5, *[(0.0, 0.11)] * 5) == 0.0
+
+
+def test_without_other_steps_nothing_is_known() -> None:
+    assert compared(*[(1.0, 0.11)] * 10) == 0.0
+    assert compared(*[(0.0, 0.08)] * 4, *[(1.0, 0.11)] * 10) == 0.0
+    assert compared(*[(0.3, 0.08)] * 10, *[(1.0, 0.11)] * 10) == 0.0
+
+
+def test_a_run_that_slows_while_one_rank_saves_has_that_cause() -> None:
+    watched = Watched(4)
+    watched.train(30)
+    watched.job.saving = {0}
+    watched.train(15, lambda rank, _step: {"forward": 0.03} if rank == 0 else {})
+    verdict = watched.verdict
+    assert (verdict.cause, verdict.rank) == (Cause.CHECKPOINT, 0)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.03, rel=0.1)
+    assert "beside checkpoints that are saved in the background" in verdict.evidence
+    watched.job.saving = set()
+    watched.train(30)
+    assert watched.verdict.cause is Cause.NONE

@@ -1,6 +1,6 @@
 """Rules on the update of parameters, one by one or together, and on old gradients.
 
-`tests/unit/daemon/test_advice_settings.py` compares the table of optimizers, which of them update all
+`tests/unit/daemon/test_advice_invariants.py` compares the table of optimizers, which of them update all
 parameters at once and on which devices, with the signatures of the installed torch.
 """
 
