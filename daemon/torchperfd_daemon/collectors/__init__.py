@@ -1,1 +1,1 @@
-"""Collectors: each samples one thing about the node, in a file of its own."""
+"""Collectors: each samples one thing about the node, and returns it as metrics."""
