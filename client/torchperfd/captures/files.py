@@ -12,7 +12,6 @@ has failed, and every wait has a limit.
 import contextlib
 import errno
 import os
-import secrets
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -228,7 +227,7 @@ class CaptureFolder:
     def new_name(self, name: str) -> str:
         """Return a hidden name for a file that is to become ``name``; no other user can guess it."""
         stem, dot, suffix = name.partition(".")
-        return f".{stem}.{secrets.token_hex(16)}{dot}{suffix}"
+        return f".{stem}.{os.urandom(16).hex()}{dot}{suffix}"
 
     def check_writable(self, name: str) -> None:
         """Find out whether a file of this name could be made.

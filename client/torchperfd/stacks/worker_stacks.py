@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import random
-import secrets
 import select
 import signal
 import socket
@@ -127,7 +126,7 @@ class WorkerStacks:
     """
 
     def __init__(self) -> None:
-        self.name = f"torchperfd-{secrets.token_hex(8)}"
+        self.name = f"torchperfd-{os.urandom(8).hex()}"
         # Its own, since the script may have seeded the module's.
         self._chance = random.Random()
 

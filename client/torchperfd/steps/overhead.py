@@ -5,13 +5,13 @@ that cost times the number of events, the cost of device marks, and the CPU time
 sampler of waits, which need the interpreter; all of it divided by the time of the steps.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Final
 
 from torchperfd.events import EventBuffer, Timed, codes
 from torchperfd.safety.logs import log
+from torchperfd.steps.step_series import median
 
 CHECK_EVERY_S: Final = 30.0
 """Seconds of training time over which the overhead is averaged."""
@@ -42,7 +42,7 @@ def event_seconds() -> float:
     for _ in range(_PAIRS):
         differences.append(_cold_ns(timed, evicting) - _cold_ns(_nothing, evicting))
         buffer.skip(len(buffer))
-    return max(0.0, statistics.median(differences)) / 2 / 1e9
+    return max(0.0, median(differences)) / 2 / 1e9
 
 
 def _cold_ns(call: Callable[[], object], evicting: bytes) -> int:

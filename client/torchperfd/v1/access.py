@@ -8,7 +8,6 @@ user has named is written with the same care.
 
 import errno
 import os
-import secrets
 import socket
 import stat
 import struct
@@ -262,7 +261,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 def _replace(path: Path, content: bytes) -> None:
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    part = f".{secrets.token_hex(8)}.part"
+    part = f".{os.urandom(8).hex()}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         file = os.open(part, flags, 0o666, dir_fd=directory)
