@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from torchperfd.model.step_account import Account, Part, PartKind
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.views.fleet import verdict_dict
 
 PHASES: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "other")
 _SHARES: Final = (0.02, 0.01, 0.3, 0.02, 0.5, 0.06, 0.01, 0.02)
@@ -341,7 +341,7 @@ class PageFeed:
             evidence="memory grows by 8.2 MiB/s and is full in 39 min; host memory of rank 0",
             fix="see which objects are kept",
         )
-        return verdict_dict(verdict)
+        return verdict_to_document(verdict)
 
     def _goodput(self) -> dict[str, Any]:
         buckets = {

@@ -186,7 +186,7 @@ def test_impossible_advice_in_a_capture_is_not_repeated(captures: Path, damage: 
 
 def test_settled_advice_survives_document_and_message() -> None:
     for settled in (SETTLED, replace(SETTLED, advice=None)):
-        assert SettledAdvice.of_message(settled.to_message()) == settled
+        assert SettledAdvice.from_message(settled.to_message()) == settled
         assert SettledAdvice.from_dict(json.loads(json.dumps(settled.to_dict()))) == settled
     assert SettledAdvice.from_dict(None) is None
     assert SettledAdvice.from_dict({"advice": None}) is None

@@ -11,6 +11,7 @@ from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import HookState, HostMemory
 from torchperfd.model.source_lines import SyncWait
+from torchperfd.model.values import MAX_LARGE, count, number, optional, text
 from torchperfd.report import RankReport, phase_table
 from torchperfd.report.overview import (
     WAIT,
@@ -23,7 +24,6 @@ from torchperfd.report.overview import (
     shown_ranks,
 )
 from torchperfd.runs.record import RunRecord, read_document, record_of
-from torchperfd.runs.values import MAX_LARGE, count, number, optional, text
 from torchperfd.runs.verdict_card import read_card
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals

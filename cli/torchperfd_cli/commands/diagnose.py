@@ -7,12 +7,13 @@ import click
 
 from torchperfd.model import terminal_text
 from torchperfd.model.card import card_of
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import json_option, socket_option
 from torchperfd_cli.commands._output import show, watch_option
 from torchperfd_cli.commands._scope import Scope, missing, scope_options
-from torchperfd_daemon.views.fleet import fleet_dict, verdict_dict
+from torchperfd_daemon.views.fleet import fleet_dict
 
 
 @click.command("diagnose")
@@ -34,7 +35,7 @@ def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as
             answer = scope.verdicts(daemon)
             if as_json:
                 document = {
-                    "verdicts": [verdict_dict(each) for each in answer.verdicts],
+                    "verdicts": [verdict_to_document(each) for each in answer.verdicts],
                     **fleet_dict(answer),
                 }
                 return json.dumps({"schema": "torchperfd.diagnosis/1", **document}), missing(answer)

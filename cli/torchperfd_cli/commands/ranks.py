@@ -64,7 +64,7 @@ def _accounts(scope: Scope, daemon: Any, runs: Sequence[_view.RunView]) -> dict[
     """Ask for the accounts of runs; of a single rank they have nothing that its phases lack."""
     if all(len(run.ranks) < 2 for run in runs):
         return {}
-    return {verdict.run: Account.of_verdict(verdict) for verdict in scope.verdicts(daemon).verdicts}
+    return {verdict.run: Account.from_verdict(verdict) for verdict in scope.verdicts(daemon).verdicts}
 
 
 def text(view: _view.RunView, account: Account | None = None, *, fleet: bool = False) -> str:

@@ -13,6 +13,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
 from torchperfd_cli.commands import _top_state
@@ -29,7 +30,7 @@ from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import merge
 from torchperfd_daemon.stacks.report import render_text
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.fleet import each_once, verdict_dict
+from torchperfd_daemon.views.fleet import each_once
 
 _CAPTURE_STEPS: Final = 5
 _CAPTURE_TIMEOUT_S: Final = 60.0
@@ -246,7 +247,9 @@ def _document(frame: Frame) -> dict[str, Any]:
         "runs": [
             {
                 **_view.run_dict(run),
-                "verdict": verdict_dict(frame.verdicts[run.run]) if run.run in frame.verdicts else None,
+                "verdict": verdict_to_document(frame.verdicts[run.run])
+                if run.run in frame.verdicts
+                else None,
             }
             for run in frame.runs
         ],

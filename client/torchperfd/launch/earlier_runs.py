@@ -18,9 +18,8 @@ from torchperfd.errors import TorchperfdError
 from torchperfd.launch.options import KeepingOptions
 from torchperfd.runs.previous_run import MAX_BYTES, outcome_of, script_digest, script_marker
 from torchperfd.runs.promise import PromiseOutcome
-from torchperfd.runs.record import RunRecord, read_record, record_of
+from torchperfd.runs.record import RunFileError, RunRecord, read_record, record_of
 from torchperfd.runs.store import RunStore, read_file
-from torchperfd.runs.values import RunFileError
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd._version import __version__
@@ -122,21 +122,9 @@ def _environment_facts() -> dict[str, Any]:
 
 def verdict_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
     """Return the verdict; None if no daemon has answered, or has none."""
-    from torchperfd.model.card import command_after_run
-    from torchperfd.model.step_account import Account
+    from torchperfd.model.verdict_document import verdict_to_report
 
-    if answer is None or not answer.HasField("verdict"):
-        return None
-    verdict = answer.verdict
-    account = Account.of_verdict(verdict)
-    return _cause_document(verdict, verdict.script) | {
-        "remarks": list(verdict.remarks),
-        "next_command": command_after_run(verdict.next_command),
-        "unseen_ranks": verdict.unseen_ranks,
-        "note": verdict.note or None,
-        "account": account.to_document() if account else None,
-        "others": [_cause_document(other, verdict.script) for other in verdict.others],
-    }
+    return verdict_to_report(answer.verdict) if answer is not None and answer.HasField("verdict") else None
 
 
 def loader_advice_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
@@ -145,33 +133,8 @@ def loader_advice_document(answer: "control_pb2.GetRunResponse | None") -> dict[
 
     if answer is None or not answer.HasField("loader_advice"):
         return None
-    settled = SettledAdvice.of_message(answer.loader_advice)
+    settled = SettledAdvice.from_message(answer.loader_advice)
     return None if settled is None else settled.to_dict()
-
-
-def _cause_document(verdict: "control_pb2.Verdict", script: str) -> dict[str, Any]:
-    from torchperfd.model.card import name_script
-    from torchperfd.model.loader_facts import InputStages
-    from torchperfd.model.source_lines import SlowLine
-
-    line = SlowLine.of_verdict(verdict)
-    stages = InputStages.of_message(verdict.stages) if verdict.HasField("stages") else None
-    return {
-        "cause": verdict.cause,
-        "summary": verdict.summary,
-        "evidence": verdict.evidence,
-        "line": asdict(line) if line else None,
-        "input_stages": asdict(stages) if stages else None,
-        "rank": verdict.rank if verdict.rank >= 0 else None,
-        "node": verdict.node or None,
-        "phase": verdict.phase or None,
-        "cost_seconds_per_step": verdict.cost_seconds_per_step,
-        "step_seconds": verdict.step_seconds or None,
-        "stalled_seconds": verdict.stalled_seconds or None,
-        "window_seconds": verdict.window_seconds or None,
-        "fix": name_script(verdict.fix, script) or None,
-        "saves_seconds": verdict.saves_seconds or None,
-    }
 
 
 @dataclass(frozen=True, slots=True)

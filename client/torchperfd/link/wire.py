@@ -243,7 +243,7 @@ def _read_column(packed: bytes) -> tuple[int, ...]:
 def _read_loader(packed: session_pb2.LoaderUse) -> LoaderFacts:
     known = {field.name: value for field, value in packed.ListFields()}
     if "stages" in known:
-        known["stages"] = InputStages.of_message(known["stages"])
+        known["stages"] = InputStages.from_message(known["stages"])
     return LoaderFacts(**known)
 
 

@@ -264,7 +264,7 @@ def card_of(verdict: Any) -> VerdictCard:
         also=also,
         failure=verdict.failure,
         note=verdict.note,
-        account=Account.of_verdict(verdict),
+        account=Account.from_verdict(verdict),
     )
 
 
@@ -303,7 +303,7 @@ def _where(verdict: Any) -> str:
 
 
 def _line(verdict: Any) -> str:
-    line = SlowLine.of_verdict(verdict)
+    line = SlowLine.from_verdict(verdict)
     return "" if line is None else line.words
 
 

@@ -29,7 +29,7 @@ class InputStages:
     idle: float | None = None
 
     @classmethod
-    def of_message(cls, message: Any) -> "InputStages":
+    def from_message(cls, message: Any) -> "InputStages":
         """Return those of a ``torchperfd.v1`` message ``InputStages``."""
         return cls(**{field.name: value for field, value in message.ListFields()})
 

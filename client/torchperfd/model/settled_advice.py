@@ -90,7 +90,7 @@ class SettledAdvice:
         return message
 
     @classmethod
-    def of_message(cls, message: control_pb2.LoaderAdvice) -> "SettledAdvice | None":
+    def from_message(cls, message: control_pb2.LoaderAdvice) -> "SettledAdvice | None":
         """Return the advice of a message; None if it is no sound one."""
         advice = None
         if message.rule:

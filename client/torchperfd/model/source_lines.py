@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Any, Final
 
+from torchperfd.model.values import MAX_INT, count, number, text
+
 
 @dataclass(frozen=True, slots=True)
 class SyncWait:
@@ -102,11 +104,31 @@ class SlowLine:
     caller: str = ""
 
     @classmethod
-    def of_verdict(cls, verdict: Any) -> "SlowLine | None":
+    def from_verdict(cls, verdict: Any) -> "SlowLine | None":
         """Return the line of a ``torchperfd.v1`` message ``Verdict``; None if it is unknown, or not shown."""
         if not verdict.HasField("line"):
             return None
         return cls(**{each.name: getattr(verdict.line, each.name) for each in fields(cls)})
+
+    @classmethod
+    def from_document(cls, kept: dict[str, Any]) -> "SlowLine":
+        """Return the line of a document, without the number of samples.
+
+        Raises:
+            ValueError: It is damaged, as with ``KeyError``, ``TypeError`` and ``AttributeError``.
+        """
+        return cls(
+            stage=text(kept["stage"]),
+            stage_share=number(kept["stage_share"]),
+            file=text(kept.get("file")),
+            line=count(kept.get("line") or 0, MAX_INT),
+            function=text(kept.get("function")),
+            call=text(kept.get("call")),
+            share=number(kept.get("share") or 0),
+            in_workers=bool(kept.get("in_workers")),
+            of_step=bool(kept.get("of_step")),
+            caller=text(kept.get("caller")),
+        )
 
     @property
     def words(self) -> str:

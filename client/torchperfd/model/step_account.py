@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, Final
 
 from torchperfd.model.formatting import duration
+from torchperfd.model.values import count, number, text
 
 MIN_SHOWN_SHARE: Final = 0.01
 """Parts below this share of the step are summed as the rest, wherever people read an account."""
@@ -18,6 +19,8 @@ MAX_ERROR: Final = 0.05
 """Beyond this error of the replay, as a share of the step, the parts are not certain."""
 REST: Final = "rest"
 _MIN_REST: Final = 0.001
+_MAX_PARTS: Final = 256
+"""In a document that anyone may have written."""
 _UNITS: Final = ((0.99949, 1.0, "s"), (0.99949e-3, 1e-3, "ms"), (0.0, 1e-6, "µs"))
 """The unit of a step and of its parts: the least step in seconds, the unit in seconds, and its name."""
 _WHOLE: Final = 50
@@ -63,7 +66,7 @@ class Part:
     rank: int | None = None
 
     @classmethod
-    def of_message(cls, message: Any) -> "Part":
+    def from_message(cls, message: Any) -> "Part":
         """Return the part of a ``torchperfd.v1`` message ``AccountPart``; an unknown kind is unnamed."""
         rank = message.rank if message.HasField("rank") else None
         return cls(part_kind(message.kind), message.name, message.seconds, rank)
@@ -126,12 +129,12 @@ class Account:
     hidden: tuple[Part, ...] = ()
 
     @classmethod
-    def of_verdict(cls, verdict: Any) -> "Account | None":
+    def from_verdict(cls, verdict: Any) -> "Account | None":
         """Return the account of a ``torchperfd.v1`` message ``Verdict``; None if it has none."""
         if not verdict.HasField("account"):
             return None
         message = verdict.account
-        parts, hidden = (tuple(map(Part.of_message, each)) for each in (message.parts, message.hidden))
+        parts, hidden = (tuple(map(Part.from_message, each)) for each in (message.parts, message.hidden))
         return cls(message.step_seconds, message.replayed_seconds, parts, hidden)
 
     def fill_message(self, message: Any) -> None:
@@ -140,6 +143,16 @@ class Account:
         for own, packed in ((self.parts, message.parts), (self.hidden, message.hidden)):
             for part in own:
                 packed.add(kind=part.kind.value, name=part.name, seconds=part.seconds, rank=part.rank)
+
+    @classmethod
+    def from_document(cls, kept: dict[str, Any]) -> "Account":
+        """Return the account of a document.
+
+        Raises:
+            ValueError: It is damaged, as with ``KeyError``, ``TypeError`` and ``AttributeError``.
+        """
+        step, replayed = number(kept["step_seconds"]), number(kept["replayed_seconds"])
+        return cls(step, replayed, _read_parts(kept["parts"]), _read_parts(kept["hidden"]))
 
     def to_document(self) -> dict[str, Any]:
         """Return the account as documents have it: seconds per step, shares of the step, and its words."""
@@ -258,6 +271,20 @@ def parts_beside(before: Account, after: Account) -> tuple[tuple[str, float, flo
 def part_kind(name: str) -> PartKind:
     """Return the kind of this name; one of a newer version is unnamed."""
     return PartKind(name) if name in _NAMES else PartKind.UNNAMED
+
+
+def _read_parts(kept: list[dict[str, Any]]) -> tuple[Part, ...]:
+    if len(kept) > _MAX_PARTS:
+        raise ValueError("its account has too many parts")
+    return tuple(
+        Part(
+            part_kind(text(part["kind"])),
+            text(part.get("name")),
+            number(part["seconds"]),
+            None if part.get("rank") is None else count(part["rank"]),
+        )
+        for part in kept
+    )
 
 
 _NAMES: Final = frozenset(kind.value for kind in PartKind)

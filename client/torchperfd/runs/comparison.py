@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from torchperfd.model.step_account import parts_beside
 from torchperfd.runs.noise import MIN_BLOCKS, MeanChange, compare_means, compare_plain_means
-from torchperfd.runs.record import RankBlocks, RunRecord
-from torchperfd.runs.values import RunFileError
+from torchperfd.runs.record import RankBlocks, RunFileError, RunRecord
 
 SCHEMA: Final = "torchperfd.run_comparison/1"
 MATERIAL: Final = 0.01

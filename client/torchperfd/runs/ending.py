@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from torchperfd.runs.values import text
+from torchperfd.model.values import text
 
 FAILED: Final = "failed"
 INTERRUPTED: Final = "interrupted"

@@ -15,9 +15,8 @@ from torchperfd.runs.comparison import compare_runs
 from torchperfd.runs.ending import FAILED
 from torchperfd.runs.noise import MIN_BLOCKS
 from torchperfd.runs.promise import CHANGED, MACHINE, NOISE, UNCHANGED, Promise, PromiseOutcome
-from torchperfd.runs.record import RankBlocks, RankRecord, RunRecord, read_record
+from torchperfd.runs.record import RankBlocks, RankRecord, RunFileError, RunRecord, read_record
 from torchperfd.runs.store import RunStore
-from torchperfd.runs.values import RunFileError
 
 MAX_BYTES: Final = 8 << 20
 """Larger reports of earlier runs are not read."""

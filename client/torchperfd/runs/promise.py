@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torchperfd.model.card import HEALTHY, MIN_SHARE, UNKNOWN
 from torchperfd.model.formatting import duration
-from torchperfd.runs.values import MOST, number, text
+from torchperfd.model.values import MAX_NUMBER, number, text
 
 _ARGUMENT: Final = re.compile(r"\b\w+=[\w.]+")
 _CALL: Final = re.compile(r"[\w.]+\([^()]*\)")
@@ -251,6 +251,6 @@ def percent(ratio: float) -> str:
 def _optional(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise ValueError("a number is missing or not finite")
     return float(value)

@@ -5,17 +5,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+from torchperfd.errors import TorchperfdError
 from torchperfd.model.settled_advice import SettledAdvice
-from torchperfd.model.step_account import Account, Part, part_kind
+from torchperfd.model.step_account import Account
+from torchperfd.model.values import MAX_LARGE, clean, count, number, optional, text
 from torchperfd.runs.ending import Ending
 from torchperfd.runs.promise import Promise, PromiseOutcome, RunSource, promises_of
-from torchperfd.runs.values import MAX_LARGE, RunFileError, clean, count, number, optional, text
 
 SCHEMA: Final = "torchperfd.run/1"
 _MAX_BLOCKS: Final = 4096
-_MAX_PARTS: Final = 256
 
 T = TypeVar("T")
+
+
+class RunFileError(TorchperfdError):
+    """A file is no report of a run, or cannot be read."""
+
+
+class NoSuchRunError(TorchperfdError):
+    """No kept run has the name, or several begin with it."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,31 +209,12 @@ def record_of(document: dict[str, Any]) -> RunRecord:
         exit_cause=ending.cause,
         unseen_ranks=count(verdict.get("unseen_ranks") or 0),
         loader_advice=SettledAdvice.from_dict(document.get("loader_advice")),
-        account=None if account is None else _account(account),
+        account=None if account is None else Account.from_document(account),
         source=RunSource.of_document(document.get("source")),
         settings=_texts(document.get("settings") or {}),
         outcome=PromiseOutcome.of_document(document.get("promise")),
     )
     return replace(record, promises=promises_of(verdict, record.step_seconds))
-
-
-def _account(kept: dict[str, Any]) -> Account:
-    step, replayed = number(kept["step_seconds"]), number(kept["replayed_seconds"])
-    return Account(step, replayed, _parts(kept["parts"]), _parts(kept["hidden"]))
-
-
-def _parts(kept: list[dict[str, Any]]) -> tuple[Part, ...]:
-    if len(kept) > _MAX_PARTS:
-        raise ValueError("its account has too many parts")
-    return tuple(
-        Part(
-            part_kind(text(part["kind"])),
-            text(part.get("name")),
-            number(part["seconds"]),
-            None if part.get("rank") is None else count(part["rank"]),
-        )
-        for part in kept
-    )
 
 
 def _texts(facts: dict[str, Any]) -> dict[str, str]:

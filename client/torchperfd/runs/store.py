@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torchperfd.runs.record import RunRecord, read_record
-from torchperfd.runs.values import NoSuchRunError, RunFileError
+from torchperfd.runs.record import NoSuchRunError, RunFileError, RunRecord, read_record
 from torchperfd.v1 import access
 
 MAX_BYTES: Final = 64 << 20

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from torchperfd.model.card import VerdictCard, card_of, unknown_card
+from torchperfd.model.verdict_document import verdict_from_report
 from torchperfd.report import RankReport
 from torchperfd.report.overview import validation_waits
 from torchperfd.runs.ending import Ending, failure_remedy
 from torchperfd.runs.record import RunRecord
-from torchperfd.runs.values import count, number, text
 from torchperfd.v1 import control_pb2
-
-_MAX_INT: Final = 2**31 - 1
 
 
 def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[RankReport]) -> VerdictCard:
@@ -25,12 +23,7 @@ def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[Ran
     """
     kept, verdict = document.get("verdict"), None
     if kept is not None:
-        verdict = _read_verdict(kept, record)
-        verdict.remarks.extend(text(each) for each in kept.get("remarks") or ())
-        verdict.others.extend(_read_verdict(each, record) for each in kept.get("others") or ())
-        verdict.note = text(kept.get("note"))
-        if record.account is not None:
-            record.account.fill_message(verdict.account)
+        verdict = verdict_from_report(kept, record.run, record.step_seconds or 0.0)
     card = ended_card(record.run, reports, verdict, record.ending)
     return replace(card, outcome=record.outcome.words if record.outcome is not None else "")
 
@@ -66,40 +59,3 @@ def ended_card(
         beside = tuple(cause for cause in card.causes if not cause.cost_seconds)
         return VerdictCard(run, beside, failure=failure, remedy=remedy)
     return replace(card, also=(*card.also, *also), failure=failure)
-
-
-def _read_verdict(kept: dict[str, Any], record: RunRecord) -> control_pb2.Verdict:
-    """Return the message that a verdict was kept from.
-
-    Reports of older versions lack the node, the evidence, and the step that the cost is a part of.
-    """
-    rank, line = kept.get("rank"), kept.get("line")
-    return control_pb2.Verdict(
-        cause=text(kept["cause"]),
-        run=record.run,
-        node=text(kept.get("node")),
-        rank=-1 if rank is None else count(rank, _MAX_INT),
-        evidence=text(kept.get("evidence")) or text(kept.get("summary")),
-        cost_seconds_per_step=number(kept.get("cost_seconds_per_step") or 0),
-        step_seconds=number(kept.get("step_seconds") or 0) or record.step_seconds or 0.0,
-        stalled_seconds=number(kept.get("stalled_seconds") or 0),
-        window_seconds=number(kept.get("window_seconds") or 0),
-        fix=text(kept.get("fix")),
-        saves_seconds=number(kept.get("saves_seconds") or 0),
-        line=None if line is None else _read_line(line),
-    )
-
-
-def _read_line(line: dict[str, Any]) -> control_pb2.SlowLine:
-    return control_pb2.SlowLine(
-        stage=text(line["stage"]),
-        stage_share=number(line["stage_share"]),
-        file=text(line.get("file")),
-        line=count(line.get("line") or 0, _MAX_INT),
-        function=text(line.get("function")),
-        call=text(line.get("call")),
-        share=number(line.get("share") or 0),
-        in_workers=bool(line.get("in_workers")),
-        of_step=bool(line.get("of_step")),
-        caller=text(line.get("caller")),
-    )

@@ -141,14 +141,14 @@ def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
     """Unpack how a rank uses its loader; None for figures that no loader has."""
     known = {field.name: value for field, value in message.ListFields()}
     if "stages" in known:
-        known["stages"] = InputStages.of_message(message.stages)
+        known["stages"] = InputStages.from_message(message.stages)
     facts = LoaderFacts(**known)
     return facts if facts.is_sound() else None
 
 
 def input_stages(message: session_pb2.InputStages) -> InputStages | None:
     """Unpack what the stages of making a batch take; None for figures that no loader has."""
-    stages = InputStages.of_message(message)
+    stages = InputStages.from_message(message)
     return stages if LoaderFacts(stages=stages).is_sound() else None
 
 

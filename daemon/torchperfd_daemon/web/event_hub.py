@@ -10,13 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from torchperfd._version import __revision__, __version__
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import CaptureRecord
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.service.translate_diagnosis import verdict_on_ranks
 from torchperfd_daemon.store import HISTORY_STEPS, Rank
 from torchperfd_daemon.views import history, live
-from torchperfd_daemon.views.fleet import verdict_dict
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.captures_api import capture_dict
 from torchperfd_daemon.web.event_stream import EventStream, event
@@ -306,7 +306,7 @@ class EventHub:
             if verdict is not None:
                 message: control_pb2.Verdict = verdict_on_ranks(verdict, ranks)
                 stream.access.call().rights.redact_verdict(message, users)
-                shown = verdict_dict(message)
+                shown = verdict_to_document(message)
             stream.push(event("verdict", {"run": run, "verdict": shown}))
 
     def _send(self, kind: str, data: object, run: str) -> None:

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.service.translate_diagnosis import verdict_on_ranks
 from torchperfd_daemon.store import Rank, State, Store
 from torchperfd_daemon.views import history
-from torchperfd_daemon.views.fleet import verdict_dict
 from torchperfd_daemon.views.history import sparkline
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.run_rows import KeptRun, RunRow, RunsFile, Sparkline, ended_state, outcome_of
@@ -253,7 +253,7 @@ class PastRuns:
             shown = control_pb2.Verdict()
             shown.CopyFrom(seen.verdict)
             access.call().rights.redact_verdict(shown, seen.users)
-            verdict = verdict_dict(shown)
+            verdict = verdict_to_document(shown)
         return {**(asdict(seen.row) if seen.row is not None else {}), "verdict": verdict}
 
     def _forget(self, now: float) -> None:

@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torchperfd._version import __revision__, __version__
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.report import to_dict as goodput_dict
 from torchperfd_daemon.store import HISTORY_SECONDS, HISTORY_STEPS, PRESENT_S, Rank
 from torchperfd_daemon.views import history, live
-from torchperfd_daemon.views.fleet import fleet_dict, verdict_dict
+from torchperfd_daemon.views.fleet import fleet_dict
 from torchperfd_daemon.views.live import steps_dict
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.endpoint import flag, json_answer, number, rank_list, rank_number, view_dict
@@ -203,7 +204,7 @@ class RunsApi:
         listed = await self._reader.runs(access, fleet=fleet)
         document = {
             "schema": "torchperfd.diagnosis/1",
-            "verdicts": [verdict_dict(each) for each in answer.verdicts],
+            "verdicts": [verdict_to_document(each) for each in answer.verdicts],
             **fleet_dict(answer),
             "view": self._view(
                 access,
@@ -238,7 +239,7 @@ class RunsApi:
         return {
             **run_row(run, ranks, self._parts.gpu_of),
             "goodput_ratio": goodput,
-            "verdict": None if verdict is None else verdict_dict(verdict),
+            "verdict": None if verdict is None else verdict_to_document(verdict),
             "captures_in_progress": self._parts.coordinator.live_of(run.run),
             "first_seen_unix_seconds": self._past.first_seen(run.run),
         }

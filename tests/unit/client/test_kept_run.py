@@ -18,9 +18,8 @@ from torchperfd.launch.options import KeepingOptions
 from torchperfd.launch.run_report import ReportWriter, add_facts
 from torchperfd.launch.termination import Terminated
 from torchperfd.report import run_document
-from torchperfd.runs.record import read_record
+from torchperfd.runs.record import NoSuchRunError, read_record
 from torchperfd.runs.store import RunStore
-from torchperfd.runs.values import NoSuchRunError
 
 
 class BrokenTextError(Exception):

@@ -25,8 +25,7 @@ from torchperfd.runs.comparison_text import (
     headline,
 )
 from torchperfd.runs.noise import compare_means, quantile_95, two_sided
-from torchperfd.runs.record import RankBlocks, RunRecord, read_record
-from torchperfd.runs.values import RunFileError
+from torchperfd.runs.record import RankBlocks, RunFileError, RunRecord, read_record
 
 STEPS = 600
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.support.run_documents import PREDICTED, kept_run, run_file
 
 from torchperfd.runs.promise import CHANGED, PromiseOutcome
-from torchperfd.runs.record import RunRecord, read_record
+from torchperfd.runs.record import NoSuchRunError, RunFileError, RunRecord, read_record
 from torchperfd.runs.store import RunStore, file_id, read_file
-from torchperfd.runs.values import NoSuchRunError, RunFileError
 from torchperfd.v1 import access
 from torchperfd_cli.commands._run_overview import read_overview
 

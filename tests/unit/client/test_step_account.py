@@ -86,7 +86,7 @@ def test_rows_of_any_account_sum_to_its_step(parts: list[Part]) -> None:
     assert all(row.seconds >= 0 for row in (*account.rows, *account.hidden_rows))
     message = control_pb2.Verdict()
     account.fill_message(message.account)
-    assert Account.of_verdict(message) == account
+    assert Account.from_verdict(message) == account
     assert account.words.startswith("of each ")
 
 
@@ -129,8 +129,8 @@ def test_has_more_than_phases_where_a_row_is_none(account: Account, has_more: bo
 
 def test_account_survives_its_message() -> None:
     own = uneven_account()
-    assert Account.of_verdict(with_account(control_pb2.Verdict(), own)) == own
-    assert Account.of_verdict(control_pb2.Verdict()) is None
+    assert Account.from_verdict(with_account(control_pb2.Verdict(), own)) == own
+    assert Account.from_verdict(control_pb2.Verdict()) is None
     assert part_kind("of a newer version") is PartKind.UNNAMED
 
 

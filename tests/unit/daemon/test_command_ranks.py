@@ -17,6 +17,7 @@ from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
 
 from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.source_lines import SlowLine
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_cli import main
 from torchperfd_cli.commands import _top_state as _node_view
@@ -29,7 +30,6 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.service import node_survey
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.fleet import verdict_dict
 from torchperfd_daemon.views.live import behind_text
 
 Command = Callable[..., tuple[int, str, str]]
@@ -236,7 +236,7 @@ def test_ranks_have_the_account_of_their_step(
 
 def test_diagnose_as_json_has_note_account_and_card() -> None:
     verdict = with_account(control_pb2.Verdict(cause="unknown", run="r", note="busy"), uneven_account())
-    document = verdict_dict(verdict)
+    document = verdict_to_document(verdict)
     assert (document["note"], document["card"]["note"]) == ("busy", "busy")
     assert document["account"] == uneven_account().to_document()
     assert document["card"]["account"] == [uneven_account().words]

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.remedies import contention_remedy, fix_of, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.service.translate_diagnosis import percentiles, verdict_message, verdict_on_ranks
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
-from torchperfd_daemon.views.fleet import verdict_dict
 
 
 def verdict_on(cause: Cause) -> Verdict:
@@ -19,7 +19,7 @@ def verdict_on(cause: Cause) -> Verdict:
 
 def shown_fixes(message: control_pb2.Verdict) -> list[str]:
     """Return the fixes of a verdict and of its further causes as documents have them."""
-    document = verdict_dict(message)
+    document = verdict_to_document(message)
     return [each["fix"] for each in (document, *document["others"])]
 
 

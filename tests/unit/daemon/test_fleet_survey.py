@@ -18,6 +18,7 @@ from tests.support.node import free_port
 from tests.unit.daemon.fleet_nodes import PlayedSessions, asking, may_all, play
 from tests.unit.daemon.live_runs import STEPS, train
 
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.diagnosis import Cause, Verdict
@@ -31,7 +32,6 @@ from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service import SessionService, node_survey, translate
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.store import HISTORY_STEPS, RankIdentity, StepColumns, Store
-from torchperfd_daemon.views.fleet import verdict_dict
 
 RUN = "bert-17"
 ADA, BOB = 61_001, 61_002
@@ -242,7 +242,7 @@ def test_fleet_verdict_names_the_script_to_its_user(
         # A node names it in its verdicts, too; the ranks' own name counts.
         each.verdicts[0].script = "rm"
     [verdict] = shown_verdicts(surveys, Rights(Caller(caller), is_admin=False).redact_verdict)
-    assert verdict_dict(verdict)["fix"].startswith(f"`torchperfd tune {name}` tries settings")
+    assert verdict_to_document(verdict)["fix"].startswith(f"`torchperfd tune {name}` tries settings")
     assert ("my job.py" in str(verdict)) == (name != "SCRIPT")
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from torchperfd.launch.run_report import closing_card
 from torchperfd.model.card import CauseCard, VerdictCard, card_of
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.report import RankReport
 from torchperfd.steps.phases import FORWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
@@ -26,7 +27,6 @@ from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service.translate_diagnosis import verdict_on_ranks
 from torchperfd_daemon.store import CudaMemory, Rank, RankIdentity, State, Store
 from torchperfd_daemon.store import Totals as StoredTotals
-from torchperfd_daemon.views.fleet import verdict_dict
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.past_runs import PastRuns
 
@@ -87,7 +87,7 @@ def document_text(document: Mapping[str, object]) -> str:
 LIVE: Final[Mapping[str, Callable[[Verdict], str]]] = {
     "diagnose": lambda found: card_of(verdict_on_ranks(found, ranks())).to_text(width=1000),
     "notebook": lambda found: card_of(verdict_on_ranks(found, ranks())).to_html(),
-    "page": lambda found: document_text(verdict_dict(verdict_on_ranks(found, ranks()))),
+    "page": lambda found: document_text(verdict_to_document(verdict_on_ranks(found, ranks()))),
     "without CUDA": lambda found: str(card_of(verdict_on_ranks(found, ranks(cuda=False)))),
     "fleet": lambda found: str(
         card_of(verdict_on_ranks(judge(RUN, [NodePart("node-a", found, ())]), ranks()))

@@ -8,13 +8,13 @@ import grpc
 import pytest
 from tests.support.served import RankStream, Served, control, hello, play
 
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, UsageError
 from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.permissions import Permissions, Rights, group_id
 from torchperfd_daemon.store import RankIdentity, Store
-from torchperfd_daemon.views.fleet import verdict_dict
 
 CAPTURE = "20260726-101502-3fa1c2"
 ADA, BOB, ADMINS = 61_001, 61_002, 61_009
@@ -99,7 +99,7 @@ def test_redact_verdict_hides_the_name_of_the_script(caller: int, name: str) -> 
         fix="`torchperfd tune SCRIPT` tries settings", script="train.py", others=[other]
     )
     rights(caller).redact_verdict(verdict, [ADA])
-    shown = verdict_dict(verdict)
+    shown = verdict_to_document(verdict)
     assert shown["fix"] == f"`torchperfd tune {name}` tries settings"
     assert shown["others"][0]["fix"] == f"`torchperfd tune --only threads {name}` measures"
     assert ("train.py" in str(verdict)) == (caller == ADA)

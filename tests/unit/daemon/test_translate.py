@@ -16,6 +16,7 @@ from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import Coordinate, HostMemory
 from torchperfd.model.source_lines import SlowLine, SyncWait
 from torchperfd.model.step_account import Part, PartKind
+from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
 from torchperfd_daemon.captures.manifest import CaptureOptions
@@ -35,7 +36,6 @@ from torchperfd_daemon.store import (
     State,
     Totals,
 )
-from torchperfd_daemon.views.fleet import verdict_dict
 
 TRAIN, VALIDATE = session_pb2.STEP_KIND_TRAIN, session_pb2.STEP_KIND_VALIDATE
 
@@ -446,7 +446,7 @@ def test_blocks_of_steps_are_passed_on_unless_too_large() -> None:
 
 def test_share_is_of_the_verdicts_own_step() -> None:
     """111 ms of a 163 ms step is 68 %, however long the steps are by now."""
-    document = verdict_dict(
+    document = verdict_to_document(
         control_pb2.Verdict(cause="input-bound", rank=-1, cost_seconds_per_step=0.111, step_seconds=0.163)
     )
     assert document["card"]["heading"] == "input-bound · 68% of the step"

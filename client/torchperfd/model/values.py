@@ -1,21 +1,18 @@
-"""Reads values of a report that anyone may have written, and names what goes wrong with such files.
-
-Numbers are within bounds, text is safe for a terminal.
-"""
+"""Reads values of a report that anyone may have written: numbers within bounds, text safe for a terminal."""
 
 import math
 from typing import Any, Final
 
-from torchperfd.errors import TorchperfdError
-
 _MAX_TEXT: Final = 400
-MOST: Final = 1e12
+MAX_NUMBER: Final = 1e12
 """Seconds and steps beyond any run; products of such numbers do not overflow."""
 MAX_LARGE: Final = 1e21
 """The same for what a run has more of: tokens, bytes and floating-point operations."""
+MAX_INT: Final = 2**31 - 1
+"""The largest whole number that any field of a message holds."""
 
 
-def number(value: Any, most: float = MOST) -> float:
+def number(value: Any, most: float = MAX_NUMBER) -> float:
     """Return a number from 0 to ``most``.
 
     Raises:
@@ -27,12 +24,12 @@ def number(value: Any, most: float = MOST) -> float:
     return found
 
 
-def optional(value: Any, most: float = MOST) -> float | None:
+def optional(value: Any, most: float = MAX_NUMBER) -> float | None:
     """Return a number, or None for null."""
     return None if value is None else number(value, most)
 
 
-def count(value: Any, most: float = MOST) -> int:
+def count(value: Any, most: float = MAX_NUMBER) -> int:
     """Return a number without its fraction."""
     return int(number(value, most))
 
@@ -54,13 +51,3 @@ def clean(words: str) -> str:
     """Return the beginning of a text, without characters that cannot be printed."""
     words = words[:_MAX_TEXT]
     return words if words.isprintable() else "".join(each if each.isprintable() else "?" for each in words)
-
-
-class RunFileError(TorchperfdError):
-    """A file is no report of a run, or cannot be read."""
-
-
-class NoSuchRunError(TorchperfdError):
-    """No kept run has the name, or several begin with it."""
-
-    exit_code = 3
