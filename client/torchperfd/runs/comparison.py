@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from torchperfd.model.significance import holm
 from torchperfd.model.step_account import parts_beside
 from torchperfd.runs.noise import MIN_BLOCKS, MeanChange, compare_means, compare_plain_means
 from torchperfd.runs.record import RankBlocks, RunFileError, RunRecord
@@ -293,7 +294,8 @@ def _machine_factor(columns: _Columns, step: MeanChange) -> float | None:
 
 def _phases(columns: _Columns, step: MeanChange, factor: float) -> tuple[PhaseChange, ...]:
     means = {name: compare_means(before, after, factor) for name, (before, after) in columns.items()}
-    beyond_noise = _holm({name: mean.chance for name, mean in means.items()}, _PHASES_LEVEL)
+    names = tuple(means)
+    beyond_noise = [names[place] for place in holm([mean.chance for mean in means.values()], _PHASES_LEVEL)]
     scale = factor * step.before
     # Another speed of the machine does not change all phases by exactly one factor.
     least = scale * max(MATERIAL, _UNEVEN * abs(math.log(factor)))
@@ -332,19 +334,6 @@ def _differs_from_rest(columns: _Columns, name: str, changed: Sequence[str], *, 
         ratios.append([mine / others for mine, others in zip(own, rest, strict=True)])
     relative = compare_means(ratios[0], ratios[1])
     return relative.chance <= _PHASES_LEVEL and (relative.difference > 0) == rises
-
-
-def _holm(chances: Mapping[str, float], level: float) -> list[str]:
-    """Return which differ, the clearest first.
-
-    Any is wrongly named in at most ``level`` of all comparisons (Holm, 1979).
-    """
-    named: list[str] = []
-    for name in sorted(chances, key=lambda name: chances[name]):
-        if chances[name] > level / (len(chances) - len(named)):
-            break
-        named.append(name)
-    return named
 
 
 def _differences(before: RunRecord, after: RunRecord) -> tuple[Difference, ...]:

@@ -10,13 +10,13 @@ from typing import Final, Literal
 
 import numpy as np
 
+from torchperfd.model.significance import holm
 from torchperfd_daemon.analysis import comparison_samples as cells
 from torchperfd_daemon.analysis.comparison_samples import (
     Cells,
     Rows,
     SampledSide,
     Spread,
-    holm,
     shared_steps,
     welch,
 )
@@ -217,8 +217,10 @@ def _changes(
     left, right = (_picked(rows, both) for rows in (one, other))
     if _noise_known(before, after):
         chances = welch(left, right)
-        moved = holm(chances, LEVEL) & (np.abs(right.mean - left.mean) >= NEGLIGIBLE_OF_STEP * longest)
         p_values: list[float | None] = list(chances.tolist())
+        moved = np.zeros(len(both), dtype=np.bool_)
+        moved[holm(chances.tolist(), LEVEL)] = True
+        moved &= np.abs(right.mean - left.mean) >= NEGLIGIBLE_OF_STEP * longest
     else:
         moved = _moved(left, right, longest)
         p_values = [None] * len(both)

@@ -1,7 +1,7 @@
 """One side of a comparison: the mean and spread of each row over steps, and whether a difference is noise.
 
-Welch's test is for one row, Holm's correction for many. Both are needed: a table has hundreds of rows, and at
-five in a hundred some of them always differ.
+Welch's test is for one row. A table has hundreds, of which some always differ at five in a hundred:
+:func:`torchperfd.model.significance.holm` corrects for that.
 """
 
 import math
@@ -12,13 +12,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from torchperfd.model.significance import beta_fraction
 from torchperfd_daemon.analysis.breakdown import DEVICE
 from torchperfd_daemon.analysis.operator_sums import ON_DEVICE
 from torchperfd_daemon.analysis.summary import Summary
-from torchperfd_daemon.analysis.trace import Flags, Int64
+from torchperfd_daemon.analysis.trace import Int64
 
 Float64 = npt.NDArray[np.float64]
-# Terms of the continued fraction. It needs about the square root of the degrees of freedom.
+# Terms of the continued fraction, the same for all rows: enough for 70,000 degrees of freedom.
 _TERMS: Final = 400
 
 
@@ -52,18 +53,6 @@ def welch(before: Spread, after: Spread) -> Float64:
     return np.where(varies, _two_sided(difference**2 / error, freedom), np.where(difference == 0, 1.0, 0.0))
 
 
-def holm(chances: Float64, level: float) -> Flags:
-    """Return which rows differ, so that any is wrongly named in at most ``level`` of all tables.
-
-    Holm's step-down procedure (Scand. J. Statistics 6, 1979), which lets rows depend on one another.
-    """
-    order = np.argsort(chances, kind="stable")
-    passes = chances[order] <= level / np.arange(len(chances), 0, -1)
-    named = np.zeros(len(chances), dtype=np.bool_)
-    named[order[np.logical_and.accumulate(passes)]] = True
-    return named
-
-
 def _two_sided(t_squared: Float64, freedom: Float64) -> Float64:
     """Return the chance that Student's t lies further from 0: I_x(f/2, 1/2) at x = f / (f + t²)."""
     x = freedom / (freedom + t_squared)
@@ -77,17 +66,10 @@ def _two_sided(t_squared: Float64, freedom: Float64) -> Float64:
 
 
 def _incomplete_beta(x: Float64, a: Float64, b: Float64) -> Float64:
-    """Return the regularised incomplete beta function by its continued fraction (DLMF 8.17.22)."""
-    fraction = np.ones_like(x)
-    for m in range(_TERMS, -1, -1):
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        fraction = 1 + odd / fraction
-        if m:
-            fraction = 1 + m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)) / fraction
     log_beta = _log_gamma(a) + _log_gamma(b) - _log_gamma(a + b)
     with np.errstate(divide="ignore"):
         front = np.exp(a * np.log(x) + b * np.log1p(-x) - log_beta) / a
-    return front / fraction
+    return front / beta_fraction(x, a, b, _TERMS)
 
 
 def _log_gamma(values: Float64) -> Float64:

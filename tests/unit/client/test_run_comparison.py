@@ -15,6 +15,7 @@ from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 from tests.support.run_documents import run_file
 
+from torchperfd.model.significance import quantile_95, two_sided
 from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd.runs.comparison import Difference, RunComparison, compare_runs
 from torchperfd.runs.comparison_text import (
@@ -24,7 +25,7 @@ from torchperfd.runs.comparison_text import (
     findings,
     headline,
 )
-from torchperfd.runs.noise import compare_means, quantile_95, two_sided
+from torchperfd.runs.noise import compare_means
 from torchperfd.runs.record import RankBlocks, RunFileError, RunRecord, read_record
 
 STEPS = 600

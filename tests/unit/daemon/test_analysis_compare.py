@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon import traces
 
+from torchperfd.model.significance import holm
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.comparison_samples import Spread, holm, welch
+from torchperfd_daemon.analysis.comparison_samples import Spread, welch
 from torchperfd_daemon.errors import UsageError
 
 # What each operator takes in one step, in ns.
@@ -323,7 +324,7 @@ def test_holm_names_rows_from_the_smallest_until_one_fails(chances: list[float],
         if chances[row] > level / (len(chances) - place):
             break
         named.add(row)
-    assert set(np.flatnonzero(holm(np.array(chances), level)).tolist()) == named
+    assert set(holm(chances, level)) == named
 
 
 def test_noise_alone_names_a_row_in_fewer_tables_than_the_level() -> None:
@@ -333,7 +334,7 @@ def test_noise_alone_names_a_row_in_fewer_tables_than_the_level() -> None:
         # Each row on a scale of its own, as operators are; the sides of different lengths.
         scale = random.lognormal(0, 2, (30, 1))
         before, after = (scale * random.normal(10, 1, (30, count)) for count in (4, 7))
-        wrong += bool(holm(welch(spread(*before.tolist()), spread(*after.tolist())), level).any())
+        wrong += bool(holm(welch(spread(*before.tolist()), spread(*after.tolist())).tolist(), level))
     # Three standard deviations of the count above what the level allows.
     assert wrong <= tables * level + 3 * math.sqrt(tables * level * (1 - level))
     assert wrong > 0
