@@ -63,7 +63,6 @@ CASES: Final[tuple[tuple[str, Callable[[], nn.Module], float], ...]] = (
 
 
 def measure(build: Callable[[], nn.Module]) -> list[float]:
-    """Return what a step cost in each round, in microseconds."""
     device = install()
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -99,7 +98,6 @@ def measure(build: Callable[[], nn.Module]) -> list[float]:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     torch.set_num_threads(1)
     failed = False
     with tempfile.TemporaryDirectory() as directory:

@@ -76,7 +76,6 @@ def exit_seconds(mode: str, script: Path) -> float:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory) / "script.py"

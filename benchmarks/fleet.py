@@ -119,7 +119,6 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def main() -> None:
-    """Run it; exit code 1 when the bound does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--daemons", type=int, default=1000)
     parser.add_argument("--dead", type=float, default=0.01, help="part of them")

@@ -16,14 +16,12 @@ LIMIT_MS: Final = 20.0
 
 
 def start_ms(code: str) -> float:
-    """Return how long a fresh interpreter takes to run ``code``."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
     return (time.perf_counter() - began) * 1e3
 
 
 def main() -> int:
-    """Measure, print, judge."""
     bare, ours, attach_side = [], [], []
     for _ in range(ALTERNATIONS):
         bare.append(start_ms("pass"))

@@ -29,13 +29,11 @@ SAMPLES: Final = 10
 
 
 def train(buffer: EventBuffer, steps: int) -> None:
-    """Write steps of six phases each."""
     for _ in range(steps):
         plain_step(buffer)
 
 
 def main() -> int:
-    """Feed, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=10_000_000)
     steps = parser.parse_args().steps

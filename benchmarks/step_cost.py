@@ -36,7 +36,6 @@ def cpu_ns(action: Callable[[], object], times: int = STEPS) -> float:
 
 
 def main() -> int:
-    """Measure and print."""
     kinds: dict[str, Any] = {"in Python": reference.EventBuffer}
     if NATIVE:
         kinds["in C"] = EventBuffer

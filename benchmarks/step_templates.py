@@ -42,7 +42,6 @@ class Block:
 
 
 def training() -> Iterator[None]:
-    """Train forever; yield after each step."""
     model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(7)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     data = torch.utils.data.TensorDataset(torch.randn(32 * 64, 128))
@@ -75,7 +74,6 @@ def _scheduled() -> tuple[int, int]:
 
 
 def main() -> int:
-    """Train, alternate and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to measure")
     parser.add_argument("--seed", type=int, default=0, help="of the order within pairs")

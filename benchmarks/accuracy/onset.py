@@ -61,7 +61,6 @@ class Score:
         return float(np.quantile([*self.delays, *missed], 0.95)) if self.trials else 0.0
 
     def wrong(self, *, reachable: bool = True) -> list[str]:
-        """Return the bounds that are missed."""
         return [
             text
             for text, missed in (
@@ -77,7 +76,6 @@ class Score:
 
 
 def alarms(series: Float64) -> int:
-    """Return how many changes the detector reports in a series."""
     detector = OnsetDetector()
     return sum(detector.observe(seconds) is not None for seconds in series.tolist())
 
@@ -153,7 +151,6 @@ def recorded_trials(
 
 
 def row(name: str, spread: float, result: Score) -> str:
-    """Return a line of the table."""
     middle = float(np.median(result.delays)) if result.delays else float("nan")
     return (
         f"{name:<18} {spread:>7.1%} {result.found:>8.1%} {middle:>6.0f} {result.late:>6.0f}"
@@ -174,7 +171,6 @@ def sweep(trials: int) -> None:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--healthy", type=int, default=200_000, help="healthy steps for each kind of noise")

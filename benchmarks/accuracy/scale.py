@@ -97,7 +97,6 @@ def bytes_per_rank(ranks: int) -> float:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--memory-ranks", type=int, default=64, help="at most, for memory")

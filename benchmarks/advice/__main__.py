@@ -114,7 +114,6 @@ def _failed(reasons: list[str]) -> list[str]:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     loops, names = [*SCRIPTS, *WELL_TUNED], [*SCRIPTS, *WELL_TUNED, *CONTROLS]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("scripts", nargs="*", choices=[[], *names], metavar="SCRIPT")

@@ -32,8 +32,6 @@ ALLOCATOR: Final = "jemalloc" if _JEMALLOC else "glibc, which is unsteady here: 
 
 
 class Worker(Protocol):
-    """A process of a loop."""
-
     stdin: IO[str] | None
     stdout: IO[str] | None
 

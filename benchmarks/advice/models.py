@@ -10,7 +10,6 @@ WORDS: Final = 512
 
 
 def mlp(width: int, depth: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Return linear layers, one after the other; the input is ``(batch, width)``."""
     return nn.Sequential(*(nn.Linear(width, width, dtype=dtype) for _ in range(depth)))
 
 
@@ -37,12 +36,10 @@ class Text(nn.Module):
 
 
 def lstm(width: int, layers: int = 1, words: int = WORDS) -> Text:
-    """Return a recurrent model of text."""
     return Text(nn.LSTM(width, width, layers, batch_first=True), width, words)
 
 
 def transformer(width: int, layers: int, heads: int = 4) -> Text:
-    """Return a model of text with attention, without dropout."""
     layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
     return Text(nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), width)
 

@@ -32,7 +32,6 @@ REHEARSALS: Final = 2
 
 
 def main() -> int:
-    """Serve until stdin ends."""
     name, variant, *place = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -74,7 +73,6 @@ def _restrict(control: controls.Control) -> None:
 
 
 def _built(name: str, variant: str) -> scripts.Step:
-    """Return the step of a loop."""
     if name in controls.CONTROLS:
         change = json.loads(variant)
         made = controls.Change(change.get("workers"), frozenset(change.get("rules", ())))

@@ -34,8 +34,6 @@ MAX_BEND: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one process took."""
-
     cpu_s: float
     peak_mib: float
 
@@ -71,7 +69,6 @@ def rounds(contestants: dict[str, Path], trace: Path, count: int) -> dict[str, C
 
 
 def main() -> int:
-    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peers", action="store_true", help="only this project's own figures")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 
 def torchperfd(trace: Path) -> None:
-    """Run this project's analyser."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from torchperfd_daemon.analysis import breakdown, loading
 
@@ -31,7 +30,6 @@ def everything(trace: Path) -> None:
 
 
 def hta(trace: Path) -> None:
-    """Run HolisticTraceAnalysis."""
     from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as directory:

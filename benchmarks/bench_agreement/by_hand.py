@@ -13,7 +13,6 @@ from torch.utils.benchmark import Timer
 
 
 def main() -> None:
-    """Answer until stdin ends."""
     x = functions.data()
     for name in sys.argv[1:]:
         getattr(functions, name)(x)

@@ -21,12 +21,10 @@ def data() -> torch.Tensor:
 
 
 def add(x: torch.Tensor) -> torch.Tensor:
-    """Add."""
     return x + 1
 
 
 def add_again(x: torch.Tensor) -> torch.Tensor:
-    """Add in the same way."""
     return x + 1
 
 
@@ -41,7 +39,6 @@ def hypotenuse_by_hand(x: torch.Tensor) -> torch.Tensor:
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Return the softmax, by one operator."""
     return x.softmax(-1)
 
 
@@ -52,7 +49,6 @@ def softmax_by_hand(x: torch.Tensor) -> torch.Tensor:
 
 
 def products(x: torch.Tensor) -> torch.Tensor:
-    """Return the products of all rows, by one matrix product."""
     return x @ x.t()
 
 

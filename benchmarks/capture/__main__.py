@@ -165,7 +165,6 @@ def through_the_daemon(requests: int) -> list[str]:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5, help="processes of each way")
     parser.add_argument("--captures", type=int, default=100, help="captures of one process, and requests")

@@ -13,7 +13,6 @@ import torchperfd
 
 
 def main() -> None:
-    """Train."""
     torch.set_num_threads(1)
     client = torchperfd.attach(run="bench")
     loop = Loop()

@@ -47,7 +47,6 @@ def costs(loop: Loop, recorded: tracer.Recorded, path: Path) -> tuple[float, flo
 
 
 def main() -> None:
-    """Measure, print."""
     torch.set_num_threads(1)
     loop = Loop()
     loop.quiet()

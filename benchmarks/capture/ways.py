@@ -22,8 +22,6 @@ DONE: Final = "done"
 
 
 class Way(Protocol):
-    """One way; makes one capture after the other."""
-
     def begin(self, steps: int, directory: Path) -> None:
         """Capture that many of the next steps, into files somewhere below a directory."""
 
@@ -127,7 +125,6 @@ class Chunks(ByHand):
     parts: Final = 10
 
     def begin(self, steps: int, directory: Path) -> None:
-        """Start with the next step."""
         self._part = max(1, steps // self.parts)
         super().begin(steps, directory)
 
@@ -152,7 +149,6 @@ class Shipped:
         self._capture: Capture | None = None
 
     def begin(self, steps: int, directory: Path) -> None:
-        """Order it."""
         # As a daemon's welcome would say it.
         self._client.parts.captures.directory.on_welcome(str(directory.absolute()), None, os.geteuid())
         self._capture = self._client.capture(steps)
@@ -168,7 +164,6 @@ class Shipped:
         return ENDING if state == "exporting" else WAITING
 
     def close(self) -> None:
-        """Detach."""
         self._client.detach()
 
 
@@ -183,5 +178,4 @@ WAYS: Final[dict[str, Callable[[], Way]]] = {
 
 
 def events(path: Path) -> int:
-    """Return how many events a trace has."""
     return len(json.loads(path.read_bytes())["traceEvents"])

@@ -35,7 +35,6 @@ class Loop:
         self._last = time.perf_counter()
 
     def step(self) -> None:
-        """Train one step."""
         self._optimizer.zero_grad()
         self._model(self._inputs).square().mean().backward()
         self._optimizer.step()
@@ -84,7 +83,6 @@ def capture(loop: Loop, way: Way, steps: int, directory: Path) -> dict[str, floa
 
 
 def main(arguments: list[str]) -> None:
-    """Capture; report."""
     name, captures, steps, directory = arguments
     torch.set_num_threads(1)
     way = WAYS[name]()

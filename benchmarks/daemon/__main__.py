@@ -65,7 +65,6 @@ _LAST: Final = re.compile(r'collector_last_success_timestamp_seconds\{collector=
 
 
 def fetch(port: int, headers: dict[str, str]) -> bytes:
-    """Scrape once; return the body as it came."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
     with urllib.request.urlopen(request, timeout=10) as response:
         body: bytes = response.read()
@@ -73,7 +72,6 @@ def fetch(port: int, headers: dict[str, str]) -> bytes:
 
 
 def series(port: int) -> int:
-    """Return how many series a page has."""
     return sum(not line.startswith(b"#") for line in fetch(port, {}).splitlines())
 
 
@@ -118,7 +116,6 @@ def ranks(node: Node, count: int, *arguments: str) -> Iterator[list["subprocess.
 
 @contextlib.contextmanager
 def scraped(node: Node) -> Iterator[None]:
-    """Scrape a node's daemon now and then, as Prometheus would."""
     stop = threading.Event()
 
     def scrape() -> None:
@@ -266,7 +263,6 @@ def wake_up_seconds() -> float:
 
 
 def pid_of(node: Node) -> int:
-    """Return the process id of a node's daemon."""
     assert node.daemon is not None
     return node.daemon.pid
 
@@ -283,7 +279,6 @@ def _listens(port: int) -> bool:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=300.0, help="how long CPU and memory are watched")
     parser.add_argument(

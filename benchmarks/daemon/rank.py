@@ -40,8 +40,6 @@ FREQUENT_REPORTS_PER_SECOND: Final = 2.0
 
 
 class Script:
-    """A rank's progress so far, and its messages."""
-
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._steps = 0
@@ -49,12 +47,10 @@ class Script:
         self._frequent_until = float("-inf")
 
     def on_message(self, message: session_pb2.DaemonMessage) -> None:
-        """Follow a request of the daemon."""
         if message.HasField("report_frequently"):
             self._frequent_until = time.monotonic() + message.report_frequently.seconds
 
     def hello(self) -> session_pb2.ClientMessage:
-        """Return the first message."""
         with open("/proc/self/stat") as stat:  # noqa: PTH123
             start = int(stat.read().rpartition(")")[2].split()[19])
         identity = session_pb2.RankIdentity(
@@ -165,7 +161,6 @@ def _packed(values: "range | list[int]") -> bytes:
 
 
 def main(arguments: list[str]) -> None:
-    """Stream until stopped."""
     path, rank, first, second = arguments
     script = Script(int(rank))
     messages = (

@@ -34,7 +34,6 @@ def thread_cpu_seconds(pid: int, thread: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
@@ -55,12 +54,10 @@ class Cost:
 
     @property
     def cores(self) -> float:
-        """CPU seconds per second."""
         return self.cpu_seconds / self.seconds
 
 
 def watch(pid: int, seconds: float) -> Cost:
-    """Return what a process costs from now on."""
     began, cpu = time.monotonic(), cpu_seconds(pid)
     peak = 0
     while (left := began + seconds - time.monotonic()) > 0:

@@ -159,7 +159,6 @@ def compare(chosen: Sequence[Plan]) -> None:
 
 
 def main() -> int:
-    """Run, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--arm",

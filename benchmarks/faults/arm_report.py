@@ -46,7 +46,6 @@ class ArmScore:
 
 
 def score_arm(arm: Arm, trials: Sequence[Trial]) -> ArmScore:
-    """Return the scores of the jobs that ran."""
     ran = [trial for trial in trials if not trial.failure]
     marks = [mark(trial) for trial in ran]
     healthy = [trial for trial in ran if trial.plan.cause == Cause.NONE.value]
@@ -68,7 +67,6 @@ def score_arm(arm: Arm, trials: Sequence[Trial]) -> ArmScore:
 
 
 def summary(title: str, arm: Arm, trials: Sequence[Trial]) -> str:
-    """Return the results of an arm's jobs: the matrix, a line for each fault, and the figures."""
     result = score_arm(arm, trials)
     failed = f", {result.failed} not scored" if result.failed else ""
     first = f"{title}: {arm.question}\n{result.jobs} jobs{failed}"
@@ -100,7 +98,6 @@ def by_fault(marks: Sequence[Mark]) -> str:
 
 
 def wrong(arm: Arm, result: ArmScore) -> list[str]:
-    """Return the bounds that are missed; figures without jobs are not judged."""
     bounds = (
         (
             f"{_percent(result.right)} of causes right, {arm.least_right:.0%} wanted",

@@ -118,7 +118,6 @@ class Fault:
     removed: Removed | None = None
 
     def fits(self, model: str) -> bool:
-        """Return whether jobs with this model can have it."""
         if self.only_model:
             return model == self.only_model
         if is_pipeline(model):
@@ -127,7 +126,6 @@ class Fault:
 
     @property
     def is_control(self) -> bool:
-        """Whether nothing is wrong."""
         return self.cause == Cause.NONE.value
 
     @property
@@ -317,16 +315,13 @@ class Plan:
     hogs: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> "Plan":
-        """Return what :meth:`to_dict` was made from."""
         return cls(**{**document, "culprits": tuple(document["culprits"])})
 
     def has_fault(self, rank: int) -> bool:
-        """Return whether it is this rank that has the fault."""
         return not self.culprits or rank in self.culprits
 
 
@@ -376,12 +371,10 @@ def models_of(device: str, *, held_out: bool) -> tuple[str, ...]:
 
 
 def is_pipeline(model: str) -> bool:
-    """Return whether a model of this name is in pipeline stages."""
     return model.endswith("-pp")
 
 
 def hang_line(name: str) -> int:
-    """Return the line of the job at which this fault's culprit hangs, 0 when there is none."""
     mark = f"# hangs: {name}"
     lines = _JOB.read_text().splitlines()
     return next((number for number, line in enumerate(lines, start=1) if line.endswith(mark)), 0)

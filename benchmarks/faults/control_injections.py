@@ -26,7 +26,6 @@ class Validation(Injection):
     validates = True
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write a checkpoint."""
         torch.save(state, SlowFile(lambda: time.sleep(QUICK_CHECKPOINT_SECONDS)))
 
 

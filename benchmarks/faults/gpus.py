@@ -61,7 +61,6 @@ class Gpus:
         self._driver.follow(scenario(*blocks))
 
     def _busy(self, steps: Sequence[Step]) -> float:
-        """Return the part of the time for which kernels run, 0 to 1."""
         if not steps:
             return 0.0
         worked = self._kernel_seconds + statistics.fmean(step.injected_ns for step in steps) / 1e9

@@ -69,7 +69,6 @@ class Injection:
         """Prepare, before the first step."""
 
     def begin(self, step: int) -> None:
-        """A step begins."""
         self._step = step
         if step > self.plan.onset and not self._over and self._end_file.exists():
             self._over = True
@@ -98,7 +97,6 @@ class Injection:
         return ""
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write a checkpoint."""
         torch.save(state, io.BytesIO())
 
     def validation_batches(self, step: int) -> int:
@@ -131,14 +129,12 @@ class Injection:
         return statistics.median(self._healthy_ns[len(self._healthy_ns) // 4 :] or [0]) / 1e9
 
     def take_spent_ns(self) -> int:
-        """Return what the fault took since this was last asked."""
         with self._lock:
             spent, self._spent_ns = self._spent_ns, 0
         return spent
 
     @property
     def strikes(self) -> bool:
-        """Whether this rank has the fault in this step."""
         return self._step >= self.plan.onset and not self._over and self.plan.has_fault(self.rank)
 
     @property
@@ -167,7 +163,6 @@ class Injection:
             self._spent_ns += int(seconds * 1e9)
 
     def pause(self, seconds: float) -> None:
-        """Sleep, timed."""
         with self.timed():
             time.sleep(seconds)
 

@@ -384,7 +384,6 @@ _INJECTIONS: Final[dict[str, type[Injection]]] = {
 
 
 def kind_of(plan: Plan) -> type[Injection]:
-    """Return the kind of the plan's fault."""
     return _INJECTIONS[plan.fault]
 
 

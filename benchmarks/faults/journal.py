@@ -31,8 +31,6 @@ class Step:
 
 
 class Journal:
-    """Appends a line per step to a file; unbuffered, so that a rank that is killed has written its last."""
-
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
         self._began = self._began_unix = 0
@@ -46,7 +44,6 @@ class Journal:
         self._file.close()
 
     def begin(self) -> None:
-        """A step begins."""
         self._began_unix, self._began = time.time_ns(), time.perf_counter_ns()
 
     def end(self, step: int, injected_ns: int) -> int:

@@ -119,7 +119,6 @@ class Sample:
 
     @property
     def evidence(self) -> list[RankEvidence]:
-        """The evidence of all ranks."""
         return [rank.evidence for rank in self.ranks]
 
 
@@ -180,7 +179,6 @@ def write(directory: Path, trial: Trial, onset_unix: float, load: tuple[float, f
 
 
 def read(path: Path) -> Recording:
-    """Return a recording."""
     with gzip.open(path, "rt") as file:
         head, *lines = map(json.loads, file)
     return Recording(

@@ -13,7 +13,6 @@ _ROW: Final = "{:<24} {:<17} {:>4} {:>8} {:>8} {:>8} {:>8}  {:<22} {:>4} {:>8} {
 
 
 def head() -> str:
-    """Return the head of the trials' lines."""
     names = ("fault", "model", "seed", "culprit", "injected", "longer", "cost", "answered", "rank")
     return _ROW.format(*names, "right at", "error", "what-if", "hang's line: verdict, stacks")
 
@@ -107,7 +106,6 @@ def figures(result: Score) -> str:
 
 
 def summary(title: str, trials: Sequence[Trial]) -> str:
-    """Return a part of the suite: how many jobs, the matrix, the figures."""
     result = score(trials)
     failed = len(trials) - result.trials
     first = f"{title}: {result.trials} jobs" + (f", {failed} not scored" if failed else "")

@@ -53,7 +53,6 @@ class Mark:
 
     @property
     def right_cause(self) -> bool:
-        """Whether the class is right."""
         return self.answered == self.plan.cause
 
 
@@ -213,7 +212,6 @@ def is_blamed(answer: Answer) -> bool:
 
 
 def score(trials: Sequence[Trial]) -> Score:
-    """Return the scores of the trials that ran."""
     ran = [trial for trial in trials if not trial.failure]
     marks = [mark(trial) for trial in ran]
     healthy = [each for each in marks if each.plan.cause == Cause.NONE.value]

@@ -66,7 +66,6 @@ def soak(minutes: float, model: str) -> bool:
 
 
 def main() -> int:
-    """Run and judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--model", choices=catalog.MODELS, default="mlp-ddp")

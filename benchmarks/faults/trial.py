@@ -109,12 +109,10 @@ class Trial:
     others: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
         return {**asdict(self), "plan": self.plan.to_dict()}
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> "Trial":
-        """Return what :meth:`to_dict` was made from."""
         stands = document["standstill"]
         return cls(
             plan=Plan.from_dict(document["plan"]),
@@ -288,13 +286,11 @@ def ask(control: control_pb2_grpc.ControlStub) -> Answer:
 
 
 def _processes(control: control_pb2_grpc.ControlStub) -> dict[int, int]:
-    """Return the process id of each rank that the daemon knows."""
     known = control.GetRun(control_pb2.GetRunRequest(run=_RUN), timeout=5).ranks
     return {each.identity.rank: each.identity.pid for each in known}
 
 
 def _predictions(node: Node) -> tuple[Prediction, ...]:
-    """Ask what steps would take without this or that."""
     return tuple(
         Prediction(each["removed"], each["rank"], each["phase"] or "", each["step_seconds"])
         for run in node.json("whatif")["runs"]

@@ -35,7 +35,6 @@ _TO_REPORT_SECONDS: Final = 3
 
 
 def main() -> int:
-    """Run the checks and store what they found."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_proof", description=__doc__.split("\n")[0]
     )

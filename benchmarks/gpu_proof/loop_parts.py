@@ -82,7 +82,6 @@ def mlp(*widths: int) -> nn.Sequential:
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer whose update is cheap."""
     return torch.optim.SGD(model.parameters(), lr=1e-3)
 
 

@@ -34,12 +34,10 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain containers."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Outcome":
-        """Return what :meth:`to_json` was called on."""
         return cls(
             document["columns"],
             document["rows"],

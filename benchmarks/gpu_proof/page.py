@@ -25,12 +25,10 @@ instances, GPUs that are lost or throttled by heat, ROCm, and other operating sy
 
 
 def write(results: Path) -> None:
-    """Write the page from all results in a directory."""
     PAGE.write_text(text(json.loads(path.read_text()) for path in sorted(results.glob("*.json"))))
 
 
 def text(documents: Iterator[Mapping[str, Any]]) -> str:
-    """Return the page for the results of some machines."""
     lines = [_HEAD]
     for document in documents:
         machine = document["machine"]

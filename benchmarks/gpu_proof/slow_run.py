@@ -47,8 +47,6 @@ class Batches(Repeated):
 
 
 class SlowRun:
-    """The training, and its fault."""
-
     def __init__(self, fault: str, machine: Machine) -> None:
         make = resnet18 if fault == HOST_BOUND else gpt
         self._training = Training(make(machine, _SHORT_BATCH), machine)
@@ -59,7 +57,6 @@ class SlowRun:
         self._held: list[list[int]] = []
 
     def strike(self) -> None:
-        """Train with the fault from now on."""
         self._is_faulty = True
         self._batches.seconds = _LOAD_SECONDS if self._fault == SLOW_LOADER else 0.0
         if self._fault == COLLECTIONS:
@@ -88,7 +85,6 @@ class SlowRun:
 
 
 def main() -> None:
-    """Train, and write what was measured."""
     fault, path, *rest = sys.argv[1:]
     machine = Machine(is_rehearsal=bool(rest))
     scale = 0.05 if machine.is_rehearsal else 1.0

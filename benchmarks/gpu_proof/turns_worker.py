@@ -18,7 +18,6 @@ from benchmarks.gpu_proof.workloads import WARM_UP, Training, gpt
 
 
 def main() -> int:
-    """Serve until stdin ends."""
     machine = Machine(is_rehearsal=not torch.cuda.is_available())
     training = Training(gpt(machine), machine, wrap=lambda model: torch.compile(model, backend="cudagraphs"))
     with attached(training.workload.model) if sys.argv[1] == "attached" else nullcontext():

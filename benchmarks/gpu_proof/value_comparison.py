@@ -38,7 +38,6 @@ class Limit:
     amount: float = 0.0
 
     def text(self, family: str) -> str:
-        """Return it for the reader."""
         parts = [f"{100 * self.share:.0f} %"] if self.share else []
         parts += [shown(family, self.amount)] if self.amount else []
         return f"within {' or '.join(parts)} of" if parts else "equal to"

@@ -75,7 +75,6 @@ class ResNet(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of each image's classes."""
         logits: Tensor = self.head(self.body(images))
         return logits
 
@@ -91,7 +90,6 @@ class Attention(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return vectors of the same shape."""
         batch, length, width = tokens.shape
         split = self.projections(self.before(tokens)).view(batch, length, 3, self.heads, -1)
         query, key, value = split.permute(2, 0, 3, 1, 4)
@@ -111,7 +109,6 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of each next token."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         logits: Tensor = self.head(self.norm(self.blocks(self.tokens(tokens) + self.places(places))))
         return logits
@@ -196,7 +193,6 @@ class Training:
         self.loss = nn.CrossEntropyLoss()
 
     def batches(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return that many batches from a DataLoader."""
         return iter(DataLoader(Repeated(self.workload, steps), batch_size=None))
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -35,7 +35,6 @@ TIMES_CHEAPER: Final = {"TraceML": 15.0, "Lightning SimpleProfiler": 2.5}
 
 
 def print_table(measured: Mapping[str, list[Round]], failures: Mapping[str, str]) -> None:
-    """Print one row per contestant."""
     ours = _added_us(measured[OURS])
     print(
         f"{'':<26} {'added CPU per step':>18} {'p10':>7} {'p90':>7} {'x ours':>7} {'mean':>9} {'wall p50':>9}"
@@ -73,7 +72,6 @@ def judge(measured: Mapping[str, list[Round]], failures: Mapping[str, str]) -> l
 
 
 def main() -> int:
-    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=30, help="times that everybody attaches and detaches")
     parser.add_argument("--alternations", type=int, default=8, help="off-on-on-off per round")

@@ -154,7 +154,6 @@ class Contest:
         self._done = 0
 
     def look_for(self, *, may_install: bool) -> None:
-        """Find the installed contestants, and install the others."""
         for name in self.measured:
             distribution = CONTESTANTS[name].distribution
             if distribution and peers.missing(distribution):
@@ -163,7 +162,6 @@ class Contest:
                     self.failures[name] = f"{distribution}: {reason}"
 
     def run(self) -> None:
-        """Have everybody compete."""
         with contextlib.ExitStack() as stack:
             node = Node()
             stack.callback(node.close)

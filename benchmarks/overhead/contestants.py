@@ -49,7 +49,6 @@ class Contestant:
         """Do not."""
 
     def train(self, loader: DataLoader[Any]) -> None:
-        """Train on all batches, while on."""
         self.workload.plain(loader)
 
     def check(self, steps: int) -> None:

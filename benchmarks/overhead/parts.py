@@ -38,7 +38,6 @@ _TRIMMED: Final = 5  # the part at either end
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead.parts")
     parser.add_argument("--seconds", type=float, default=180.0, help="how long to measure")
     parser.add_argument("--ddp", action="store_true", help="in a rank of DistributedDataParallel")

@@ -112,7 +112,6 @@ def measure(contestant: Contestant, alternations: int) -> Round:
 
 
 def main(address: str, name: str, steps: int, width: int, *, replicated: bool) -> None:
-    """Serve until the socket is closed."""
     with Client(address, "AF_UNIX") as benchmark:
         try:
             contestant = CONTESTANTS[name](Workload(steps, width=width, replicated=replicated))

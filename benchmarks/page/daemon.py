@@ -44,7 +44,6 @@ class Page:
             thread.start()
 
     def close(self) -> None:
-        """Leave."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -89,7 +88,6 @@ def opened(node: Node, count: int) -> Iterator[list[Page]]:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--seconds", type=float, default=30.0, help="how long each of the three parts is watched"

@@ -55,7 +55,6 @@ class Waits:
         self.longest_cpu = 0.0
 
     async def measure(self) -> None:
-        """Run until cancelled."""
         while True:
             began, cpu = time.perf_counter(), time.thread_time()
             await asyncio.sleep(0)
@@ -126,7 +125,6 @@ async def measure(ranks: int) -> bool:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--ranks", type=int, default=512)
     ranks: int = parser.parse_args().ranks

@@ -81,7 +81,6 @@ import("/assets/run_history.js").then(({ RunHistory }) => {
 
 
 def measure(node: Node, step_ms: int, seconds: float) -> list[float]:
-    """Return the seconds from each step's end until all ranks had it on the screen."""
     with tempfile.TemporaryDirectory() as folder_name, Browser(online=True) as browser:
         folder, run = Path(folder_name), f"steps-{step_ms}ms"
         (folder / "job.py").write_text(_JOB)
@@ -109,7 +108,6 @@ def measure(node: Node, step_ms: int, seconds: float) -> list[float]:
 
 
 def main() -> int:
-    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=30.0, help="how long each kind of step is watched")
     seconds: float = parser.parse_args().seconds

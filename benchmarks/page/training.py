@@ -104,7 +104,6 @@ def _with_error(values: list[float]) -> str:
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=8)
     rounds: int = parser.parse_args().rounds

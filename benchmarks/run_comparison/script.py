@@ -19,7 +19,6 @@ class Model(nn.Module):
         self.repeats = repeats
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
         with torch.no_grad():
             for _ in range(self.repeats):
                 self.first(inputs)
@@ -28,7 +27,6 @@ class Model(nn.Module):
 
 
 def main() -> None:
-    """Train for some steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--slow-forward", type=int, default=0)

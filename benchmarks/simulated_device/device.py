@@ -65,7 +65,6 @@ class Event:
 
     @property
     def seconds(self) -> float:
-        """When the stream passed it."""
         return self.recording.seconds
 
     def record(self, stream: "Stream | None" = None) -> None:
@@ -74,7 +73,6 @@ class Event:
         (stream or self._device.compute).launch(self.recording)
 
     def query(self) -> bool:
-        """Return whether the stream has passed it."""
         return self.recording.has_passed
 
     def elapsed_time(self, end_event: "Event") -> float:
@@ -170,7 +168,6 @@ class Device:
         return self._streams[name]
 
     def event(self) -> Event:
-        """Return a new event."""
         return Event(self)
 
     def close(self) -> None:

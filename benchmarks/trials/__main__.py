@@ -25,7 +25,6 @@ SEEDS: Final = 3
 
 
 def main() -> int:
-    """Run the trials; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trials", description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=60, help="trials")
     parser.add_argument("--seed", type=int, default=1, help="another one draws other trials")

@@ -3,7 +3,7 @@
 Arguments: the behaviour, a seed, the file for its results, and ``attach`` where it is to attach by itself.
 """
 
-# ruff: noqa: D103, PTH123, PTH208 - functions are behaviours, and their names say which
+# ruff: noqa: PTH123, PTH208 - functions are behaviours, and their names say which
 
 import atexit
 import contextlib

@@ -36,8 +36,6 @@ _EXPECTED_LINES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is drawn for a trial."""
-
     behaviour: str
     fault: str
     is_run: bool

@@ -61,7 +61,6 @@ class Timed:
 
     @property
     def saved_ms(self) -> float:
-        """What the change saves."""
         return self.before_ms - self.after_ms
 
 

@@ -70,7 +70,6 @@ def _trained(machine: Machine, captures: int, mode: str, teardown: str | None) -
 
 
 def _add(outcome: Outcome, name: str, found: dict[str, Any], machine: Machine) -> None:
-    """Add one way's row and its bounds."""
     before, after, made = found["before_ms"], found["after_ms"], found["captures"]
     change = statistics.median(after) / before - 1
     kernels = ", ".join(f"{capture['kernels']} of {capture['launches']}" for capture in made)

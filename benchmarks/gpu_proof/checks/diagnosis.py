@@ -104,7 +104,6 @@ def _trained(fault: str, machine: Machine) -> tuple[dict[str, Any], dict[str, An
 def _add(
     outcome: Outcome, slow: Slow, measured: dict[str, Any], verdict: dict[str, Any], machine: Machine
 ) -> None:
-    """Add a run's row and its bounds."""
     well, faulty, cost = measured["well"], measured["faulty"], verdict["cost_seconds_per_step"]
     truth = None if well is None else faulty - well
     names_cause = verdict["cause"] == slow.cause

@@ -54,7 +54,6 @@ class Measured:
 
     @property
     def images_per_second(self) -> float:
-        """Images trained on per second."""
         return 1e3 * self.configuration.batch / self.step_ms
 
     @property
@@ -184,7 +183,6 @@ def _train(script: Script, machine: Machine, least: int, seconds: float) -> int:
 
 
 def _totals(client: Client) -> KindTotals:
-    """Return the client's totals of training steps so far."""
     return client.report().totals.train.copy()
 
 

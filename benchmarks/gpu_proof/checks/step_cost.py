@@ -32,7 +32,6 @@ class Turns:
     cpu_us: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
 
     def add(self, is_attached: bool, wall_us: float, cpu_us: float) -> None:
-        """Add a turn."""
         self.wall_us[is_attached].append(wall_us)
         self.cpu_us[is_attached].append(cpu_us)
 
@@ -113,7 +112,6 @@ def _asked(worker: "subprocess.Popen[str]", steps: int) -> tuple[float, float]:
 
 
 def _add(outcome: Outcome, name: str, turns: Turns, machine: Machine) -> None:
-    """Add a loop's row and its bound."""
     changes = [ours / bare - 1 for ours, bare in zip(turns.wall_us[True], turns.wall_us[False], strict=True)]
     cpu = [ours - bare for ours, bare in zip(turns.cpu_us[True], turns.cpu_us[False], strict=True)]
     low, median, high = _quartiles(changes)

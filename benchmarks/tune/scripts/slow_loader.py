@@ -18,7 +18,6 @@ class Rows(Dataset[tuple[torch.Tensor, int]]):
 
 
 def main() -> None:
-    """Train without end."""
     torch.manual_seed(1)
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(32, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
