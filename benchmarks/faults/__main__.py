@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.faults import arm_report, arms, catalog, peers, quota, recordings, replay, report
+from benchmarks.faults import arms, catalog, peers, quota, recordings, replay, report
 from benchmarks.faults.arms import ARMS, USUAL, Arm
 from benchmarks.faults.catalog import Fault, Plan
-from benchmarks.faults.scoring import score
+from benchmarks.faults.figures import figures
 from benchmarks.faults.trial import (
     QUICK_WATCH_SECONDS,
     WATCH_CONTROL_SECONDS,
@@ -39,6 +39,7 @@ from benchmarks.faults.trial import (
     Trial,
     run,
 )
+from benchmarks.judge import exit_code, missed
 
 FULL_RANKS: Final = 8
 MAX_OTHERS: Final = 0.01
@@ -132,18 +133,11 @@ def by_split(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 def judge(arm: Arm, trials: Sequence[Trial]) -> int:
     """Print the scores of jobs, and return 1 if a bound is missed."""
-    wrong: list[str] = []
+    problems: list[str] = []
     for part, own in by_split(trials).items():
-        if arm is ARMS[USUAL]:
-            text, missed = report.summary(part, own), report.wrong(score(own))
-        else:
-            text = arm_report.summary(part, arm, own)
-            missed = arm_report.wrong(arm, arm_report.score_arm(arm, own))
-        print(f"\n{text}")
-        wrong += [f"{part}: {each}" for each in missed]
-    for each in wrong:
-        print(f"FAILED: {each}")
-    return 1 if wrong else 0
+        print(f"\n{report.summary(part, arm, own)}")
+        problems += [f"{part}: {each}" for each in missed(figures(arm, own))]
+    return exit_code(problems)
 
 
 def compare(chosen: Sequence[Plan]) -> None:
@@ -155,7 +149,7 @@ def compare(chosen: Sequence[Plan]) -> None:
         print(f"{peers.TRACEML}: does not install: {why}")
         return
     for part, own in by_split(run_all(chosen, peers.run)).items():
-        print(f"\n{report.summary(f'{peers.TRACEML}, {part}', own)}")
+        print(f"\n{report.summary(f'{peers.TRACEML}, {part}', ARMS[USUAL], own)}")
 
 
 def main() -> int:

@@ -1,15 +1,18 @@
 """Trials as text: one line each while they run, then the matrix and the figures."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from benchmarks import judge
+from benchmarks.faults.arms import ARMS, USUAL, Arm
 from benchmarks.faults.catalog import Plan
-from benchmarks.faults.scoring import Score, confusion, mark, score
+from benchmarks.faults.figures import figures
+from benchmarks.faults.scoring import Mark, confusion, mark
 from benchmarks.faults.trial import Trial
 
 _ROW: Final = "{:<24} {:<17} {:>4} {:>8} {:>8} {:>8} {:>8}  {:<22} {:>4} {:>8} {:>7} {:>7}  {}"
+_FAULT_ROW: Final = "{:<30} {:>9}  {}"
 
 
 def head() -> str:
@@ -80,71 +83,25 @@ def matrix(counts: Counter[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def figures(result: Score) -> str:
-    """Return the figures of trials, with the bounds."""
-    rows = (
-        (f"macro-F1 over {result.classes} classes", _ratio(result.macro_f1), ">= 0.95"),
-        ("culprit rank named", _percent(result.culprit), ">= 98 %"),
-        ("healthy jobs blamed", _percent(result.blame), "<= 1 %"),
-        ("moments of healthy jobs blamed", _percent(result.moments), ""),
-        ("jobs with a fault, answered none", str(result.green), "0"),
-        ("stragglers: rank named within 10 s", _percent(result.named_within_10_s), ">= 98 %"),
-        ("cause and rank right within 10 s", _percent(result.within_10_s), ""),
-        ("median time until lastingly right", _seconds(result.median_seconds), ""),
-        ("cost within 10 % of the injected", _percent(result.cost), "all"),
-        ("median error of the cost", _percent(result.median_cost_error), ""),
-        ("what-if within 5 % of the step", _percent(result.whatif), "all"),
-        ("median error of what-if", _percent(result.median_whatif_error), ""),
-        ("hang: culprit named by the verdict", _percent(result.hang), ">= 99 %"),
-        ("hang: culprit named within 10 s", _percent(result.hang_within_10_s), ""),
-        ("hang: line in the verdict", _percent(result.hang_line), ">= 99 %"),
-        ("hang: culprit apart in the stacks", _percent(result.stacks), ""),
-        ("hang: line in the stacks", _percent(result.stacks_line), ""),
-        ("jobs wrongly reported as hanging", str(result.false_hangs), "0"),
-    )
-    return "\n".join(f"{name:<38} {value:>8}   {wanted}".rstrip() for name, value, wanted in rows)
+def by_fault(marks: Sequence[Mark]) -> str:
+    """Return a line for each fault: how many of its jobs are right, and the error of each cost."""
+    lines = [_FAULT_ROW.format("fault", "right", "error of each cost")]
+    for name in dict.fromkeys(each.plan.fault for each in marks):
+        own = [each for each in marks if each.plan.fault == name]
+        right = sum(each.right_cause for each in own)
+        errors = ["-" if each.cost_error is None else f"{each.cost_error:+.0%}" for each in own]
+        lines.append(_FAULT_ROW.format(name, f"{right} of {len(own)}", ", ".join(errors)))
+    return "\n".join(lines)
 
 
-def summary(title: str, trials: Sequence[Trial]) -> str:
-    result = score(trials)
-    failed = len(trials) - result.trials
-    first = f"{title}: {result.trials} jobs" + (f", {failed} not scored" if failed else "")
-    if not result.trials:
-        return first
+def summary(title: str, arm: Arm, trials: Sequence[Trial]) -> str:
+    """Return the results of some jobs: the matrix, a line for each fault of an arm, and the figures."""
     marks = [mark(trial) for trial in trials if not trial.failure]
-    return "\n".join([first, "", matrix(confusion(marks)), "", figures(result)])
-
-
-def wrong(result: Score) -> list[str]:
-    """Return the bounds that are missed; figures without trials are not judged."""
-    bounds = (
-        (f"macro-F1 is {_ratio(result.macro_f1)}, at least 0.95 wanted", result.macro_f1 < 0.95),
-        (f"{_percent(result.culprit)} of culprits named, at least 98 % wanted", result.culprit < 0.98),
-        (
-            f"{_percent(result.named_within_10_s)} of stragglers named within 10 s, at least 98 % wanted",
-            result.named_within_10_s < 0.98,
-        ),
-        (f"{_percent(result.blame)} of healthy jobs blamed, at most 1 % wanted", result.blame > 0.01),
-        (f"{result.green} jobs with a fault answered none", result.green > 0),
-        (f"{_percent(result.cost)} of costs within 10 %, all wanted", result.cost < 1),
-        (f"{_percent(result.whatif)} of what-ifs within 5 %, all wanted", result.whatif < 1),
-        (f"{_percent(result.hang)} of hangs reported, at least 99 % wanted", result.hang < 0.99),
-        (
-            f"{_percent(result.hang_line)} of hangs' lines reported, at least 99 % wanted",
-            result.hang_line < 0.99,
-        ),
-        (f"{result.false_hangs} jobs wrongly reported as hanging", result.false_hangs > 0),
-    )
-    return [text for text, missed in bounds if missed]
-
-
-def _percent(share: float) -> str:
-    return "-" if math.isnan(share) else f"{share:.0%}"
-
-
-def _seconds(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.1f} s"
-
-
-def _ratio(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
+    failed = len(trials) - len(marks)
+    is_usual = arm is ARMS[USUAL]
+    about = "" if is_usual else f"{arm.question}\n"
+    first = f"{title}: {about}{len(marks)} jobs" + (f", {failed} not scored" if failed else "")
+    if not marks:
+        return first
+    parts = [first, matrix(confusion(marks)), *([] if is_usual else [by_fault(marks)])]
+    return "\n\n".join([*parts, "\n".join(judge.rows(figures(arm, trials)))])

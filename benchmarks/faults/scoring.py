@@ -1,4 +1,4 @@
-"""How often answers are right. Pure: trials in, figures out."""
+"""Whether answers are right. Pure: trials in, marks out."""
 
 import math
 import re
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.faults.arms import NAMED
-from benchmarks.faults.catalog import HANG, SIMULATED, Fault, Plan
+from benchmarks.faults.catalog import SIMULATED, Fault, Plan
 from benchmarks.faults.trial import Answer, Trial
 
 from torchperfd_daemon.diagnosis.predictions import Removed
-from torchperfd_daemon.diagnosis.verdict import Cause
 
 SILENT: Final = "(no answer)"
 """The class of answers that did not come."""
@@ -152,113 +151,3 @@ def macro_f1(counts: Counter[tuple[str, str]]) -> float:
         wrong = sum(n for (true, said), n in counts.items() if (true == cause) != (said == cause))
         scores.append(2 * hit / (2 * hit + wrong))
     return statistics.fmean(scores) if scores else math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The scores of trials. Shares are 0 to 1, nan without trials.
-
-    Attributes:
-        trials: How many count.
-        classes: How many classes they are of.
-        macro_f1: Over the causes.
-        culprit: The share of faults of single ranks whose rank is named.
-        blame: The share of healthy jobs with a fault in the last answer.
-        moments: The share of answers after the onset's step, in healthy jobs, by which time is lost.
-        green: Jobs with a fault of which the last answer is that nothing is wrong.
-        false_hangs: Jobs that do not hang and were reported as hanging at any time.
-        named_within_10_s: The share of faults of some ranks, step after step, whose rank is named to the end
-            within ten seconds.
-        within_10_s: The share of faults without a hang whose cause and rank are lastingly right within 10 s.
-        median_seconds: Until cause and rank are lastingly right, of those that ever are.
-        cost: The share of right causes whose cost is within 10 % of the true one.
-        median_cost_error: Unsigned.
-        whatif: The share of predicted steps within 5 % of the step of what was measured without the fault.
-        median_whatif_error: Unsigned.
-        hang: The share of hangs whose culprit the verdict names as one.
-        hang_within_10_s: The share of hangs with cause and rank lastingly right within ten seconds.
-        hang_line: The share of hangs at a line whose line is in the verdict.
-        stacks: The share of hangs whose culprits stand apart in ``stacks``.
-        stacks_line: The share of hangs at a line that ``stacks`` shows.
-    """
-
-    trials: int
-    classes: int
-    macro_f1: float
-    culprit: float
-    blame: float
-    moments: float
-    green: int
-    false_hangs: int
-    named_within_10_s: float
-    within_10_s: float
-    median_seconds: float
-    cost: float
-    median_cost_error: float
-    whatif: float
-    median_whatif_error: float
-    hang: float
-    hang_within_10_s: float
-    hang_line: float
-    stacks: float
-    stacks_line: float
-
-
-def is_blamed(answer: Answer) -> bool:
-    """Return whether an answer about a healthy job says that time is lost; not if too little is known."""
-    if answer.cause == Cause.UNKNOWN.value:
-        return bool(answer.cost)
-    return answer.cause != Cause.NONE.value
-
-
-def score(trials: Sequence[Trial]) -> Score:
-    ran = [trial for trial in trials if not trial.failure]
-    marks = [mark(trial) for trial in ran]
-    healthy = [each for each in marks if each.plan.cause == Cause.NONE.value]
-    faulty = [each for each in marks if each.plan.cause != Cause.NONE.value]
-    hangs = [each for each in faulty if each.plan.cause == HANG]
-    slow = [each for each in faulty if each.plan.cause != HANG]
-    moments = [
-        answer
-        for trial in ran
-        if trial.plan.cause == Cause.NONE.value
-        for answer in trial.answers
-        if answer.after_onset >= 0
-    ]
-    seconds = [each.seconds for each in faulty if each.seconds is not None]
-    predicted = [abs(each.whatif_error) for each in marks if each.whatif_error is not None]
-    errors = [abs(each.cost_error) for each in marks if each.cost_error is not None]
-    return Score(
-        trials=len(marks),
-        classes=len({each.plan.cause for each in marks}),
-        macro_f1=macro_f1(confusion(marks)),
-        culprit=_share(each.right_rank for each in faulty if each.plan.culprits),
-        blame=_share(not each.right_cause for each in healthy),
-        moments=_share(map(is_blamed, moments)),
-        green=sum(each.answered == Cause.NONE.value for each in faulty),
-        false_hangs=sum(
-            trial.plan.cause != HANG and any(answer.cause == HANG for answer in trial.answers)
-            for trial in ran
-        ),
-        named_within_10_s=_share(
-            each.rank_seconds is not None and each.rank_seconds <= 10
-            for each in slow
-            if NAMED[each.plan.fault].straggles
-        ),
-        within_10_s=_share(each.seconds is not None and each.seconds <= 10 for each in slow),
-        median_seconds=statistics.median(seconds) if seconds else math.nan,
-        cost=_share(error <= 0.1 for error in errors),
-        median_cost_error=statistics.median(errors) if errors else math.nan,
-        whatif=_share(error <= 0.05 for error in predicted),
-        median_whatif_error=statistics.median(predicted) if predicted else math.nan,
-        hang=_share(each.right_cause and each.right_rank for each in hangs),
-        hang_within_10_s=_share(each.seconds is not None and each.seconds <= 10 for each in hangs),
-        hang_line=_share(each.line for each in hangs if each.line is not None),
-        stacks=_share(each.stacks_rank for each in hangs if each.stacks_rank is not None),
-        stacks_line=_share(each.stacks_line for each in hangs if each.stacks_line is not None),
-    )
-
-
-def _share(hits: Iterable[bool | None]) -> float:
-    found = [bool(hit) for hit in hits]
-    return sum(found) / len(found) if found else math.nan

@@ -9,14 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from benchmarks.faults import arm_report, arms, catalog, journal
+from benchmarks.faults import arms, catalog, journal, report
 from benchmarks.faults.arms import ARMS, BUSY, CAUSES, CONTROLS, NAMED
 from benchmarks.faults.catalog import Plan
+from benchmarks.faults.figures import figures
 from benchmarks.faults.injection import BATCH, END_FILE
 from benchmarks.faults.injections import injection_of
 from benchmarks.faults.journal import Measured, Step
 from benchmarks.faults.scoring import mark
 from benchmarks.faults.trial import Answer, Trial, busy
+from benchmarks.judge import missed
 
 from torchperfd_daemon.diagnosis.verdict import Cause
 
@@ -206,15 +208,25 @@ def test_arm_score_counts_what_its_bounds_are_about() -> None:
         trial_of("healthy, epochs", "unknown", 0.0),
         replace(trial_of("pinned", "none"), failure="the job ended with 1"),
     ]
-    found = arm_report.score_arm(ARMS["causes"], trials)
-    assert (found.jobs, found.failed, found.healthy) == (6, 1, 3)
-    assert found.right == pytest.approx(2 / 3)
-    assert (found.culprits, found.costs) == (1.0, 0.5)
-    assert (found.blamed, found.cleared, found.green) == (1, 1, 1)
-    assert [text.split()[0] for text in arm_report.wrong(ARMS["causes"], found)] == ["67%", "50%", "1", "1"]
-    busy_score = arm_report.score_arm(ARMS["busy"], trials[:1])
-    assert (busy_score.costs, arm_report.wrong(ARMS["busy"], busy_score)) == (1.0, [])
-    assert arm_report.wrong(ARMS["busy"], arm_report.score_arm(ARMS["busy"], [])) == []
+    found = {each.name: each.value for each in figures(ARMS["causes"], trials)}
+    assert found == {
+        "cause is the first verdict": pytest.approx(2 / 3),
+        "culprit rank named, of these": 1,
+        "cost within 15%, of these": 0.5,
+        "median error of the cost": pytest.approx((0.4 / 3 + 1 / 3) / 2),
+        "healthy jobs blamed": 1,
+        "healthy jobs answered none": 1,
+        "jobs with a fault, answered none": 1,
+    }
+    assert missed(figures(ARMS["causes"], trials)) == [
+        "cause is the first verdict: 67%, wanted >= 95 %",
+        "cost within 15%, of these: 50%, wanted all",
+        "healthy jobs blamed: 1 of 3, wanted 0",
+        "jobs with a fault, answered none: 1, wanted 0",
+    ]
+    busy_figures = figures(ARMS["busy"], trials[:1])
+    assert (busy_figures[2].value, missed(busy_figures)) == (1.0, [])
+    assert missed(figures(ARMS["busy"], [])) == []
 
 
 def test_arm_summary_has_a_line_for_each_fault() -> None:
@@ -223,7 +235,7 @@ def test_arm_summary_has_a_line_for_each_fault() -> None:
         trial_of("uneven work, rotating", "none"),
         trial_of("healthy, epochs", "none"),
     ]
-    lines = arm_report.summary("development", ARMS["causes"], trials).splitlines()
+    lines = report.summary("development", ARMS["causes"], trials).splitlines()
     assert "uneven work, rotating             1 of 2  +10%, -" in lines
     assert "healthy, epochs                   1 of 1  -" in lines
-    assert "jobs with a fault, answered none          1   0" in lines
+    assert "jobs with a fault, answered none              1   0" in lines

@@ -15,15 +15,17 @@ import pytest
 import torch
 from benchmarks.faults import catalog, journal, peers, report
 from benchmarks.faults.__main__ import MAX_RUNS, numbers, run_alone
-from benchmarks.faults.arms import NAMED
+from benchmarks.faults.arms import ARMS, NAMED, USUAL
 from benchmarks.faults.catalog import FAULTS, HANG, Plan
+from benchmarks.faults.figures import figures
 from benchmarks.faults.injection import END_FILE
 from benchmarks.faults.injections import HOGS, injection_of
 from benchmarks.faults.journal import Journal, Measured, Step
 from benchmarks.faults.neighbours import Neighbours, own_seconds
 from benchmarks.faults.quota import Quota
-from benchmarks.faults.scoring import SILENT, confusion, macro_f1, mark, right_rank, score
+from benchmarks.faults.scoring import SILENT, confusion, macro_f1, mark, right_rank
 from benchmarks.faults.trial import Answer, Prediction, Standstill, Trial
+from benchmarks.judge import missed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -377,9 +379,9 @@ def test_whatif_is_compared_with_the_step_before_the_fault() -> None:
     assert predicted("slow loader, all ranks", *everyones) == pytest.approx(-0.001 / 0.08)
     assert predicted("slow loader, one rank") is None
     assert predicted("memory leak", right) is None
-    found = score([replace(trial_of("slow loader, one rank", []), predictions=(right,)) for _ in range(2)])
-    assert found.whatif == 1.0
-    assert found.median_whatif_error == pytest.approx(0.002 / 0.08)
+    found = figures_of([replace(trial_of("slow loader, one rank", []), predictions=(right,))] * 2)
+    assert found["what-if within 5 % of the step"] == 1.0
+    assert found["median error of what-if"] == pytest.approx(0.002 / 0.08)
 
 
 def suite() -> list[Trial]:
@@ -407,22 +409,34 @@ def suite() -> list[Trial]:
     ]
 
 
+def figures_of(trials: Sequence[Trial]) -> dict[str, float]:
+    return {each.name: each.value for each in figures(ARMS[USUAL], trials)}
+
+
 def test_what_a_suite_comes_to() -> None:
-    found = score(suite())
-    assert found.trials == 8
-    assert found.classes == 4
-    assert found.culprit == 4 / 5
-    assert found.blame == 1 / 2
-    assert found.moments == 2 / 5
-    assert found.false_hangs == 1
-    assert found.named_within_10_s == 2 / 4
-    assert found.within_10_s == 2 / 5
-    assert found.median_seconds == 7.5
-    assert found.cost == 2 / 3
-    assert (found.hang, found.hang_line, found.stacks, found.stacks_line) == (1, 1, 1, 1)
+    assert figures_of(suite()) == {
+        "macro-F1 over 4 classes": pytest.approx(17 / 30),
+        "culprit rank named": 4 / 5,
+        "healthy jobs blamed": 1 / 2,
+        "moments of healthy jobs blamed": 2 / 5,
+        "jobs with a fault, answered none": 0,
+        "stragglers: rank named within 10 s": 2 / 4,
+        "cause and rank right within 10 s": 2 / 5,
+        "median time until lastingly right": 7.5,
+        "cost within 10 % of the injected": 2 / 3,
+        "median error of the cost": pytest.approx(0.05),
+        "what-if within 5 % of the step": 1,
+        "median error of what-if": pytest.approx(0.0125),
+        "hang: culprit named by the verdict": 1,
+        "hang: culprit named within 10 s": 0,
+        "hang: line in the verdict": 1,
+        "hang: culprit apart in the stacks": 1,
+        "hang: line in the stacks": 1,
+        "jobs wrongly reported as hanging": 1,
+    }
     hangs = [trial for trial in suite() if trial.plan.cause == HANG]
     soon = [replace(trial, answers=(replace(trial.answers[0], after_onset=9.5),)) for trial in hangs]
-    assert (found.hang_within_10_s, score(soon).hang_within_10_s) == (0, 1)
+    assert figures_of(soon)["hang: culprit named within 10 s"] == 1
     ran = [mark(trial) for trial in suite() if not trial.failure]
     assert confusion(ran)["input-bound", SILENT] == 1
     assert confusion(ran).total() == 8
@@ -434,20 +448,22 @@ def test_trial_result_survives_json() -> None:
 
 
 def test_the_report_is_the_golden_file() -> None:
-    text = "\n".join([report.head(), *map(report.line, suite()), "", report.summary("development", suite())])
+    text = "\n".join(
+        [report.head(), *map(report.line, suite()), "", report.summary("development", ARMS[USUAL], suite())]
+    )
     assert f"{text}\n" == GOLDEN.read_text()
 
 
 def test_missed_bounds_are_listed_and_untried_ones_are_not() -> None:
-    assert [text.split()[0] for text in report.wrong(score(suite()))] == [
-        "macro-F1",
-        "80%",
-        "50%",
-        "50%",
-        "67%",
-        "1",
+    assert missed(figures(ARMS[USUAL], suite())) == [
+        "macro-F1 over 4 classes: 0.57, wanted >= 0.95",
+        "culprit rank named: 80%, wanted >= 98 %",
+        "healthy jobs blamed: 50%, wanted <= 1 %",
+        "stragglers: rank named within 10 s: 50%, wanted >= 98 %",
+        "cost within 10 % of the injected: 67%, wanted all",
+        "jobs wrongly reported as hanging: 1, wanted 0",
     ]
-    assert report.wrong(score([])) == []
+    assert missed(figures(ARMS[USUAL], [])) == []
 
 
 def test_a_list_of_seeds() -> None:
