@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
+import inspect
 import shutil
 import tempfile
 import threading
@@ -10,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
@@ -26,6 +28,7 @@ from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions
 from torchperfd_daemon.store import Store
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 GIVE_UP_S = 20
@@ -45,9 +48,6 @@ class Served:
     checks: Any
     callers: CallerDirectory
     verdicts: dict[str, Verdict]
-
-
-Scenario = Callable[[Served, grpc.aio.Channel], Awaitable[None]]
 
 
 @contextlib.contextmanager
@@ -94,18 +94,37 @@ async def serving(directory: Path, callers: CallerDirectory | None = None) -> As
         await server.stop(None)
 
 
-def play(scenario: Scenario, callers: CallerDirectory | None = None) -> None:
-    """Serve, connect, and let a test's scenario run to its end."""
-
-    async def run(directory: Path) -> None:
+@contextlib.asynccontextmanager
+async def connected(callers: CallerDirectory | None = None) -> AsyncIterator[tuple[Served, grpc.aio.Channel]]:
+    """Serve in a directory of its own, and connect."""
+    with short_directory() as directory:
         async with (
             serving(directory, callers) as served,
             grpc.aio.insecure_channel(f"unix:{served.socket}") as channel,
         ):
-            await asyncio.wait_for(scenario(served, channel), GIVE_UP_S * 2)
+            yield served, channel
 
-    with short_directory() as directory:
-        asyncio.run(run(directory))
+
+def with_daemon(
+    test: Callable[Concatenate[Served, grpc.aio.Channel, P], Awaitable[None]],
+) -> Callable[P, Awaitable[None]]:
+    """Give a test its first two parameters; the others are fixtures."""
+
+    async def run(*arguments: P.args, **fixtures: P.kwargs) -> None:
+        async with connected() as (served, channel):
+            await test(served, channel, *arguments, **fixtures)
+
+    return with_fixtures_of(test, 2, run)
+
+
+def with_fixtures_of(test: Callable[..., object], given: int, run: Callable[P, T]) -> Callable[P, T]:
+    """Let pytest see a test in place of a function that gives the test its first parameters."""
+    functools.update_wrapper(run, test)
+    signature = inspect.signature(test)
+    # pytest would look for the first ones among the fixtures.
+    fixtures = list(signature.parameters.values())[given:]
+    vars(run)["__signature__"] = signature.replace(parameters=fixtures)
+    return run
 
 
 @contextlib.contextmanager

@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import gc
 import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -158,14 +157,6 @@ def may_all(uid: int | None) -> bool:
 def none_here() -> dict[str, list[Participant]]:
     """Return the ranks of the asking daemon's own node."""
     return {}
-
-
-def play(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Run a scenario, and let go of what gRPC holds."""
-    try:
-        asyncio.run(asyncio.wait_for(scenario(), GIVE_UP_S))
-    finally:
-        gc.collect()  # its poller thread ends with its last object, and some sit in cycles
 
 
 def certificates(directory: Path, name: str) -> Credentials:

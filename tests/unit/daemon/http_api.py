@@ -1,13 +1,13 @@
 """The HTTP interface over real services in this process, for tests."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, cast
 
 import httpx
 from starlette.types import ASGIApp
-from tests.support.served import GIVE_UP_S, Served, serving, short_directory
+from tests.support.served import Served, serving, short_directory, with_fixtures_of
 
 from torchperfd_daemon.captures.analysis_child import ChildFiles
 from torchperfd_daemon.metrics import MetricsPage
@@ -17,6 +17,8 @@ from torchperfd_daemon.web.app import build_app
 from torchperfd_daemon.web.capture_pages import Reports, command_for
 from torchperfd_daemon.web.endpoint import AnswerCache
 from torchperfd_daemon.web.reader import Parts
+
+P = ParamSpec("P")
 
 TOKEN = "right-token"
 OWNER = {"x-torchperfd-token": TOKEN}
@@ -51,30 +53,36 @@ class Page:
         return await self.ask(f"/api/v1/{path}", "POST", json=body, headers={**OWNER, **headers})
 
 
-def play(
-    scenario: Callable[[Page], Awaitable[None]],
+@contextlib.asynccontextmanager
+async def serving_page(
     report_command: Callable[[ChildFiles, str], list[str]] = command_for,
-) -> None:
-    """Let a test's scenario run to its end."""
+) -> AsyncIterator[Page]:
+    """Serve the interface, on the running loop."""
+    with short_directory() as directory:
+        async with serving(directory) as served:
+            parts = Parts(
+                store=served.store,
+                control=served.control,
+                catalog=served.catalog,
+                coordinator=served.coordinator,
+                node="node-a",
+                instance="i1",
+            )
+            reports = Reports(served.catalog, report_command)
+            api = Api(parts, PageToken(TOKEN), served.verdicts.get, AnswerCache(0.0), reports)
+            app = build_app(MetricsPage([]), lambda: True, routes=api.routes())
+            try:
+                yield Page(served, api, app, parts, reports)
+            finally:
+                api.hub.close("end")
+                await api.close()
 
-    async def run() -> None:
-        with short_directory() as directory:
-            async with serving(directory) as served:
-                parts = Parts(
-                    store=served.store,
-                    control=served.control,
-                    catalog=served.catalog,
-                    coordinator=served.coordinator,
-                    node="node-a",
-                    instance="i1",
-                )
-                reports = Reports(served.catalog, report_command)
-                api = Api(parts, PageToken(TOKEN), served.verdicts.get, AnswerCache(0.0), reports)
-                app = build_app(MetricsPage([]), lambda: True, routes=api.routes())
-                try:
-                    await asyncio.wait_for(scenario(Page(served, api, app, parts, reports)), GIVE_UP_S * 2)
-                finally:
-                    api.hub.close("end")
-                    await api.close()
 
-    asyncio.run(run())
+def with_page(test: Callable[Concatenate[Page, P], Awaitable[None]]) -> Callable[P, Awaitable[None]]:
+    """Give a test its first parameter; the others are fixtures."""
+
+    async def run(*arguments: P.args, **fixtures: P.kwargs) -> None:
+        async with serving_page() as page:
+            await test(page, *arguments, **fixtures)
+
+    return with_fixtures_of(test, 1, run)

@@ -136,17 +136,14 @@ def test_queue_automatic_capture_waits_for_none() -> None:
     assert queue.enter("a", wait=False, automatic=True).woken.is_set()
 
 
-def test_waiting_capture_is_woken_by_the_previous_one() -> None:
-    async def scenario() -> None:
-        queue = RunQueue()
-        first, second = queue.enter("a", wait=True), queue.enter("a", wait=True)
-        woken = asyncio.create_task(second.woken.wait())
-        await asyncio.sleep(0)
-        assert not woken.done()
-        queue.leave(first)
-        await asyncio.wait_for(woken, 10)
-
-    asyncio.run(scenario())
+async def test_waiting_capture_is_woken_by_the_previous_one() -> None:
+    queue = RunQueue()
+    first, second = queue.enter("a", wait=True), queue.enter("a", wait=True)
+    woken = asyncio.create_task(second.woken.wait())
+    await asyncio.sleep(0)
+    assert not woken.done()
+    queue.leave(first)
+    await asyncio.wait_for(woken, 10)
 
 
 NO_REPORT = "no report from this rank; the daemon ended during the capture"

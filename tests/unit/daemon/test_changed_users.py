@@ -141,11 +141,8 @@ def test_py_spy_output_of_changed_users_is_dropped(
         asyncio.run(read_stacks_by_py_spy(tree.rank(100), 20, program, tree.proc))
 
 
-def test_exit_of_changed_users_is_not_awaited(tree: HostTree) -> None:
-    async def scenario() -> None:
-        assert exit_of(RankProcess("r", 0, 1, 0, 0, uid=4242), lambda: 1) is None
-
-    asyncio.run(scenario())
+async def test_exit_of_changed_users_is_not_awaited(tree: HostTree) -> None:
+    assert exit_of(RankProcess("r", 0, 1, 0, 0, uid=4242), lambda: 1) is None
 
 
 def test_user_watch_ends_the_session_and_logs_once(tree: HostTree, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.served import RankStream, Served, play
+from tests.support.served import RankStream, Served, with_daemon
 
 from torchperfd.v1 import session_pb2
 
@@ -43,37 +43,37 @@ async def next_message(rank: RankStream, body: str) -> Any:
     return getattr(message, body)
 
 
-def test_whole_job_is_captured_and_missing_ranks_are_named() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        zero, one = RankStream(channel), RankStream(channel)
-        await zero.join(rank=0, world_size=3)
-        await one.join(rank=1, world_size=3)
-        await zero.say(order())
-        prepare = await take_part(one, 1)
-        await take_part(zero, 0)
-        commit = await next_message(one, "commit_capture")
-        await finish(one, 1, commit)
-        await finish(zero, 0, commit)
-        while not (reported := await next_message(zero, "capture_order_result")).ended:
-            assert (reported.order_id, reported.capture_id) == (7, prepare.capture_id)
-        assert (reported.state, reported.reason) == ("partial", "rank 2: is not connected to this daemon")
-        assert [(rank.rank, rank.file) for rank in reported.ranks] == [
-            (0, "rank0.json"),
-            (1, "rank1.json"),
-            (2, ""),
-        ]
-        assert (reported.start_step, reported.steps) == (commit.start_step, 3)
-        record = served.catalog.get(reported.capture_id)
-        assert (record.trigger, record.world_size, reported.directory) == (
-            "script",
-            3,
-            str(served.catalog.folder(reported.capture_id)),
-        )
-        assert record.ranks[1].steps_made == 3
-        await one.leave()
-        await zero.leave()
-
-    play(scenario)
+@with_daemon
+async def test_whole_job_is_captured_and_missing_ranks_are_named(
+    served: Served, channel: grpc.aio.Channel
+) -> None:
+    zero, one = RankStream(channel), RankStream(channel)
+    await zero.join(rank=0, world_size=3)
+    await one.join(rank=1, world_size=3)
+    await zero.say(order())
+    prepare = await take_part(one, 1)
+    await take_part(zero, 0)
+    commit = await next_message(one, "commit_capture")
+    await finish(one, 1, commit)
+    await finish(zero, 0, commit)
+    while not (reported := await next_message(zero, "capture_order_result")).ended:
+        assert (reported.order_id, reported.capture_id) == (7, prepare.capture_id)
+    assert (reported.state, reported.reason) == ("partial", "rank 2: is not connected to this daemon")
+    assert [(rank.rank, rank.file) for rank in reported.ranks] == [
+        (0, "rank0.json"),
+        (1, "rank1.json"),
+        (2, ""),
+    ]
+    assert (reported.start_step, reported.steps) == (commit.start_step, 3)
+    record = served.catalog.get(reported.capture_id)
+    assert (record.trigger, record.world_size, reported.directory) == (
+        "script",
+        3,
+        str(served.catalog.folder(reported.capture_id)),
+    )
+    assert record.ranks[1].steps_made == 3
+    await one.leave()
+    await zero.leave()
 
 
 @pytest.mark.parametrize(
@@ -85,62 +85,53 @@ def test_whole_job_is_captured_and_missing_ranks_are_named() -> None:
         (0, order(ranks=[0, 9]), "run bert-17 has no rank 9; it has 2 ranks"),
     ],
 )
-def test_an_order_that_cannot_be_served_is_answered(
-    rank: int, asked: session_pb2.ClientMessage, reason: str
+@with_daemon
+async def test_an_order_that_cannot_be_served_is_answered(
+    served: Served, channel: grpc.aio.Channel, rank: int, asked: session_pb2.ClientMessage, reason: str
 ) -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        stream = RankStream(channel)
-        await stream.join(rank=rank)
-        await stream.say(asked)
-        reported = await next_message(stream, "capture_order_result")
-        assert (reported.order_id, reported.ended, reported.state, reported.reason) == (
-            7,
-            True,
-            "failed",
-            reason,
-        )
-        assert not served.catalog.directory.exists()
-        await stream.leave()
-
-    play(scenario)
+    stream = RankStream(channel)
+    await stream.join(rank=rank)
+    await stream.say(asked)
+    reported = await next_message(stream, "capture_order_result")
+    assert (reported.order_id, reported.ended, reported.state, reported.reason) == (7, True, "failed", reason)
+    assert not served.catalog.directory.exists()
+    await stream.leave()
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_an_order_is_given_up_also_before_it_has_a_name(*, at_once: bool) -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        zero = RankStream(channel)
-        await zero.join(rank=0, world_size=1)
-        unwanted = session_pb2.ClientMessage(capture_order=session_pb2.CaptureOrder(order_id=7, cancel=True))
-        if at_once:
-            both = session_pb2.Bundle(messages=[order(), unwanted])
-            await zero.say(session_pb2.ClientMessage(bundle=both))
-        else:
-            await zero.say(order())
-            await take_part(zero, 0)
-            await next_message(zero, "commit_capture")
-            await zero.say(unwanted)
-            cancel = await next_message(zero, "cancel_capture")
-            failed = session_pb2.CaptureResult(capture_id=cancel.capture_id, reason=cancel.reason)
-            await zero.say(session_pb2.ClientMessage(capture_result=failed))
-        while not (reported := await next_message(zero, "capture_order_result")).ended:
-            pass
-        assert (reported.state, reported.reason) == ("failed", "cancelled by script")
-        assert served.catalog.get(reported.capture_id).cancelled_by == "script"
-        await zero.leave()
+@with_daemon
+async def test_an_order_is_given_up_also_before_it_has_a_name(
+    served: Served, channel: grpc.aio.Channel, *, at_once: bool
+) -> None:
+    zero = RankStream(channel)
+    await zero.join(rank=0, world_size=1)
+    unwanted = session_pb2.ClientMessage(capture_order=session_pb2.CaptureOrder(order_id=7, cancel=True))
+    if at_once:
+        both = session_pb2.Bundle(messages=[order(), unwanted])
+        await zero.say(session_pb2.ClientMessage(bundle=both))
+    else:
+        await zero.say(order())
+        await take_part(zero, 0)
+        await next_message(zero, "commit_capture")
+        await zero.say(unwanted)
+        cancel = await next_message(zero, "cancel_capture")
+        failed = session_pb2.CaptureResult(capture_id=cancel.capture_id, reason=cancel.reason)
+        await zero.say(session_pb2.ClientMessage(capture_result=failed))
+    while not (reported := await next_message(zero, "capture_order_result")).ended:
+        pass
+    assert (reported.state, reported.reason) == ("failed", "cancelled by script")
+    assert served.catalog.get(reported.capture_id).cancelled_by == "script"
+    await zero.leave()
 
-    play(scenario)
 
-
-def test_caller_that_disconnects_ends_the_capture() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        zero, one = RankStream(channel), RankStream(channel)
-        await one.join(rank=1)
-        await zero.join(rank=0)
-        await zero.say(order(ranks=[1]))
-        prepare = await take_part(one, 1)
-        await zero.leave()
-        assert (await next_message(one, "cancel_capture")).reason == "cancelled"
-        assert served.catalog.get(prepare.capture_id).cancelled_by == "caller"
-        await one.leave()
-
-    play(scenario)
+@with_daemon
+async def test_caller_that_disconnects_ends_the_capture(served: Served, channel: grpc.aio.Channel) -> None:
+    zero, one = RankStream(channel), RankStream(channel)
+    await one.join(rank=1)
+    await zero.join(rank=0)
+    await zero.say(order(ranks=[1]))
+    prepare = await take_part(one, 1)
+    await zero.leave()
+    assert (await next_message(one, "cancel_capture")).reason == "cancelled"
+    assert served.catalog.get(prepare.capture_id).cancelled_by == "caller"
+    await one.leave()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,89 +106,73 @@ def node(tmp_path: Path) -> CapturingNode:
     return CapturingNode(tmp_path)
 
 
-def play(scenario: Awaitable[None]) -> None:
-    async def run() -> None:
-        await asyncio.wait_for(scenario, GIVE_UP_S * 2)
-
-    asyncio.run(run())
-
-
-def test_all_ranks_get_one_start_step_ahead_of_the_farthest(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        ranks = [Rank(node, 0, next_step=100), Rank(node, 1, next_step=104), Rank(node, 2, next_step=90)]
-        *_, last = await node.capture(*ranks)
-        # A quarter second of 0.1 s steps, rounded up, and two more.
-        assert [rank.committed for rank in ranks] == [[104 + 2 + 3]] * 3
-        assert node.states == [CaptureState.PREPARING, CaptureState.ARMED, CaptureState.COMPLETE]
-        assert not last.timed_out
-        assert {path for rank in ranks for path in rank.prepared} == {last.folder}
-        assert not any(rank.cancelled for rank in ranks)
-        record = last.record
-        assert (record.run, record.trigger, record.requested_at) == ("bert", "command", 1_700_000_000.0)
-        assert (record.step_range, record.reason, record.options) == ((109, 114), "", FIVE)
-        assert [(trace.rank, trace.file, trace.bytes) for trace in record.ranks] == [
-            (0, "rank0.json", 10),
-            (1, "rank1.json", 10),
-            (2, "rank2.json", 10),
-        ]
-        assert record.capture_id.startswith("20231114-221320-")
-        assert node.catalog.get(record.capture_id) == record
-        assert node.coordinator.counts.requests == {("command", "complete"): 1}
-        assert node.coordinator.counts.bytes == 30
-        assert node.coordinator.counts.last_success_unix_seconds == 1_700_000_000.0
-        assert node.idle()
-
-    play(scenario())
+async def test_all_ranks_get_one_start_step_ahead_of_the_farthest(node: CapturingNode) -> None:
+    ranks = [Rank(node, 0, next_step=100), Rank(node, 1, next_step=104), Rank(node, 2, next_step=90)]
+    *_, last = await node.capture(*ranks)
+    # A quarter second of 0.1 s steps, rounded up, and two more.
+    assert [rank.committed for rank in ranks] == [[104 + 2 + 3]] * 3
+    assert node.states == [CaptureState.PREPARING, CaptureState.ARMED, CaptureState.COMPLETE]
+    assert not last.timed_out
+    assert {path for rank in ranks for path in rank.prepared} == {last.folder}
+    assert not any(rank.cancelled for rank in ranks)
+    record = last.record
+    assert (record.run, record.trigger, record.requested_at) == ("bert", "command", 1_700_000_000.0)
+    assert (record.step_range, record.reason, record.options) == ((109, 114), "", FIVE)
+    assert [(trace.rank, trace.file, trace.bytes) for trace in record.ranks] == [
+        (0, "rank0.json", 10),
+        (1, "rank1.json", 10),
+        (2, "rank2.json", 10),
+    ]
+    assert record.capture_id.startswith("20231114-221320-")
+    assert node.catalog.get(record.capture_id) == record
+    assert node.coordinator.counts.requests == {("command", "complete"): 1}
+    assert node.coordinator.counts.bytes == 30
+    assert node.coordinator.counts.last_success_unix_seconds == 1_700_000_000.0
+    assert node.idle()
 
 
-def test_capture_begins_when_the_automatic_one_has_ended(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        training, armed = Rank(node, 0), asyncio.Event()
-        training.on_commit = lambda *_: armed.set()
+async def test_capture_begins_when_the_automatic_one_has_ended(node: CapturingNode) -> None:
+    training, armed = Rank(node, 0), asyncio.Event()
+    training.on_commit = lambda *_: armed.set()
 
-        async def capture_automatically() -> None:
-            async for progress in node.coordinator.capture("bert", [training], AUTOMATIC, GIVE_UP_S):
-                states.append(f"automatic {progress.record.state.value}")
+    async def capture_automatically() -> None:
+        async for progress in node.coordinator.capture("bert", [training], AUTOMATIC, GIVE_UP_S):
+            states.append(f"automatic {progress.record.state.value}")
 
-        states: list[str] = []
-        automatic = asyncio.create_task(capture_automatically())
-        await armed.wait()
-        [capture_id] = node.coordinator.live
-        async for progress in node.coordinator.capture("bert", [Rank(node, 1)], FIVE, GIVE_UP_S):
-            states.append(f"{progress.record.state.value} {progress.record.reason}".strip())
-            if progress.record.state is CaptureState.QUEUED:
-                with pytest.raises(TorchperfdError, match="is in progress"):
-                    await node.capture(Rank(node, 2))
-                training.result(capture_id, done(0, training.committed[0]))
-        await automatic
-        assert states == [
-            "automatic preparing",
-            "automatic armed",
-            "queued begins when the run's automatic capture has ended",
-            "automatic complete",
-            "preparing",
-            "armed",
-            "complete",
-        ]
-        assert node.idle()
-
-    play(scenario())
+    states: list[str] = []
+    automatic = asyncio.create_task(capture_automatically())
+    await armed.wait()
+    [capture_id] = node.coordinator.live
+    async for progress in node.coordinator.capture("bert", [Rank(node, 1)], FIVE, GIVE_UP_S):
+        states.append(f"{progress.record.state.value} {progress.record.reason}".strip())
+        if progress.record.state is CaptureState.QUEUED:
+            with pytest.raises(TorchperfdError, match="is in progress"):
+                await node.capture(Rank(node, 2))
+            training.result(capture_id, done(0, training.committed[0]))
+    await automatic
+    assert states == [
+        "automatic preparing",
+        "automatic armed",
+        "queued begins when the run's automatic capture has ended",
+        "automatic complete",
+        "preparing",
+        "armed",
+        "complete",
+    ]
+    assert node.idle()
 
 
-def test_manifest_exists_when_the_end_is_reported(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        capture = node.coordinator.capture("bert", [Rank(node, 0)], FIVE, GIVE_UP_S)
-        async for progress in capture:
-            assert node.coordinator.counts.active == 1
-            if progress.record.state.ended:
-                assert node.catalog.get(progress.record.capture_id) == progress.record
-                break
-        await capture.aclose()  # type: ignore[attr-defined]
-        [record] = [found.record for found in node.catalog.list().captures]
-        assert record.state is CaptureState.COMPLETE
-        assert node.idle()
-
-    play(scenario())
+async def test_manifest_exists_when_the_end_is_reported(node: CapturingNode) -> None:
+    capture = node.coordinator.capture("bert", [Rank(node, 0)], FIVE, GIVE_UP_S)
+    async for progress in capture:
+        assert node.coordinator.counts.active == 1
+        if progress.record.state.ended:
+            assert node.catalog.get(progress.record.capture_id) == progress.record
+            break
+    await capture.aclose()  # type: ignore[attr-defined]
+    [record] = [found.record for found in node.catalog.list().captures]
+    assert record.state is CaptureState.COMPLETE
+    assert node.idle()
 
 
 @pytest.mark.parametrize(
@@ -214,56 +198,46 @@ def test_no_ack_leads_to_a_step_that_cannot_be_sent(acks: list[tuple[int, float]
     assert session_pb2.CommitCapture(start_step=start).start_step > min(2**62, max(step for step, _ in acks))
 
 
-def test_a_rank_that_is_not_ready_is_named_and_the_others_go_on(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        good, bad = Rank(node, 0), Rank(node, 1)
-        bad.on_prepare = lambda capture_id: bad.ack(capture_id, Ack(False, "a profiler runs", 0, 0.0))
-        *_, last = await node.capture(good, bad)
-        assert last.record.state is CaptureState.PARTIAL
-        assert last.record.reason == "rank 1: a profiler runs"
-        assert [trace.state for trace in last.record.ranks] == [CaptureState.COMPLETE, CaptureState.FAILED]
-        assert (len(good.committed), bad.committed, bad.cancelled) == (1, [], [])
-        assert not last.timed_out
-        assert node.catalog.get(last.record.capture_id).state is CaptureState.PARTIAL
-        assert node.coordinator.counts.requests == {("command", "partial"): 1}
-        assert node.coordinator.counts.last_success_unix_seconds == 0
-        assert node.idle()
-
-    play(scenario())
+async def test_a_rank_that_is_not_ready_is_named_and_the_others_go_on(node: CapturingNode) -> None:
+    good, bad = Rank(node, 0), Rank(node, 1)
+    bad.on_prepare = lambda capture_id: bad.ack(capture_id, Ack(False, "a profiler runs", 0, 0.0))
+    *_, last = await node.capture(good, bad)
+    assert last.record.state is CaptureState.PARTIAL
+    assert last.record.reason == "rank 1: a profiler runs"
+    assert [trace.state for trace in last.record.ranks] == [CaptureState.COMPLETE, CaptureState.FAILED]
+    assert (len(good.committed), bad.committed, bad.cancelled) == (1, [], [])
+    assert not last.timed_out
+    assert node.catalog.get(last.record.capture_id).state is CaptureState.PARTIAL
+    assert node.coordinator.counts.requests == {("command", "partial"): 1}
+    assert node.coordinator.counts.last_success_unix_seconds == 0
+    assert node.idle()
 
 
-def test_capture_without_a_ready_rank_fails_unarmed(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        ranks = [Rank(node, rank) for rank in range(3)]
-        for rank in ranks:
-            rank.on_prepare = lambda capture_id, rank=rank: rank.ack(capture_id, Ack(False, "no", 0, 0.0))  # type: ignore[misc]
-        *_, last = await node.capture(*ranks)
-        assert node.states == [CaptureState.PREPARING, CaptureState.FAILED]
-        assert last.record.reason == "rank 0: no (and 2 more)"
-        assert (last.record.step_range, last.timed_out) == (None, False)
-
-    play(scenario())
+async def test_capture_without_a_ready_rank_fails_unarmed(node: CapturingNode) -> None:
+    ranks = [Rank(node, rank) for rank in range(3)]
+    for rank in ranks:
+        rank.on_prepare = lambda capture_id, rank=rank: rank.ack(capture_id, Ack(False, "no", 0, 0.0))  # type: ignore[misc]
+    *_, last = await node.capture(*ranks)
+    assert node.states == [CaptureState.PREPARING, CaptureState.FAILED]
+    assert last.record.reason == "rank 0: no (and 2 more)"
+    assert (last.record.step_range, last.timed_out) == (None, False)
 
 
-def test_a_rank_that_never_answers_is_named_and_cancelled(
+async def test_a_rank_that_never_answers_is_named_and_cancelled(
     node: CapturingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt, "_PREPARE_TIMEOUT_S", 0.05)
-
-    async def scenario() -> None:
-        good, silent = Rank(node, 0), Rank(node, 1)
-        silent.on_prepare = lambda capture_id: None
-        *_, last = await node.capture(good, silent)
-        reason = "did not answer; the process may be stopped or overloaded"
-        assert (last.record.state, last.record.reason) == (CaptureState.PARTIAL, f"rank 1: {reason}")
-        assert (silent.cancelled, silent.committed) == ([reason], [])
-        # A late answer belongs to no capture any more.
-        node.coordinator.on_ack(last.record.capture_id, 1, ready())
-        node.coordinator.on_result(last.record.capture_id, 1, done(1, 0))
-        assert last.record.state is CaptureState.PARTIAL
-        assert node.idle()
-
-    play(scenario())
+    good, silent = Rank(node, 0), Rank(node, 1)
+    silent.on_prepare = lambda capture_id: None
+    *_, last = await node.capture(good, silent)
+    reason = "did not answer; the process may be stopped or overloaded"
+    assert (last.record.state, last.record.reason) == (CaptureState.PARTIAL, f"rank 1: {reason}")
+    assert (silent.cancelled, silent.committed) == ([reason], [])
+    # A late answer belongs to no capture any more.
+    node.coordinator.on_ack(last.record.capture_id, 1, ready())
+    node.coordinator.on_result(last.record.capture_id, 1, done(1, 0))
+    assert last.record.state is CaptureState.PARTIAL
+    assert node.idle()
 
 
 @pytest.mark.parametrize(
@@ -273,210 +247,177 @@ def test_a_rank_that_never_answers_is_named_and_cancelled(
         (3, "made only 3 training steps in time"),
     ],
 )
-def test_rank_that_never_finishes_is_cancelled_and_timed_out(
+async def test_rank_that_never_finishes_is_cancelled_and_timed_out(
     node: CapturingNode, made: int, reason: str
 ) -> None:
-    async def scenario() -> None:
-        stuck = Rank(node, 0)
-        stuck.steps_seen = 40
+    stuck = Rank(node, 0)
+    stuck.steps_seen = 40
 
-        def go_on(_capture_id: str, _start: int) -> None:
-            stuck.steps_seen += made
+    def go_on(_capture_id: str, _start: int) -> None:
+        stuck.steps_seen += made
 
-        stuck.on_commit = go_on
-        *_, last = await node.capture(stuck, timeout=0.05)
-        assert (last.record.state, last.record.reason) == (CaptureState.FAILED, f"rank 0: {reason}")
-        assert last.timed_out
-        assert stuck.cancelled == [reason]
-        assert len(stuck.prepared) == 1, "no time is left for another attempt"
-        assert node.catalog.get(last.record.capture_id).state is CaptureState.FAILED
-        assert node.idle()
-
-    play(scenario())
+    stuck.on_commit = go_on
+    *_, last = await node.capture(stuck, timeout=0.05)
+    assert (last.record.state, last.record.reason) == (CaptureState.FAILED, f"rank 0: {reason}")
+    assert last.timed_out
+    assert stuck.cancelled == [reason]
+    assert len(stuck.prepared) == 1, "no time is left for another attempt"
+    assert node.catalog.get(last.record.capture_id).state is CaptureState.FAILED
+    assert node.idle()
 
 
-def test_one_finished_and_one_failed_rank_are_partial(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        good, stuck = Rank(node, 0), Rank(node, 1)
-        stuck.on_commit = lambda capture_id, start: None
-        *_, last = await node.capture(good, stuck, timeout=0.05)
-        assert (last.record.state, last.timed_out) == (CaptureState.PARTIAL, True)
-        assert (good.cancelled, len(stuck.cancelled)) == ([], 1)
-
-    play(scenario())
+async def test_one_finished_and_one_failed_rank_are_partial(node: CapturingNode) -> None:
+    good, stuck = Rank(node, 0), Rank(node, 1)
+    stuck.on_commit = lambda capture_id, start: None
+    *_, last = await node.capture(good, stuck, timeout=0.05)
+    assert (last.record.state, last.timed_out) == (CaptureState.PARTIAL, True)
+    assert (good.cancelled, len(stuck.cancelled)) == ([], 1)
 
 
 @pytest.mark.parametrize("moment", ["preparing", "armed"])
-def test_a_rank_that_leaves_midway_is_named_at_once(node: CapturingNode, moment: str) -> None:
-    async def scenario() -> None:
-        good, leaver = Rank(node, 0), Rank(node, 1)
-        # Another run's rank of the same number is not concerned.
-        stranger = Rank(node, 1)
+async def test_a_rank_that_leaves_midway_is_named_at_once(node: CapturingNode, moment: str) -> None:
+    good, leaver = Rank(node, 0), Rank(node, 1)
+    # Another run's rank of the same number is not concerned.
+    stranger = Rank(node, 1)
 
-        def leave(*_: object) -> None:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(node.coordinator.on_departure, stranger, "wrong one")
-            loop.call_soon(node.coordinator.on_departure, leaver, "the process left during the capture")
+    def leave(*_: object) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(node.coordinator.on_departure, stranger, "wrong one")
+        loop.call_soon(node.coordinator.on_departure, leaver, "the process left during the capture")
 
-        if moment == "preparing":
-            leaver.on_prepare = leave
-        else:
-            leaver.on_commit = leave
-        *_, last = await node.capture(good, leaver)
-        assert last.record.state is CaptureState.PARTIAL
-        assert last.record.reason == "rank 1: the process left during the capture"
-        assert len(leaver.committed) == (moment == "armed")
-        assert not last.timed_out
-
-    play(scenario())
+    if moment == "preparing":
+        leaver.on_prepare = leave
+    else:
+        leaver.on_commit = leave
+    *_, last = await node.capture(good, leaver)
+    assert last.record.state is CaptureState.PARTIAL
+    assert last.record.reason == "rank 1: the process left during the capture"
+    assert len(leaver.committed) == (moment == "armed")
+    assert not last.timed_out
 
 
-def test_a_wrong_moment_is_tried_again_in_the_same_folder(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        rank = Rank(node, 0)
-        again = rank.on_commit
+async def test_a_wrong_moment_is_tried_again_in_the_same_folder(node: CapturingNode) -> None:
+    rank = Rank(node, 0)
+    again = rank.on_commit
 
-        def miss(capture_id: str, start: int) -> None:
-            rank.on_commit = again
-            rank.result(capture_id, failed("step 105 was missed", retry=True))
+    def miss(capture_id: str, start: int) -> None:
+        rank.on_commit = again
+        rank.result(capture_id, failed("step 105 was missed", retry=True))
 
-        rank.on_commit = miss
-        *_, last = await node.capture(rank)
-        assert node.states == [
-            *(CaptureState.PREPARING, CaptureState.ARMED),
-            *(CaptureState.PREPARING, CaptureState.ARMED, CaptureState.COMPLETE),
-        ], "the failure in between is not shown"
-        assert node.traces == [[(state, "")] for state in node.states]
-        assert last.record.reason == ""
-        assert rank.prepared == [last.folder] * 2
-        assert node.coordinator.counts.requests == {("command", "complete"): 1}
-        assert node.idle()
-
-    play(scenario())
+    rank.on_commit = miss
+    *_, last = await node.capture(rank)
+    assert node.states == [
+        *(CaptureState.PREPARING, CaptureState.ARMED),
+        *(CaptureState.PREPARING, CaptureState.ARMED, CaptureState.COMPLETE),
+    ], "the failure in between is not shown"
+    assert node.traces == [[(state, "")] for state in node.states]
+    assert last.record.reason == ""
+    assert rank.prepared == [last.folder] * 2
+    assert node.coordinator.counts.requests == {("command", "complete"): 1}
+    assert node.idle()
 
 
 @pytest.mark.parametrize(("retry", "attempts"), [(True, 3), (False, 1)])
-def test_capture_is_tried_three_times_only_if_it_may_be_retried(
+async def test_capture_is_tried_three_times_only_if_it_may_be_retried(
     node: CapturingNode, retry: bool, attempts: int
 ) -> None:
-    async def scenario() -> None:
-        rank = Rank(node, 0)
-        rank.on_commit = lambda capture_id, start: rank.result(capture_id, failed("missed", retry=retry))
-        *_, last = await node.capture(rank)
-        assert len(rank.committed) == attempts
-        assert (last.record.state, last.record.reason) == (CaptureState.FAILED, "rank 0: missed")
-        assert node.states[-1] is CaptureState.FAILED
-        assert node.states.count(CaptureState.FAILED) == 1
-
-    play(scenario())
+    rank = Rank(node, 0)
+    rank.on_commit = lambda capture_id, start: rank.result(capture_id, failed("missed", retry=retry))
+    *_, last = await node.capture(rank)
+    assert len(rank.committed) == attempts
+    assert (last.record.state, last.record.reason) == (CaptureState.FAILED, "rank 0: missed")
+    assert node.states[-1] is CaptureState.FAILED
+    assert node.states.count(CaptureState.FAILED) == 1
 
 
-def test_a_partial_capture_is_kept_rather_than_tried_again(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        good, late = Rank(node, 0), Rank(node, 1)
-        late.on_commit = lambda capture_id, start: late.result(capture_id, failed("missed", retry=True))
-        *_, last = await node.capture(good, late)
-        assert (last.record.state, len(good.committed)) == (CaptureState.PARTIAL, 1)
-
-    play(scenario())
+async def test_a_partial_capture_is_kept_rather_than_tried_again(node: CapturingNode) -> None:
+    good, late = Rank(node, 0), Rank(node, 1)
+    late.on_commit = lambda capture_id, start: late.result(capture_id, failed("missed", retry=True))
+    *_, last = await node.capture(good, late)
+    assert (last.record.state, len(good.committed)) == (CaptureState.PARTIAL, 1)
 
 
-def test_two_at_once_on_one_run_are_refused_and_two_runs_are_not(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        waiting = Rank(node, 0)
-        waiting.on_prepare = lambda capture_id: None
-        first = node.coordinator.capture("bert", [waiting], FIVE, GIVE_UP_S)
-        progress = await anext(first)
-        with pytest.raises(TorchperfdError, match="a capture of run bert is in progress; wait"):
-            await node.capture(Rank(node, 0))
-        assert node.coordinator.counts.active == 1
-        *_, other = await node.capture(Rank(node, 0), run="gpt")
-        assert other.record.state is CaptureState.COMPLETE
+async def test_two_at_once_on_one_run_are_refused_and_two_runs_are_not(node: CapturingNode) -> None:
+    waiting = Rank(node, 0)
+    waiting.on_prepare = lambda capture_id: None
+    first = node.coordinator.capture("bert", [waiting], FIVE, GIVE_UP_S)
+    progress = await anext(first)
+    with pytest.raises(TorchperfdError, match="a capture of run bert is in progress; wait"):
+        await node.capture(Rank(node, 0))
+    assert node.coordinator.counts.active == 1
+    *_, other = await node.capture(Rank(node, 0), run="gpt")
+    assert other.record.state is CaptureState.COMPLETE
 
-        waiting.ack(progress.record.capture_id, ready())
-        reported = [progress.record.state async for progress in first]
-        assert reported == [CaptureState.ARMED, CaptureState.COMPLETE]
-        *_, again = await node.capture(Rank(node, 0))
-        assert again.record.state is CaptureState.COMPLETE
-
-    play(scenario())
+    waiting.ack(progress.record.capture_id, ready())
+    reported = [progress.record.state async for progress in first]
+    assert reported == [CaptureState.ARMED, CaptureState.COMPLETE]
+    *_, again = await node.capture(Rank(node, 0))
+    assert again.record.state is CaptureState.COMPLETE
 
 
 @pytest.mark.parametrize("moment", [CaptureState.PREPARING, CaptureState.ARMED])
-def test_when_the_caller_goes_away_everything_is_given_up(node: CapturingNode, moment: CaptureState) -> None:
-    async def scenario() -> None:
-        ranks = [Rank(node, 0), Rank(node, 1)]
-        for rank in ranks:
-            rank.on_commit = lambda capture_id, start: None
-        capture = node.coordinator.capture("bert", list(ranks), FIVE, GIVE_UP_S)
-        async for progress in capture:
-            if progress.record.state is moment:
-                break
-        await capture.aclose()  # type: ignore[attr-defined]
-        assert [rank.cancelled for rank in ranks] == [["cancelled"]] * 2
-        assert node.idle()
-        [record] = [found.record for found in node.catalog.list().captures]
-        assert (record.state, record.reason) == (CaptureState.FAILED, "cancelled")
-        assert [(trace.state, trace.reason) for trace in record.ranks] == [
-            (CaptureState.FAILED, "cancelled")
-        ] * 2
-        assert node.coordinator.counts.requests == {("command", "failed"): 1}
-        *_, again = await node.capture(Rank(node, 0))
-        assert again.record.state is CaptureState.COMPLETE
-
-    play(scenario())
+async def test_when_the_caller_goes_away_everything_is_given_up(
+    node: CapturingNode, moment: CaptureState
+) -> None:
+    ranks = [Rank(node, 0), Rank(node, 1)]
+    for rank in ranks:
+        rank.on_commit = lambda capture_id, start: None
+    capture = node.coordinator.capture("bert", list(ranks), FIVE, GIVE_UP_S)
+    async for progress in capture:
+        if progress.record.state is moment:
+            break
+    await capture.aclose()  # type: ignore[attr-defined]
+    assert [rank.cancelled for rank in ranks] == [["cancelled"]] * 2
+    assert node.idle()
+    [record] = [found.record for found in node.catalog.list().captures]
+    assert (record.state, record.reason) == (CaptureState.FAILED, "cancelled")
+    assert [(trace.state, trace.reason) for trace in record.ranks] == [(CaptureState.FAILED, "cancelled")] * 2
+    assert node.coordinator.counts.requests == {("command", "failed"): 1}
+    *_, again = await node.capture(Rank(node, 0))
+    assert again.record.state is CaptureState.COMPLETE
 
 
-def test_a_cancelled_task_gives_everything_up_too(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        rank = Rank(node, 0)
-        armed = asyncio.Event()
-        rank.on_commit = lambda capture_id, start: armed.set()
-        task = asyncio.create_task(node.capture(rank))
-        await armed.wait()
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        assert rank.cancelled == ["cancelled"]
-        assert node.idle()
-
-    play(scenario())
+async def test_a_cancelled_task_gives_everything_up_too(node: CapturingNode) -> None:
+    rank = Rank(node, 0)
+    armed = asyncio.Event()
+    rank.on_commit = lambda capture_id, start: armed.set()
+    task = asyncio.create_task(node.capture(rank))
+    await armed.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert rank.cancelled == ["cancelled"]
+    assert node.idle()
 
 
-def test_unwritable_directory_is_reported_and_frees_the_run(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = CapturingNode(tmp_path)
-        (tmp_path / "captures").write_text("a file")
-        rank = Rank(node, 0)
-        with pytest.raises(TorchperfdError, match=r"cannot write to .*captures"):
-            await node.capture(rank)
-        assert rank.prepared == []
-        assert node.idle()
-        (tmp_path / "captures").unlink()
-        *_, last = await node.capture(rank)
-        assert last.record.state is CaptureState.COMPLETE
-
-    play(scenario())
+async def test_unwritable_directory_is_reported_and_frees_the_run(tmp_path: Path) -> None:
+    node = CapturingNode(tmp_path)
+    (tmp_path / "captures").write_text("a file")
+    rank = Rank(node, 0)
+    with pytest.raises(TorchperfdError, match=r"cannot write to .*captures"):
+        await node.capture(rank)
+    assert rank.prepared == []
+    assert node.idle()
+    (tmp_path / "captures").unlink()
+    *_, last = await node.capture(rank)
+    assert last.record.state is CaptureState.COMPLETE
 
 
 @pytest.mark.parametrize("leave", [False, True])
-def test_a_manifest_that_cannot_be_written_costs_only_itself(
+async def test_a_manifest_that_cannot_be_written_costs_only_itself(
     node: CapturingNode, leave: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        rank = Rank(node, 0)
-        capture = node.coordinator.capture("bert", [rank], FIVE, GIVE_UP_S)
-        first = await anext(capture)
-        (first.folder / "manifest.json").unlink()
-        (first.folder / "manifest.json").mkdir()
-        if leave:
-            await capture.aclose()  # type: ignore[attr-defined]
-        else:
-            reported = [progress.record.state async for progress in capture]
-            assert reported[-1] is CaptureState.COMPLETE
-        assert node.idle(), "else the run could never be captured again"
-
-    play(scenario())
+    rank = Rank(node, 0)
+    capture = node.coordinator.capture("bert", [rank], FIVE, GIVE_UP_S)
+    first = await anext(capture)
+    (first.folder / "manifest.json").unlink()
+    (first.folder / "manifest.json").mkdir()
+    if leave:
+        await capture.aclose()  # type: ignore[attr-defined]
+    else:
+        reported = [progress.record.state async for progress in capture]
+        assert reported[-1] is CaptureState.COMPLETE
+    assert node.idle(), "else the run could never be captured again"
 
 
 def test_a_scripts_own_capture_is_adopted(node: CapturingNode) -> None:
@@ -500,13 +441,10 @@ def test_capture_elsewhere_is_counted_without_an_empty_folder(node: CapturingNod
     assert node.coordinator.counts.requests == {("script", "complete"): 1}
 
 
-def test_adopting_does_not_rewrite_anothers_manifest(node: CapturingNode) -> None:
-    async def scenario() -> None:
-        *_, last = await node.capture(Rank(node, 0))
-        node.coordinator.adopt(last.record.capture_id, "evil", FIVE, 9, failed("lies"))
-        assert node.catalog.get(last.record.capture_id) == last.record
-
-    play(scenario())
+async def test_adopting_does_not_rewrite_anothers_manifest(node: CapturingNode) -> None:
+    *_, last = await node.capture(Rank(node, 0))
+    node.coordinator.adopt(last.record.capture_id, "evil", FIVE, 9, failed("lies"))
+    assert node.catalog.get(last.record.capture_id) == last.record
 
 
 def test_adopted_capture_cannot_leave_the_captures_dir(
@@ -521,22 +459,19 @@ def test_adopted_capture_cannot_leave_the_captures_dir(
     assert list((tmp_path / "x").iterdir()) == []
 
 
-def test_a_trace_beyond_its_share_fails_its_rank_only(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = CapturingNode(tmp_path)
-        node.catalog = Catalog(tmp_path / "captures", Quota(capture_bytes=40))
-        node.coordinator = Coordinator(node.catalog)
-        small, large = Rank(node, 0), Rank(node, 1)
-        large.on_commit = lambda capture_id, start: large.result(capture_id, done(1, start, size=21))
-        *_, last = await node.capture(small, large)
-        assert last.record.state is CaptureState.PARTIAL
-        assert last.record.reason.startswith("rank 1: the trace has 21 bytes, 20 are allowed; ")
-        assert node.catalog.get(last.record.capture_id) == last.record
-
-    play(scenario())
+async def test_a_trace_beyond_its_share_fails_its_rank_only(tmp_path: Path) -> None:
+    node = CapturingNode(tmp_path)
+    node.catalog = Catalog(tmp_path / "captures", Quota(capture_bytes=40))
+    node.coordinator = Coordinator(node.catalog)
+    small, large = Rank(node, 0), Rank(node, 1)
+    large.on_commit = lambda capture_id, start: large.result(capture_id, done(1, start, size=21))
+    *_, last = await node.capture(small, large)
+    assert last.record.state is CaptureState.PARTIAL
+    assert last.record.reason.startswith("rank 1: the trace has 21 bytes, 20 are allowed; ")
+    assert node.catalog.get(last.record.capture_id) == last.record
 
 
-def test_advice_on_the_loader_is_kept_with_the_trace(node: CapturingNode) -> None:
+async def test_advice_on_the_loader_is_kept_with_the_trace(node: CapturingNode) -> None:
     settled = SettledAdvice(0, 0, 0.1, 0.05)
     asked: list[str] = []
 
@@ -544,14 +479,11 @@ def test_advice_on_the_loader_is_kept_with_the_trace(node: CapturingNode) -> Non
         asked.append(run)
         return settled
 
-    async def scenario() -> None:
-        node.coordinator.advice_of = advice_of
-        *_, last = await node.capture(Rank(node, 0))
-        assert last.record.loader_advice == settled
-        found = node.catalog.found(last.record.capture_id)
-        assert found is not None
-        assert found.record is not None
-        assert found.record.loader_advice == settled
-
-    play(scenario())
+    node.coordinator.advice_of = advice_of
+    *_, last = await node.capture(Rank(node, 0))
+    assert last.record.loader_advice == settled
+    found = node.catalog.found(last.record.capture_id)
+    assert found is not None
+    assert found.record is not None
+    assert found.record.loader_advice == settled
     assert asked == ["bert"]

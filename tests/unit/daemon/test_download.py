@@ -12,7 +12,7 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.served import Served, control, play, serving_from_a_thread
+from tests.support.served import Served, control, serving_from_a_thread, with_daemon
 from tests.unit.daemon.kept import add
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
@@ -64,86 +64,81 @@ async def refusal(channel: grpc.aio.Channel, **request: Any) -> tuple[grpc.Statu
     return caught.value.code(), caught.value.details() or ""
 
 
-def test_a_file_comes_in_pieces_from_any_offset_on() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        record = add(served.catalog, "one", {0: TRACE, 1: b""})
-        for offset in (0, 1, 10_000, 255_999, 256_000):
-            data, pieces = await ask(channel, capture_id="one", file="rank0.json", offset=offset)
-            assert data == TRACE[offset:]
-            assert {piece.size for piece in pieces} == {256_000}
-            assert [piece.sha256 for piece in pieces[:-1]] == [""] * (len(pieces) - 1)
-            assert pieces[-1].sha256 == hashlib.sha256(TRACE[offset:]).hexdigest()
-            assert max(len(piece.data) for piece in pieces) <= 10_000
-        assert (await ask(channel, capture_id="one", file="rank1.json"))[0] == b""
-        assert (await ask(channel, capture_id="one", file="manifest.json"))[0] == record.encode()
-
-    play(scenario)
+@with_daemon
+async def test_a_file_comes_in_pieces_from_any_offset_on(served: Served, channel: grpc.aio.Channel) -> None:
+    record = add(served.catalog, "one", {0: TRACE, 1: b""})
+    for offset in (0, 1, 10_000, 255_999, 256_000):
+        data, pieces = await ask(channel, capture_id="one", file="rank0.json", offset=offset)
+        assert data == TRACE[offset:]
+        assert {piece.size for piece in pieces} == {256_000}
+        assert [piece.sha256 for piece in pieces[:-1]] == [""] * (len(pieces) - 1)
+        assert pieces[-1].sha256 == hashlib.sha256(TRACE[offset:]).hexdigest()
+        assert max(len(piece.data) for piece in pieces) <= 10_000
+    assert (await ask(channel, capture_id="one", file="rank1.json"))[0] == b""
+    assert (await ask(channel, capture_id="one", file="manifest.json"))[0] == record.encode()
 
 
-def test_hostile_names_get_a_clean_error() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        add(served.catalog, "one")
-        (served.catalog.directory / "one" / ".pinned").write_text("secret")
-        for name in HOSTILE:
-            for request in ({"capture_id": name, "file": "rank0.json"}, {"capture_id": "one", "file": name}):
-                code, words = await refusal(channel, **request)
-                # A request of megabytes is refused before it is read.
-                expected = grpc.StatusCode.INVALID_ARGUMENT if name == HUGE else grpc.StatusCode.NOT_FOUND
-                assert code is expected
-                assert len(words) < 500
-                assert words.isprintable()
-        code, words = await refusal(channel, capture_id="one", file="rank0.json", offset=2**63)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert words.startswith(f"'rank0.json' has 2 bytes, fewer than the offset {2**63}; ")
-
-    play(scenario)
+@with_daemon
+async def test_hostile_names_get_a_clean_error(served: Served, channel: grpc.aio.Channel) -> None:
+    add(served.catalog, "one")
+    (served.catalog.directory / "one" / ".pinned").write_text("secret")
+    for name in HOSTILE:
+        for request in ({"capture_id": name, "file": "rank0.json"}, {"capture_id": "one", "file": name}):
+            code, words = await refusal(channel, **request)
+            # A request of megabytes is refused before it is read.
+            expected = grpc.StatusCode.INVALID_ARGUMENT if name == HUGE else grpc.StatusCode.NOT_FOUND
+            assert code is expected
+            assert len(words) < 500
+            assert words.isprintable()
+    code, words = await refusal(channel, capture_id="one", file="rank0.json", offset=2**63)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words.startswith(f"'rank0.json' has 2 bytes, fewer than the offset {2**63}; ")
 
 
 @pytest.mark.parametrize("planted", ["symlink", "hard link", "fifo", "directory", "another's", "gone"])
-def test_what_a_manifest_names_may_be_a_trap(tmp_path: Path, planted: str) -> None:
+@with_daemon
+async def test_what_a_manifest_names_may_be_a_trap(
+    served: Served, channel: grpc.aio.Channel, tmp_path: Path, planted: str
+) -> None:
     if planted == "another's" and os.geteuid():
         pytest.skip("giving a file away takes root")
     secret = tmp_path / "secret"
     secret.write_text("the daemon's alone")
-
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        add(served.catalog, "one")
-        path = served.catalog.directory / "one" / "rank0.json"
-        path.unlink()
-        match planted:
-            case "symlink":
-                path.symlink_to(secret)
-            case "hard link":
-                os.link(secret, path)
-            case "fifo":
-                os.mkfifo(path)
-            case "directory":
-                path.mkdir()
-            case "another's":
-                path.write_text("hers")
-                path.chmod(0o600)
-                os.chown(path, 4711, 4711)
-        code, words = await refusal(channel, capture_id="one", file="rank0.json")
-        assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
-        assert {
-            "hard link": "rank0.json has another hard link; copy it as its owner",
-            "another's": "rank0.json belongs to user 4711, whose capture this is not; remove it as that user",
-        }.get(
-            planted, "capture one has no readable file rank0.json; list them with `torchperfd captures list`"
-        ) == words
-
-    play(scenario)
+    add(served.catalog, "one")
+    path = served.catalog.directory / "one" / "rank0.json"
+    path.unlink()
+    match planted:
+        case "symlink":
+            path.symlink_to(secret)
+        case "hard link":
+            os.link(secret, path)
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+        case "another's":
+            path.write_text("hers")
+            path.chmod(0o600)
+            os.chown(path, 4711, 4711)
+    code, words = await refusal(channel, capture_id="one", file="rank0.json")
+    assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
+    assert {
+        "hard link": "rank0.json has another hard link; copy it as its owner",
+        "another's": "rank0.json belongs to user 4711, whose capture this is not; remove it as that user",
+    }.get(
+        planted, "capture one has no readable file rank0.json; list them with `torchperfd captures list`"
+    ) == words
 
 
-def test_a_folder_swapped_for_a_link_is_not_followed(tmp_path: Path) -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        add(Catalog(tmp_path / "elsewhere"), "one")
-        served.catalog.directory.mkdir()
-        (served.catalog.directory / "one").symlink_to(tmp_path / "elsewhere" / "one")
-        for name in ("manifest.json", "rank0.json"):
-            assert (await refusal(channel, capture_id="one", file=name))[0] is grpc.StatusCode.NOT_FOUND
-
-    play(scenario)
+@with_daemon
+async def test_a_folder_swapped_for_a_link_is_not_followed(
+    served: Served, channel: grpc.aio.Channel, tmp_path: Path
+) -> None:
+    add(Catalog(tmp_path / "elsewhere"), "one")
+    served.catalog.directory.mkdir()
+    (served.catalog.directory / "one").symlink_to(tmp_path / "elsewhere" / "one")
+    for name in ("manifest.json", "rank0.json"):
+        assert (await refusal(channel, capture_id="one", file=name))[0] is grpc.StatusCode.NOT_FOUND
 
 
 Get = Callable[[], tuple[int, str, str]]

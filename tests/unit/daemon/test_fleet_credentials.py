@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.daemon.fleet_nodes import asking, certificates, may_all, play, start_node
+from tests.unit.daemon.fleet_nodes import asking, certificates, may_all, start_node
 
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import Credentials
@@ -30,61 +30,50 @@ def test_token_file_with_nine_secrets_is_refused() -> None:
         parse_tokens("\n".join(f"{TOKEN}{number}" for number in range(9)).encode())
 
 
-def test_fleet_changes_its_token_without_refusing_a_call(tmp_path: Path) -> None:
+async def test_fleet_changes_its_token_without_refusing_a_call(tmp_path: Path) -> None:
     in_force = {"node": Credentials(OLD_TOKEN), "asker": Credentials(OLD_TOKEN)}
-
-    async def scenario() -> None:
-        node = await start_node(tmp_path, [0], 1, lambda: in_force["node"])
-        async with asking(tmp_path, [node.address], lambda: in_force["asker"]) as (view, _):
-            answered = [len((await view.runs([], may_all)).runs)]
-            # Accept both, then send the new one, then accept only that; in any order of the daemons.
-            for credentials in (
-                Credentials(OLD_TOKEN, None, (TOKEN,)),
-                Credentials(TOKEN, None, (OLD_TOKEN,)),
-                Credentials(TOKEN),
-            ):
-                for name in ("asker", "node"):
-                    in_force[name] = credentials
-                    answered.append(len((await view.runs([], may_all)).runs))
-        assert answered == [1] * 7
-        assert node.interceptor.refused_calls == 0
-        await node.server.stop(None)
-
-    play(scenario)
+    node = await start_node(tmp_path, [0], 1, lambda: in_force["node"])
+    async with asking(tmp_path, [node.address], lambda: in_force["asker"]) as (view, _):
+        answered = [len((await view.runs([], may_all)).runs)]
+        # Accept both, then send the new one, then accept only that; in any order of the daemons.
+        for credentials in (
+            Credentials(OLD_TOKEN, None, (TOKEN,)),
+            Credentials(TOKEN, None, (OLD_TOKEN,)),
+            Credentials(TOKEN),
+        ):
+            for name in ("asker", "node"):
+                in_force[name] = credentials
+                answered.append(len((await view.runs([], may_all)).runs))
+    assert answered == [1] * 7
+    assert node.interceptor.refused_calls == 0
+    await node.server.stop(None)
 
 
-def test_call_with_wrong_token_is_refused_counted_logged(
+async def test_call_with_wrong_token_is_refused_counted_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        node = await start_node(tmp_path, [0], 1, Credentials(TOKEN))
-        async with asking(tmp_path, [node.address], Credentials(OLD_TOKEN)) as (view, _):
-            for _ in range(3):
-                answer = await view.runs([], may_all)
-                assert [peer.reason for peer in answer.unreachable]
-        assert node.interceptor.refused_calls == 3
-        await node.server.stop(None)
-
-    play(scenario)
+    node = await start_node(tmp_path, [0], 1, Credentials(TOKEN))
+    async with asking(tmp_path, [node.address], Credentials(OLD_TOKEN)) as (view, _):
+        for _ in range(3):
+            answer = await view.runs([], may_all)
+            assert [peer.reason for peer in answer.unreachable]
+    assert node.interceptor.refused_calls == 3
+    await node.server.stop(None)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "torchperfd.fleet"]
     assert line.startswith("refused /torchperfd.v1.Fleet/ListRuns from ipv4:127.0.0.1:")
 
 
-def test_new_connections_use_certificates_read_again(tmp_path: Path) -> None:
+async def test_new_connections_use_certificates_read_again(tmp_path: Path) -> None:
     old, new = certificates(tmp_path, "old"), certificates(tmp_path, "new")
     in_force = {"node": old, "asker": old}
-
-    async def scenario() -> None:
-        node = await start_node(tmp_path, [0], 1, lambda: in_force["node"])
-        async with asking(tmp_path, [node.address], lambda: in_force["asker"]) as (view, _):
-            assert len((await view.runs([], may_all)).runs) == 1
-            in_force["node"] = in_force["asker"] = new
-            assert len((await view.runs([], may_all)).runs) == 1
-            in_force["asker"] = old
-            assert len((await view.runs([], may_all)).unreachable) == 1
-        await node.server.stop(None)
-
-    play(scenario)
+    node = await start_node(tmp_path, [0], 1, lambda: in_force["node"])
+    async with asking(tmp_path, [node.address], lambda: in_force["asker"]) as (view, _):
+        assert len((await view.runs([], may_all)).runs) == 1
+        in_force["node"] = in_force["asker"] = new
+        assert len((await view.runs([], may_all)).runs) == 1
+        in_force["asker"] = old
+        assert len((await view.runs([], may_all)).unreachable) == 1
+    await node.server.stop(None)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o660, 0o666])

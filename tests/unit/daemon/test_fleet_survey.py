@@ -3,7 +3,7 @@
 import contextlib
 import math
 from array import array
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.node import free_port
-from tests.unit.daemon.fleet_nodes import PlayedSessions, asking, may_all, play
+from tests.unit.daemon.fleet_nodes import PlayedSessions, asking, may_all
 from tests.unit.daemon.live_runs import STEPS, train
 
 from torchperfd.model.verdict_document import verdict_to_document
@@ -86,18 +86,6 @@ async def node(
         await server.stop(None)
 
 
-def scenario(
-    test: Callable[[Path], Coroutine[None, None, None]],
-) -> Callable[[Path], None]:
-    """Run a coroutine as a test."""
-
-    def run(tmp_path: Path) -> None:
-        play(lambda: test(tmp_path))
-
-    run.__name__ = test.__name__
-    return run
-
-
 def ask(**fields: object) -> tuple[fleet_pb2.NodeSurveyRequest, fleet_pb2.NodeSurvey]:
     """Return a question, and the answer of an asking daemon that has no ranks."""
     return fleet_pb2.NodeSurveyRequest(**fields), fleet_pb2.NodeSurvey()  # type: ignore[arg-type]
@@ -107,7 +95,6 @@ def show_all(verdict: control_pb2.Verdict, uids: object) -> None:
     """Remove nothing."""
 
 
-@scenario
 async def test_ranks_of_all_nodes_are_one_list(tmp_path: Path) -> None:
     dead = Address("127.0.0.1", free_port())
     async with (
@@ -127,7 +114,6 @@ async def test_ranks_of_all_nodes_are_one_list(tmp_path: Path) -> None:
         assert (slow.rank, slow.phase) == (2, "forward")
 
 
-@scenario
 async def test_one_verdict_is_on_the_ranks_of_all_nodes(tmp_path: Path) -> None:
     def blames_a_victim(run: str) -> Verdict:
         return Verdict(Cause.SLOW_RANK, run, "a", 1, "other", "wrong", 0.02, "rm -rf /")
@@ -144,7 +130,6 @@ async def test_one_verdict_is_on_the_ranks_of_all_nodes(tmp_path: Path) -> None:
         assert not reported.unreachable
 
 
-@scenario
 async def test_ranks_of_a_node_that_is_gone_are_not_called_healthy(tmp_path: Path) -> None:
     dead = Address("127.0.0.1", free_port())
     async with node(tmp_path, "a", store_of(0, 1)) as one, asking(tmp_path, [one.address, dead]) as (view, _):
@@ -153,7 +138,6 @@ async def test_ranks_of_a_node_that_is_gone_are_not_called_healthy(tmp_path: Pat
         assert "2 of the job's 4 ranks are on no node that answers" in verdict.evidence
 
 
-@scenario
 async def test_a_run_and_a_job_are_looked_for_everywhere(tmp_path: Path) -> None:
     dead = Address("127.0.0.1", free_port())
     other = store_of(1)
@@ -176,7 +160,6 @@ async def test_a_run_and_a_job_are_looked_for_everywhere(tmp_path: Path) -> None
                 await question
 
 
-@scenario
 async def test_moved_rank_is_listed_once(tmp_path: Path) -> None:
     left = store_of(0, 1)
     for record in left.ranks():
@@ -194,7 +177,6 @@ async def test_moved_rank_is_listed_once(tmp_path: Path) -> None:
         ]
 
 
-@scenario
 async def test_node_with_an_invalid_answer_is_named(tmp_path: Path) -> None:
     async with (
         node(tmp_path, "a", store_of(0), service=Lying) as one,
@@ -204,10 +186,7 @@ async def test_node_with_an_invalid_answer_is_named(tmp_path: Path) -> None:
         reported = await view.steps(*ask(), may_all)
         assert [each.status.identity.rank for each in reported.ranks] == [1]
         [peer] = reported.unreachable
-        assert (peer.address, peer.reason) == (
-            str(one.address),
-            "its steps cannot be read",
-        )
+        assert (peer.address, peer.reason) == (str(one.address), "its steps cannot be read")
 
 
 def starved_ranks(*uids: int | None) -> list[fleet_pb2.NodeSurvey]:
@@ -288,10 +267,7 @@ def test_what_a_peer_says_cannot_drive_a_terminal_or_a_sum(
     assert verdict.summary.isprintable()
 
 
-@given(
-    st.lists(st.integers(1, 10**10), min_size=0, max_size=60),
-    st.integers(0, 70),
-)
+@given(st.lists(st.integers(1, 10**10), min_size=0, max_size=60), st.integers(0, 70))
 def test_blocks_are_the_means_of_the_newest_steps(durations: list[int], newest: int) -> None:
     store = Store()
     rank = store.join(RankIdentity(RUN, 0))

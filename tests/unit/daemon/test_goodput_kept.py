@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.golden import check_golden
-from tests.support.served import Served, play
+from tests.support.served import Served, with_daemon
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.collectors.process import RankProcess
@@ -245,22 +245,19 @@ def test_process_end_is_used_and_its_last_report_counts(tmp_path: Path) -> None:
     assert found == {"start_up": 2, "productive": 2, "shutdown": 1}
 
 
-def test_the_end_of_a_real_process_is_seen() -> None:
-    async def scenario() -> None:
-        child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
-        seen = exit_of(RankProcess("r", 0, child.pid, 0, 0), lambda: 42)
-        assert seen is not None
-        assert seen.at_ns is None
-        assert exit_of(RankProcess("r", 0, child.pid, 0, 1), lambda: 42) is None
-        child.kill()
-        await child.wait()
-        async with asyncio.timeout(20):
-            while seen.at_ns is None:  # noqa: ASYNC110 - there is nothing to wait on
-                await asyncio.sleep(0)
-        assert seen.at_ns == 42
-        seen.close()
-
-    asyncio.run(scenario())
+async def test_the_end_of_a_real_process_is_seen() -> None:
+    child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+    seen = exit_of(RankProcess("r", 0, child.pid, 0, 0), lambda: 42)
+    assert seen is not None
+    assert seen.at_ns is None
+    assert exit_of(RankProcess("r", 0, child.pid, 0, 1), lambda: 42) is None
+    child.kill()
+    await child.wait()
+    async with asyncio.timeout(20):
+        while seen.at_ns is None:  # noqa: ASYNC110 - there is nothing to wait on
+            await asyncio.sleep(0)
+    assert seen.at_ns == 42
+    seen.close()
 
 
 def test_rows_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
@@ -352,9 +349,9 @@ def test_counters_are_of_runs_that_are_here(machine: Machine) -> None:
     assert family.samples == []
 
 
-def test_the_service_answers_with_nothing_where_nothing_is_kept() -> None:
-    async def scenario(served: Served, channel: object) -> None:
-        stub = control_pb2_grpc.ControlStub(channel)  # type: ignore[arg-type]
-        assert not (await stub.GetGoodput(control_pb2.GetGoodputRequest())).runs  # type: ignore[misc]
-
-    play(scenario)
+@with_daemon
+async def test_the_service_answers_with_nothing_where_nothing_is_kept(
+    served: Served, channel: object
+) -> None:
+    stub = control_pb2_grpc.ControlStub(channel)  # type: ignore[arg-type]
+    assert not (await stub.GetGoodput(control_pb2.GetGoodputRequest())).runs  # type: ignore[misc]

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.served import GIVE_UP_S, RankStream, Served, control, play, serving_from_a_thread
+from tests.support.served import GIVE_UP_S, RankStream, Served, control, serving_from_a_thread, with_daemon
 from tests.unit.daemon.live_runs import STEPS, train
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
@@ -52,36 +52,34 @@ def test_the_newest_steps_are_the_last_that_came(
         assert (list(column) if column is not None else [0] * len(kept)) == expected
 
 
-def test_steps_are_columns_with_the_index_of_the_first() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        train(served.store, "one straggler")
-        reported = (await control(channel).GetSteps(control_pb2.GetStepsRequest(ranks=[1, 2]))).ranks
-        assert [each.status.identity.rank for each in reported] == [1, 2]
-        for each in reported:
-            assert (each.count, each.first_step) == (STEPS, 1000 - STEPS)
-            assert [pauses.calls for pauses in each.gc] == [2000, 0, 10]
-            columns = [each.duration_ns, *(phase.ns for phase in each.phases)]
-            whole, *parts = (memoryview(column).cast("q").tolist() for column in columns)
-            assert list(map(sum, zip(*parts, strict=True))) == whole
-        few = (await control(channel).GetSteps(control_pb2.GetStepsRequest(newest=3, ranks=[2]))).ranks[0]
-        assert (few.count, few.first_step) == (3, 997)
-        assert few.duration_ns == reported[1].duration_ns[-24:]
-        many = await control(channel).GetSteps(control_pb2.GetStepsRequest(newest=HISTORY_STEPS + 1))
-        assert [each.count for each in many.ranks] == [STEPS] * 4
+@with_daemon
+async def test_steps_are_columns_with_the_index_of_the_first(
+    served: Served, channel: grpc.aio.Channel
+) -> None:
+    train(served.store, "one straggler")
+    reported = (await control(channel).GetSteps(control_pb2.GetStepsRequest(ranks=[1, 2]))).ranks
+    assert [each.status.identity.rank for each in reported] == [1, 2]
+    for each in reported:
+        assert (each.count, each.first_step) == (STEPS, 1000 - STEPS)
+        assert [pauses.calls for pauses in each.gc] == [2000, 0, 10]
+        columns = [each.duration_ns, *(phase.ns for phase in each.phases)]
+        whole, *parts = (memoryview(column).cast("q").tolist() for column in columns)
+        assert list(map(sum, zip(*parts, strict=True))) == whole
+    few = (await control(channel).GetSteps(control_pb2.GetStepsRequest(newest=3, ranks=[2]))).ranks[0]
+    assert (few.count, few.first_step) == (3, 997)
+    assert few.duration_ns == reported[1].duration_ns[-24:]
+    many = await control(channel).GetSteps(control_pb2.GetStepsRequest(newest=HISTORY_STEPS + 1))
+    assert [each.count for each in many.ranks] == [STEPS] * 4
 
-    play(scenario)
 
-
-def test_what_is_not_there_is_not_found() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        train(served.store, "healthy")
-        for request in ({"run": "gone"}, {"ranks": [1, 9]}):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await control(channel).GetSteps(control_pb2.GetStepsRequest(**request))
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        assert (await control(channel).GetReadings(control_pb2.GetReadingsRequest())).readings == []
-
-    play(scenario)
+@with_daemon
+async def test_what_is_not_there_is_not_found(served: Served, channel: grpc.aio.Channel) -> None:
+    train(served.store, "healthy")
+    for request in ({"run": "gone"}, {"ranks": [1, 9]}):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await control(channel).GetSteps(control_pb2.GetStepsRequest(**request))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert (await control(channel).GetReadings(control_pb2.GetReadingsRequest())).readings == []
 
 
 @contextlib.contextmanager
@@ -173,20 +171,18 @@ def test_stopped_process_requests_do_not_pile_up() -> None:
     assert session.outgoing.qsize() < 10
 
 
-def test_rank_is_requested_over_grpc_if_it_can() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        old, new = RankStream(channel), RankStream(channel)
-        await old.join(rank=0)
-        identity = session_pb2.RankIdentity(run="bert-17", rank=1, world_size=2, pid=70)
-        api = session_pb2.ApiRange(min=1, max=1)
-        hello = session_pb2.Hello(api=api, features=[contract.FREQUENT_REPORTS], identity=identity)
-        await new.say(session_pb2.ClientMessage(hello=hello))
-        assert (await new.receive()).HasField("welcome")
-        served.sessions.frequent_reports.watch(frozenset(["bert-17"]))
-        async with asyncio.timeout(GIVE_UP_S):
-            assert (await new.receive()).report_frequently.seconds == LEASE_S
-        assert all(session.outgoing.empty() for session in served.sessions.of_run("bert-17"))
-        for rank in (old, new):
-            await rank.leave()
-
-    play(scenario)
+@with_daemon
+async def test_rank_is_requested_over_grpc_if_it_can(served: Served, channel: grpc.aio.Channel) -> None:
+    old, new = RankStream(channel), RankStream(channel)
+    await old.join(rank=0)
+    identity = session_pb2.RankIdentity(run="bert-17", rank=1, world_size=2, pid=70)
+    api = session_pb2.ApiRange(min=1, max=1)
+    hello = session_pb2.Hello(api=api, features=[contract.FREQUENT_REPORTS], identity=identity)
+    await new.say(session_pb2.ClientMessage(hello=hello))
+    assert (await new.receive()).HasField("welcome")
+    served.sessions.frequent_reports.watch(frozenset(["bert-17"]))
+    async with asyncio.timeout(GIVE_UP_S):
+        assert (await new.receive()).report_frequently.seconds == LEASE_S
+    assert all(session.outgoing.empty() for session in served.sessions.of_run("bert-17"))
+    for rank in (old, new):
+        await rank.leave()

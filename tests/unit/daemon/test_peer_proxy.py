@@ -12,7 +12,16 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.served import GIVE_UP_S, RankStream, Served, control, play, serving, short_directory
+from tests.support.served import (
+    GIVE_UP_S,
+    RankStream,
+    Served,
+    connected,
+    control,
+    serving,
+    short_directory,
+    with_daemon,
+)
 from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd.v1 import control_pb2
@@ -41,23 +50,23 @@ def test_read_caller_returns_what_the_kernel_says() -> None:
     assert caller.gid == os.getgid()
 
 
-def test_a_session_has_the_user_and_process_of_its_connection() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        rank = RankStream(channel)
-        await rank.join(pid=os.getpid(), pid_namespace=OWN_NAMESPACE, process_start_ticks=OWN_TICKS)
-        liar = RankStream(channel)
-        await liar.join(rank=1, pid=1, pid_namespace=OWN_NAMESPACE)
-        elsewhere = RankStream(channel)
-        await elsewhere.join(rank=2, pid=1, pid_namespace=OWN_NAMESPACE + 1)
-        ranks = list(served.store.ranks())
-        assert [each.process.uid for each in ranks] == [os.getuid()] * 3
-        assert [each.process.peer_pid for each in ranks] == [os.getpid()] * 3
-        # Nothing is read of a process that it is not.
-        assert [each.is_process_known for each in ranks] == [True, False, True]
-        for each in (rank, liar, elsewhere):
-            await each.leave()
-
-    play(scenario)
+@with_daemon
+async def test_a_session_has_the_user_and_process_of_its_connection(
+    served: Served, channel: grpc.aio.Channel
+) -> None:
+    rank = RankStream(channel)
+    await rank.join(pid=os.getpid(), pid_namespace=OWN_NAMESPACE, process_start_ticks=OWN_TICKS)
+    liar = RankStream(channel)
+    await liar.join(rank=1, pid=1, pid_namespace=OWN_NAMESPACE)
+    elsewhere = RankStream(channel)
+    await elsewhere.join(rank=2, pid=1, pid_namespace=OWN_NAMESPACE + 1)
+    ranks = list(served.store.ranks())
+    assert [each.process.uid for each in ranks] == [os.getuid()] * 3
+    assert [each.process.peer_pid for each in ranks] == [os.getpid()] * 3
+    # Nothing is read of a process that it is not.
+    assert [each.is_process_known for each in ranks] == [True, False, True]
+    for each in (rank, liar, elsewhere):
+        await each.leave()
 
 
 @pytest.mark.parametrize(
@@ -107,8 +116,8 @@ def test_user_limit_counts_users_apart_and_together() -> None:
     assert limit.admit(2) == "this user has 2 sessions, the most that one user may have"
 
 
-def test_connections_beyond_the_limit_are_closed() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+async def test_connections_beyond_the_limit_are_closed() -> None:
+    async with connected(CallerDirectory(4, 100)) as (served, channel):
         await control(channel).GetInfo(control_pb2.GetInfoRequest())
         open_ones = []
         for number in range(4):
@@ -121,33 +130,28 @@ def test_connections_beyond_the_limit_are_closed() -> None:
         # The connections that were there are served on.
         await control(channel).GetInfo(control_pb2.GetInfoRequest())
 
-    play(scenario, CallerDirectory(4, 100))
 
-
-def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_daemon
+async def test_a_connection_that_says_nothing_is_closed(
+    served: Served, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torchperfd_daemon.rpc.peer_proxy._SILENCE_S", 0.05)
-
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        reader, writer = await asyncio.open_unix_connection(served.socket)
-        assert await asyncio.wait_for(reader.read(), GIVE_UP_S) == b""
-        writer.close()
-
-    play(scenario)
+    reader, writer = await asyncio.open_unix_connection(served.socket)
+    assert await asyncio.wait_for(reader.read(), GIVE_UP_S) == b""
+    writer.close()
 
 
-def test_the_private_socket_is_the_daemons_alone() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        private = Path(served.socket).with_name(".d.sock.rpc")
-        assert stat.S_IMODE(private.stat().st_mode) == 0o600
-        # Of who comes another way nothing is known, so that it may do nothing.
-        async with grpc.aio.insecure_channel(f"unix:{private}") as direct:
-            rank = RankStream(direct)
-            await rank.join()
-            [kept] = served.store.ranks()
-            assert (kept.process.uid, kept.is_process_known) == (None, False)
-            await rank.leave()
-
-    play(scenario)
+@with_daemon
+async def test_the_private_socket_is_the_daemons_alone(served: Served, channel: grpc.aio.Channel) -> None:
+    private = Path(served.socket).with_name(".d.sock.rpc")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    # Of who comes another way nothing is known, so that it may do nothing.
+    async with grpc.aio.insecure_channel(f"unix:{private}") as direct:
+        rank = RankStream(direct)
+        await rank.join()
+        [kept] = served.store.ranks()
+        assert (kept.process.uid, kept.is_process_known) == (None, False)
+        await rank.leave()
 
 
 def test_a_socket_that_a_dead_daemon_left_is_replaced() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from tests.support.served import RankStream, Served, control, hello, play
+from tests.support.served import RankStream, Served, control, hello, with_daemon
 
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, session_pb2
@@ -152,36 +152,36 @@ def audited(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtu
         yield caplog
 
 
-def test_a_stranger_sees_a_run_and_may_not_command_it(audited: pytest.LogCaptureFixture) -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        rank = RankStream(channel)
-        await rank.say(hello(script="/home/ada/secret.py"))
-        await rank.receive()
-        find, served.callers.find = served.callers.find, Callers(Caller(BOB, 7)).find  # type: ignore[method-assign]
-        stub = control(channel)
-        [run] = (await stub.ListRuns(control_pb2.ListRunsRequest())).runs
-        assert (run.run, run.ranks[0].identity.rank, run.ranks[0].identity.script) == ("bert-17", 0, "")
-        steps = await stub.GetSteps(control_pb2.GetStepsRequest())
-        assert steps.ranks[0].status.identity.script == ""
-        account = await stub.GetRun(control_pb2.GetRunRequest(run="bert-17"))
-        assert account.ranks[0].identity.script == ""
-        for request in (
-            control_pb2.CaptureRequest(run="bert-17", options=session_pb2.CaptureOptions(steps=3)),
-            control_pb2.StacksRequest(run="bert-17"),
-        ):
-            method = stub.Capture if isinstance(request, control_pb2.CaptureRequest) else stub.Stacks
-            call = method(request)
-            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
-            assert (await call.details()).startswith("run bert-17 belongs to another user; ask")
-        # Whose name is not given is not found: it has no run of its own.
-        call = stub.Capture(control_pb2.CaptureRequest(options=session_pb2.CaptureOptions(steps=3)))
-        assert await call.code() is grpc.StatusCode.NOT_FOUND
-        served.callers.find = find  # type: ignore[method-assign]
-        [run] = (await stub.ListRuns(control_pb2.ListRunsRequest())).runs
-        assert run.ranks[0].identity.script == "/home/ada/secret.py"
-        await rank.leave()
-
-    play(scenario)
+@with_daemon
+async def test_a_stranger_sees_a_run_and_may_not_command_it(
+    served: Served, channel: grpc.aio.Channel, audited: pytest.LogCaptureFixture
+) -> None:
+    rank = RankStream(channel)
+    await rank.say(hello(script="/home/ada/secret.py"))
+    await rank.receive()
+    find, served.callers.find = served.callers.find, Callers(Caller(BOB, 7)).find  # type: ignore[method-assign]
+    stub = control(channel)
+    [run] = (await stub.ListRuns(control_pb2.ListRunsRequest())).runs
+    assert (run.run, run.ranks[0].identity.rank, run.ranks[0].identity.script) == ("bert-17", 0, "")
+    steps = await stub.GetSteps(control_pb2.GetStepsRequest())
+    assert steps.ranks[0].status.identity.script == ""
+    account = await stub.GetRun(control_pb2.GetRunRequest(run="bert-17"))
+    assert account.ranks[0].identity.script == ""
+    for request in (
+        control_pb2.CaptureRequest(run="bert-17", options=session_pb2.CaptureOptions(steps=3)),
+        control_pb2.StacksRequest(run="bert-17"),
+    ):
+        method = stub.Capture if isinstance(request, control_pb2.CaptureRequest) else stub.Stacks
+        call = method(request)
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert (await call.details()).startswith("run bert-17 belongs to another user; ask")
+    # Whose name is not given is not found: it has no run of its own.
+    call = stub.Capture(control_pb2.CaptureRequest(options=session_pb2.CaptureOptions(steps=3)))
+    assert await call.code() is grpc.StatusCode.NOT_FOUND
+    served.callers.find = find  # type: ignore[method-assign]
+    [run] = (await stub.ListRuns(control_pb2.ListRunsRequest())).runs
+    assert run.ranks[0].identity.script == "/home/ada/secret.py"
+    await rank.leave()
     by = f"by uid {BOB} (pid 7)"
     assert [record.getMessage() for record in audited.records if record.name == "torchperfd.audit"] == [
         f"capture of all ranks of run bert-17 {by}: refused: run bert-17 belongs to another user",

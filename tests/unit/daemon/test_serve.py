@@ -1,6 +1,7 @@
 """``torchperfd serve`` in this process: what it refuses, and one whole life of a daemon."""
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -8,7 +9,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,26 +188,23 @@ class Life:
         loop = asyncio.get_running_loop()
         return (await asyncio.wait_for(loop.sock_recv(self.manager, 100), GIVE_UP_S)).decode()
 
-    def play(self, scenario: Callable[["grpc.aio.Channel", str], Awaitable[None]]) -> None:
-        """Start a daemon, run a scenario once it is ready, and see it end in good order."""
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[tuple[grpc.aio.Channel, str]]:
+        """Start a daemon, connect once it is ready, and check that it ends in order with the block."""
         path = str(self.directory / "run" / "d.sock")
-
-        async def run() -> None:
-            settings = ServeSettings(socket=path, captures_dir=self.directory / "captures", **self.settings)
-            daemon = asyncio.create_task(Daemon(settings).run())
-            reported = asyncio.create_task(self.reported())
-            await asyncio.wait((daemon, reported), return_when=asyncio.FIRST_COMPLETED)
-            if daemon.done():
-                reported.cancel()
-                await daemon
-            assert await reported == "READY=1"
-            async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-                info = await control(channel).GetInfo(control_pb2.GetInfoRequest())
-                await scenario(channel, info.metrics_url)
-            assert await self.reported() == "STOPPING=1"
-            await asyncio.wait_for(daemon, GIVE_UP_S)
-
-        asyncio.run(run())
+        settings = ServeSettings(socket=path, captures_dir=self.directory / "captures", **self.settings)
+        daemon = asyncio.create_task(Daemon(settings).run())
+        reported = asyncio.create_task(self.reported())
+        await asyncio.wait((daemon, reported), return_when=asyncio.FIRST_COMPLETED)
+        if daemon.done():
+            reported.cancel()
+            await daemon
+        assert await reported == "READY=1"
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            info = await control(channel).GetInfo(control_pb2.GetInfoRequest())
+            yield channel, info.metrics_url
+        assert await self.reported() == "STOPPING=1"
+        await asyncio.wait_for(daemon, GIVE_UP_S)
         assert not Path(path).exists()
 
 
@@ -226,8 +224,8 @@ async def health(channel: grpc.aio.Channel, service: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_daemon_is_ready_serves_and_drains(life: Life, number: signal.Signals) -> None:
-    async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+async def test_a_daemon_is_ready_serves_and_drains(life: Life, number: signal.Signals) -> None:
+    async with life.running() as (channel, metrics_url):
         assert sorted(_SERVICES) == ["", "torchperfd.v1.Control", "torchperfd.v1.Session"]
         assert [await health(channel, service) for service in _SERVICES] == ["SERVING"] * 3
         assert stat.S_IMODE((life.directory / "run" / "d.sock").stat().st_mode) == 0o600
@@ -241,10 +239,10 @@ def test_a_daemon_is_ready_serves_and_drains(life: Life, number: signal.Signals)
             assert "server" not in page.headers
         os.kill(os.getpid(), number)
 
-    life.play(scenario)
 
-
-def test_daemon_reads_its_credentials_again_on_sighup(life: Life, caplog: pytest.LogCaptureFixture) -> None:
+async def test_daemon_reads_its_credentials_again_on_sighup(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
     token = life.directory / "token"
     token.write_text("a" * 32)
     token.chmod(0o600)
@@ -262,7 +260,8 @@ def test_daemon_reads_its_credentials_again_on_sighup(life: Life, caplog: pytest
         assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED)
         return bool(code is grpc.StatusCode.OK)
 
-    async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+    async with life.running() as (channel, metrics_url):
+
         async def hang_up() -> None:
             os.kill(os.getpid(), signal.SIGHUP)
             # The loop handles signals before it answers what arrives after them.
@@ -281,33 +280,28 @@ def test_daemon_reads_its_credentials_again_on_sighup(life: Life, caplog: pytest
         assert 'torchperfd_daemon_refused_calls_total{listener="fleet"} 2.0' in page.text.splitlines()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    life.play(scenario)
-
 
 @pytest.mark.parametrize("umask", [0, 0o077])
-def test_the_socket_has_the_mode_that_was_asked_for(
+async def test_the_socket_has_the_mode_that_was_asked_for(
     life: Life, monkeypatch: pytest.MonkeyPatch, umask: int
 ) -> None:
     """The umask stays as it is: files that other threads create meanwhile depend on it."""
-
-    async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
-        place = life.directory / "run"
-        assert stat.S_IMODE((place / "d.sock").stat().st_mode) == 0o666
-        assert stat.S_IMODE((place / ".d.sock.rpc").stat().st_mode) == 0o600
-        assert [each.name for each in place.iterdir() if each.is_dir()] == []
-        os.kill(os.getpid(), signal.SIGTERM)
-
     life.settings["socket_mode"] = 0o666
     before = os.umask(umask)
     set_umask = os.umask
     monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask is of all threads"))
     try:
-        life.play(scenario)
+        async with life.running():
+            place = life.directory / "run"
+            assert stat.S_IMODE((place / "d.sock").stat().st_mode) == 0o666
+            assert stat.S_IMODE((place / ".d.sock.rpc").stat().st_mode) == 0o600
+            assert [each.name for each in place.iterdir() if each.is_dir()] == []
+            os.kill(os.getpid(), signal.SIGTERM)
     finally:
         set_umask(before)
 
 
-def test_embedded_daemon_takes_a_free_port_and_outlives_ranks(
+async def test_embedded_daemon_takes_a_free_port_and_outlives_ranks(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes another port if its own is in use, and stays until the last rank has left."""
@@ -320,8 +314,7 @@ def test_embedded_daemon_takes_a_free_port_and_outlives_ranks(
         port = taken.getsockname()[1]
         life.settings |= {"embedded": True, "metrics_port": port}
         monkeypatch.setattr(sys, "stdin", stdin)
-
-        async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+        async with life.running() as (channel, metrics_url):
             assert f":{port}/" not in metrics_url
             rank = RankStream(channel)
             await rank.join()
@@ -334,29 +327,21 @@ def test_embedded_daemon_takes_a_free_port_and_outlives_ranks(
             assert (await control(channel).GetInfo(control_pb2.GetInfoRequest())).clients == 1
             await rank.leave()
 
-        life.play(scenario)
 
-
-def test_an_embedded_daemon_ends_with_its_owner(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_embedded_daemon_ends_with_its_owner(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as owner:
         life.settings["embedded"] = True
         monkeypatch.setattr(sys, "stdin", stdin)
-
-        async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+        async with life.running():
             owner.close()
 
-        life.play(scenario)
 
-
-def test_what_a_dead_daemon_left_behind_does_not_matter(life: Life) -> None:
+async def test_what_a_dead_daemon_left_behind_does_not_matter(life: Life) -> None:
     path = life.directory / "run" / "d.sock"
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     (life.directory / "run" / "d.sock.lock").write_text("")
-
-    async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+    async with life.running():
         os.kill(os.getpid(), signal.SIGTERM)
-
-    life.play(scenario)

@@ -135,17 +135,13 @@ def test_after_a_long_sleep_it_goes_on_from_now() -> None:
     assert 20 < rank.totals.train.steps - before < 40
 
 
-def test_it_trains_until_it_is_cancelled() -> None:
+async def test_it_trains_until_it_is_cancelled() -> None:
     demo = Demo()
     demo.now += 10
-
-    async def run() -> None:
-        task = asyncio.create_task(demo.ranks.run())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+    task = asyncio.create_task(demo.ranks.run())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert next(demo.store.ranks()).totals.train.steps > 20
 
 

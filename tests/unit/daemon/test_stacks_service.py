@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from tests.support.served import RankStream, Served, control, play, serving_from_a_thread
+from tests.support.served import RankStream, Served, control, serving_from_a_thread, with_daemon
 from tests.unit.daemon.processes import HERE
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
@@ -206,53 +206,51 @@ def test_thread_stacks_come_from_the_rank_itself() -> None:
     assert asyncio.run(requests.thread_stacks(Rankling(requests), 60)) == (FORWARD,)
 
 
-def test_rank_is_asked_over_grpc_and_its_answer_returned() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        rank = RankStream(channel)
-        await rank.say(
-            session_pb2.ClientMessage(
-                hello=session_pb2.Hello(
-                    api=session_pb2.ApiRange(min=1, max=1),
-                    features=[contract.STACKS, contract.COLLECTIVES],
-                    identity=session_pb2.RankIdentity(run="bert-17", rank=3, world_size=4, pid=70),
-                )
+@with_daemon
+async def test_rank_is_asked_over_grpc_and_its_answer_returned(
+    served: Served, channel: grpc.aio.Channel
+) -> None:
+    rank = RankStream(channel)
+    await rank.say(
+        session_pb2.ClientMessage(
+            hello=session_pb2.Hello(
+                api=session_pb2.ApiRange(min=1, max=1),
+                features=[contract.STACKS, contract.COLLECTIVES],
+                identity=session_pb2.RankIdentity(run="bert-17", rank=3, world_size=4, pid=70),
             )
         )
-        assert (await rank.receive()).HasField("welcome")
-        call = control(channel).Stacks(control_pb2.StacksRequest(timeout_seconds=5))
-        order = (await rank.receive()).dump_stacks
-        thread = session_pb2.ThreadStack(ident=5, name="Main\x1b[2J", training=True)
-        thread.frames.add(file="/job/train.py", line=41, function="forward")
-        report = session_pb2.StackReport(
-            request_id=order.request_id, threads=[thread], phase="forward", step=2**64 - 1
-        )
-        await rank.say(session_pb2.ClientMessage(stack_report=report))
-        counted = session_pb2.CollectiveReport(request_id=(await rank.receive()).tell_collectives.request_id)
-        counted.groups.add(name="0", description="a\x1b[2J", begun=9, number=9, call="all_reduce", sizes="4")
-        await rank.say(session_pb2.ClientMessage(collective_report=counted))
-        reported = translate_diagnosis.rank_stacks(await call.read())
-        assert await call.code() is grpc.StatusCode.OK
-        assert (reported.rank, reported.world_size, reported.pid) == (3, 4, 70)
-        assert (reported.outcome, reported.phase, reported.step) == (Outcome.ANSWERED, "forward", 2**62)
-        assert reported.collectives == (GroupProgress("0", "a?[2J", 9, 9, "all_reduce", "4"),)
-        assert reported.threads == (
-            Thread(5, "Main?[2J", True, False, (Frame("/job/train.py", 41, "forward"),)),
-        )
-        await rank.leave()
-
-    play(scenario)
+    )
+    assert (await rank.receive()).HasField("welcome")
+    call = control(channel).Stacks(control_pb2.StacksRequest(timeout_seconds=5))
+    order = (await rank.receive()).dump_stacks
+    thread = session_pb2.ThreadStack(ident=5, name="Main\x1b[2J", training=True)
+    thread.frames.add(file="/job/train.py", line=41, function="forward")
+    report = session_pb2.StackReport(
+        request_id=order.request_id, threads=[thread], phase="forward", step=2**64 - 1
+    )
+    await rank.say(session_pb2.ClientMessage(stack_report=report))
+    counted = session_pb2.CollectiveReport(request_id=(await rank.receive()).tell_collectives.request_id)
+    counted.groups.add(name="0", description="a\x1b[2J", begun=9, number=9, call="all_reduce", sizes="4")
+    await rank.say(session_pb2.ClientMessage(collective_report=counted))
+    reported = translate_diagnosis.rank_stacks(await call.read())
+    assert await call.code() is grpc.StatusCode.OK
+    assert (reported.rank, reported.world_size, reported.pid) == (3, 4, 70)
+    assert (reported.outcome, reported.phase, reported.step) == (Outcome.ANSWERED, "forward", 2**62)
+    assert reported.collectives == (GroupProgress("0", "a?[2J", 9, 9, "all_reduce", "4"),)
+    assert reported.threads == (Thread(5, "Main?[2J", True, False, (Frame("/job/train.py", 41, "forward"),)),)
+    await rank.leave()
 
 
-def test_an_older_client_is_not_asked_what_it_does_not_know() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        rank = RankStream(channel)
-        await rank.join(rank=1)
-        message = await control(channel).Stacks(control_pb2.StacksRequest(timeout_seconds=5)).read()
-        assert message.outcome == control_pb2.STACK_OUTCOME_NO_ANSWER
-        assert message.reason.startswith("its torchperfd is too old to report stacks")
-        await rank.leave()
-
-    play(scenario)
+@with_daemon
+async def test_an_older_client_is_not_asked_what_it_does_not_know(
+    served: Served, channel: grpc.aio.Channel
+) -> None:
+    rank = RankStream(channel)
+    await rank.join(rank=1)
+    message = await control(channel).Stacks(control_pb2.StacksRequest(timeout_seconds=5)).read()
+    assert message.outcome == control_pb2.STACK_OUTCOME_NO_ANSWER
+    assert message.reason.startswith("its torchperfd is too old to report stacks")
+    await rank.leave()
 
 
 Command = tuple[int, str, str]

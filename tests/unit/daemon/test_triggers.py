@@ -4,10 +4,9 @@ import asyncio
 import json
 import logging
 from array import array
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.served import GIVE_UP_S
@@ -193,19 +192,13 @@ SLOW = {"name": "slow", "when": "step-time-regression", "for": 0, "steps": 2}
 STALL = {"when": "stall"}
 
 
-def play(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, GIVE_UP_S))
-
-
-def test_a_run_that_becomes_slow_is_captured_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_run_that_becomes_slow_is_captured_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     node = TriggeredNode(tmp_path, plan({**SLOW, "for": "5s"}))
-
-    async def scenario() -> None:
-        with caplog.at_level(logging.INFO, "torchperfd.triggers"):
-            await node.pass_time(60)
-            await node.pass_time(40, 150)
-
-    play(scenario())
+    with caplog.at_level(logging.INFO, "torchperfd.triggers"):
+        await node.pass_time(60)
+        await node.pass_time(40, 150)
     ((trigger, state, ranks),) = node.captured()
     assert (trigger, state, len(ranks)) == ("slow", "complete", 2)
     assert node.trainers[ranks[0]].asked == [CaptureOptions(steps=2)]
@@ -216,9 +209,9 @@ def test_a_run_that_becomes_slow_is_captured_once(tmp_path: Path, caplog: pytest
     assert second.endswith(" is complete")
 
 
-def test_a_healthy_run_is_left_alone(tmp_path: Path) -> None:
+async def test_a_healthy_run_is_left_alone(tmp_path: Path) -> None:
     node = TriggeredNode(tmp_path, plan(SLOW, STALL, {"when": "straggler"}))
-    play(node.pass_time(120))
+    await node.pass_time(120)
     assert node.captured() == []
     assert not any(node.counts.values())
 
@@ -228,18 +221,14 @@ def reported(rank: int, outcome: Outcome, *frames: Frame) -> RankStacks:
     return RankStacks(rank, 2, "node-a", 100 + rank, outcome, "" if frames else "it has finished", threads)
 
 
-def test_a_stall_writes_stacks_that_are_listed_as_a_capture(tmp_path: Path) -> None:
+async def test_a_stall_writes_stacks_that_are_listed_as_a_capture(tmp_path: Path) -> None:
     node = TriggeredNode(tmp_path, plan(STALL), ranks=2)
     node.reported = [
         reported(1, Outcome.GONE),
         reported(0, Outcome.ANSWERED, Frame("/job/train.py", 7, "load\udcff")),
     ]
-
-    async def scenario() -> None:
-        await node.pass_time(5)
-        await node.pass_time(40, 0)
-
-    play(scenario())
+    await node.pass_time(5)
+    await node.pass_time(40, 0)
     (listed,) = node.catalog.list(Query()).captures
     record = listed.record
     assert (record.trigger, record.run, record.state) == ("stall", "bert", CaptureState.PARTIAL)
@@ -257,104 +246,84 @@ def test_a_stall_writes_stacks_that_are_listed_as_a_capture(tmp_path: Path) -> N
     assert node.coordinator.counts.requests == {("stall", "partial"): 1}
 
 
-def test_second_stall_waits_for_the_cooldown_and_is_logged_once(
+async def test_second_stall_waits_for_the_cooldown_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = TriggeredNode(tmp_path, plan({**STALL, "cooldown": "5m"}), ranks=1)
     node.reported = [reported(0, Outcome.ANSWERED, Frame("/job/train.py", 7, "load"))]
-
-    async def scenario() -> None:
-        await node.pass_time(5)
-        await node.pass_time(20, 0)
-        assert node.results("stall") == {"fired": 1}
-        await node.pass_time(20)
-        with caplog.at_level(logging.INFO, "torchperfd.triggers"):
-            await node.pass_time(60, 0)
-        assert node.results("stall") == {"fired": 1, "cooldown": 1}
-        assert len(caplog.messages) == 1
-        assert caplog.messages[0].startswith("trigger stall cooldown: run bert has made no step for 1")
-        await node.pass_time(240, 0)
-        # It still stands still when the cooldown is over.
-        assert node.results("stall") == {"fired": 2, "cooldown": 1}
-
-    play(scenario())
+    await node.pass_time(5)
+    await node.pass_time(20, 0)
+    assert node.results("stall") == {"fired": 1}
+    await node.pass_time(20)
+    with caplog.at_level(logging.INFO, "torchperfd.triggers"):
+        await node.pass_time(60, 0)
+    assert node.results("stall") == {"fired": 1, "cooldown": 1}
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("trigger stall cooldown: run bert has made no step for 1")
+    await node.pass_time(240, 0)
+    # It still stands still when the cooldown is over.
+    assert node.results("stall") == {"fired": 2, "cooldown": 1}
 
 
-def test_rule_during_a_capture_of_the_run_acts_afterwards(tmp_path: Path) -> None:
+async def test_rule_during_a_capture_of_the_run_acts_afterwards(tmp_path: Path) -> None:
     node = TriggeredNode(tmp_path, plan(SLOW))
     for trainer in node.trainers:
         trainer.answers = False
-
-    async def scenario() -> None:
-        await node.pass_time(60)
-        people = node.coordinator.capture("bert", list(node.trainers), CaptureOptions(), 60.0)
-        await anext(people)
-        await node.pass_time(20, 150)
-        assert node.results("slow") == {"busy": 1}
-        await people.aclose()  # type: ignore[attr-defined]
-        for trainer in node.trainers:
-            trainer.answers = True
-        await node.pass_time(2, 150)
-        assert node.results("slow") == {"busy": 1, "fired": 1}
-
-    play(scenario())
+    await node.pass_time(60)
+    people = node.coordinator.capture("bert", list(node.trainers), CaptureOptions(), 60.0)
+    await anext(people)
+    await node.pass_time(20, 150)
+    assert node.results("slow") == {"busy": 1}
+    await people.aclose()  # type: ignore[attr-defined]
+    for trainer in node.trainers:
+        trainer.answers = True
+    await node.pass_time(2, 150)
+    assert node.results("slow") == {"busy": 1, "fired": 1}
     assert [each[0] for each in node.captured()] == ["command", "slow"]
 
 
-def test_what_cannot_be_done_has_failed(tmp_path: Path) -> None:
+async def test_what_cannot_be_done_has_failed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     node = TriggeredNode(tmp_path / "file", plan(SLOW))
-
-    async def scenario() -> None:
-        await node.pass_time(60)
-        await node.pass_time(20, 150)
-
-    play(scenario())
+    await node.pass_time(60)
+    await node.pass_time(20, 150)
     assert node.results("slow") == {"failed": 1}
 
 
-def test_a_rule_that_breaks_costs_itself_only(
+async def test_a_rule_that_breaks_costs_itself_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("torchperfd_daemon.triggers.conditions.Straggler.evaluate", lambda *_: 1 / 0)
     node = TriggeredNode(tmp_path, plan({"when": "straggler"}, SLOW))
-
-    async def scenario() -> None:
-        await node.pass_time(60)
-        await node.pass_time(20, 150)
-
-    play(scenario())
+    await node.pass_time(60)
+    await node.pass_time(20, 150)
     assert node.results("slow") == {"fired": 1}
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [
         "evaluating trigger straggler failed; further failures are not logged"
     ]
 
 
-def test_a_restart_renews_neither_budget_nor_cooldown(tmp_path: Path) -> None:
+async def test_a_restart_renews_neither_budget_nor_cooldown(tmp_path: Path) -> None:
     node = TriggeredNode(tmp_path, plan(SLOW))
 
     async def slow() -> None:
         await node.pass_time(60)
         await node.pass_time(20, 150)
 
-    play(slow())
+    await slow()
     node = TriggeredNode(tmp_path, plan(SLOW))
-
-    async def restarted() -> None:
-        running = asyncio.create_task(node.runner.run(node.catalog))
-        await asyncio.wait_for(node.clock.asleep.wait(), GIVE_UP_S)
-        await slow()
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
-
-    play(restarted())
+    running = asyncio.create_task(node.runner.run(node.catalog))
+    await asyncio.wait_for(node.clock.asleep.wait(), GIVE_UP_S)
+    await slow()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
     assert node.results("slow") == {"cooldown": 1}
 
 
-def test_without_triggers_nothing_runs(tmp_path: Path) -> None:
+async def test_without_triggers_nothing_runs(tmp_path: Path) -> None:
     node = TriggeredNode(tmp_path, Plan())
-    play(node.runner.run(node.catalog))
+    await node.runner.run(node.catalog)
     assert node.clock.waiting == []
 
 
@@ -416,25 +385,25 @@ class TestDesk:
 
 
 class TestGlances:
-    def test_one_rank_at_a_time_is_captured_for_one_step(self, tmp_path: Path) -> None:
+    async def test_one_rank_at_a_time_is_captured_for_one_step(self, tmp_path: Path) -> None:
         node = TriggeredNode(tmp_path, plan({"every": "60s", "overhead": 0.01}))
-        play(node.pass_time(4 * 60))
+        await node.pass_time(4 * 60)
         assert node.captured() == [("glance", "complete", [rank]) for rank in (0, 1, 2, 0)]
         assert node.trainers[1].asked == [CaptureOptions(steps=1)]
         assert node.results("glance") == {"fired": 4}
 
-    def test_glances_that_cost_too_much_come_less_often(self, tmp_path: Path) -> None:
+    async def test_glances_that_cost_too_much_come_less_often(self, tmp_path: Path) -> None:
         node = TriggeredNode(tmp_path, plan({"every": "60s", "overhead": 0.01}), ranks=1)
         # 1.5 s of a training that may lose a hundredth: one in 150 s, on a grid of 60 s.
         node.trainers[0].cost_ms = 1500.0
-        play(node.pass_time(10 * 60))
+        await node.pass_time(10 * 60)
         assert node.results("glance") == {"fired": 4, "budget": 6}
 
-    def test_ranks_that_do_not_train_are_not_captured(self, tmp_path: Path) -> None:
+    async def test_ranks_that_do_not_train_are_not_captured(self, tmp_path: Path) -> None:
         node = TriggeredNode(tmp_path, plan({"every": "60s"}))
         for record in node.records:
             record.state = State.CHECKPOINTING
-        play(node.pass_time(200))
+        await node.pass_time(200)
         assert node.captured() == []
         assert node.results("glance") == {}
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.support.clock import Clock
-from tests.support.served import RankStream, Served, hello, play, short_directory, steps_message
+from tests.support.served import RankStream, Served, hello, short_directory, steps_message, with_daemon
 
 from torchperfd.v1 import session_pb2
 from torchperfd_cli.commands._daemon import connect
@@ -118,21 +118,18 @@ def test_a_user_waits_for_one_turn_of_another() -> None:
     assert len(asyncio.run(scenario())) <= 1
 
 
-def test_a_cancelled_wait_gives_its_turn_up() -> None:
-    async def scenario() -> None:
-        turns = FairTurns()
+async def test_a_cancelled_wait_gives_its_turn_up() -> None:
+    turns = FairTurns()
 
-        async def work() -> None:
-            async with turns.turn(BOB):
-                pass
-
+    async def work() -> None:
         async with turns.turn(BOB):
-            waiting = asyncio.create_task(work())
-            await asyncio.sleep(0)
-            waiting.cancel()
-        await asyncio.wait_for(work(), 5)
+            pass
 
-    asyncio.run(scenario())
+    async with turns.turn(BOB):
+        waiting = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        waiting.cancel()
+    await asyncio.wait_for(work(), 5)
 
 
 def test_a_message_beyond_the_rate_is_taken_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,35 +169,31 @@ class RefusedError(Exception):
     pass
 
 
-def test_commands_in_progress_are_limited_per_user() -> None:
+async def test_commands_in_progress_are_limited_per_user() -> None:
     callers = CallerDirectory(100, 100)
     callers.admit("ada", Caller(ADA, 1))
     callers.admit("bob", Caller(BOB, 2))
+    answered = asyncio.Event()
 
-    async def scenario() -> None:
-        answered = asyncio.Event()
+    async def method(request: str, _: Any) -> str:
+        if request == "slow":
+            await answered.wait()
+        return request
 
-        async def method(request: str, _: Any) -> str:
-            if request == "slow":
-                await answered.wait()
-            return request
+    async def method_of(_: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(method)
 
-        async def method_of(_: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(method)
-
-        details: Any = type("Details", (), {"method": "/torchperfd.v1.Control/ListRuns"})
-        handler = await CommandRates(callers).intercept_service(method_of, details)
-        limited = handler.unary_unary
-        slow = [asyncio.create_task(limited("slow", Call("bob"))) for _ in range(64)]
-        await asyncio.sleep(0)
-        with pytest.raises(RefusedError, match="RESOURCE_EXHAUSTED: this user has 64 requests in progress"):
-            await limited("more", Call("bob"))
-        assert await limited("another user's", Call("ada")) == "another user's"
-        answered.set()
-        await asyncio.gather(*slow)
-        assert await limited("again", Call("bob")) == "again"
-
-    asyncio.run(scenario())
+    details: Any = type("Details", (), {"method": "/torchperfd.v1.Control/ListRuns"})
+    handler = await CommandRates(callers).intercept_service(method_of, details)
+    limited = handler.unary_unary
+    slow = [asyncio.create_task(limited("slow", Call("bob"))) for _ in range(64)]
+    await asyncio.sleep(0)
+    with pytest.raises(RefusedError, match="RESOURCE_EXHAUSTED: this user has 64 requests in progress"):
+        await limited("more", Call("bob"))
+    assert await limited("another user's", Call("ada")) == "another user's"
+    answered.set()
+    await asyncio.gather(*slow)
+    assert await limited("again", Call("bob")) == "again"
 
 
 def test_commands_beyond_the_rate_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,43 +278,38 @@ def test_check_of_a_large_request_refuses_it() -> None:
         check_request(b"x" * (2**20 + 1))
 
 
-def test_unreadable_messages_are_refused_in_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(served: Served, connected: grpc.aio.Channel) -> None:
-        channel: Any = connected  # its types know no raw bytes
-        for _ in range(5):
-            raw = channel.stream_stream(ATTACH)()
-            await raw.write(hello().SerializeToString())
-            assert await raw.read()
-            await raw.write(b"\xff\xff\xff")
-            assert (await raw.code(), await raw.details()) == (
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "the message cannot be read",
-            )
-        for method in ("/torchperfd.v1.Control/ListRuns", "/torchperfd.v1.Control/Stacks"):
-            kind = channel.unary_unary if method.endswith("Runs") else channel.unary_stream
-            call = kind(method)(b"\xff\xff\xff")
-            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    with caplog.at_level(logging.WARNING):
-        play(scenario)
+@with_daemon
+async def test_unreadable_messages_are_refused_in_one_log_line(
+    served: Served, connected: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    channel: Any = connected  # its types know no raw bytes
+    for _ in range(5):
+        raw = channel.stream_stream(ATTACH)()
+        await raw.write(hello().SerializeToString())
+        assert await raw.read()
+        await raw.write(b"\xff\xff\xff")
+        assert (await raw.code(), await raw.details()) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "the message cannot be read",
+        )
+    for method in ("/torchperfd.v1.Control/ListRuns", "/torchperfd.v1.Control/Stacks"):
+        kind = channel.unary_unary if method.endswith("Runs") else channel.unary_stream
+        call = kind(method)(b"\xff\xff\xff")
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
     lines = [record for record in caplog.records if "is refused" in record.getMessage()]
     assert len(lines) == 1
     assert lines[0].getMessage() == f"{ATTACH}: a request of 3 bytes is refused: the message cannot be read"
     assert not any(record.exc_info for record in caplog.records)
 
 
-def test_a_bundle_of_too_many_messages_is_refused() -> None:
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        rank = RankStream(channel)
-        await rank.join()
-        many = session_pb2.Bundle(messages=[session_pb2.ClientMessage()] * 65)
-        await rank.say(session_pb2.ClientMessage(bundle=many))
-        assert await rank.refused() == (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "a bundle holds more than 64 messages",
-        )
-
-    play(scenario)
+@with_daemon
+async def test_a_bundle_of_too_many_messages_is_refused(served: Served, channel: grpc.aio.Channel) -> None:
+    rank = RankStream(channel)
+    await rank.join()
+    many = session_pb2.Bundle(messages=[session_pb2.ClientMessage()] * 65)
+    await rank.say(session_pb2.ClientMessage(bundle=many))
+    assert await rank.refused() == (grpc.StatusCode.INVALID_ARGUMENT, "a bundle holds more than 64 messages")
 
 
 def test_log_limiter_within_its_period_counts_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -337,12 +325,11 @@ def test_log_limiter_within_its_period_counts_lines(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_a_session_without_hello_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_daemon
+async def test_a_session_without_hello_is_ended(
+    served: Served, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torchperfd_daemon.service.session._HELLO_S", 0.05)
-
-    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
-        silent = RankStream(channel)
-        assert await silent.refused() == (grpc.StatusCode.DEADLINE_EXCEEDED, "no hello has come")
-        await asyncio.sleep(0)
-
-    play(scenario)
+    silent = RankStream(channel)
+    assert await silent.refused() == (grpc.StatusCode.DEADLINE_EXCEEDED, "no hello has come")
+    await asyncio.sleep(0)

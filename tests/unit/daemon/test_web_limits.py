@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.unit.daemon.http_api import OWNER, Page, play
+from tests.unit.daemon.http_api import OWNER, Page, with_page
 from tests.unit.daemon.live_runs import train
 
 from torchperfd_daemon.errors import UsageError
@@ -58,15 +58,15 @@ def test_ranks_are_read_with_leading_zeros(text: str, ranks: list[int]) -> None:
         "runs/bert-17/history?phases={}",
     ],
 )
-def test_no_number_fails_the_daemon(path: str, value: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(page: Page) -> None:
-        train(page.served.store, "healthy")
-        answer = await page.ask(f"/api/v1/{path.format(value)}")
-        # A stream that begins would not end.
-        assert 400 <= answer.status_code < 500, answer.text
-        assert "Traceback" not in caplog.text
-
-    play(scenario)
+@with_page
+async def test_no_number_fails_the_daemon(
+    page: Page, path: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(page.served.store, "healthy")
+    answer = await page.ask(f"/api/v1/{path.format(value)}")
+    # A stream that begins would not end.
+    assert 400 <= answer.status_code < 500, answer.text
+    assert "Traceback" not in caplog.text
 
 
 def test_failures_of_requests_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,42 +84,36 @@ def opened(page: Page, access: Access) -> EventStream | None:
     return page.api.hub.open("", None, access)
 
 
-def test_streams_of_strangers_leave_half_to_the_owner() -> None:
-    async def scenario(page: Page) -> None:
-        strangers = [opened(page, Access.STRANGER) for _ in range(3 * MAX_STREAMS)]
-        assert None not in strangers
-        assert len(page.api.hub) == MOST_OF_STRANGERS
-        owners = [opened(page, Access.OWNER) for _ in range(MAX_STREAMS - MOST_OF_STRANGERS)]
-        assert None not in owners
-        assert len(page.api.hub) == MAX_STREAMS
-
-    play(scenario)
+@with_page
+async def test_streams_of_strangers_leave_half_to_the_owner(page: Page) -> None:
+    strangers = [opened(page, Access.STRANGER) for _ in range(3 * MAX_STREAMS)]
+    assert None not in strangers
+    assert len(page.api.hub) == MOST_OF_STRANGERS
+    owners = [opened(page, Access.OWNER) for _ in range(MAX_STREAMS - MOST_OF_STRANGERS)]
+    assert None not in owners
+    assert len(page.api.hub) == MAX_STREAMS
 
 
-def test_the_oldest_stream_of_a_stranger_gives_way() -> None:
-    async def scenario(page: Page) -> None:
-        oldest, second = opened(page, Access.STRANGER), opened(page, Access.STRANGER)
-        owners = [opened(page, Access.OWNER) for _ in range(MAX_STREAMS - 1)]
-        assert None not in owners
-        assert oldest is not None
-        assert second is not None
-        chunks = [chunk async for chunk in oldest.chunks()]
-        assert b"event: bye" in chunks[-1]
-        assert len(page.api.hub) == MAX_STREAMS
-        assert opened(page, Access.OWNER) is not None
-        assert opened(page, Access.OWNER) is None
-        assert (await page.ask("/api/v1/events", headers=OWNER)).status_code == 503
-
-    play(scenario)
+@with_page
+async def test_the_oldest_stream_of_a_stranger_gives_way(page: Page) -> None:
+    oldest, second = opened(page, Access.STRANGER), opened(page, Access.STRANGER)
+    owners = [opened(page, Access.OWNER) for _ in range(MAX_STREAMS - 1)]
+    assert None not in owners
+    assert oldest is not None
+    assert second is not None
+    chunks = [chunk async for chunk in oldest.chunks()]
+    assert b"event: bye" in chunks[-1]
+    assert len(page.api.hub) == MAX_STREAMS
+    assert opened(page, Access.OWNER) is not None
+    assert opened(page, Access.OWNER) is None
+    assert (await page.ask("/api/v1/events", headers=OWNER)).status_code == 503
 
 
-def test_a_stranger_never_takes_the_place_of_an_owner() -> None:
-    async def scenario(page: Page) -> None:
-        assert None not in [opened(page, Access.OWNER) for _ in range(MAX_STREAMS)]
-        assert opened(page, Access.STRANGER) is None
-        assert (await page.ask("/api/v1/events")).status_code == 503
-
-    play(scenario)
+@with_page
+async def test_a_stranger_never_takes_the_place_of_an_owner(page: Page) -> None:
+    assert None not in [opened(page, Access.OWNER) for _ in range(MAX_STREAMS)]
+    assert opened(page, Access.STRANGER) is None
+    assert (await page.ask("/api/v1/events")).status_code == 503
 
 
 @pytest.mark.parametrize(

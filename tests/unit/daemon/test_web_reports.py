@@ -1,13 +1,14 @@
 """Pages of captures: made once, by one process at a time, and given up with the daemon."""
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from tests.support.page_documents import CAPTURES, two_captures
-from tests.unit.daemon.http_api import OWNER, Page, play
+from tests.unit.daemon.http_api import OWNER, serving_page
 from tests.unit.daemon.kept import add
 
 from torchperfd_daemon.captures import CaptureState, Catalog
@@ -33,19 +34,15 @@ def hanging(files: ChildFiles, page: str) -> list[str]:
     return [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
 
 
-def run(
-    catalog: Catalog,
-    command: Callable[[ChildFiles, str], list[str]],
-    scenario: Callable[[Reports], Awaitable[None]],
-) -> None:
-    async def whole() -> None:
-        made = Reports(catalog, command)
-        try:
-            await scenario(made)
-        finally:
-            await made.close()
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def reports(
+    catalog: Catalog, command: Callable[[ChildFiles, str], list[str]]
+) -> AsyncIterator[Reports]:
+    made = Reports(catalog, command)
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 @pytest.fixture
@@ -61,7 +58,7 @@ def test_command_analyses_at_idle_priority() -> None:
     assert two == [*command[:3], "compare", "--html", "page.html", "--workers", "1", "x", "y"]
 
 
-def test_page_that_is_no_file_is_not_taken(catalog: Catalog) -> None:
+async def test_page_that_is_no_file_is_not_taken(catalog: Catalog) -> None:
     add(catalog, CAPTURE)
     made = ("os.symlink('/etc/hostname', sys.argv[1])", "os.mkfifo(sys.argv[1])", "os.mkdir(sys.argv[1])")
     for script in made:
@@ -69,18 +66,15 @@ def test_page_that_is_no_file_is_not_taken(catalog: Catalog) -> None:
         def planting(files: ChildFiles, page: str, script: str = script) -> list[str]:
             return [sys.executable, "-S", "-c", f"import os, sys; {script}", page]
 
-        async def scenario(pages: Reports) -> None:
+        async with reports(catalog, planting) as pages:
             report = pages.request(CAPTURE)
             await report.task
             assert (report.state, report.reason) == ("failed", "the analyser wrote no page")
 
-        run(catalog, planting, scenario)
 
-
-def test_page_is_made_once_in_a_private_directory(catalog: Catalog) -> None:
+async def test_page_is_made_once_in_a_private_directory(catalog: Catalog) -> None:
     add(catalog, CAPTURE)
-
-    async def scenario(made: Reports) -> None:
+    async with reports(catalog, writing) as made:
         report = made.request(CAPTURE)
         assert report.state == "making"
         assert made.request(CAPTURE) is report
@@ -89,56 +83,44 @@ def test_page_is_made_once_in_a_private_directory(catalog: Catalog) -> None:
         assert made.request(CAPTURE) is report
         assert report.page.read_text() == f"<!doctype html>{CAPTURE}"
         assert report.page.parent.stat().st_mode & 0o777 == 0o700
-        folders.append(report.page.parent)
-
-    folders: list[Path] = []
-    run(catalog, writing, scenario)
-    assert not folders[0].exists()
+    assert not report.page.parent.exists()
 
 
-def test_a_failure_has_its_reason_and_can_be_tried_again(catalog: Catalog) -> None:
+async def test_a_failure_has_its_reason_and_can_be_tried_again(catalog: Catalog) -> None:
     add(catalog, CAPTURE)
-
-    async def scenario(made: Reports) -> None:
+    async with reports(catalog, failing) as made:
         report = made.request(CAPTURE)
         await report.task
         assert (report.state, report.reason) == ("failed", "no trace at all")
         assert made.request(CAPTURE) is not report
 
-    run(catalog, failing, scenario)
 
-
-def test_an_analysis_that_takes_too_long_is_ended(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_analysis_that_takes_too_long_is_ended(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(capture_pages, "TIMEOUT_S", 0.05)
     add(catalog, CAPTURE)
-
-    async def scenario(made: Reports) -> None:
+    async with reports(catalog, hanging) as made:
         report = made.request(CAPTURE)
         await report.task
         assert "took more than" in report.reason
 
-    run(catalog, hanging, scenario)
 
-
-def test_analyses_in_progress_end_with_the_daemon(catalog: Catalog) -> None:
+async def test_analyses_in_progress_end_with_the_daemon(catalog: Catalog) -> None:
     add(catalog, CAPTURE)
-
-    async def scenario(made: Reports) -> None:
+    async with reports(catalog, hanging) as made:
         made.request(CAPTURE)
         await asyncio.sleep(0)
         await made.close()
         assert made.find(CAPTURE).task.cancelled()  # type: ignore[union-attr]
 
-    run(catalog, hanging, scenario)
 
-
-def test_only_captures_with_readable_traces_have_pages(catalog: Catalog) -> None:
+async def test_only_captures_with_readable_traces_have_pages(catalog: Catalog) -> None:
     add(catalog, CAPTURE)
     add(catalog, "20260101-000001-abcdef", state=CaptureState.ARMED)
     add(catalog, "20260101-000002-abcdef", {})
     trace = catalog.folder(CAPTURE) / "rank0.json"
-
-    async def scenario(made: Reports) -> None:
+    async with reports(catalog, writing) as made:
         for capture_id in ("20260101-000001-abcdef", "20260101-000002-abcdef"):
             with pytest.raises(TorchperfdError):
                 made.request(capture_id)
@@ -149,13 +131,10 @@ def test_only_captures_with_readable_traces_have_pages(catalog: Catalog) -> None
         with pytest.raises(NoSuchTargetError):
             made.request(CAPTURE)
 
-    run(catalog, writing, scenario)
 
-
-def test_old_pages_make_room_for_new_ones(catalog: Catalog) -> None:
+async def test_old_pages_make_room_for_new_ones(catalog: Catalog) -> None:
     names = [f"20260101-0000{number:02}-abcdef" for number in range(MAX_KEPT + 2)]
-
-    async def scenario(made: Reports) -> None:
+    async with reports(catalog, writing) as made:
         for name in names:
             add(catalog, name)
             await made.request(name).task
@@ -164,14 +143,11 @@ def test_old_pages_make_room_for_new_ones(catalog: Catalog) -> None:
         assert last is not None
         assert len(list(last.page.parent.iterdir())) == MAX_KEPT
 
-    run(catalog, writing, scenario)
 
-
-def test_comparison_is_kept_beside_the_pages_of_its_captures(catalog: Catalog) -> None:
+async def test_comparison_is_kept_beside_the_pages_of_its_captures(catalog: Catalog) -> None:
     for capture_id in (CAPTURE, LATER):
         add(catalog, capture_id)
-
-    async def scenario(made: Reports) -> None:
+    async with reports(catalog, writing) as made:
         both = made.request(CAPTURE, LATER)
         assert made.request(CAPTURE, LATER) is both
         pages = [both, made.request(LATER, CAPTURE), made.request(CAPTURE)]
@@ -180,14 +156,11 @@ def test_comparison_is_kept_beside_the_pages_of_its_captures(catalog: Catalog) -
         texts = [page.page.read_text().removeprefix("<!doctype html>") for page in pages]
         assert texts == [f"{CAPTURE} {LATER}", f"{LATER} {CAPTURE}", CAPTURE]
 
-    run(catalog, writing, scenario)
 
-
-def test_comparison_is_made_by_the_command(tmp_path: Path) -> None:
+async def test_comparison_is_made_by_the_command(tmp_path: Path) -> None:
     """A page of a real comparison, by a process at idle priority with bounded memory."""
     catalog = two_captures(tmp_path / "captures", ranks=2)
-
-    async def scenario(made: Reports) -> None:
+    async with reports(catalog, command_for) as made:
         report = made.request(*CAPTURES)
         await report.task
         assert report.reason == ""
@@ -195,14 +168,11 @@ def test_comparison_is_made_by_the_command(tmp_path: Path) -> None:
         assert "B's steps take 3.9 ms, A's 2.9 ms (+34 %)" in text
         assert "<img" not in text
 
-    run(catalog, command_for, scenario)
 
-
-def test_comparison_needs_two_captures_with_traces(catalog: Catalog) -> None:
+async def test_comparison_needs_two_captures_with_traces(catalog: Catalog) -> None:
     add(catalog, CAPTURE)
     add(catalog, LATER, state=CaptureState.ARMED)
-
-    async def scenario(made: Reports) -> None:
+    async with reports(catalog, writing) as made:
         with pytest.raises(UsageError, match="compared with itself"):
             made.request(CAPTURE, CAPTURE)
         with pytest.raises(TorchperfdError, match="in progress"):
@@ -211,11 +181,9 @@ def test_comparison_needs_two_captures_with_traces(catalog: Catalog) -> None:
             made.request(CAPTURE, "20260101-000003-abcdef")
         assert made.find(CAPTURE, LATER) is None
 
-    run(catalog, writing, scenario)
 
-
-def test_comparison_opens_through_a_link_without_the_token() -> None:
-    async def scenario(page: Page) -> None:
+async def test_comparison_opens_through_a_link_without_the_token() -> None:
+    async with serving_page(writing) as page:
         for capture_id in (CAPTURE, LATER):
             add(page.served.catalog, capture_id)
         path = f"captures/{CAPTURE}/comparison/{LATER}"
@@ -230,11 +198,9 @@ def test_comparison_opens_through_a_link_without_the_token() -> None:
         assert (await page.ask(f"/api/v1/{path}", headers=OWNER)).text == opened.text
         assert (await page.post(f"captures/{CAPTURE}/comparison/{CAPTURE}")).status_code == 400
 
-    play(scenario, writing)
 
-
-def test_page_opens_through_a_link_without_the_token() -> None:
-    async def scenario(page: Page) -> None:
+async def test_page_opens_through_a_link_without_the_token() -> None:
+    async with serving_page(writing) as page:
         add(page.served.catalog, CAPTURE)
         assert (await page.post(f"captures/{CAPTURE}/report")).json() == {"state": "making"}
         early = await page.ask(f"/api/v1/captures/{CAPTURE}/report", headers=OWNER)
@@ -250,5 +216,3 @@ def test_page_opens_through_a_link_without_the_token() -> None:
         assert "allow-same-origin" not in policy
         assert "connect-src" not in policy
         assert "default-src 'none'" in policy
-
-    play(scenario, writing)
