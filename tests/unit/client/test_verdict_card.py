@@ -72,11 +72,31 @@ BUSY.note = (
     "busy node: everything takes 3.5 times as long; 71% of that wait is for your own 24 threads,"
     " and 2 threads would save up to 41 ms of each step"
 )
+UNSURE = control_pb2.Verdict.FromString(BUSY.SerializeToString())
+UNSURE.account.replayed_seconds = 2 * UNSURE.account.step_seconds
+ONE_CAUSE = control_pb2.Verdict.FromString(UNSURE.SerializeToString())
+del ONE_CAUSE.others[:]
+LOCATED = control_pb2.Verdict.FromString(STARVED.SerializeToString())
+LOCATED.line.CopyFrom(
+    control_pb2.SlowLine(
+        stage="fetch",
+        stage_share=0.75,
+        file="/job/<data>.py",
+        line=37,
+        function="__getitem__",
+        share=0.6,
+    )
+)
+ENDLESS = control_pb2.Verdict.FromString(STARVED.SerializeToString())
+ENDLESS.fix = "DataLoader(..., " + "x" * 120 + ")"
+FAILED = control_pb2.Verdict.FromString(HEALTHY.SerializeToString())
+FAILED.failure = "rank 1: ValueError: bad"
 UNSEEN = control_pb2.Verdict(cause="unknown", run=RUN, rank=-1, evidence="no rank is slow by itself")
 GROWING = control_pb2.Verdict.FromString(STARVED.SerializeToString())
 GROWING.others.append(GROWTH)
 QUIETLY_GROWING = control_pb2.Verdict.FromString(HEALTHY.SerializeToString())
 QUIETLY_GROWING.others.append(GROWTH)
+DEAD_WORKER = explain_error("RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. ", None)
 
 
 def rank_report(rank: int = 0, data_ms: float = 186, wait_ms: float = 0) -> RankReport:
@@ -108,23 +128,38 @@ def run_answer(verdict: control_pb2.Verdict) -> control_pb2.GetRunResponse:
 
 
 def closing_of(
-    reports: list[RankReport], verdict: control_pb2.Verdict, capture_id: str = "", outcome: str = ""
+    reports: list[RankReport],
+    verdict: control_pb2.Verdict | None,
+    *,
+    ending: Ending | None = None,
+    advice: str = "",
+    capture_id: str = "",
+    outcome: str = "",
 ) -> Closing:
-    answer = run_answer(verdict)
-    card = closing_card(RUN, reports, answer, capture_id=capture_id, outcome=outcome)
+    """Return the end of a run; without a verdict, no daemon has answered."""
+    answer = None if verdict is None else run_answer(verdict)
+    card = closing_card(
+        RUN, reports, answer, ending=ending, advice=advice, capture_id=capture_id, outcome=outcome
+    )
     return Closing(RUN, reports, card, percentiles_of(answer, 0), [("report", "out/run.json")])
 
 
-def test_card_has_the_line_of_the_script() -> None:
-    verdict = control_pb2.Verdict()
-    verdict.CopyFrom(STARVED)
-    assert card_of(verdict).causes[0].line == ""
-    line = control_pb2.SlowLine(stage="fetch", stage_share=0.75, file="/job/<data>.py", line=37, share=0.6)
-    verdict.line.CopyFrom(line)
-    card = card_of(verdict)
-    assert card.causes[0].line.startswith("<data>.py:37 in ")
-    assert "\n  line  <data>.py:37 in " in card.to_text()
-    assert "&lt;data&gt;.py:37 in " in card.to_html()
+def validating() -> RankReport:
+    """Return a report whose training waits for no data, and whose validation does."""
+    report = rank_report(data_ms=3)
+    report.totals.validate.phases[DATA] = PhaseTotals(30, 30 * 39 * MS)
+    return report
+
+
+def tuned(script: Script | None) -> VerdictCard:
+    """Return a card of two causes whose fix names the script."""
+    fix = "`torchperfd tune SCRIPT` tries settings"
+    other = control_pb2.Verdict(cause="CPU contention", fix=fix, cost_seconds_per_step=0.5, step_seconds=1)
+    first = control_pb2.Verdict(
+        cause="input-bound", fix=fix, cost_seconds_per_step=0.5, step_seconds=1, others=[other]
+    )
+    first.script = script.command if script else ""
+    return card_of(first)
 
 
 def test_card_has_small_cause_behind_a_large_one() -> None:
@@ -150,9 +185,20 @@ def test_card_renders_as_golden_file() -> None:
         "memory grows": card_of(GROWING),
         "memory grows in a run without a cause": card_of(QUIETLY_GROWING),
         "no daemon": unknown_card(RUN, "no daemon has answered, so nothing compared the steps"),
+        "line of the script": card_of(LOCATED),
+        "replay not certain": card_of(UNSURE),
+        "replay not certain, one cause": card_of(ONE_CAUSE),
+        "failed, from the verdict": card_of(FAILED),
+        "not known": card_of(UNSEEN),
+        "validation waits for data": closing_of([validating()], HEALTHY).card,
+        "script unknown": tuned(None),
+        "script with a space": tuned(Script("a b/train.py", (), is_module=False)),
+        "script with options": tuned(Script("main.py", ("--scale", "4", "--name", "x y"), is_module=False)),
+        "script as a module": tuned(Script("jobs.train", ("test.x",), is_module=True)),
     }
     text = "\n\n".join(f"# {name}\n{card}\n{card.summary}" for name, card in cards.items())
-    check_golden("card.txt", text + "\n")
+    endless = card_of(ENDLESS).to_text(width=60)
+    check_golden("card.txt", f"{text}\n\n# setting longer than a line, width 60\n{endless}\n")
     check_golden("card.html", "".join(card.to_html() for card in cards.values()))
 
 
@@ -168,29 +214,17 @@ def test_closing_renders_as_golden_file() -> None:
         "64 ranks": closing_of(many, slow),
         "a promise that was kept": closing_of([rank_report()], STARVED, outcome=OUTCOME.words),
         "a rank that has not trained": closing_of([RankReport(0, Totals(), PhaseNames())], STARVED),
+        "no daemon": closing_of([rank_report()], None),
+        "no step, with advice": closing_of(
+            [RankReport(0, Totals(), PhaseNames())], None, advice="call client.step()"
+        ),
+        "dead worker": closing_of([rank_report()], STARVED, ending=Ending("failed", DEAD_WORKER)),
     }
     text = "\n".join(
         f"# {name}{closing_text(each, full=False, colour=False, width=80)}" for name, each in ends.items()
     )
     check_golden("closing.txt", text)
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_card_says_once_that_gains_do_not_add_up() -> None:
-    remark = "gains are each for itself; the account adds up"
-    assert card_of(BUSY).to_text().count(remark) == 1
-    assert card_of(BUSY).to_html().count(remark) == 1
-    alone = control_pb2.Verdict.FromString(BUSY.SerializeToString())
-    alone.account.replayed_seconds = 2 * alone.account.step_seconds
-    assert "\n        not certain: a replay of" in card_of(alone).to_text()
-    del alone.others[:]
-    assert remark not in card_of(alone).to_text()
-
-
-def test_card_has_the_note_above_its_causes() -> None:
-    for text in (card_of(BUSY).to_text(), card_of(BUSY).to_html()):
-        assert text.index("busy node") < text.index("164 ms of each")
-    assert card_of(BUSY).to_text().splitlines()[0].startswith("  note  busy node: everything takes 3.5 times")
 
 
 def test_card_keeps_every_cause_that_costs_no_time() -> None:
@@ -202,23 +236,6 @@ def test_card_keeps_every_cause_that_costs_no_time() -> None:
     assert names == ["input-bound", "CPU contention", "memory pressure"]
     assert [cause.cause for cause in card_of(QUIETLY_GROWING).causes] == ["memory pressure"]
     assert "MEMORY PRESSURE · grows by 8.2 MiB/s, full in 39 min" in card_of(GROWING).to_text()
-
-
-def test_card_of_a_failed_run_leads_with_its_failure() -> None:
-    failed = control_pb2.Verdict.FromString(HEALTHY.SerializeToString())
-    failed.failure = "rank 1: ValueError: bad"
-    card = card_of(failed)
-    assert card.to_text().startswith("✗ FAILED\n  why   rank 1: ValueError: bad\n")
-    assert (card.to_dict()["state"], card.to_dict()["title"]) == ("bad", "failed")
-
-
-def test_card_without_a_cause_says_what_is_largest() -> None:
-    card = card_of(with_account(UNSEEN, uneven_account()))
-    words = "48% is waiting for ranks whose work differs from step to step"
-    assert card.heading == f"no cause yet: {words}"
-    assert card.to_text().startswith(f"? NO CAUSE YET: {words}\n")
-    assert not card.is_healthy
-    assert card_of(UNSEEN).heading == "not known"
 
 
 def test_closing_has_the_account_of_waits_as_a_table() -> None:
@@ -264,31 +281,9 @@ def test_closing_ignores_a_short_validation_and_devices() -> None:
     fit = report.totals.train.ns + report.totals.validate.ns
     assert report.totals.validate.ns < 0.05 * fit, "too little validation to count"
     assert closing_of([report], HEALTHY).card.also == ()
-    report = rank_report(data_ms=3)
-    report.totals.validate.phases[DATA] = PhaseTotals(30, 30 * 39 * MS)
+    report = validating()
     report.totals.cuda = CudaMemory(1, 2, 3)
     assert closing_of([report], HEALTHY).card.also == ()
-
-
-def test_closing_names_a_validation_that_waits_for_data() -> None:
-    report = rank_report(data_ms=3)
-    report.totals.validate.phases[DATA] = PhaseTotals(30, 30 * 39 * MS)
-    card = closing_of([report], HEALTHY).card
-    [validation] = card.also
-    assert validation.startswith("validation waits for data: 39 ms of each 43 ms step (91%); validation is ")
-    assert "  also  validation waits" in card.to_text()
-    assert "validation waits" in card.to_html()
-
-
-def test_closing_without_daemon_is_not_called_healthy() -> None:
-    card = closing_card(RUN, [rank_report()], None)
-    assert not card.is_healthy
-    assert "no daemon has answered" in card.to_text()
-
-
-def test_closing_without_steps_gives_the_advice() -> None:
-    empty = RankReport(0, Totals(), PhaseNames())
-    assert "call client.step()" in str(closing_card(RUN, [empty], None, advice="call client.step()"))
 
 
 def test_closing_names_the_failure_whatever_was_seen() -> None:
@@ -302,15 +297,6 @@ def test_closing_names_the_failure_whatever_was_seen() -> None:
     assert trained.causes == card_of(STARVED).causes
 
 
-def test_closing_of_a_dead_worker_blames_no_loader() -> None:
-    error = "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. "
-    ending = Ending("failed", explain_error(error, None))
-    card = closing_card(RUN, [rank_report()], run_answer(STARVED), ending=ending)
-    assert card.failure.startswith("a DataLoader worker died of SIGBUS: /dev/shm is full or too small")
-    assert "--shm-size" in card.remedy
-    assert "INPUT-BOUND" not in card.to_text()
-
-
 def test_card_colours_say_nothing_that_words_do_not() -> None:
     for card in (card_of(STARVED), card_of(HANG), card_of(HEALTHY), VerdictCard(RUN, remark="?")):
         coloured = card.to_text(colour=True)
@@ -318,16 +304,14 @@ def test_card_colours_say_nothing_that_words_do_not() -> None:
         assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == card.to_text()
 
 
+def test_document_of_a_failed_run_is_bad() -> None:
+    document = card_of(FAILED).to_dict()
+    assert (document["state"], document["title"]) == ("bad", "failed")
+
+
 def test_card_escapes_names_in_html() -> None:
     verdict = control_pb2.Verdict(cause="hang", evidence="<script>alert(1)</script>", rank=-1)
     assert "<script" not in card_of(verdict).to_html()
-
-
-def test_card_never_cuts_a_word() -> None:
-    setting = "DataLoader(..., " + "x" * 120 + ")"
-    verdict = control_pb2.Verdict.FromString(STARVED.SerializeToString())
-    verdict.fix = setting
-    assert "x" * 120 in card_of(verdict).to_text(width=60)
 
 
 @pytest.mark.parametrize(("wait_ms", "is_named"), [(20, True), (1, False)])
@@ -338,26 +322,3 @@ def test_closing_names_the_line_that_waits(wait_ms: int, is_named: bool) -> None
     text = closing_text(closing_of([report], HEALTHY), full=False, colour=False, width=80)
     words = f"sync_wait: {wait_ms} ms a step wait for the device, most of it in item() at train.py:57"
     assert (words in text) == is_named, "named from one percent of the step on"
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        (Script("a b/train.py", (), is_module=False), "'a b/train.py'"),
-        (
-            Script("main.py", ("--scale", "4", "--name", "x y"), is_module=False),
-            "main.py --scale 4 --name 'x y'",
-        ),
-        (Script("jobs.train", ("test.x",), is_module=True), "-m jobs.train test.x"),
-    ],
-)
-def test_card_names_the_script_as_it_was_given(script: Script, words: str) -> None:
-    fix = "`torchperfd tune SCRIPT` tries settings"
-    other = control_pb2.Verdict(cause="CPU contention", fix=fix, cost_seconds_per_step=0.5, step_seconds=1)
-    verdict = control_pb2.Verdict(
-        cause="input-bound", fix=fix, cost_seconds_per_step=0.5, step_seconds=1, others=[other]
-    )
-    assert [each.fix for each in card_of(verdict).causes] == [fix, fix]
-    verdict.script = script.command
-    named = f"`torchperfd tune {words}` tries settings"
-    assert [each.fix for each in card_of(verdict).causes] == [named, named]

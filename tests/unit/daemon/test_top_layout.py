@@ -118,32 +118,6 @@ def test_top_without_height_shows_all() -> None:
     assert sum(" training " in line for line in shown) == 64
 
 
-def test_top_shows_the_line_and_the_fix_of_the_verdict() -> None:
-    starved = verdict("a", -1, "input-bound")
-    starved.fix = "DataLoader(..., num_workers=4)"
-    starved.line.CopyFrom(
-        control_pb2.SlowLine(
-            stage="fetch",
-            stage_share=0.9,
-            share=0.8,
-            file="train.py",
-            line=37,
-            function="__getitem__",
-            samples=90,
-        )
-    )
-    text = unwrapped(lines([run("a", 2)], [starved], height=40))
-    assert "line: train.py:37 in __getitem__" in text
-    assert "fix: DataLoader(..., num_workers=4)" in text
-
-
-def test_top_hang_has_no_share_of_a_step() -> None:
-    hang = control_pb2.Verdict(cause="hang", run="a", rank=1, node="n", stalled_seconds=23, evidence="x")
-    text = unwrapped(lines([run("a", 2)], [hang]))
-    assert "no step for 23 s" in text
-    assert "of the step" not in text
-
-
 def grown(name: str) -> control_pb2.Verdict:
     """A verdict with an account and a note, beside which memory grows."""
     shown = with_account(verdict(name, 5), uneven_account())
@@ -154,27 +128,31 @@ def grown(name: str) -> control_pb2.Verdict:
     return shown
 
 
-def test_top_shows_the_account_as_golden_file() -> None:
-    check_golden("top_account.txt", "\n".join(lines([run("a")], [grown("a")], height=40)) + "\n")
+def test_top_shows_each_verdict_as_golden_file() -> None:
+    starved = verdict("a", -1, "input-bound")
+    starved.fix = "DataLoader(..., num_workers=4)"
+    starved.line.CopyFrom(
+        control_pb2.SlowLine(
+            stage="fetch", stage_share=0.9, share=0.8, file="train.py", line=37, function="__getitem__"
+        )
+    )
+    failed = grown("a")
+    failed.failure = "rank 1: ValueError: bad"
+    unknown = control_pb2.Verdict(cause="unknown", run="a", rank=-1, evidence="no rank is slow")
+    hang = control_pb2.Verdict(cause="hang", run="a", rank=1, node="n", stalled_seconds=23, evidence="x")
+    screens = {
+        "line and fix": lines([run("a", 2)], [starved]),
+        "hang": lines([run("a", 2)], [hang]),
+        "no cause yet": lines([run("a", 2)], [with_account(unknown, uneven_account())]),
+        "failed": lines([run("a", 2)], [failed], height=40),
+        "failed, 8 lines": lines([run("a")], [failed], height=8),
+    }
+    text = "\n".join(lines([run("a")], [grown("a")], height=40)) + "\n"
+    text += "".join("\n".join((f"\n# {name}", *each, "")) for name, each in screens.items())
+    check_golden("top_account.txt", text)
 
 
 @pytest.mark.parametrize("height", [8, 12, 24, 40])
 def test_top_always_shows_memory_that_grows(height: int) -> None:
     text = unwrapped(lines([run("a")], [grown("a")], height=height))
     assert "also: memory pressure · grows by 8.2 MiB/s, full in 39 min" in text
-
-
-@pytest.mark.parametrize("height", [8, 40])
-def test_top_shows_why_a_run_failed_before_its_causes(height: int) -> None:
-    failed = grown("a")
-    failed.failure = "rank 1: ValueError: bad"
-    text = unwrapped(lines([run("a")], [failed], height=height))
-    assert "✗ failed · rank 1: ValueError: bad" in text
-    assert "also: memory pressure" in text
-    assert ("also: GPU throttling" in text) == (height > 8)
-
-
-def test_top_without_a_cause_says_what_is_largest() -> None:
-    unknown = control_pb2.Verdict(cause="unknown", run="a", rank=-1, evidence="no rank is slow")
-    text = unwrapped(lines([run("a")], [with_account(unknown, uneven_account())]))
-    assert "? no cause yet: 48% is waiting for ranks whose work differs from step to step" in text
