@@ -77,7 +77,7 @@ def _cells(rank: control_pb2.RankStatus) -> list[str]:
     return [
         str(rank.identity.rank),
         str(rank.identity.pid),
-        _view.state(rank),
+        _view.rank_state(rank),
         str(rank.steps),
         f"{rank.step_seconds * 1e3:.2f} ms" if rank.step_seconds else "-",
         f"{data / rank.step_seconds:.1%}" if rank.step_seconds else "-",

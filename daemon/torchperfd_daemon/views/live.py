@@ -109,24 +109,20 @@ def behind_text(ratio: float) -> str:
     return f"{ratio + 1:.0f} times" if ratio >= _MIN_FACTOR - 1 else f"{ratio:+.1%}"
 
 
-def state(status: control_pb2.RankStatus) -> str:
+def rank_state(rank: Rank | control_pb2.RankStatus) -> str:
     """Return a rank's state for people: as it reported, unless it has left or its run hangs."""
-    if not status.connected:
-        return "gone"
-    if status.stopped:
-        return STOPPED
-    if status.stalled_seconds:
-        return STALLED
-    return session_pb2.RunState.Name(status.state).removeprefix("RUN_STATE_").lower()
-
-
-def rank_state(rank: Rank) -> str:
-    """Return the same of a rank of this node."""
     if not rank.connected:
         return "gone"
     if rank.stopped:
         return STOPPED
-    return STALLED if rank.stalled_seconds else rank.state.value
+    return STALLED if rank.stalled_seconds else reported_state(rank)
+
+
+def reported_state(rank: Rank | control_pb2.RankStatus) -> str:
+    """Return a rank's state as it reported, whatever happened to its process or run since."""
+    if isinstance(rank, Rank):
+        return rank.state.value
+    return session_pb2.RunState.Name(rank.state).removeprefix("RUN_STATE_").lower()
 
 
 def spent(own: RankWork, phase: str) -> bool:
@@ -214,7 +210,7 @@ def _rank(
         rank=number,
         node=status.identity.node,
         pid=status.identity.pid,
-        state=state(status),
+        state=rank_state(status),
         stalled_seconds=status.stalled_seconds,
         coordinates=coordinates_text(coordinates(status.coordinates)),
         steps=status.steps,
@@ -271,7 +267,7 @@ def run_status_dict(run: control_pb2.Run) -> dict[str, Any]:
                 "node": rank.identity.node,
                 "pid": rank.identity.pid,
                 "script": rank.identity.script,
-                "state": state(rank) if rank.connected else _reported_state(rank),
+                "state": rank_state(rank) if rank.connected else reported_state(rank),
                 "stalled_seconds": rank.stalled_seconds or None,
                 "connected": rank.connected,
                 "steps": rank.steps,
@@ -283,10 +279,6 @@ def run_status_dict(run: control_pb2.Run) -> dict[str, Any]:
             for rank in run.ranks
         ],
     }
-
-
-def _reported_state(rank: control_pb2.RankStatus) -> str:
-    return session_pb2.RunState.Name(rank.state).removeprefix("RUN_STATE_").lower()
 
 
 def steps_dict(steps: control_pb2.RankSteps) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.captures_api import capture_dict
 from torchperfd_daemon.web.event_stream import EventStream, event
 from torchperfd_daemon.web.reader import Parts
-from torchperfd_daemon.web.run_rows import state_of_ranks
+from torchperfd_daemon.web.run_rows import run_state
 
 log = logging.getLogger("torchperfd.http")
 
@@ -200,7 +200,7 @@ class EventHub:
             (rank.identity.rank, live.rank_state(rank), round(rank.stalled_seconds, 1)) for rank in ranks
         ]
         if states != cursor.states:
-            cursor.state, cursor.states = state_of_ranks(ranks), states
+            cursor.state, cursor.states = run_state(ranks), states
             self._send("run", _states_dict(name, cursor), name)
         verdict, now = self._verdict(name), self._clock()
         is_due = now - cursor.verdict_at >= _VERDICT_S

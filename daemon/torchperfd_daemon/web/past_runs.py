@@ -234,7 +234,7 @@ class PastRuns:
             run=run,
             job_name=ranks[0].identity.job_name,
             world_size=max(rank.identity.world_size for rank in ranks),
-            state=ended_state(rank.state is State.FINISHED for rank in ranks),
+            state=ended_state(ranks),
             started_unix_seconds=seen.first_seen,
             ended_unix_seconds=max((rank.last_step_unix_seconds for rank in ranks), default=0.0) or now,
             steps=max(rank.totals.train.steps for rank in ranks),

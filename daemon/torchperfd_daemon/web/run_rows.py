@@ -3,14 +3,14 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from torchperfd.v1 import access, control_pb2, session_pb2
+from torchperfd.v1 import access, control_pb2
 from torchperfd_daemon import documents
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.store import Rank, RankIdentity, State, Totals
@@ -34,30 +34,21 @@ _STATES: Final = (
 )
 
 
-def run_state(statuses: Sequence[control_pb2.RankStatus]) -> str:
+def run_state(ranks: Sequence[Rank] | Sequence[control_pb2.RankStatus]) -> str:
     """Return the state of a run: the first in the order of attention that one of its ranks is in.
 
     Once all ranks have left, it is the state in which the run ended.
     """
-    if statuses and not any(status.connected for status in statuses):
-        return ended_state(status.state == session_pb2.RUN_STATE_FINISHED for status in statuses)
-    return _most_urgent({live.state(status) for status in statuses})
-
-
-def state_of_ranks(ranks: Sequence[Rank]) -> str:
-    """Return the same of ranks of this node."""
     if ranks and not any(rank.connected for rank in ranks):
-        return ended_state(rank.state is State.FINISHED for rank in ranks)
-    return _most_urgent({live.rank_state(rank) for rank in ranks})
-
-
-def ended_state(finished: Iterable[bool]) -> str:
-    """Return the state of a run whose ranks have left, by whether each of them had finished."""
-    return "finished" if all(finished) else "gone"
-
-
-def _most_urgent(states: Collection[str]) -> str:
+        return ended_state(ranks)
+    states = {live.rank_state(rank) for rank in ranks}
     return next((state for state in _STATES if state in states), "starting")
+
+
+def ended_state(ranks: Iterable[Rank | control_pb2.RankStatus]) -> str:
+    """Return the state of a run whose ranks have left: finished if each of them had finished."""
+    finished = (live.reported_state(rank) == State.FINISHED.value for rank in ranks)
+    return "finished" if all(finished) else "gone"
 
 
 def run_row(run: control_pb2.Run, ranks: Sequence[Rank], gpu_of: GpuOf) -> dict[str, Any]:
