@@ -3,11 +3,10 @@
 import asyncio
 import logging
 import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 
@@ -15,8 +14,6 @@ from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.intake import Sender
-from torchperfd_daemon.captures.rank_attempts import failure
-from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.logs import LogLimiter
 from torchperfd_daemon.rpc.callers import (
     Caller,
@@ -26,9 +23,10 @@ from torchperfd_daemon.rpc.callers import (
     has_ended,
     is_process,
 )
-from torchperfd_daemon.rpc.interceptors import MAX_BUNDLED, Unreadable
-from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
+from torchperfd_daemon.rpc.interceptors import Unreadable
+from torchperfd_daemon.service import translate
 from torchperfd_daemon.service.command_handler import CommandHandler
+from torchperfd_daemon.service.message_receiver import MessageReceiver, PeerExchange
 from torchperfd_daemon.service.rank_session import FrequentReports, Session
 from torchperfd_daemon.service.stack_requests import StackRequests
 from torchperfd_daemon.service.targets import PeerDirectory
@@ -52,20 +50,6 @@ class Node:
     captures_dir: Path
     takes_over: bool = False
     """Ranks hand their captures over: the captures directory is the daemon's alone."""
-
-
-class PeerExchange(Protocol):
-    """Collects the addresses of other daemons that ranks report."""
-
-    @property
-    def address(self) -> object:
-        """The address of this daemon for other daemons; ranks pass it on."""
-
-    def on_addresses(self, rank: Rank, addresses: Sequence[str], /) -> None:
-        """Store the addresses that a rank reports; those that are not accepted are dropped."""
-
-    def forget(self, rank: Rank, /) -> None:
-        """Drop the addresses of a rank that has left."""
 
 
 class SessionService(session_pb2_grpc.SessionServicer):
@@ -105,6 +89,9 @@ class SessionService(session_pb2_grpc.SessionServicer):
         """Gathers the ranks' stacks."""
         self.frequent_reports = FrequentReports(self.of_run)
         """Has ranks report more often while a live page shows them."""
+        self._receiver = MessageReceiver(
+            store, coordinator, self._orders, self.stacks, peer_exchange, takes_over=node.takes_over
+        )
 
     def of_run(self, run: str) -> list[Session]:
         """Return the connected ranks of a run, by rank."""
@@ -193,7 +180,9 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 if not isinstance(message, Unreadable):
                     self._callers.received(context, message.ByteSize())
                 async with self._rates.turn(caller.uid, *_size(message)):
-                    goes_on = self._sessions.get(record) is session and self._receive(session, message)
+                    goes_on = self._sessions.get(record) is session and self._receiver.receive(
+                        session, message
+                    )
                 if not goes_on:
                     break
         except translate.BadMessageError as error:
@@ -307,76 +296,6 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 run=run,
             )
         )
-
-    def _receive(self, session: Session, message: session_pb2.ClientMessage | Unreadable) -> bool:
-        """Handle one message; return False when the process ends the session."""
-        if isinstance(message, Unreadable):
-            raise translate.BadMessageError(message.reason)
-        body = message.WhichOneof("body")
-        rank = session.record
-        if body == "steps":
-            self._store.ingested_steps += message.steps.count
-            self._store.add_steps(rank, translate.training_steps(message.steps))
-        elif body == "account":
-            rank.totals = translate_account.totals(message.account)
-        elif body == "state":
-            rank.state = translate.state(message.state.state) or rank.state
-            rank.framework = translate.framework(message.state.framework) or rank.framework
-            if message.state.failure and not rank.failure:
-                rank.failure = translate.reason(message.state.failure)
-                rank.failed_unix_seconds = time.time()
-            if message.state.outcome:
-                rank.outcome = translate.reason(message.state.outcome)
-        elif body == "capture_ack":
-            ack = message.capture_ack
-            self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack(ack))
-        elif body == "capture_result":
-            self._on_result(session, message.capture_result)
-        elif body == "capture_order":
-            self._orders.on_order(
-                session, rank.identity.run, message.capture_order, session.send_order_result
-            )
-        elif body == "stack_report":
-            report = message.stack_report
-            self.stacks.on_report(session, report.request_id, translate_diagnosis.stack_report(report))
-        elif body == "collective_report":
-            progress = message.collective_report
-            groups = translate_diagnosis.collectives(progress.groups)
-            self.stacks.on_collectives(session, progress.request_id, groups)
-        elif body == "job_daemons":
-            if self._peer_exchange is not None:
-                self._peer_exchange.on_addresses(rank, message.job_daemons.addresses)
-        elif body == "bundle":
-            if len(message.bundle.messages) > MAX_BUNDLED:
-                raise translate.BadMessageError(f"a bundle holds more than {MAX_BUNDLED} messages")
-            for part in message.bundle.messages:
-                # Nested bundles would allow unbounded recursion.
-                if part.HasField("bundle"):
-                    raise translate.BadMessageError("a bundle holds another")
-                if not self._receive(session, part):
-                    return False
-        return body != "goodbye"
-
-    def _on_result(self, session: Session, message: session_pb2.CaptureResult) -> None:
-        result = translate.result(message)
-        is_ordered = self._node.takes_over and not message.self_started
-        if is_ordered and result.ok and not self._coordinator.has_file(message.capture_id, result.file):
-            result = failure("it has not handed its trace over to the daemon")
-        if not message.self_started:
-            self._coordinator.on_result(message.capture_id, session.rank, result)
-            return
-        try:
-            self._coordinator.adopt(
-                message.capture_id,
-                session.record.identity.run,
-                translate.capture_options(message.options),
-                session.rank,
-                result,
-                session.facts,
-                session.record.process.uid,
-            )
-        except NoSuchTargetError as error:
-            raise translate.BadMessageError(error.problem) from error
 
 
 def version_conflict(peer: str, hello: session_pb2.Hello) -> str:
