@@ -303,7 +303,10 @@ def _stands(control: control_pb2_grpc.ControlStub) -> Standstill:
     request = control_pb2.StacksRequest(run=_RUN, timeout_seconds=5)
     try:
         merged = merge(
-            [translate_diagnosis.rank_stacks(message) for message in control.Stacks(request, timeout=20)]
+            [
+                translate_diagnosis.rank_stacks_from_message(message)
+                for message in control.Stacks(request, timeout=20)
+            ]
         )
     except grpc.RpcError:
         return Standstill((), ())

@@ -13,7 +13,7 @@ from torchperfd_cli.commands._output import again, folded_text, watch_option
 from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.errors import DaemonUnreachableError
-from torchperfd_daemon.service.translate_account import loader_facts, thread_count
+from torchperfd_daemon.service.translate_account import loader_facts_from_message, thread_count
 
 
 @click.command("doctor")
@@ -72,7 +72,8 @@ def _ranks(socket: str | None) -> tuple[dict[RankProcess, doctor.ReportedFacts] 
             rank.identity.process_start_ticks,
             uid=rank.uid if rank.HasField("uid") else None,
         ): doctor.ReportedFacts(
-            loader_facts(rank.loader) if rank.HasField("loader") else None, thread_count(rank.threads)
+            loader_facts_from_message(rank.loader) if rank.HasField("loader") else None,
+            thread_count(rank.threads),
         )
         for rank in real
     }

@@ -44,7 +44,7 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
             every = daemon.GetGoodput(control_pb2.GetGoodputRequest(), timeout=_TIMEOUT_S)
             run = known_name(run, (each.run for each in every.runs), "run")
         answer = daemon.GetGoodput(control_pb2.GetGoodputRequest(run=run), timeout=_TIMEOUT_S)
-    runs = [translate_account.run_goodput(message) for message in answer.runs]
+    runs = [translate_account.run_goodput_from_message(message) for message in answer.runs]
     if run and not runs:
         raise NoSuchTargetError(
             f"there is no run {run} on this node", "`torchperfd goodput` lists those there are"

@@ -100,7 +100,7 @@ def _print(request: control_pb2.StacksRequest, socket: str | None, *, as_json: b
                 unreachable.append(message.unreachable)
                 continue
             run = message.identity.run
-            answers.append(translate_diagnosis.rank_stacks(message))
+            answers.append(translate_diagnosis.rank_stacks_from_message(message))
     if not answers:
         raise TorchperfdError("the daemon reported no rank", "see its log")
     answers = each_once(answers)

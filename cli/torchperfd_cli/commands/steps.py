@@ -15,6 +15,7 @@ from torchperfd_cli.commands._output import Rows, again, fitted_phases, watch_op
 from torchperfd_cli.commands._scope import Scope, last_option
 from torchperfd_cli.commands.completion import complete_runs
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.service.translate import rank_work_from_message
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.live import steps_dict
 
@@ -60,7 +61,7 @@ def lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
     # Times on the device are means of many steps.
     del steps.device_phases[:]
     [view] = _view.runs([steps])
-    work = _view.work(steps)
+    work = rank_work_from_message(steps)
     columns = work.phase_seconds
     phases = [*view.phases, *([_view.WAIT] if _view.spent(work, _view.WAIT) else [])]
     ends = np.frombuffer(steps.end_ns, "<i8") / 1e9

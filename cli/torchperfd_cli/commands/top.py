@@ -95,7 +95,9 @@ class TopActions:
         with connect(self._socket) as daemon:
             messages = daemon.Stacks(request, timeout=_STACKS_TIMEOUT_S + 10)
             answers = [
-                translate_diagnosis.rank_stacks(each) for each in messages if not each.HasField("unreachable")
+                translate_diagnosis.rank_stacks_from_message(each)
+                for each in messages
+                if not each.HasField("unreachable")
             ]
         answers = each_once(answers)
         text = io.StringIO()

@@ -21,7 +21,7 @@ from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf, predict
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.service.translate import comparison
+from torchperfd_daemon.service.translate import comparison_from_messages, rank_work_from_message
 from torchperfd_daemon.views import live as _view
 
 _TIMEOUT_S: Final = 10.0
@@ -58,7 +58,7 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     by_run: dict[str, list[control_pb2.RankSteps]] = {}
     for message in map(_view.steady, messages):
         by_run.setdefault(message.status.identity.run, []).append(message)
-    judged = {each.run: fleet_translate.verdict(each) for each in verdicts}
+    judged = {each.run: fleet_translate.verdict_from_message(each) for each in verdicts}
     replays = {}
     for name, ranks in sorted(by_run.items()):
         replays[name] = found = replay_newest(_view.present(ranks), since.get(name, 0))
@@ -208,7 +208,7 @@ def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Pred
     Returns:
         None where there are too few steps.
     """
-    times = comparison(messages)
+    times = comparison_from_messages(messages)
     if not times.on_device:
         return _replay_common_steps(messages, since, hidden=times.hidden)
     count = min(len(column) for work in times.works for column in work.phase_seconds.values())
@@ -229,7 +229,7 @@ def _replay_common_steps(
     count = min(message.first_step + message.count for message in messages) - first
     if count < MIN_STEPS:
         return None
-    works = [(_view.work(message), message.first_step) for message in messages]
+    works = [(rank_work_from_message(message), message.first_step) for message in messages]
     earliest = max(WARM_STEPS, *(start for _, start in works))
     enough = since - earliest >= MIN_STEPS
     return predict(

@@ -187,11 +187,11 @@ class Relay:
         body = report.WhichOneof("body")
         if body == "ack" and report.ack.rank in self._ranks:
             ack = report.ack
-            self._coordinator.on_ack(ack.ack.capture_id, ack.rank, translate.ack(ack.ack))
+            self._coordinator.on_ack(ack.ack.capture_id, ack.rank, translate.ack_from_message(ack.ack))
         elif body == "result" and report.result.rank in self._ranks:
             result = report.result
             self._coordinator.on_result(
-                result.result.capture_id, result.rank, translate.result(result.result)
+                result.result.capture_id, result.rank, translate.result_from_message(result.result)
             )
         elif body == "pong":
             pong = report.pong
@@ -214,7 +214,7 @@ class RemoteRank:
         self._relay = relay
         self._run = run
         self._steps_before = status.steps
-        self._facts = fleet_translate.facts(status)
+        self._facts = fleet_translate.facts_from_message(status)
 
     @property
     def steps_seen(self) -> int:
@@ -232,7 +232,7 @@ class RemoteRank:
             self._relay.refuse(capture_id, self.rank)
             return
         prepare = session_pb2.PrepareCapture(
-            capture_id=capture_id, options=translate.capture_options_message(options), max_bytes=max_bytes
+            capture_id=capture_id, options=translate.capture_options_to_message(options), max_bytes=max_bytes
         )
         self._relay.send(
             fleet_pb2.TakeOrder(prepare=fleet_pb2.TakePrepare(run=self._run, rank=self.rank, prepare=prepare))

@@ -111,7 +111,7 @@ class RemoteCapture:
 
     def _prepare(self, order: fleet_pb2.TakePrepare) -> None:
         capture_id, rank = order.prepare.capture_id, order.rank
-        options = translate.capture_options(order.prepare.options)
+        options = translate.capture_options_from_message(order.prepare.options)
         if not 1 <= options.steps <= MAX_STEPS:
             raise UsageError(f"steps must be 1 to {MAX_STEPS}")
         if self._record is None:
@@ -173,7 +173,7 @@ class RemoteCapture:
             run=order.run,
             trigger=TRIGGER,
             requested_at=self._wall(),
-            options=translate.capture_options(order.prepare.options),
+            options=translate.capture_options_from_message(order.prepare.options),
             job_name=facts.job_name if facts else "",
             world_size=facts.world_size if facts else 0,
             daemon_version=__version__,
@@ -197,7 +197,7 @@ class RemoteCapture:
         attempt, record = self._attempts.get(order.rank), self._record
         if attempt is None or record is None or attempt.result.done():
             return
-        reason = fleet_translate.line(order.cancel.reason)
+        reason = fleet_translate.clean_line(order.cancel.reason)
         attempt.participant.cancel(record.capture_id, reason)
         if attempt.trace.state is CaptureState.PREPARING:
             attempt.settle(failure(reason))
@@ -223,12 +223,12 @@ class RemoteCapture:
         rank = attempt.trace.rank
         # Shielded: cancelling this task must not cancel the rank's answer.
         ack = await asyncio.shield(attempt.ack)
-        self._put(fleet_translate.ack_report(record.capture_id, rank, ack))
+        self._put(fleet_translate.ack_to_report(record.capture_id, rank, ack))
         if not attempt.read_ack():
             return
         result = await asyncio.shield(attempt.result)
         attempt.read_result(record.step_range or (0, 0))
-        self._put(fleet_translate.result_report(record.capture_id, rank, result))
+        self._put(fleet_translate.result_to_report(record.capture_id, rank, result))
 
     async def _give_up(self, record: CaptureRecord) -> None:
         """Cancel the ranks that have not ended; one that is writing its trace may still report its result."""
@@ -243,7 +243,7 @@ class RemoteCapture:
             await asyncio.wait(waiting, timeout=_GRACE_S)
 
     def _refuse(self, capture_id: str, rank: int, reason: str) -> None:
-        self._put(fleet_translate.ack_report(capture_id, rank, Ack(False, reason, 0, 0.0)))
+        self._put(fleet_translate.ack_to_report(capture_id, rank, Ack(False, reason, 0, 0.0)))
 
     def _put(self, report: fleet_pb2.TakeReport) -> None:
         if self.outgoing.qsize() < _OUTGOING:

@@ -88,7 +88,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         seconds = asked if 0 < asked <= _LONGEST_STACKS_S else _LONGEST_STACKS_S
         users = {rank.identity.rank: rank.process.uid for rank in ranks}
         async for answer in self._sessions.stacks_of(ranks, seconds):
-            yield translate_diagnosis.rank_stacks_message(request.run, users[answer.rank], answer)
+            yield translate_diagnosis.rank_stacks_to_message(request.run, users[answer.rank], answer)
 
     async def Take(  # type: ignore[override]  # noqa: N802 - it writes instead of yielding
         self,
@@ -132,7 +132,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             revision=__revision__,
             instance=self._instance,
             node=self._node,
-            runs=translate.runs(self._store.runs()),
+            runs=translate.runs_to_messages(self._store.runs()),
         )
 
 

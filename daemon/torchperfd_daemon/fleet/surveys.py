@@ -43,7 +43,8 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey], *, at_end: bool = False) 
     for (run, _), (steps, number) in each_once(surveys).items():
         there.setdefault(run, {}).setdefault(number, []).append(steps)
     verdicts = [
-        {message.run: fleet_translate.verdict(message) for message in survey.verdicts} for survey in surveys
+        {message.run: fleet_translate.verdict_from_message(message) for message in survey.verdicts}
+        for survey in surveys
     ]
     judged = []
     for run, nodes in sorted(there.items()):
@@ -55,7 +56,7 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey], *, at_end: bool = False) 
         }
         numbers = [number for number in sorted(training or nodes) if run in verdicts[number]]
         messages = [each for number in numbers for each in nodes[number] if counts(each)]
-        times = translate.comparison(messages)
+        times = translate.comparison_from_messages(messages)
         works = {work.rank: work for work in times.works}
         parts = [
             NodePart(
@@ -92,7 +93,7 @@ def shown_verdicts(
         for steps in survey.ranks:
             ranks.setdefault(steps.status.identity.run, []).append(steps.status)
     for verdict in judge_all(surveys, at_end=at_end):
-        message = translate_diagnosis.verdict_message(verdict)
+        message = translate_diagnosis.verdict_to_message(verdict)
         # Of the ranks' own names, since people run it: no node supplies it in a verdict.
         message.script = translate_diagnosis.script_words(
             (status.identity.command, status.identity.script) for status in ranks[verdict.run]

@@ -41,16 +41,16 @@ def check_version(api: session_pb2.ApiRange) -> None:
         )
 
 
-def unreachable_message(own: Unreachable) -> control_pb2.UnreachablePeer:
+def unreachable_to_message(own: Unreachable) -> control_pb2.UnreachablePeer:
     """Pack a peer that has not answered."""
     return control_pb2.UnreachablePeer(address=str(own.address), reason=own.reason)
 
 
-def tidy(run: control_pb2.Run) -> control_pb2.Run:
+def tidy_run(run: control_pb2.Run) -> control_pb2.Run:
     """Return another node's run with its text cleaned of terminal control characters."""
     for rank in run.ranks:
         _tidy_status(rank)
-    run.run, run.job_name = line(run.run), line(run.job_name)
+    run.run, run.job_name = clean_line(run.run), clean_line(run.job_name)
     return run
 
 
@@ -60,7 +60,7 @@ def tidy_survey(survey: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
     Raises:
         PeerError: Its columns are of different lengths.
     """
-    survey.node, survey.version = line(survey.node), line(survey.version)
+    survey.node, survey.version = clean_line(survey.node), clean_line(survey.version)
     for rank in survey.ranks:
         _tidy_status(rank.status)
         columns = (rank.end_ns, rank.duration_ns, *(phase.ns for phase in rank.phases))
@@ -76,15 +76,15 @@ def tidy_survey(survey: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
     return survey
 
 
-def verdict(message: control_pb2.Verdict) -> Verdict:
+def verdict_from_message(message: control_pb2.Verdict) -> Verdict:
     """Unpack a node's verdict on a run; a cause that this version has no name for is unknown."""
     cause = _CAUSES.get(message.cause, Cause.UNKNOWN)
     cost = _seconds(message.cost_seconds_per_step)
     hangs = cause is Cause.HANG
     return Verdict(
         cause=cause,
-        run=line(message.run),
-        node=line(message.node),
+        run=clean_line(message.run),
+        node=clean_line(message.node),
         rank=message.rank if message.rank >= 0 else None,
         phase=one_line(message.phase, _MAX_PHASE_CHARACTERS),
         evidence=one_line(message.evidence, _MAX_EVIDENCE_CHARACTERS),
@@ -97,24 +97,29 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         fix=one_line(message.fix, _MAX_EVIDENCE_CHARACTERS),
         saves_seconds=_seconds(message.saves_seconds),
         unseen_ranks=message.unseen_ranks,
-        stages=translate_account.input_stages(message.stages) if message.HasField("stages") else None,
-        line=translate_diagnosis.slow_line(message.line) if message.HasField("line") else None,
-        others=tuple(verdict(other) for other in message.others[:_MAX_OTHERS] if not other.others),
-        account=account(message.account) if message.HasField("account") else None,
+        stages=translate_account.input_stages_from_message(message.stages)
+        if message.HasField("stages")
+        else None,
+        line=translate_diagnosis.slow_line_from_message(message.line) if message.HasField("line") else None,
+        others=tuple(
+            verdict_from_message(other) for other in message.others[:_MAX_OTHERS] if not other.others
+        ),
+        account=account_from_message(message.account) if message.HasField("account") else None,
         note=one_line(message.note, _MAX_EVIDENCE_CHARACTERS),
     )
 
 
-def account(message: control_pb2.StepAccount) -> Account | None:
+def account_from_message(message: control_pb2.StepAccount) -> Account | None:
     """Unpack the account of a node's step; None if its step is no number above 0."""
     step = _seconds(message.step_seconds)
     parts, hidden = (
-        tuple(_part(each) for each in list(found)[:_MAX_PARTS]) for found in (message.parts, message.hidden)
+        tuple(_part_from_message(each) for each in list(found)[:_MAX_PARTS])
+        for found in (message.parts, message.hidden)
     )
     return Account(step, _seconds(message.replayed_seconds), parts, hidden) if step else None
 
 
-def _part(message: control_pb2.AccountPart) -> Part:
+def _part_from_message(message: control_pb2.AccountPart) -> Part:
     rank = message.rank if message.HasField("rank") else None
     name = one_line(message.name, _MAX_PHASE_CHARACTERS)
     return Part(part_kind(message.kind), name, _seconds(message.seconds), rank)
@@ -124,17 +129,17 @@ def _seconds(value: float) -> float:
     return value if 0 <= value < math.inf else 0.0
 
 
-def line(text: str) -> str:
+def clean_line(text: str) -> str:
     """Return another node's text as one short line."""
     return one_line(text, _MAX_CHARACTERS)
 
 
 def _tidy_status(status: control_pb2.RankStatus) -> None:
     for name in _IDENTITY_TEXTS:
-        setattr(status.identity, name, line(getattr(status.identity, name)))
-    places = translate_account.coordinates(status.coordinates)
+        setattr(status.identity, name, clean_line(getattr(status.identity, name)))
+    places = translate_account.coordinates_from_messages(status.coordinates)
     del status.coordinates[:]
-    status.coordinates.extend(translate_account.coordinate_messages(places))
+    status.coordinates.extend(translate_account.coordinates_to_messages(places))
     if not math.isfinite(status.step_seconds):
         status.step_seconds = 0.0
     if not math.isfinite(status.stalled_seconds):
@@ -148,10 +153,10 @@ def _tidy_status(status: control_pb2.RankStatus) -> None:
         status.state = session_pb2.RUN_STATE_UNSPECIFIED
 
 
-def facts(status: control_pb2.RankStatus) -> RankFacts:
+def facts_from_message(status: control_pb2.RankStatus) -> RankFacts:
     """Unpack which process a rank on another node is."""
-    places = translate_account.coordinates(status.coordinates)
-    return translate.rank_facts(translate.identity(status.identity), "", uid_of(status), places)
+    places = translate_account.coordinates_from_messages(status.coordinates)
+    return translate.rank_facts(translate.identity_from_message(status.identity), "", uid_of(status), places)
 
 
 def uid_of(message: control_pb2.RankStatus | control_pb2.RankStacks) -> int | None:
@@ -159,7 +164,7 @@ def uid_of(message: control_pb2.RankStatus | control_pb2.RankStacks) -> int | No
     return message.uid if message.HasField("uid") else None
 
 
-def ack_report(capture_id: str, rank: int, own: Ack) -> fleet_pb2.TakeReport:
+def ack_to_report(capture_id: str, rank: int, own: Ack) -> fleet_pb2.TakeReport:
     """Pack a rank's answer to prepare."""
     return fleet_pb2.TakeReport(
         ack=fleet_pb2.TakeAck(
@@ -169,7 +174,7 @@ def ack_report(capture_id: str, rank: int, own: Ack) -> fleet_pb2.TakeReport:
     )
 
 
-def result_report(capture_id: str, rank: int, own: Result) -> fleet_pb2.TakeReport:
+def result_to_report(capture_id: str, rank: int, own: Result) -> fleet_pb2.TakeReport:
     """Pack a rank's outcome."""
     return fleet_pb2.TakeReport(
         result=fleet_pb2.TakeResult(

@@ -91,7 +91,7 @@ class FleetView:
         nodes = [_node("", self._node, __version__, __revision__, _ranks_of(own))]
         found = [*own]
         for address, answer in answers.by_peer.items():
-            runs = [run for run in map(fleet_translate.tidy, answer.runs) if job in ("", run.job_name)]
+            runs = [run for run in map(fleet_translate.tidy_run, answer.runs) if job in ("", run.job_name)]
             nodes.append(_node(str(address), answer.node, answer.version, answer.revision, _ranks_of(runs)))
             found.extend(runs)
         if job and not found:
@@ -99,7 +99,7 @@ class FleetView:
         return control_pb2.ListRunsResponse(
             runs=merge(found),
             nodes=nodes,
-            unreachable=map(fleet_translate.unreachable_message, answers.unreachable),
+            unreachable=map(fleet_translate.unreachable_to_message, answers.unreachable),
         )
 
     async def choose(self, run: str, own: Sequence[str], may: MayCommand) -> str:
@@ -179,7 +179,7 @@ class FleetView:
                 if stacks.identity.run == request.run and may(fleet_translate.uid_of(stacks)):
                     yield stacks
         for peer in answers.unreachable:
-            yield control_pb2.RankStacks(unreachable=fleet_translate.unreachable_message(peer))
+            yield control_pb2.RankStacks(unreachable=fleet_translate.unreachable_to_message(peer))
 
     @contextlib.asynccontextmanager
     async def gather(
@@ -234,7 +234,7 @@ class FleetView:
                     run,
                     self._chosen(run, ranks, found, answers.unreachable),
                     {rank: each.facts.node for rank, each in found.items() if isinstance(each, RemoteRank)},
-                    list(map(fleet_translate.unreachable_message, answers.unreachable)),
+                    list(map(fleet_translate.unreachable_to_message, answers.unreachable)),
                 )
         finally:
             await asyncio.gather(*(relay.close() for relay in answers.by_peer.values()))
@@ -295,7 +295,7 @@ class FleetView:
             )
             for address, answer in answers.by_peer.items()
         ]
-        return _Surveyed(surveys, nodes, [*map(fleet_translate.unreachable_message, answers.unreachable)])
+        return _Surveyed(surveys, nodes, [*map(fleet_translate.unreachable_to_message, answers.unreachable)])
 
     async def _begin(self, address: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> Relay:
         call = stub.Take(metadata=self._fan_out.metadata)  # type: ignore[call-arg] # written to, not iterated
@@ -348,9 +348,9 @@ def _node(
 ) -> control_pb2.FleetNode:
     return control_pb2.FleetNode(
         address=address,
-        node=fleet_translate.line(node),
-        version=fleet_translate.line(version),
-        revision=fleet_translate.line(revision),
+        node=fleet_translate.clean_line(node),
+        version=fleet_translate.clean_line(version),
+        revision=fleet_translate.clean_line(revision),
         ranks=sum(rank.connected for rank in ranks),
     )
 

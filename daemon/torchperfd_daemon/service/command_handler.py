@@ -103,7 +103,9 @@ class CommandHandler:
                         begun.capture_id = progress.record.capture_id
                         if begun.unwanted:
                             self._coordinator.cancel(begun.capture_id, "script")
-                    send_result(translate.order_result(order.order_id, progress, gathered.elsewhere))
+                    send_result(
+                        translate.order_result_to_message(order.order_id, progress, gathered.elsewhere)
+                    )
         except TorchperfdError as error:
             send_result(_refused(order, str(error)))
         except Exception:
@@ -143,7 +145,7 @@ def _checked(order: session_pb2.CaptureOrder) -> tuple[CaptureOptions, float]:
     Raises:
         UsageError: A value is out of range.
     """
-    options = translate.capture_options(order.options)
+    options = translate.capture_options_from_message(order.options)
     if not 1 <= options.steps <= MAX_STEPS:
         raise UsageError(f"steps must be 1 to {MAX_STEPS}")
     timeout = order.timeout_seconds

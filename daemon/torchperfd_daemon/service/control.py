@@ -103,7 +103,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.ListRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.ListRunsResponse:
         """List runs with their ranks, on this node or on all."""
-        own = [run for run in translate.runs(self._store.runs()) if request.job in ("", run.job_name)]
+        own = [
+            run for run in translate.runs_to_messages(self._store.runs()) if request.job in ("", run.job_name)
+        ]
         response = control_pb2.ListRunsResponse(runs=own)
         rights = self._permissions.of(context)
         try:
@@ -139,7 +141,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             of_job = await self._end_verdicts.of_job(request.run, request.end_seconds, rights, runs.keys())
         response = control_pb2.GetRunResponse(
             run=request.run,
-            ranks=[translate.rank_account(rank) for rank in ranks],
+            ranks=[translate.rank_account_to_message(rank) for rank in ranks],
             verdict=of_job or verdicts(ranks, self._verdict)[0],
             loader_advice=None if (advice := loader_advice_of(ranks)) is None else advice.to_message(),
         )
@@ -207,7 +209,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """Return how rank-seconds were spent, also for runs that have ended."""
         runs = await self._goodput(request.run) if self._goodput is not None else []
         return control_pb2.GetGoodputResponse(
-            runs=[translate_account.run_goodput_message(run) for run in runs]
+            runs=[translate_account.run_goodput_to_message(run) for run in runs]
         )
 
     async def Capture(  # noqa: N802
@@ -348,7 +350,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> AsyncIterator[control_pb2.RankStacks]:
         users = {rank.identity.rank: rank.process.uid for rank in ranks}
         async for response in self._sessions.stacks_of(ranks, seconds, allow_signal=allow_signal):
-            yield translate_diagnosis.rank_stacks_message(
+            yield translate_diagnosis.rank_stacks_to_message(
                 ranks[0].identity.run, users[response.rank], response
             )
 
@@ -412,14 +414,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
         async for progress in self._coordinator.capture(
             run,
             choose_ranks(),
-            translate.capture_options(request.options),
+            translate.capture_options_from_message(request.options),
             request.timeout_seconds or _TIMEOUT_S,
-            when=translate.when(request),
+            when=translate.when_from_message(request),
             queue=request.queue,
             choose_again=choose_ranks,
         ):
             line.allowed(progress.record.users, progress.record.capture_id)
-            yield translate.capture_progress(progress)
+            yield translate.progress_to_message(progress)
 
     def _here(self, run: str, request: control_pb2.CaptureRequest, targets: Targets) -> list[Participant]:
         """Return the ranks to capture: by default all of the job, so that a missing one fails by name."""

@@ -96,26 +96,26 @@ class MessageReceiver:
 
     def _on_steps(self, session: Session, batch: session_pb2.StepBatch) -> None:
         self._store.ingested_steps += batch.count
-        self._store.add_steps(session.record, translate.training_steps(batch))
+        self._store.add_steps(session.record, translate.training_steps_from_message(batch))
 
     def _on_account(self, session: Session, account: session_pb2.Account) -> None:
-        session.record.totals = translate_account.totals(account)
+        session.record.totals = translate_account.totals_from_message(account)
 
     def _on_state(self, session: Session, report: session_pb2.StateChange) -> None:
         rank = session.record
-        rank.state = translate.state(report.state) or rank.state
-        rank.framework = translate.framework(report.framework) or rank.framework
+        rank.state = translate.state_from_message(report.state) or rank.state
+        rank.framework = translate.clean_framework(report.framework) or rank.framework
         if report.failure and not rank.failure:
-            rank.failure = translate.reason(report.failure)
+            rank.failure = translate.clean_reason(report.failure)
             rank.failed_unix_seconds = time.time()
         if report.outcome:
-            rank.outcome = translate.reason(report.outcome)
+            rank.outcome = translate.clean_reason(report.outcome)
 
     def _on_capture_ack(self, session: Session, ack: session_pb2.CaptureAck) -> None:
-        self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack(ack))
+        self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack_from_message(ack))
 
     def _on_capture_result(self, session: Session, message: session_pb2.CaptureResult) -> None:
-        result = translate.result(message)
+        result = translate.result_from_message(message)
         is_ordered = self._takes_over and not message.self_started
         if is_ordered and result.ok and not self._coordinator.has_file(message.capture_id, result.file):
             result = failure("it has not handed its trace over to the daemon")
@@ -126,7 +126,7 @@ class MessageReceiver:
             self._coordinator.adopt(
                 message.capture_id,
                 session.record.identity.run,
-                translate.capture_options(message.options),
+                translate.capture_options_from_message(message.options),
                 session.rank,
                 result,
                 session.facts,
@@ -139,10 +139,12 @@ class MessageReceiver:
         self._orders.on_order(session, session.record.identity.run, order, session.send_order_result)
 
     def _on_stack_report(self, session: Session, report: session_pb2.StackReport) -> None:
-        self._stacks.on_report(session, report.request_id, translate_diagnosis.stack_report(report))
+        self._stacks.on_report(
+            session, report.request_id, translate_diagnosis.stack_report_from_message(report)
+        )
 
     def _on_collective_report(self, session: Session, report: session_pb2.CollectiveReport) -> None:
-        groups = translate_diagnosis.collectives(report.groups)
+        groups = translate_diagnosis.collectives_from_messages(report.groups)
         self._stacks.on_collectives(session, report.request_id, groups)
 
     def _on_job_daemons(self, session: Session, message: session_pb2.JobDaemons) -> None:

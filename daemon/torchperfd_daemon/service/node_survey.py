@@ -62,7 +62,7 @@ def verdicts(ranks: Sequence[Rank], held: PublishedVerdict) -> list[control_pb2.
     for rank in ranks:
         runs.setdefault(rank.identity.run, []).append(rank)
     return [
-        translate_diagnosis.verdict_on_ranks(verdict_on(run, runs[run], held), runs[run])
+        translate_diagnosis.run_verdict_to_message(verdict_on(run, runs[run], held), runs[run])
         for run in sorted(runs)
     ]
 
@@ -94,7 +94,7 @@ def blocks(rank: Rank, newest: int, on_device: RankWork | None = None) -> contro
 
     ends = np.asarray(steps.end_unix_ns, dtype=np.int64)[len(steps.end_unix_ns) - count * length :]
     return control_pb2.RankSteps(
-        status=translate.rank_status(rank),
+        status=translate.rank_status_to_message(rank),
         first_step=max(0, rank.next_step - count * length),
         count=count,
         end_ns=ends[length - 1 :: length].astype("<i8").tobytes(),
@@ -102,7 +102,7 @@ def blocks(rank: Rank, newest: int, on_device: RankWork | None = None) -> contro
         phases=[
             session_pb2.PhaseColumn(phase=name, ns=means(column)) for name, column in steps.phases.items()
         ],
-        device_phases=translate.device_phases(on_device),
+        device_phases=translate.device_phases_to_messages(on_device),
         block_steps=length,
     )
 
@@ -169,7 +169,7 @@ def _rank_steps(
     steps = rank.history.newest(count)
     held = len(steps.duration_ns)
     return control_pb2.RankSteps(
-        status=translate.rank_status(rank),
+        status=translate.rank_status_to_message(rank),
         first_step=max(0, rank.next_step - held),
         count=held,
         end_ns=_packed(steps.end_unix_ns),
@@ -181,7 +181,7 @@ def _rank_steps(
         recent_gc=[
             control_pb2.RecentCollections(per_step=each.per_step, seconds=each.seconds) for each in lately
         ],
-        device_phases=translate.device_phases(on_device),
+        device_phases=translate.device_phases_to_messages(on_device),
     )
 
 

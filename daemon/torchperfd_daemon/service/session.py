@@ -163,7 +163,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, version_conflict("client", hello))
             return
         try:
-            identity = translate.identity(hello.identity)
+            identity = translate.identity_from_message(hello.identity)
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return

@@ -75,7 +75,7 @@ class BadMessageError(Exception):
     """A message that no client of ours would send."""
 
 
-def identity(message: session_pb2.RankIdentity) -> RankIdentity:
+def identity_from_message(message: session_pb2.RankIdentity) -> RankIdentity:
     """Unpack a process's identity; its text ends up in metric labels and on terminals.
 
     Raises:
@@ -110,22 +110,22 @@ def _command(words: str) -> str:
         return ""
 
 
-def state(value: int) -> State | None:
+def state_from_message(value: int) -> State | None:
     """Return a state this version knows, else None."""
     return _STATES.get(session_pb2.RunState.ValueType(value))
 
 
-def reason(words: str) -> str:
+def clean_reason(words: str) -> str:
     """Return a reason in one line, such as an exception."""
     return one_line(words, _MAX_REASON_CHARACTERS)
 
 
-def framework(name: str) -> str:
+def clean_framework(name: str) -> str:
     """Return the name of a framework as a label can hold it."""
     return one_line(name, _MAX_LABEL_CHARACTERS)
 
 
-def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
+def training_steps_from_message(batch: session_pb2.StepBatch) -> StepColumns:
     """Unpack the training steps of a batch.
 
     Raises:
@@ -145,10 +145,12 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
     (ends,) = within([_ends(starts, durations)], LAST_UNIX_NS)
     durations, *columns = within([durations, *phases.values()], MAX_NS)
     phases = dict(zip(phases, columns, strict=True))
-    return StepColumns(ends, durations, phases, _arrivals(batch.arrivals), count(batch.next_step))
+    return StepColumns(
+        ends, durations, phases, _arrivals_from_message(batch.arrivals), count(batch.next_step)
+    )
 
 
-def rank_status(rank: Rank) -> control_pb2.RankStatus:
+def rank_status_to_message(rank: Rank) -> control_pb2.RankStatus:
     """Pack a rank's status for ``ps``."""
     return control_pb2.RankStatus(
         identity=pack(session_pb2.RankIdentity, rank.identity),
@@ -161,9 +163,11 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
         dropped_steps=total(*rank.totals.dropped.values()),
         stalled_seconds=rank.stalled_seconds,
         stopped=rank.stopped,
-        loader=translate_account.loader_message(own) if (own := rank.totals.loader) is not None else None,
+        loader=translate_account.loader_facts_to_message(own)
+        if (own := rank.totals.loader) is not None
+        else None,
         uid=rank.process.uid,
-        coordinates=translate_account.coordinate_messages(rank.totals.coordinates),
+        coordinates=translate_account.coordinates_to_messages(rank.totals.coordinates),
         threads=rank.totals.threads,
         host_memory=None
         if rank.totals.host_memory is None
@@ -171,46 +175,49 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
     )
 
 
-def runs(own: Mapping[str, Sequence[Rank]]) -> list[control_pb2.Run]:
+def runs_to_messages(own: Mapping[str, Sequence[Rank]]) -> list[control_pb2.Run]:
     """Pack the status of all runs for ``ps``."""
     return [
         control_pb2.Run(
             run=run,
             job_name=ranks[0].identity.job_name,
             world_size=max(rank.identity.world_size for rank in ranks),
-            ranks=[rank_status(rank) for rank in ranks],
+            ranks=[rank_status_to_message(rank) for rank in ranks],
         )
         for run, ranks in own.items()
     ]
 
 
-def rank_work(message: control_pb2.RankSteps) -> RankWork:
+def rank_work_from_message(message: control_pb2.RankSteps) -> RankWork:
     """Unpack a rank's phases: seconds, one array per phase with a column for each step."""
     return RankWork(
         message.status.identity.rank,
         {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.phases},
-        _stage(message),
+        _stage_from_message(message),
     )
 
 
-def device_work(message: control_pb2.RankSteps) -> RankWork | None:
+def device_work_from_message(message: control_pb2.RankSteps) -> RankWork | None:
     """Unpack a rank's phases on its device: mean seconds per step of each sample; None without any."""
     columns = {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.device_phases}
     if not columns:
         return None
-    return RankWork(message.status.identity.rank, columns, _stage(message), are_means=True)
+    return RankWork(message.status.identity.rank, columns, _stage_from_message(message), are_means=True)
 
 
-def comparison(messages: Sequence[control_pb2.RankSteps]) -> Comparison:
+def comparison_from_messages(messages: Sequence[control_pb2.RankSteps]) -> Comparison:
     """Return the times by which a run's ranks are to be compared."""
-    return compare([rank_work(each) for each in messages], [device_work(each) for each in messages])
+    return compare(
+        [rank_work_from_message(each) for each in messages],
+        [device_work_from_message(each) for each in messages],
+    )
 
 
-def _stage(message: control_pb2.RankSteps) -> int | None:
-    return rank_in("pipeline", translate_account.coordinates(message.status.coordinates))
+def _stage_from_message(message: control_pb2.RankSteps) -> int | None:
+    return rank_in("pipeline", translate_account.coordinates_from_messages(message.status.coordinates))
 
 
-def device_phases(work: RankWork | None) -> list[session_pb2.PhaseColumn]:
+def device_phases_to_messages(work: RankWork | None) -> list[session_pb2.PhaseColumn]:
     """Pack a rank's phases on its device."""
     if work is None:
         return []
@@ -220,13 +227,13 @@ def device_phases(work: RankWork | None) -> list[session_pb2.PhaseColumn]:
     ]
 
 
-def rank_account(rank: Rank) -> control_pb2.RankAccount:
+def rank_account_to_message(rank: Rank) -> control_pb2.RankAccount:
     """Pack a rank's whole account."""
     return control_pb2.RankAccount(
         identity=pack(session_pb2.RankIdentity, rank.identity),
         state=_STATES_OUT[rank.state],
-        account=translate_account.account_message(rank.totals),
-        percentiles=translate_diagnosis.percentiles(rank.history.newest(rank.steady_steps)),
+        account=translate_account.totals_to_message(rank.totals),
+        percentiles=translate_diagnosis.percentiles_to_messages(rank.history.newest(rank.steady_steps)),
         failure=rank.failure,
         failed_unix_seconds=rank.failed_unix_seconds,
     )
@@ -250,19 +257,19 @@ def check_capture(request: control_pb2.CaptureRequest) -> None:
         raise UsageError("all runs and those of one name cannot both be meant")
 
 
-def when(request: control_pb2.CaptureRequest) -> When:
+def when_from_message(request: control_pb2.CaptureRequest) -> When:
     """Unpack which steps are wanted."""
     at_step = request.at_step if request.HasField("at_step") else None
     return When(at_step, request.duration_seconds)
 
 
-def capture_options(message: session_pb2.CaptureOptions) -> CaptureOptions:
+def capture_options_from_message(message: session_pb2.CaptureOptions) -> CaptureOptions:
     """Unpack what to record; a kind that is not known is a trace."""
     kind = _CAPTURE_KINDS.get(message.kind, CaptureKind.TRACE)
     return CaptureOptions(**{**unpack(message, CaptureOptions), "kind": kind})
 
 
-def capture_options_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
+def capture_options_to_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
     """Pack what to record."""
     return pack(session_pb2.CaptureOptions, own, kind=_CAPTURE_KINDS_OUT[own.kind])
 
@@ -284,7 +291,7 @@ def rank_facts(
     )
 
 
-def ack(message: session_pb2.CaptureAck) -> Ack:
+def ack_from_message(message: session_pb2.CaptureAck) -> Ack:
     """Unpack a rank's answer to prepare."""
     return Ack(
         message.ready,
@@ -297,7 +304,7 @@ def ack(message: session_pb2.CaptureAck) -> Ack:
     )
 
 
-def result(message: session_pb2.CaptureResult) -> Result:
+def result_from_message(message: session_pb2.CaptureResult) -> Result:
     """Unpack a rank's outcome."""
     return Result(
         ok=message.ok,
@@ -319,7 +326,7 @@ def _pause(seconds: float) -> float:
     return seconds if 0 < seconds < _LONGEST_PAUSE_S else 0.0
 
 
-def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
+def progress_to_message(progress: Progress) -> control_pb2.CaptureProgress:
     """Pack a capture's progress."""
     record: CaptureRecord = progress.record
     return control_pb2.CaptureProgress(
@@ -344,7 +351,7 @@ def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
     )
 
 
-def order_result(
+def order_result_to_message(
     order_id: int, progress: Progress, elsewhere: Mapping[int, str]
 ) -> session_pb2.CaptureOrderResult:
     """Pack the progress of a script's capture; ``elsewhere`` has the nodes of ranks on other nodes."""
@@ -376,7 +383,7 @@ def node_of_trace(folder: Path | str, file: str, node: str) -> str:
     return "" if file and Path(folder, file).is_file() else node
 
 
-def _arrivals(message: session_pb2.Arrivals) -> ArrivalColumns:
+def _arrivals_from_message(message: session_pb2.Arrivals) -> ArrivalColumns:
     count = len(message.step) // 8
     steps = _column(message.step, count)
     # As unsigned numbers those below 0 are the largest.

@@ -33,22 +33,24 @@ _WHERE: Final = frozenset(("ring", "outbox"))
 _ELSEWHERE: Final = "other"
 
 
-def totals(message: session_pb2.Account) -> Totals:
+def totals_from_message(message: session_pb2.Account) -> Totals:
     """Unpack a cumulative account; numbers out of range are limited, so that they harm this rank only."""
-    kinds = {kind.kind: _kind(kind) for kind in message.kinds}
+    kinds = {kind.kind: _kind_from_message(kind) for kind in message.kinds}
     cuda = message.cuda
     return Totals(
         train=kinds.get(session_pb2.STEP_KIND_TRAIN, KindTotal()),
         validate=kinds.get(session_pb2.STEP_KIND_VALIDATE, KindTotal()),
         recorded=count(message.recorded_steps),
         dropped=_dropped(message.dropped_steps),
-        warmup=_kind(message.warmup),
-        checkpoint=_phase(message.checkpoint) if message.HasField("checkpoint") else None,
+        warmup=_kind_from_message(message.warmup),
+        checkpoint=_phase_from_message(message.checkpoint) if message.HasField("checkpoint") else None,
         gc=tuple(
             GcTotal(count(pauses.calls), nanoseconds(pauses.ns)) for pauses in message.gc[:_MAX_GENERATIONS]
         ),
-        compiled=_phase(message.compiled) if message.HasField("compiled") else None,
-        background_saves=_phase(message.background_saves) if message.HasField("background_saves") else None,
+        compiled=_phase_from_message(message.compiled) if message.HasField("compiled") else None,
+        background_saves=_phase_from_message(message.background_saves)
+        if message.HasField("background_saves")
+        else None,
         loader_ready=message.loader_ready if message.HasField("loader_ready") else None,
         cuda=CudaMemory(
             count(cuda.allocated_bytes),
@@ -58,22 +60,24 @@ def totals(message: session_pb2.Account) -> Totals:
         )
         if message.HasField("cuda")
         else None,
-        host_memory=host_memory(message.host_memory) if message.HasField("host_memory") else None,
+        host_memory=host_memory_from_message(message.host_memory)
+        if message.HasField("host_memory")
+        else None,
         flops_per_step=_quantity(message, "flops_per_step"),
         peak_flops=_quantity(message, "peak_flops"),
         overhead=_quantity(message, "overhead_ratio"),
         shed=message.shed_tiers,
-        epoch=_phase(message.epoch),
-        train_pass=_phase(message.train_pass),
-        validate_pass=_phase(message.validate_pass),
+        epoch=_phase_from_message(message.epoch),
+        train_pass=_phase_from_message(message.train_pass),
+        validate_pass=_phase_from_message(message.validate_pass),
         began_ns=moment(message.began_ns),
         ended_ns=moment(message.ended_ns),
-        loader=loader_facts(message.loader) if message.HasField("loader") else None,
+        loader=loader_facts_from_message(message.loader) if message.HasField("loader") else None,
         hooks={
             one_line(hook.name, MAX_PHASE_CHARACTERS): one_line(hook.reason, _MAX_REASON_CHARACTERS)
             for hook in message.hooks[:_MAX_HOOKS]
         },
-        coordinates=coordinates(message.coordinates),
+        coordinates=coordinates_from_messages(message.coordinates),
         sync_waits=tuple(
             SyncWait(
                 one_line(wait.file, _MAX_FILE_CHARACTERS),
@@ -87,16 +91,16 @@ def totals(message: session_pb2.Account) -> Totals:
         cpus=message.cpus if 0 < message.cpus <= _MAX_THREADS else None,
         binding=_binding(message.binding.allowed, message.binding.share),
         switches=tuple(one_line(each, MAX_PHASE_CHARACTERS) for each in message.switches[:_MAX_SWITCHES]),
-        epoch_starts=_phase(message.epoch_starts),
-        collect_calls=_lines(message.collect_calls),
-        script_collectives=_lines(message.script_collectives),
+        epoch_starts=_phase_from_message(message.epoch_starts),
+        collect_calls=_lines_from_messages(message.collect_calls),
+        script_collectives=_lines_from_messages(message.script_collectives),
         graph_limit=one_line(message.graph_limit, _MAX_REASON_CHARACTERS),
-        device_lag=_phase(message.device_lag),
+        device_lag=_phase_from_message(message.device_lag),
         step_blocks=message.step_blocks if len(message.step_blocks) <= _MAX_BLOCKS_BYTES else b"",
     )
 
 
-def coordinates(messages: Sequence[session_pb2.Coordinate]) -> tuple[Coordinate, ...]:
+def coordinates_from_messages(messages: Sequence[session_pb2.Coordinate]) -> tuple[Coordinate, ...]:
     """Unpack a rank's place in each dimension of its job."""
     return tuple(
         Coordinate(one_line(each.dimension, MAX_PHASE_CHARACTERS), each.rank, each.size)
@@ -105,12 +109,12 @@ def coordinates(messages: Sequence[session_pb2.Coordinate]) -> tuple[Coordinate,
     )
 
 
-def coordinate_messages(own: Sequence[Coordinate]) -> list[session_pb2.Coordinate]:
+def coordinates_to_messages(own: Sequence[Coordinate]) -> list[session_pb2.Coordinate]:
     """Pack a rank's place in each dimension of its job."""
     return [pack(session_pb2.Coordinate, each) for each in own]
 
 
-def _lines(messages: Sequence[session_pb2.TimedLine]) -> tuple[TimedLine, ...]:
+def _lines_from_messages(messages: Sequence[session_pb2.TimedLine]) -> tuple[TimedLine, ...]:
     return tuple(
         TimedLine(
             one_line(each.file, _MAX_FILE_CHARACTERS),
@@ -123,7 +127,7 @@ def _lines(messages: Sequence[session_pb2.TimedLine]) -> tuple[TimedLine, ...]:
     )
 
 
-def host_memory(message: session_pb2.HostMemory) -> HostMemory:
+def host_memory_from_message(message: session_pb2.HostMemory) -> HostMemory:
     """Unpack the memory of a process on the host."""
     return HostMemory(count(message.resident_bytes), count(message.peak_bytes))
 
@@ -137,7 +141,7 @@ def _binding(allowed: int, share: int) -> CpuBinding:
     return CpuBinding(allowed, share) if 0 < allowed < share <= _MAX_THREADS else UNBOUND
 
 
-def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
+def loader_facts_from_message(message: session_pb2.LoaderUse) -> LoaderFacts | None:
     """Unpack how a rank uses its loader; None for figures that no loader has."""
     known = {field.name: value for field, value in message.ListFields()}
     if "stages" in known:
@@ -146,19 +150,19 @@ def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
     return facts if facts.is_sound() else None
 
 
-def input_stages(message: session_pb2.InputStages) -> InputStages | None:
+def input_stages_from_message(message: session_pb2.InputStages) -> InputStages | None:
     """Unpack what the stages of making a batch take; None for figures that no loader has."""
     stages = InputStages.from_message(message)
     return stages if LoaderFacts(stages=stages).is_sound() else None
 
 
-def loader_message(own: LoaderFacts) -> session_pb2.LoaderUse:
+def loader_facts_to_message(own: LoaderFacts) -> session_pb2.LoaderUse:
     """Pack how a rank uses its loader."""
     stages = None if own.stages is None else pack(session_pb2.InputStages, own.stages)
     return pack(session_pb2.LoaderUse, own, stages=stages)
 
 
-def account_message(own: Totals) -> session_pb2.Account:
+def totals_to_message(own: Totals) -> session_pb2.Account:
     """Pack a cumulative account."""
     return pack(
         session_pb2.Account,
@@ -166,14 +170,14 @@ def account_message(own: Totals) -> session_pb2.Account:
         recorded_steps=own.recorded,
         dropped_steps=own.dropped,
         kinds=[
-            _kind_message(session_pb2.STEP_KIND_TRAIN, own.train),
-            _kind_message(session_pb2.STEP_KIND_VALIDATE, own.validate),
+            _kind_to_message(session_pb2.STEP_KIND_TRAIN, own.train),
+            _kind_to_message(session_pb2.STEP_KIND_VALIDATE, own.validate),
         ],
-        warmup=_kind_message(session_pb2.STEP_KIND_TRAIN, own.warmup) if own.warmup.steps else None,
-        checkpoint=_phase_message("", own.checkpoint) if own.checkpoint is not None else None,
+        warmup=_kind_to_message(session_pb2.STEP_KIND_TRAIN, own.warmup) if own.warmup.steps else None,
+        checkpoint=_phase_to_message("", own.checkpoint) if own.checkpoint is not None else None,
         gc=[pack(session_pb2.GcAccount, pauses) for pauses in own.gc],
-        compiled=_phase_message("", own.compiled) if own.compiled is not None else None,
-        background_saves=_phase_message("", own.background_saves)
+        compiled=_phase_to_message("", own.compiled) if own.compiled is not None else None,
+        background_saves=_phase_to_message("", own.background_saves)
         if own.background_saves is not None
         else None,
         cuda=session_pb2.CudaMemory(
@@ -187,28 +191,28 @@ def account_message(own: Totals) -> session_pb2.Account:
         host_memory=None if own.host_memory is None else pack(session_pb2.HostMemory, own.host_memory),
         overhead_ratio=own.overhead,
         shed_tiers=own.shed,
-        epoch=_phase_message("", own.epoch),
-        train_pass=_phase_message("", own.train_pass),
-        validate_pass=_phase_message("", own.validate_pass),
-        loader=loader_message(own.loader) if own.loader is not None else None,
+        epoch=_phase_to_message("", own.epoch),
+        train_pass=_phase_to_message("", own.train_pass),
+        validate_pass=_phase_to_message("", own.validate_pass),
+        loader=loader_facts_to_message(own.loader) if own.loader is not None else None,
         hooks=[session_pb2.HookState(name=name, reason=reason) for name, reason in own.hooks.items()],
-        coordinates=coordinate_messages(own.coordinates),
+        coordinates=coordinates_to_messages(own.coordinates),
         sync_waits=[pack(session_pb2.SyncWait, wait) for wait in own.sync_waits],
         binding=pack(session_pb2.CpuBinding, own.binding) if own.binding.allowed else None,
-        epoch_starts=_phase_message("", own.epoch_starts),
+        epoch_starts=_phase_to_message("", own.epoch_starts),
         collect_calls=[pack(session_pb2.TimedLine, each) for each in own.collect_calls],
         script_collectives=[pack(session_pb2.TimedLine, each) for each in own.script_collectives],
-        device_lag=_phase_message("", own.device_lag),
+        device_lag=_phase_to_message("", own.device_lag),
     )
 
 
-def _kind(message: session_pb2.KindAccount) -> KindTotal:
+def _kind_from_message(message: session_pb2.KindAccount) -> KindTotal:
     return KindTotal(
         steps=count(message.steps),
         ns=nanoseconds(message.step_ns),
         samples=count(message.samples),
         phases={
-            one_line(phase.phase, MAX_PHASE_CHARACTERS): _phase(phase)
+            one_line(phase.phase, MAX_PHASE_CHARACTERS): _phase_from_message(phase)
             for phase in message.phases[:MAX_PHASES]
         },
         squares=quantity(message.sum_squares_ns2),
@@ -218,18 +222,18 @@ def _kind(message: session_pb2.KindAccount) -> KindTotal:
     )
 
 
-def _kind_message(kind: session_pb2.StepKind.ValueType, own: KindTotal) -> session_pb2.KindAccount:
+def _kind_to_message(kind: session_pb2.StepKind.ValueType, own: KindTotal) -> session_pb2.KindAccount:
     return pack(
         session_pb2.KindAccount,
         own,
         kind=kind,
         step_ns=own.ns,
-        phases=[_phase_message(name, phase) for name, phase in own.phases.items()],
+        phases=[_phase_to_message(name, phase) for name, phase in own.phases.items()],
         sum_squares_ns2=own.squares,
     )
 
 
-def _phase(message: session_pb2.PhaseAccount) -> PhaseTotal:
+def _phase_from_message(message: session_pb2.PhaseAccount) -> PhaseTotal:
     return PhaseTotal(
         count(message.calls),
         nanoseconds(message.ns),
@@ -239,7 +243,7 @@ def _phase(message: session_pb2.PhaseAccount) -> PhaseTotal:
     )
 
 
-def _phase_message(name: str, own: PhaseTotal) -> session_pb2.PhaseAccount:
+def _phase_to_message(name: str, own: PhaseTotal) -> session_pb2.PhaseAccount:
     return pack(session_pb2.PhaseAccount, own, phase=name, sum_squares_ns2=own.squares)
 
 
@@ -260,21 +264,21 @@ def _quantity(
     return value if message.HasField(field) and 0 <= value < math.inf else None
 
 
-def run_goodput_message(own: RunGoodput) -> control_pb2.RunGoodput:
+def run_goodput_to_message(own: RunGoodput) -> control_pb2.RunGoodput:
     """Pack a run's goodput."""
-    return control_pb2.RunGoodput(run=own.run, ranks=[_rank_goodput_message(rank) for rank in own.ranks])
+    return control_pb2.RunGoodput(run=own.run, ranks=[_rank_goodput_to_message(rank) for rank in own.ranks])
 
 
-def run_goodput(message: control_pb2.RunGoodput) -> RunGoodput:
+def run_goodput_from_message(message: control_pb2.RunGoodput) -> RunGoodput:
     """Unpack a run's goodput; a bucket of a later version is left out."""
-    return RunGoodput(message.run, [_rank_goodput(rank) for rank in message.ranks])
+    return RunGoodput(message.run, [_rank_goodput_from_message(rank) for rank in message.ranks])
 
 
-def _rank_goodput_message(own: RankGoodput) -> control_pb2.RankGoodput:
+def _rank_goodput_to_message(own: RankGoodput) -> control_pb2.RankGoodput:
     seconds = {bucket.value: seconds for bucket, seconds in own.seconds.items()}
     return pack(control_pb2.RankGoodput, own, bucket_seconds=seconds)
 
 
-def _rank_goodput(message: control_pb2.RankGoodput) -> RankGoodput:
+def _rank_goodput_from_message(message: control_pb2.RankGoodput) -> RankGoodput:
     seconds = {bucket: message.bucket_seconds.get(bucket.value, 0.0) for bucket in Bucket}
     return RankGoodput(**unpack(message, RankGoodput), seconds=seconds)

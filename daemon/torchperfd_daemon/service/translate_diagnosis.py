@@ -44,16 +44,16 @@ _SLOW_LINE_TEXTS: Final = ("stage", "file", "function", "call", "caller")
 _LAST_STEP: Final = 2**62
 
 
-def stack_report(message: session_pb2.StackReport) -> Report:
+def stack_report_from_message(message: session_pb2.StackReport) -> Report:
     """Unpack and tidy a rank's answer; its text ends up on terminals."""
     return Report(
-        threads=tidy(_threads(message.threads), message.package),
+        threads=tidy(_threads_from_messages(message.threads), message.package),
         phase=one_line(message.phase, 64),
         step=min(message.step, _LAST_STEP),
     )
 
 
-def collectives(messages: Iterable[session_pb2.GroupProgress]) -> tuple[GroupProgress, ...]:
+def collectives_from_messages(messages: Iterable[session_pb2.GroupProgress]) -> tuple[GroupProgress, ...]:
     """Unpack the progress of a rank's process groups; its text ends up on terminals."""
     return tuple(
         GroupProgress(
@@ -68,7 +68,7 @@ def collectives(messages: Iterable[session_pb2.GroupProgress]) -> tuple[GroupPro
     )
 
 
-def rank_stacks_message(run: str, uid: int | None, own: RankStacks) -> control_pb2.RankStacks:
+def rank_stacks_to_message(run: str, uid: int | None, own: RankStacks) -> control_pb2.RankStacks:
     """Pack one rank's stacks; its process is of the user given."""
     return pack(
         control_pb2.RankStacks,
@@ -78,11 +78,11 @@ def rank_stacks_message(run: str, uid: int | None, own: RankStacks) -> control_p
         outcome=_OUTCOMES[own.outcome],
         reason=one_line(own.reason, _MAX_CHARACTERS),
         collectives=[pack(session_pb2.GroupProgress, group) for group in own.collectives],
-        threads=map(_thread_message, own.threads[:_MAX_THREADS]),
+        threads=map(_thread_to_message, own.threads[:_MAX_THREADS]),
     )
 
 
-def _thread_message(own: Thread) -> session_pb2.ThreadStack:
+def _thread_to_message(own: Thread) -> session_pb2.ThreadStack:
     frames = [
         session_pb2.StackFrame(
             file=one_line(frame.file, _MAX_CHARACTERS),
@@ -95,7 +95,7 @@ def _thread_message(own: Thread) -> session_pb2.ThreadStack:
     return pack(session_pb2.ThreadStack, own, name=one_line(own.name, _MAX_CHARACTERS), frames=frames)
 
 
-def rank_stacks(message: control_pb2.RankStacks) -> RankStacks:
+def rank_stacks_from_message(message: control_pb2.RankStacks) -> RankStacks:
     """Unpack one rank's stacks, as a command receives them."""
     since = message.seconds_since_step
     return RankStacks(
@@ -105,22 +105,22 @@ def rank_stacks(message: control_pb2.RankStacks) -> RankStacks:
         pid=message.identity.pid,
         outcome=_OUTCOMES_IN.get(message.outcome, Outcome.NO_ANSWER),
         reason=message.reason,
-        threads=_threads(message.threads),
+        threads=_threads_from_messages(message.threads),
         phase=message.phase,
         step=message.step if message.HasField("step") else None,
         step_seconds=message.step_seconds,
         seconds_since_step=since if message.HasField("seconds_since_step") else None,
-        collectives=collectives(message.collectives),
+        collectives=collectives_from_messages(message.collectives),
     )
 
 
-def slow_line_message(line: SlowLine) -> control_pb2.SlowLine:
+def slow_line_to_message(line: SlowLine) -> control_pb2.SlowLine:
     """Pack a slow line."""
     texts = {name: one_line(getattr(line, name), _MAX_CHARACTERS) for name in _SLOW_LINE_TEXTS}
     return pack(control_pb2.SlowLine, line, **texts)
 
 
-def slow_line(message: control_pb2.SlowLine) -> SlowLine:
+def slow_line_from_message(message: control_pb2.SlowLine) -> SlowLine:
     """Unpack a slow line of another node's daemon."""
     known = unpack(message, SlowLine)
     texts = {name: one_line(known[name], _MAX_CHARACTERS) for name in _SLOW_LINE_TEXTS}
@@ -128,7 +128,7 @@ def slow_line(message: control_pb2.SlowLine) -> SlowLine:
     return SlowLine(**{**known, **texts, **shares})
 
 
-def _threads(messages: Iterable[session_pb2.ThreadStack]) -> tuple[Thread, ...]:
+def _threads_from_messages(messages: Iterable[session_pb2.ThreadStack]) -> tuple[Thread, ...]:
     return tuple(
         Thread(
             message.ident,
@@ -149,7 +149,7 @@ _MODULE: Final = "__main__.py"
 """The file that runs as a package; its name alone says nothing."""
 
 
-def verdict_on_ranks(
+def run_verdict_to_message(
     verdict: Verdict, ranks: Sequence[Rank], *, ended: Sequence[Rank] = ()
 ) -> control_pb2.Verdict:
     """Pack the verdict on a run; its commands work in the present state of the run's ranks.
@@ -164,7 +164,7 @@ def verdict_on_ranks(
         is_over=is_over,
         has_cuda=any(rank.totals.cuda is not None for rank in ranks),
     )
-    message = verdict_message(replace(verdict, next_command=command))
+    message = verdict_to_message(replace(verdict, next_command=command))
     message.remarks.extend(switch_remarks(each for rank in ranks for each in rank.totals.switches))
     long_steps = find_long_steps([*ranks, *ended])
     if long_steps is not None:
@@ -176,7 +176,7 @@ def verdict_on_ranks(
     return message
 
 
-def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
+def verdict_to_message(verdict: Verdict) -> control_pb2.Verdict:
     """Pack a verdict."""
     message = pack(
         control_pb2.Verdict,
@@ -187,9 +187,9 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         summary=verdict.summary,
         fix=fix_of(verdict),
         stages=pack(session_pb2.InputStages, verdict.stages) if verdict.stages else None,
-        line=slow_line_message(verdict.line) if verdict.line else None,
+        line=slow_line_to_message(verdict.line) if verdict.line else None,
         # The account and the note are of the run; the first cause has them.
-        others=[verdict_message(replace(other, account=None, note="")) for other in verdict.others],
+        others=[verdict_to_message(replace(other, account=None, note="")) for other in verdict.others],
     )
     if verdict.account is not None:
         verdict.account.fill_message(message.account)
@@ -239,7 +239,7 @@ def script_words(names: Iterable[tuple[str, str]]) -> str:
     return command or (shlex.quote(name) if is_file else "")
 
 
-def percentiles(steps: StepColumns) -> list[control_pb2.PhasePercentiles]:
+def percentiles_to_messages(steps: StepColumns) -> list[control_pb2.PhasePercentiles]:
     """Return the percentiles of steps and of their phases; none without steps."""
     if not len(steps.duration_ns):
         return []

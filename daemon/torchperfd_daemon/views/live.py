@@ -10,15 +10,18 @@ from torchperfd.model.process import HostMemory
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.waits import mean_own
-from torchperfd_daemon.service.translate import comparison, device_work, rank_work
-from torchperfd_daemon.service.translate_account import coordinates
+from torchperfd_daemon.service.translate import (
+    comparison_from_messages,
+    device_work_from_message,
+    rank_work_from_message,
+)
+from torchperfd_daemon.service.translate_account import coordinates_from_messages
 from torchperfd_daemon.store import Rank
 from torchperfd_daemon.store.model import coordinates_text
 
 WAIT: Final = "collective_wait"
 STALLED: Final = "stalled"
 STOPPED: Final = "stopped"
-work = rank_work
 _MIN_FACTOR: Final = 6.0
 _ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
 
@@ -173,7 +176,7 @@ def run_dict(view: RunView) -> dict[str, Any]:
 def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
     # A rank that has left does nothing that others could wait for.
     there = [message for message in present(messages) if message.count]
-    times = comparison(there)
+    times = comparison_from_messages(there)
     waits = len(times.works) > 1 and any(spent(each, WAIT) for each in times.works)
     slow = find_stragglers(times.works) if waits and not times.hidden else []
     own = {} if times.hidden else {each.rank: (each.stage, mean_own(each)) for each in times.works}
@@ -198,8 +201,8 @@ def _rank(
 ) -> RankView:
     status = message.status
     number = status.identity.rank
-    shown = device_work(message) if on_device else None
-    phases = (shown or work(message)).phase_seconds
+    shown = device_work_from_message(message) if on_device else None
+    phases = (shown or rank_work_from_message(message)).phase_seconds
     stage, seconds = own.get(number, (None, 0.0))
     peers = [theirs for other, (their, theirs) in own.items() if other != number and their == stage]
     usual = float(np.median(peers)) if peers else 0.0
@@ -212,7 +215,7 @@ def _rank(
         pid=status.identity.pid,
         state=rank_state(status),
         stalled_seconds=status.stalled_seconds,
-        coordinates=coordinates_text(coordinates(status.coordinates)),
+        coordinates=coordinates_text(coordinates_from_messages(status.coordinates)),
         steps=status.steps,
         window=message.count * max(1, message.block_steps),
         step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
@@ -292,5 +295,7 @@ def steps_dict(steps: control_pb2.RankSteps) -> dict[str, Any]:
         "first_step": steps.first_step,
         "end_unix_seconds": (np.frombuffer(steps.end_ns, "<i8") / 1e9).tolist(),
         "step_seconds": (np.frombuffer(steps.duration_ns, "<i8") / 1e9).tolist(),
-        "phase_seconds": {name: column.tolist() for name, column in work(steps).phase_seconds.items()},
+        "phase_seconds": {
+            name: column.tolist() for name, column in rank_work_from_message(steps).phase_seconds.items()
+        },
     }

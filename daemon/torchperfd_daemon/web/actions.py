@@ -97,7 +97,7 @@ class Acting:
         run = await self._reader.run_name(request.path_params["run"], access)
         asked = control_pb2.StacksRequest(run=run, ranks=body.ranks, timeout_seconds=_STACKS_S)
         answers: list[RankStacks] = [
-            translate_diagnosis.rank_stacks(message)
+            translate_diagnosis.rank_stacks_from_message(message)
             async for message in self._parts.control.Stacks(asked, _as(access))
         ]
         if not answers:

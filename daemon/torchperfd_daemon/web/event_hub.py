@@ -14,7 +14,7 @@ from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import CaptureRecord
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.service.translate_diagnosis import verdict_on_ranks
+from torchperfd_daemon.service.translate_diagnosis import run_verdict_to_message
 from torchperfd_daemon.store import HISTORY_STEPS, Rank
 from torchperfd_daemon.views import history, live
 from torchperfd_daemon.web.access import Access
@@ -304,7 +304,7 @@ class EventHub:
                 continue
             shown = None
             if verdict is not None:
-                message: control_pb2.Verdict = verdict_on_ranks(verdict, ranks)
+                message: control_pb2.Verdict = run_verdict_to_message(verdict, ranks)
                 stream.access.call().rights.redact_verdict(message, users)
                 shown = verdict_to_document(message)
             stream.push(event("verdict", {"run": run, "verdict": shown}))

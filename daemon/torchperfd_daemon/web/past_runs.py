@@ -15,7 +15,7 @@ from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.service.translate_diagnosis import verdict_on_ranks
+from torchperfd_daemon.service.translate_diagnosis import run_verdict_to_message
 from torchperfd_daemon.store import Rank, State, Store
 from torchperfd_daemon.views import history
 from torchperfd_daemon.views.history import sparkline
@@ -244,7 +244,7 @@ class PastRuns:
             outcome=outcome_of(ranks),
         )
         # Nothing of it is here by the time it is shown.
-        message = None if verdict is None else verdict_on_ranks(verdict, (), ended=ranks)
+        message = None if verdict is None else run_verdict_to_message(verdict, (), ended=ranks)
         return row, message, [rank.process.uid for rank in ranks]
 
     def _row(self, seen: _Seen, access: Access) -> dict[str, Any]:

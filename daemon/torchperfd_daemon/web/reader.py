@@ -10,7 +10,7 @@ from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.service import ControlService
-from torchperfd_daemon.service.translate_account import run_goodput
+from torchperfd_daemon.service.translate_account import run_goodput_from_message
 from torchperfd_daemon.store import Rank, RankIdentity, Store
 from torchperfd_daemon.views.captures import whole_name
 from torchperfd_daemon.web.access import Access
@@ -96,7 +96,7 @@ class Reader:
             return kept
         request = control_pb2.GetGoodputRequest(run=run)
         answer = await self._parts.control.GetGoodput(request, _as(Access.STRANGER))
-        found = [run_goodput(message) for message in answer.runs]
+        found = [run_goodput_from_message(message) for message in answer.runs]
         if not run:
             self._goodput = self._clock(), found
         return found

@@ -39,7 +39,7 @@ def test_hello_identifies_the_client_in_the_daemons_terms(monkeypatch: pytest.Mo
     hooks = contract.NATIVE_HOOKS if NATIVE else contract.REFERENCE_HOOKS
     assert tuple(hello.features) == (*contract.FEATURES, hooks)
     assert hello.client_version == __version__
-    theirs = translate.identity(hello.identity)
+    theirs = translate.identity_from_message(hello.identity)
     for name in theirs.__dataclass_fields__:
         expected = "2.13.0+cpu" if name == "torch_version" else getattr(identity, name)
         assert getattr(theirs, name) == expected, name
@@ -94,7 +94,7 @@ def test_steps_arrive_as_they_were_recorded(steps: list[tuple[int, int, dict[int
         assert integers(column.ns) == [step.phases.get(column.phase, (0, 0))[1] for step in ours]
     assert {column.phase for column in batch.phases} == {name for step in ours for name in step.phases}
 
-    theirs = translate.training_steps(batch)
+    theirs = translate.training_steps_from_message(batch)
     training = [step for step in ours if step.kind == "train"]
     assert theirs.next_step == len(training)
     assert list(theirs.duration_ns) == [step.duration for step in training]
@@ -114,7 +114,7 @@ def test_totals_arrive_as_added(
     totals.add(record(steps))
     message = sent(wire.totals_message(totals, names, recorded, dropped)).account
 
-    theirs = translate_account.totals(message)
+    theirs = translate_account.totals_from_message(message)
     assert (theirs.recorded, theirs.dropped) == (recorded, dropped)
     for ours, total in ((totals.train, theirs.train), (totals.validate, theirs.validate)):
         assert (total.steps, total.ns, total.samples) == (ours.steps, ours.ns, ours.samples)
@@ -129,7 +129,7 @@ def test_totals_arrive_as_added(
 
 def told_by_the_daemon(message: session_pb2.Account) -> Totals:
     """Return the account that another rank reads, which asks the daemon."""
-    again = translate_account.account_message(translate_account.totals(message))
+    again = translate_account.totals_to_message(translate_account.totals_from_message(message))
     return wire.read_totals(session_pb2.Account.FromString(again.SerializeToString()), all_names())
 
 
@@ -239,7 +239,7 @@ def test_older_client_leaves_missing_values_unknown() -> None:
         expected = Totals(train=KindTotals(steps=4, ns=40, samples=8), gc=())
         expected.train.phases[DATA] = PhaseTotals(4, 40, 400.0)
         assert reported == expected
-    theirs = translate_account.totals(message)
+    theirs = translate_account.totals_from_message(message)
     unknown = (theirs.checkpoint, theirs.loader_ready, theirs.cuda, theirs.overhead, theirs.flops_per_step)
     assert unknown == (None,) * 5
     assert theirs.gc == ()
@@ -286,7 +286,9 @@ def test_a_phase_open_across_an_edge_is_sent_before_it_ends() -> None:
     recorder.enter(DATA)
     clock.advance(7)
     recorder.close(TRAIN, 0)
-    phases = translate.training_steps(wire.step_batch(recorder.drain(), PhaseNames()).steps).phases
+    phases = translate.training_steps_from_message(
+        wire.step_batch(recorder.drain(), PhaseNames()).steps
+    ).phases
     assert list(phases["data"]) == [7]
 
 

@@ -53,7 +53,7 @@ def test_from_the_client_to_the_store() -> None:
     )
     store = Store()
     rank = store.join(RankIdentity("run", 0))
-    store.add_steps(rank, translate.training_steps(sent.steps))
+    store.add_steps(rank, translate.training_steps_from_message(sent.steps))
     assert (rank.arrivals.newest, rank.arrivals.at(7)) == (7, Arrival(11, 12))
 
 
@@ -67,7 +67,7 @@ def test_no_bytes_break_the_daemon(blobs: list[bytes]) -> None:
     step, first, last = blobs
     batch = session_pb2.StepBatch(arrivals=session_pb2.Arrivals(step=step, first_ns=first, last_ns=last))
     try:
-        arrivals = translate.training_steps(batch).arrivals
+        arrivals = translate.training_steps_from_message(batch).arrivals
     except translate.BadMessageError:
         return
     history = ArrivalHistory()
@@ -80,4 +80,4 @@ def test_a_step_that_no_run_makes_is_refused(step: int) -> None:
     blob = struct.pack("<q", step)
     batch = session_pb2.StepBatch(arrivals=session_pb2.Arrivals(step=blob, first_ns=blob, last_ns=blob))
     with pytest.raises(translate.BadMessageError, match="no run makes"):
-        translate.training_steps(batch)
+        translate.training_steps_from_message(batch)

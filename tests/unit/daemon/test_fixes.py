@@ -9,7 +9,11 @@ from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.remedies import contention_remedy, fix_of, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
-from torchperfd_daemon.service.translate_diagnosis import percentiles, verdict_message, verdict_on_ranks
+from torchperfd_daemon.service.translate_diagnosis import (
+    percentiles_to_messages,
+    run_verdict_to_message,
+    verdict_to_message,
+)
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 
 
@@ -25,21 +29,21 @@ def shown_fixes(message: control_pb2.Verdict) -> list[str]:
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in (Cause.NONE, Cause.UNKNOWN)])
 def test_every_cause_has_a_fix_in_its_message(cause: Cause) -> None:
-    message = verdict_message(verdict_on(cause))
+    message = verdict_to_message(verdict_on(cause))
     assert message.fix
     assert message.fix.isprintable()
 
 
 def test_predicted_fix_replaces_the_usual_one() -> None:
     predicted = replace(verdict_on(Cause.INPUT_BOUND), fix="DataLoader(num_workers=2)", saves_seconds=0.05)
-    message = verdict_message(replace(verdict_on(Cause.CHECKPOINT), others=(predicted,)))
+    message = verdict_to_message(replace(verdict_on(Cause.CHECKPOINT), others=(predicted,)))
     assert message.others[0].fix == fix_of(predicted) == "DataLoader(num_workers=2)"
     assert message.others[0].saves_seconds == 0.05
 
 
 @pytest.mark.parametrize("cause", [Cause.NONE, Cause.UNKNOWN])
 def test_no_cause_has_nothing_to_fix(cause: Cause) -> None:
-    assert verdict_message(verdict_on(cause)).fix == ""
+    assert verdict_to_message(verdict_on(cause)).fix == ""
 
 
 @pytest.mark.parametrize(
@@ -109,7 +113,7 @@ def test_fix_of_contention_names_the_script_to_tune() -> None:
     ranks = [Store().join(RankIdentity("bert-17", 0, script="train.py"))]
     crowded = contention_remedy(LoaderFacts(cpus=1.0, rest_cpus=1.0, queued=0.5)).fix
     starved = replace(verdict_on(Cause.CPU_CONTENTION), fix=crowded)
-    message = verdict_on_ranks(replace(verdict_on(Cause.INPUT_BOUND), others=(starved,)), ranks)
+    message = run_verdict_to_message(replace(verdict_on(Cause.INPUT_BOUND), others=(starved,)), ranks)
     first, second = shown_fixes(message)
     assert first.startswith("`torchperfd tune train.py` tries")
     assert "; or `torchperfd tune --only threads train.py` measures" in second
@@ -120,21 +124,21 @@ def test_percentiles_are_of_steps_and_phases() -> None:
     from array import array
 
     steps = StepColumns(array("q", range(101)), array("q", range(101)), {"data": array("q", [7] * 101)})
-    found = {each.phase: (each.p50_ns, each.p95_ns) for each in percentiles(steps)}
+    found = {each.phase: (each.p50_ns, each.p95_ns) for each in percentiles_to_messages(steps)}
     assert found == {"": (50, 95), "data": (7, 7)}
 
 
 def test_percentiles_without_steps_are_none() -> None:
     from array import array
 
-    assert percentiles(StepColumns(array("q"), array("q"), {})) == []
+    assert percentiles_to_messages(StepColumns(array("q"), array("q"), {})) == []
 
 
 def test_fix_names_the_script_of_the_run() -> None:
     def fix(script: str) -> str:
         rank = Store().join(RankIdentity("bert-17", 0, script=script))
         found = replace(verdict_on(Cause.CHECKPOINT), others=(verdict_on(Cause.INPUT_BOUND),))
-        return shown_fixes(verdict_on_ranks(found, [rank]))[1]
+        return shown_fixes(run_verdict_to_message(found, [rank]))[1]
 
     assert fix("train.py").startswith("`torchperfd tune train.py` tries settings")
     assert fix("my job.py").startswith("`torchperfd tune 'my job.py'` tries settings")
@@ -144,5 +148,5 @@ def test_fix_names_the_script_of_the_run() -> None:
 
 def test_fix_of_an_ended_run_names_its_script() -> None:
     rank = Store().join(RankIdentity("bert-17", 0, script="train.py"))
-    message = verdict_on_ranks(verdict_on(Cause.INPUT_BOUND), (), ended=[rank])
+    message = run_verdict_to_message(verdict_on(Cause.INPUT_BOUND), (), ended=[rank])
     assert shown_fixes(message)[0].startswith("`torchperfd tune train.py` tries")

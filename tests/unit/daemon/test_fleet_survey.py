@@ -110,7 +110,7 @@ async def test_ranks_of_all_nodes_are_one_list(tmp_path: Path) -> None:
         assert [each.status.identity.rank for each in reported.ranks] == [0, 1, 2, 3]
         assert [(each.node, each.ranks) for each in reported.nodes] == [("asking", 0), ("a", 2), ("b", 2)]
         assert [peer.address for peer in reported.unreachable] == [str(dead)]
-        [slow] = find_stragglers([translate.rank_work(each) for each in reported.ranks])
+        [slow] = find_stragglers([translate.rank_work_from_message(each) for each in reported.ranks])
         assert (slow.rank, slow.phase) == (2, "forward")
 
 
@@ -262,7 +262,7 @@ def test_what_a_peer_says_cannot_drive_a_terminal_or_a_sum(
     own = tidied.status
     assert all(map(math.isfinite, [own.step_seconds, own.last_step_unix_seconds, own.phase_seconds["data"]]))
     message = control_pb2.Verdict(cause=text, run=text, rank=-1, cost_seconds_per_step=number)
-    verdict = fleet_translate.verdict(message)
+    verdict = fleet_translate.verdict_from_message(message)
     assert 0 <= verdict.cost_seconds_per_step < math.inf
     assert verdict.summary.isprintable()
 
@@ -300,7 +300,7 @@ def test_blocks_single_out_the_same_rank_as_all_steps() -> None:
     whole = node_survey.newest_steps(store, control_pb2.GetStepsRequest()).ranks
     parts = [node_survey.blocks(rank, STEPS) for rank in store.ranks()]
     [slow], [again] = (
-        find_stragglers(list(map(translate.rank_work, reported))) for reported in (whole, parts)
+        find_stragglers(list(map(translate.rank_work_from_message, reported))) for reported in (whole, parts)
     )
     assert (again.rank, again.phase) == (slow.rank, slow.phase) == (2, "forward")
     assert again.excess_seconds == pytest.approx(slow.excess_seconds, rel=0.01)

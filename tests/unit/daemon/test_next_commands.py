@@ -24,7 +24,7 @@ from torchperfd_cli.main import cli, run_command
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.verdict import next_command
 from torchperfd_daemon.fleet.verdict import NodePart, judge
-from torchperfd_daemon.service.translate_diagnosis import verdict_on_ranks
+from torchperfd_daemon.service.translate_diagnosis import run_verdict_to_message
 from torchperfd_daemon.store import CudaMemory, Rank, RankIdentity, State, Store
 from torchperfd_daemon.store import Totals as StoredTotals
 from torchperfd_daemon.web.access import Access
@@ -85,21 +85,23 @@ def document_text(document: Mapping[str, object]) -> str:
 
 
 LIVE: Final[Mapping[str, Callable[[Verdict], str]]] = {
-    "diagnose": lambda found: card_of(verdict_on_ranks(found, ranks())).to_text(width=1000),
-    "notebook": lambda found: card_of(verdict_on_ranks(found, ranks())).to_html(),
-    "page": lambda found: document_text(verdict_to_document(verdict_on_ranks(found, ranks()))),
-    "without CUDA": lambda found: str(card_of(verdict_on_ranks(found, ranks(cuda=False)))),
+    "diagnose": lambda found: card_of(run_verdict_to_message(found, ranks())).to_text(width=1000),
+    "notebook": lambda found: card_of(run_verdict_to_message(found, ranks())).to_html(),
+    "page": lambda found: document_text(verdict_to_document(run_verdict_to_message(found, ranks()))),
+    "without CUDA": lambda found: str(card_of(run_verdict_to_message(found, ranks(cuda=False)))),
     "fleet": lambda found: str(
-        card_of(verdict_on_ranks(judge(RUN, [NodePart("node-a", found, ())]), ranks()))
+        card_of(run_verdict_to_message(judge(RUN, [NodePart("node-a", found, ())]), ranks()))
     ),
 }
 ENDED: Final[Mapping[str, Callable[[Verdict], str]]] = {
-    "closing": lambda found: closing(verdict_on_ranks(found, ranks())).to_text(width=1000),
-    "closing with a capture": lambda found: str(closing(verdict_on_ranks(found, ranks()), "20261128-1")),
-    "diagnose, finished": lambda found: str(card_of(verdict_on_ranks(found, ranks(State.FINISHED)))),
-    "diagnose, gone": lambda found: str(card_of(verdict_on_ranks(found, ranks(connected=False)))),
+    "closing": lambda found: closing(run_verdict_to_message(found, ranks())).to_text(width=1000),
+    "closing with a capture": lambda found: str(
+        closing(run_verdict_to_message(found, ranks()), "20261128-1")
+    ),
+    "diagnose, finished": lambda found: str(card_of(run_verdict_to_message(found, ranks(State.FINISHED)))),
+    "diagnose, gone": lambda found: str(card_of(run_verdict_to_message(found, ranks(connected=False)))),
     "past run on the page": past_row,
-    "logger": lambda found: card_of(verdict_on_ranks(found, ranks())).after_run().to_text(width=1000),
+    "logger": lambda found: card_of(run_verdict_to_message(found, ranks())).after_run().to_text(width=1000),
 }
 
 
@@ -141,12 +143,12 @@ def test_verdict_of_an_ended_run_has_its_first_failure() -> None:
     failed = [store.join(RankIdentity(RUN, rank, world_size=4)) for rank in (2, 1, 0)]
     failed[0].failure, failed[1].failure = "RuntimeError: peer closed", "ValueError: bad"
     found = Verdict(Cause.NONE, RUN, "", None, "", "", 0.0, "")
-    assert verdict_on_ranks(found, failed).failure == "", "a rank may come back"
+    assert run_verdict_to_message(found, failed).failure == "", "a rank may come back"
     for rank in failed:
         rank.state = State.FINISHED
-    assert verdict_on_ranks(found, failed).failure == "rank 1: ValueError: bad"
-    assert verdict_on_ranks(found, (), ended=failed).failure == "rank 1: ValueError: bad"
-    assert verdict_on_ranks(found, (), ended=failed[2:]).failure == ""
+    assert run_verdict_to_message(found, failed).failure == "rank 1: ValueError: bad"
+    assert run_verdict_to_message(found, (), ended=failed).failure == "rank 1: ValueError: bad"
+    assert run_verdict_to_message(found, (), ended=failed[2:]).failure == ""
 
 
 @pytest.mark.parametrize("cause", Cause)

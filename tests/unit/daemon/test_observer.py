@@ -18,7 +18,7 @@ from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS, WINDOW_SAMPLES
 from torchperfd_daemon.diagnosis.remedies import fix_of
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.observer.run_watch import why_first
-from torchperfd_daemon.service.translate import rank_status
+from torchperfd_daemon.service.translate import rank_status_to_message
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, State, Store
 from torchperfd_daemon.views import live as _view
@@ -457,13 +457,13 @@ def test_hang_ranks_are_stalled_and_the_stopped_one_stopped() -> None:
     watched.stacks = [stacks(rank, REDUCE) for rank in (0, 1, 3)]
     watched.stacks.append(stacks(2, (), Outcome.STOPPED))
     watched.stand(8)
-    assert [_view.rank_state(rank_status(rank)) for rank in watched.job.ranks] == ["training"] * 4
+    assert [_view.rank_state(rank_status_to_message(rank)) for rank in watched.job.ranks] == ["training"] * 4
     watched.stand(12)
-    states = [_view.rank_state(rank_status(rank)) for rank in watched.job.ranks]
+    states = [_view.rank_state(rank_status_to_message(rank)) for rank in watched.job.ranks]
     assert states == ["stalled", "stalled", "stopped", "stalled"]
     assert [rank.stalled_seconds for rank in watched.job.ranks] == pytest.approx([20] * 4, abs=1)
     watched.train(3)
-    assert [_view.rank_state(rank_status(rank)) for rank in watched.job.ranks] == ["training"] * 4
+    assert [_view.rank_state(rank_status_to_message(rank)) for rank in watched.job.ranks] == ["training"] * 4
 
 
 def test_long_pause_without_waiting_ranks_is_no_state() -> None:
@@ -472,7 +472,7 @@ def test_long_pause_without_waiting_ranks_is_no_state() -> None:
     watched.train(20)
     watched.stacks = [stacks(0, COMPUTE)]
     watched.stand(60)
-    assert _view.rank_state(rank_status(watched.job.ranks[0])) == "training"
+    assert _view.rank_state(rank_status_to_message(watched.job.ranks[0])) == "training"
 
 
 def test_verdict_second_cause_is_beside_the_first() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from torchperfd_daemon.service.translate_diagnosis import percentiles as messages
+from torchperfd_daemon.service.translate_diagnosis import percentiles_to_messages as messages
 from torchperfd_daemon.store import (
     KindTotal,
     Rank,

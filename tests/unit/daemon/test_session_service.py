@@ -139,7 +139,7 @@ async def test_outcome_of_a_promise_is_kept_in_one_line(served: Served, channel:
 )
 def test_identity_command_is_safe_to_paste(command: str, kept: str) -> None:
     message = session_pb2.RankIdentity(run="a", command=command)
-    assert translate.identity(message).command == kept
+    assert translate.identity_from_message(message).command == kept
 
 
 @with_daemon

@@ -232,7 +232,7 @@ async def test_rank_is_asked_over_grpc_and_its_answer_returned(
     counted = session_pb2.CollectiveReport(request_id=(await rank.receive()).tell_collectives.request_id)
     counted.groups.add(name="0", description="a\x1b[2J", begun=9, number=9, call="all_reduce", sizes="4")
     await rank.say(session_pb2.ClientMessage(collective_report=counted))
-    reported = translate_diagnosis.rank_stacks(await call.read())
+    reported = translate_diagnosis.rank_stacks_from_message(await call.read())
     assert await call.code() is grpc.StatusCode.OK
     assert (reported.rank, reported.world_size, reported.pid) == (3, 4, 70)
     assert (reported.outcome, reported.phase, reported.step) == (Outcome.ANSWERED, "forward", 2**62)

@@ -12,7 +12,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS
 from torchperfd_daemon.observer.mean_step import find_long_steps
 from torchperfd_daemon.service import node_survey, translate
 from torchperfd_daemon.service.node_survey import verdict_on
-from torchperfd_daemon.service.translate_diagnosis import LONG_STEPS_WORDS, verdict_on_ranks
+from torchperfd_daemon.service.translate_diagnosis import LONG_STEPS_WORDS, run_verdict_to_message
 from torchperfd_daemon.store import (
     MIN_PRESENT_STEPS,
     GcTotal,
@@ -108,7 +108,7 @@ def test_verdict_only_one_step_is_that_step() -> None:
 
 def test_status_slow_first_step_is_in_no_mean() -> None:
     _, rank = run_of((900, 100), (1, 3), (3, 5))
-    status = translate.rank_status(rank)
+    status = translate.rank_status_to_message(rank)
     assert status.step_seconds == pytest.approx(0.006)
     assert dict(status.phase_seconds) == pytest.approx({"data": 0.002, "forward": 0.004})
     assert status.steps == 3
@@ -116,12 +116,12 @@ def test_status_slow_first_step_is_in_no_mean() -> None:
 
 def test_status_only_one_step_is_shown() -> None:
     _, rank = run_of((900, 100))
-    assert translate.rank_status(rank).step_seconds == pytest.approx(1.0)
+    assert translate.rank_status_to_message(rank).step_seconds == pytest.approx(1.0)
 
 
 def test_status_first_step_not_held_leaves_nothing_out() -> None:
     _, rank = run_of((900, 100), (1, 3), (3, 5), kept=2)
-    assert translate.rank_status(rank).step_seconds == pytest.approx(0.006)
+    assert translate.rank_status_to_message(rank).step_seconds == pytest.approx(0.006)
 
 
 def messages(store: Store) -> list[control_pb2.RankSteps]:
@@ -256,12 +256,12 @@ def test_long_steps_of_an_unknown_deviation_are_none() -> None:
 def test_long_steps_are_remarked_beside_any_verdict() -> None:
     rank = run_of_long_steps("data")
     verdict = Verdict(Cause.INPUT_BOUND, "a", "", None, "data", "waits", 0.001, "")
-    assert [*verdict_on_ranks(verdict, [rank]).remarks] == [words(rank)]
-    assert [*verdict_on_ranks(verdict, [], ended=[rank]).remarks] == [words(rank)]
+    assert [*run_verdict_to_message(verdict, [rank]).remarks] == [words(rank)]
+    assert [*run_verdict_to_message(verdict, [], ended=[rank]).remarks] == [words(rank)]
 
 
 def test_long_steps_mean_stands_in_one_place() -> None:
     rank = run_of_long_steps("data")
     verdict = Verdict(Cause.UNKNOWN, "a", "", None, "", f"most of it {LONG_STEPS_WORDS}", 0.0, "")
-    [remark] = verdict_on_ranks(verdict, [rank]).remarks
+    [remark] = run_verdict_to_message(verdict, [rank]).remarks
     assert "about 8 of 400 steps are long, 202 ms each; most of" in remark

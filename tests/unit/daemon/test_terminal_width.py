@@ -87,7 +87,7 @@ class FakeDaemon:
         seconds = {bucket: 1000.0 * number for number, bucket in enumerate(Bucket)}
         ranks = [RankGoodput(rank, 1e9, 1e9 + 9e4, 2, 1, True, seconds) for rank in range(2)]
         return control_pb2.GetGoodputResponse(
-            runs=[translate_account.run_goodput_message(RunGoodput(RUN, ranks))]
+            runs=[translate_account.run_goodput_to_message(RunGoodput(RUN, ranks))]
         )
 
     def Stacks(self, request: Any, timeout: float) -> Iterator[control_pb2.RankStacks]:  # noqa: N802
@@ -103,7 +103,7 @@ class FakeDaemon:
                 step=100 + rank,
                 threads=(Thread(1, "MainThread", True, False, (code,)),),
             )
-            yield translate_diagnosis.rank_stacks_message(RUN, None, stacks)
+            yield translate_diagnosis.rank_stacks_to_message(RUN, None, stacks)
 
 
 def keep_runs(directory: Path) -> None:

@@ -42,7 +42,7 @@ TRAIN, VALIDATE = session_pb2.STEP_KIND_TRAIN, session_pb2.STEP_KIND_VALIDATE
 
 def test_only_training_steps_are_taken() -> None:
     batch = steps_message([10, 20, 30, 40], [TRAIN, VALIDATE, 0, TRAIN], data=[1, 2, 3, 4]).steps
-    steps = translate.training_steps(batch)
+    steps = translate.training_steps_from_message(batch)
     assert steps.duration_ns == array("q", [10, 40])
     assert steps.end_unix_ns == array("q", [1_000_000_000_010, 1_000_000_000_100])
     assert steps.phases == {"data": array("q", [1, 4])}
@@ -52,13 +52,13 @@ def test_columns_that_older_clients_send_are_passed_over() -> None:
     batch = steps_message([10, 20], data=[1, 2]).steps
     column = b"\x10" + columns([7, 8])[0]
     older = b"\x12" + column + b"\x32" + column  # index and samples
-    assert translate.training_steps(
+    assert translate.training_steps_from_message(
         session_pb2.StepBatch.FromString(batch.SerializeToString() + older)
-    ) == translate.training_steps(batch)
+    ) == translate.training_steps_from_message(batch)
 
 
 def test_an_empty_batch_is_no_steps() -> None:
-    steps = translate.training_steps(session_pb2.StepBatch())
+    steps = translate.training_steps_from_message(session_pb2.StepBatch())
     assert (len(steps.duration_ns), len(steps.end_unix_ns), steps.phases) == (0, 0, {})
 
 
@@ -77,7 +77,7 @@ def test_no_bytes_in_a_batch_break_the_daemon(count: int, blobs: list[bytes], ph
         phases=[session_pb2.PhaseColumn(phase=phase, ns=column)],
     )
     try:
-        steps = translate.training_steps(batch)
+        steps = translate.training_steps_from_message(batch)
     except translate.BadMessageError:
         return
     assert len(steps.duration_ns) == len(steps.end_unix_ns) <= count
@@ -99,9 +99,9 @@ def test_well_formed_columns_are_read_exactly_or_refused(rows: list[tuple[int, i
     expected = [(min(max(end, 0), 2**62), min(max(duration, 0), 2**58)) for end, duration in trained]
     if any(not -(2**63) <= end < 2**63 for end, _ in trained):
         with pytest.raises(translate.BadMessageError, match="ends after the end of time"):
-            translate.training_steps(batch)
+            translate.training_steps_from_message(batch)
         return
-    steps = translate.training_steps(batch)
+    steps = translate.training_steps_from_message(batch)
     assert list(zip(steps.end_unix_ns, steps.duration_ns, strict=True)) == expected
 
 
@@ -168,25 +168,25 @@ TOTALS = st.builds(
 
 @given(TOTALS)
 def test_totals_survive_the_wire(totals: Totals) -> None:
-    message = session_pb2.Account.FromString(translate_account.account_message(totals).SerializeToString())
-    assert translate_account.totals(message) == totals
+    message = session_pb2.Account.FromString(translate_account.totals_to_message(totals).SerializeToString())
+    assert translate_account.totals_from_message(message) == totals
 
 
 @given(st.floats(max_value=0, exclude_max=True) | st.sampled_from([float("inf"), float("nan")]))
 def test_what_is_no_quantity_is_not_known(value: float) -> None:
     message = session_pb2.Account(flops_per_step=value, peak_flops=value, overhead_ratio=value)
-    totals = translate_account.totals(message)
+    totals = translate_account.totals_from_message(message)
     assert (totals.flops_per_step, totals.peak_flops, totals.overhead) == (None, None, None)
 
 
 @pytest.mark.parametrize("threads", [0, 2**16 + 1, 2**32 - 1])
 def test_threads_that_no_process_has_are_not_known(threads: int) -> None:
     rank = Rank(RankIdentity("bert", 0), 0.0)
-    rank.totals = translate_account.totals(session_pb2.Account(threads=threads))
+    rank.totals = translate_account.totals_from_message(session_pb2.Account(threads=threads))
     assert rank.totals.threads is None
-    assert not translate.rank_status(rank).HasField("threads")
-    rank.totals = translate_account.totals(session_pb2.Account(threads=8))
-    assert translate.rank_status(rank).threads == 8
+    assert not translate.rank_status_to_message(rank).HasField("threads")
+    rank.totals = translate_account.totals_from_message(session_pb2.Account(threads=8))
+    assert translate.rank_status_to_message(rank).threads == 8
 
 
 def test_totals_out_of_range_are_limited() -> None:
@@ -215,7 +215,7 @@ def test_totals_out_of_range_are_limited() -> None:
         began_ns=most,
         ended_ns=most,
     )
-    totals = translate_account.totals(message)
+    totals = translate_account.totals_from_message(message)
     assert totals.train.phases == {"?]0;x?data": PhaseTotal(2**53, 2**58, 1e300, 2**58, 2**53)}
     assert (totals.train.steps, totals.train.ns, totals.train.squares) == (2**53, 2**58, 0.0)
     assert totals.dropped == {"ring": 2**53, "outbox": 2**53, "other": 2**53}
@@ -228,12 +228,14 @@ def test_totals_out_of_range_are_limited() -> None:
     rank = Rank(RankIdentity("bert", 0), 0.0)
     rank.totals = totals
     # What holds the limited numbers can be packed again, sums included.
-    assert translate.rank_status(rank).dropped_steps == 3 * 2**53
-    assert translate_account.totals(translate_account.account_message(totals)) == totals
+    assert translate.rank_status_to_message(rank).dropped_steps == 3 * 2**53
+    assert translate_account.totals_from_message(translate_account.totals_to_message(totals)) == totals
 
 
 def test_columns_out_of_range_are_limited() -> None:
-    steps = translate.training_steps(steps_message([-5, 10, 2**60], **{"da\nta": [-1, 2**63 - 1, 3]}).steps)
+    steps = translate.training_steps_from_message(
+        steps_message([-5, 10, 2**60], **{"da\nta": [-1, 2**63 - 1, 3]}).steps
+    )
     assert steps.duration_ns == array("q", [0, 10, 2**58])
     assert steps.phases == {"da?ta": array("q", [0, 2**58, 3])}
 
@@ -241,7 +243,7 @@ def test_columns_out_of_range_are_limited() -> None:
 @pytest.mark.parametrize("field", ["world_size", "local_rank", "node_rank", "pid", "process_start_ticks"])
 def test_identity_numbers_out_of_range_are_limited(field: str) -> None:
     most = 2**64 - 1 if field == "process_start_ticks" else 2**32 - 1
-    read = translate.identity(session_pb2.RankIdentity(run="bert", **{field: most}))  # type: ignore[arg-type]
+    read = translate.identity_from_message(session_pb2.RankIdentity(run="bert", **{field: most}))  # type: ignore[arg-type]
     assert 0 <= getattr(read, field) <= 2**53
     # What takes process ids takes C integers.
     assert read.pid < 2**31
@@ -249,7 +251,7 @@ def test_identity_numbers_out_of_range_are_limited(field: str) -> None:
 
 def test_a_rank_that_no_run_has_is_refused() -> None:
     with pytest.raises(translate.BadMessageError, match="no run has a rank 4294967295"):
-        translate.identity(session_pb2.RankIdentity(run="bert", rank=2**32 - 1))
+        translate.identity_from_message(session_pb2.RankIdentity(run="bert", rank=2**32 - 1))
 
 
 @pytest.mark.parametrize("cpus", [-1.0, float("nan"), float("inf"), 1e300])
@@ -258,7 +260,7 @@ def test_loader_facts_impossible_figures_are_not_known(cpus: float) -> None:
         session_pb2.LoaderUse(workers=1, cpus=cpus),
         session_pb2.LoaderUse(stages=session_pb2.InputStages(idle=cpus)),
     ):
-        assert translate_account.totals(session_pb2.Account(loader=loader)).loader is None
+        assert translate_account.totals_from_message(session_pb2.Account(loader=loader)).loader is None
 
 
 def test_totals_take_bounded_memory() -> None:
@@ -274,7 +276,7 @@ def test_totals_take_bounded_memory() -> None:
         coordinates=[session_pb2.Coordinate(dimension="d" * 100, rank=1, size=n) for n in range(500)],
         sync_waits=[session_pb2.SyncWait(file="f\n" * 999, call="c\x1b" * 99, ns=2**64 - 1)] * 99,
     )
-    totals = translate_account.totals(message)
+    totals = translate_account.totals_from_message(message)
     for total in (totals.train, totals.warmup):
         assert len(total.phases) <= 32
         assert max(map(len, total.phases)) <= 64
@@ -310,14 +312,14 @@ def test_an_identity_survives_the_wire() -> None:
         "77",
         "uid",
     )
-    assert translate.identity(pack(session_pb2.RankIdentity, own)) == own
+    assert translate.identity_from_message(pack(session_pb2.RankIdentity, own)) == own
 
 
 @given(st.text())
 def test_client_text_breaks_no_line_and_drives_no_terminal(text: str) -> None:
-    identity = translate.identity(session_pb2.RankIdentity(run="r", script=text))
-    ack = translate.ack(session_pb2.CaptureAck(reason=text))
-    result = translate.result(session_pb2.CaptureResult(reason=text, file=text))
+    identity = translate.identity_from_message(session_pb2.RankIdentity(run="r", script=text))
+    ack = translate.ack_from_message(session_pb2.CaptureAck(reason=text))
+    result = translate.result_from_message(session_pb2.CaptureResult(reason=text, file=text))
     for kept in (identity.script, ack.reason, result.reason, result.file):
         assert kept.isprintable()
         assert len(kept) <= 500
@@ -328,32 +330,34 @@ def test_a_result_is_what_the_rank_said() -> None:
     message = session_pb2.CaptureResult(
         ok=True, retry=True, start_step=7, file="rank0.json", bytes=9, sha256="ab" * 32, reason="why é"
     )
-    result = translate.result(message)
+    result = translate.result_from_message(message)
     assert (result.ok, result.retry, result.start_step, result.bytes) == (True, True, 7, 9)
     assert (result.file, result.sha256, result.reason) == ("rank0.json", "ab" * 32, "why é")
-    assert translate.result(session_pb2.CaptureResult(file="../../etc/passwd")).file == "passwd"
+    assert translate.result_from_message(session_pb2.CaptureResult(file="../../etc/passwd")).file == "passwd"
 
 
 @pytest.mark.parametrize("state", State)
 def test_every_state_has_its_message(state: State) -> None:
     value = session_pb2.RunState.Value(f"RUN_STATE_{state.name}")
-    assert translate.state(value) is state
+    assert translate.state_from_message(value) is state
 
 
 def test_an_unknown_state_is_none() -> None:
-    assert translate.state(0) is None
-    assert translate.state(99) is None
+    assert translate.state_from_message(0) is None
+    assert translate.state_from_message(99) is None
 
 
 def test_a_verdict_names_its_rank_or_minus_one() -> None:
     verdict = Verdict(Cause.INPUT_BOUND, "r", "node-a", 3, "data", "evidence", 0.5, "next")
-    message = translate_diagnosis.verdict_message(verdict)
+    message = translate_diagnosis.verdict_to_message(verdict)
     assert (message.cause, message.rank, message.summary) == (
         "input-bound",
         3,
         "input-bound · rank 3 on node-a · evidence",
     )
-    assert translate_diagnosis.verdict_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
+    assert (
+        translate_diagnosis.verdict_to_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
+    )
 
 
 def test_slow_line_survives_the_way_through_another_node() -> None:
@@ -362,12 +366,12 @@ def test_slow_line_survives_the_way_through_another_node() -> None:
     )
     verdict = Verdict(Cause.INPUT_BOUND, "r", "", None, "data", "evidence", 0.5, "", line=line)
     verdict = replace(verdict, stages=InputStages(2, 30, 0.05, 0.02, idle=0.1))
-    message = translate_diagnosis.verdict_message(verdict)
-    assert fleet_translate.verdict(message).line == line
-    assert fleet_translate.verdict(message).stages == verdict.stages
+    message = translate_diagnosis.verdict_to_message(verdict)
+    assert fleet_translate.verdict_from_message(message).line == line
+    assert fleet_translate.verdict_from_message(message).stages == verdict.stages
     message.line.share, message.line.file, message.stages.idle = math.nan, "a\x1b[2J", math.inf
-    assert fleet_translate.verdict(message).stages is None
-    tidied = fleet_translate.verdict(message).line
+    assert fleet_translate.verdict_from_message(message).stages is None
+    tidied = fleet_translate.verdict_from_message(message).line
     assert tidied is not None
     assert (tidied.share, tidied.file) == (0.0, "a?[2J")
 
@@ -375,18 +379,18 @@ def test_slow_line_survives_the_way_through_another_node() -> None:
 def test_account_and_note_survive_the_way_through_another_node() -> None:
     account = uneven_account()
     verdict = Verdict(Cause.UNKNOWN, "r", "", None, "", "", 0.0, "", account=account, note="busy node")
-    message = translate_diagnosis.verdict_message(verdict)
-    assert fleet_translate.verdict(message).account == account
-    assert fleet_translate.verdict(message).note == "busy node"
+    message = translate_diagnosis.verdict_to_message(verdict)
+    assert fleet_translate.verdict_from_message(message).account == account
+    assert fleet_translate.verdict_from_message(message).note == "busy node"
     message.note, message.account.parts[0].kind = "a\x1b[2J", "newer"
     message.account.parts[0].seconds, message.account.parts[1].name = math.nan, "b\x1b[2J"
-    tidied = fleet_translate.verdict(message)
+    tidied = fleet_translate.verdict_from_message(message)
     assert tidied.note == "a?[2J"
     assert tidied.account is not None
     assert tidied.account.parts[0] == Part(PartKind.UNNAMED, "", 0.0)
     assert tidied.account.parts[1].name == "b?[2J"
     message.account.step_seconds = math.inf
-    assert fleet_translate.verdict(message).account is None
+    assert fleet_translate.verdict_from_message(message).account is None
 
 
 @pytest.mark.parametrize("state", CaptureState)
@@ -403,7 +407,7 @@ def test_progress_is_reported_per_rank(state: CaptureState) -> None:
         [RankTrace(2, state, "so", "rank2.json", 9, "ab", pause_seconds=1.5)],
     )
     progress = Progress(record, Path("/captures/one"), timed_out=True, next_steps={2: 121})
-    message = translate.capture_progress(progress)
+    message = translate.progress_to_message(progress)
     assert message == control_pb2.CaptureProgress(
         capture_id="one",
         state=control_pb2.CaptureState.Value(f"CAPTURE_STATE_{state.name}"),
@@ -434,14 +438,14 @@ def test_capture_options_survive_the_wire() -> None:
         CaptureOptions(9, True, False, True),
         CaptureOptions(1, False, True, False),
     ):
-        assert translate.capture_options(translate.capture_options_message(own)) == own
+        assert translate.capture_options_from_message(translate.capture_options_to_message(own)) == own
 
 
 def test_blocks_of_steps_are_passed_on_unless_too_large() -> None:
     for packed, kept in ((b"any", b"any"), (bytes(65 << 10), b"")):
-        totals = translate_account.totals(session_pb2.Account(step_blocks=packed))
+        totals = translate_account.totals_from_message(session_pb2.Account(step_blocks=packed))
         assert totals.step_blocks == kept
-        assert translate_account.account_message(totals).step_blocks == kept
+        assert translate_account.totals_to_message(totals).step_blocks == kept
 
 
 def test_share_is_of_the_verdicts_own_step() -> None:
