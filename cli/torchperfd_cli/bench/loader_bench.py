@@ -14,7 +14,8 @@ from torchperfd.model.loader_workers import (
     advise_loader,
     predict_step,
 )
-from torchperfd.model.terminal_text import TextTable, fold_text, text_width
+from torchperfd.model.tables import TextTable
+from torchperfd.model.terminal_text import fold_text, text_width
 from torchperfd_cli.bench.loader_process import LoaderMeasurer
 from torchperfd_cli.bench.search import LoaderSearch, SearchSpace, with_workers
 from torchperfd_cli.bench.settings import (

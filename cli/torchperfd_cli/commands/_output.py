@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from torchperfd.model import terminal_text
-from torchperfd.model.terminal_text import TextTable
+from torchperfd.model.tables import TextTable
 from torchperfd.v1.access import write_file
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 from torchperfd_daemon.text import printable

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from torchperfd.model.formatting import did_you_mean
-from torchperfd.model.terminal_text import TextTable
+from torchperfd.model.tables import TextTable
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._capture_catalog import (
     DaemonCatalog,

@@ -3,13 +3,12 @@
 It is laid out as text for a terminal, as Markdown and as HTML.
 """
 
-import re
 from collections.abc import Iterator
 from html import escape
-from itertools import pairwise
 
 from torchperfd.model.formatting import duration, size
-from torchperfd.model.terminal_text import TextTable, beginning, fold_text, text_width
+from torchperfd.model.tables import TextTable, escape_markdown, markdown_table
+from torchperfd.model.terminal_text import beginning, fold_text, text_width
 from torchperfd.report.numbers import Row, Table
 
 NOTHING = "-"
@@ -156,7 +155,7 @@ def _duration(seconds: float | None) -> str:
     return NOTHING if seconds is None else duration(seconds)
 
 
-_TEXT_WIDTH = 98
+_TEXT_WIDTH = 96
 _ACTION_WIDTHS = (13, 24)
 """Least and most characters of an action; in between, what the other columns leave."""
 _LEFT_COLUMNS = 2
@@ -185,30 +184,38 @@ def _text_lines(table: Table, width: int | None) -> Iterator[str]:
         yield fold_text(f"  note: {note}", width)
 
 
+def _grouped(table: Table) -> list[tuple[str, ...]]:
+    """Return the words of each row, without the phase where it is that of the row above."""
+    rows, above = [], ""
+    for phase, *words in cells(table):
+        rows.append(("" if phase == above else phase, *words))
+        above = phase
+    return rows
+
+
 def _wide_table(table: Table) -> Iterator[str]:
-    body, heads = cells(table), headings(table)
-    widths = [max(map(text_width, column)) for column in zip(heads, *body, strict=True)]
+    heads, rows = headings(table), _grouped(table)
     least, most = _ACTION_WIDTHS
-    widths[1] = min(widths[1], most, max(least, _TEXT_WIDTH + widths[1] - sum(widths) - 2 * len(widths)))
-    body = [(row[0], _cut_word(row[1], widths[1]), *row[2:]) for row in body]
-    rule = "  " + "─" * (sum(widths) + 2 * len(widths) - 2)
-    yield _text_line(heads, widths)
-    yield rule
-    yield _text_line(body[0], widths)
-    for above, row in pairwise(body):
-        if row[0] != above[0]:
-            yield rule
-            yield _text_line(row, widths)
-        else:
-            yield _text_line(("", *row[1:]), widths)
+    excess = TextTable(heads, rows).draw().width - _TEXT_WIDTH
+    widest = max(text_width(words[1]) for words in (heads, *rows))
+    room = min(widest, most, max(least, widest - excess))
+    rows = [(phase, _cut_word(action, room), *numbers) for phase, action, *numbers in rows]
+    # A cut within a wide character leaves a column free, which the table keeps.
+    heads = (heads[0], heads[1].ljust(room), *heads[2:])
+    drawn = TextTable(heads, rows, left=heads[:_LEFT_COLUMNS]).draw()
+    yield from (f"  {line}" for line in drawn.head)
+    for (phase, *_), lines in zip(rows, drawn.rows, strict=True):
+        if phase:
+            yield "  " + "─" * drawn.width
+        yield from (f"  {line}" for line in lines)
 
 
 def _narrow_table(table: Table, width: int) -> Iterator[str]:
     """Yield the table with the phases on lines of their own, and heads on several."""
-    body, (_, action, *heads) = cells(table), headings(table)
+    (_, action, *heads), rows = headings(table), _grouped(table)
     drawn = TextTable(
         (action, *heads),
-        [row[1:] for row in body],
+        [row[1:] for row in rows],
         left=(action,),
         shorten=action,
         lift=(action,),
@@ -216,53 +223,25 @@ def _narrow_table(table: Table, width: int) -> Iterator[str]:
         folds_heads=True,
     ).draw(width - 2)
     yield from (f"  {line}" for line in drawn.head)
-    phase = ""
-    for row, lines in zip(body, drawn.rows, strict=True):
-        if row[0] != phase:
-            phase = row[0]
+    for (phase, *_), lines in zip(rows, drawn.rows, strict=True):
+        if phase:
             yield f"  ── {phase} ".ljust(drawn.width + 2, "─")
         yield from (f"  {line}" for line in lines)
-
-
-def _text_line(row: tuple[str, ...], widths: list[int]) -> str:
-    padded = []
-    for column, (word, width) in enumerate(zip(row, widths, strict=True)):
-        padding = " " * (width - text_width(word))
-        padded.append(word + padding if column < _LEFT_COLUMNS else padding + word)
-    return "  " + "  ".join(padded)
 
 
 def _cut_word(word: str, width: int) -> str:
     return word if text_width(word) <= width else f"{beginning(word, width - 1)}…"
 
 
-_SPECIAL_IN_MARKDOWN = re.compile(r"([\\`*_{}\[\]|~])")
-
-
 def render_markdown(table: Table) -> str:
     """Return the table, ending in a newline."""
-    lines = [f"**{_escape_markdown(title(table))}**", ""]
+    lines = [f"**{escape_markdown(title(table))}**", ""]
     if table.rows:
         heads = headings(table)
-        lines += [_markdown_line(heads), "|---|---|" + "---:|" * (len(heads) - 2)]
-        group = ""
-        for phase, action, *numbers in cells(table):
-            lines.append(
-                _markdown_line(["" if phase == group else phase, _escape_markdown(action), *numbers])
-            )
-            group = phase
-        lines.append("")
-    lines += [f"- {_escape_markdown(line)}" for line in (*facts(table), *table.notes)]
+        rows = [(phase, escape_markdown(action), *numbers) for phase, action, *numbers in _grouped(table)]
+        lines += [*markdown_table(heads, "|---|---|" + "---:|" * (len(heads) - _LEFT_COLUMNS), rows), ""]
+    lines += [f"- {escape_markdown(line)}" for line in (*facts(table), *table.notes)]
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _escape_markdown(word: str) -> str:
-    """Return a word that means nothing but itself."""
-    return _SPECIAL_IN_MARKDOWN.sub(r"\\\1", escape(word, quote=False))
-
-
-def _markdown_line(words: "tuple[str, ...] | list[str]") -> str:
-    return "| " + " | ".join(words) + " |"
 
 
 # In place, since notebooks and mail drop <style>; colours with alpha, since the theme is not ours.
@@ -293,10 +272,7 @@ def _html_lines(table: Table) -> Iterator[str]:
         )
         yield f'<thead><tr style="background:transparent">{heads}</tr></thead>'
         yield "<tbody>"
-        group = ""
-        for row, texts in zip(table.rows, cells(table), strict=True):
-            yield _row(row, texts, first=row.phase != group)
-            group = row.phase
+        yield from map(_row, table.rows, _grouped(table))
         yield "</tbody>"
         yield "</table>"
     else:
@@ -306,11 +282,10 @@ def _html_lines(table: Table) -> Iterator[str]:
     yield "</div>"
 
 
-def _row(row: Row, texts: tuple[str, ...], *, first: bool) -> str:
+def _row(row: Row, texts: tuple[str, ...]) -> str:
     phase, *words, share = texts
-    line = f";{_LINE}" if first else ""
-    cell = f"{_CELL}{line}"
-    parts = [f'<th scope="row" style="{cell};font-weight:600;text-align:left">{phase if first else ""}</th>']
+    cell = f"{_CELL};{_LINE}" if phase else _CELL
+    parts = [f'<th scope="row" style="{cell};font-weight:600;text-align:left">{phase}</th>']
     parts += [
         f'<td style="{cell};text-align:{_align(column)}">{escape(word)}</td>'
         for column, word in enumerate(words, start=1)

@@ -4,7 +4,8 @@ import time
 from itertools import chain
 from typing import Any
 
-from torchperfd.model.terminal_text import TextTable, fold_text, paint
+from torchperfd.model.tables import TextTable, markdown_table
+from torchperfd.model.terminal_text import fold_text, paint
 from torchperfd.runs.comparison import PhaseChange, RunComparison
 from torchperfd.runs.record import RunRecord
 
@@ -53,15 +54,13 @@ def comparison_markdown(comparison: RunComparison) -> str:
     """Return the same as GitHub-flavoured Markdown, without a newline at the end."""
     lines = [f"**{_escaped(headline(comparison))}**", ""]
     lines += [f"- {_escaped(line)}" for line in findings(comparison)]
-    lines += ["", "| " + " | ".join((*_HEADS[:5], "verdict")) + " |", "|:--|--:|--:|--:|--:|:--|"]
-    for phase in comparison.phases:
-        cells = [_escaped(cell) for cell in _cells(phase)]
-        if phase.is_changed:
-            cells = [f"**{cell}**" for cell in cells]
-        lines.append("| " + " | ".join(cells) + " |")
+    rows = [[_escaped(cell) for cell in _cells(phase)] for phase in comparison.phases]
+    marks = ["**" if phase.is_changed else "" for phase in comparison.phases]
+    rows = [[f"{mark}{cell}{mark}" for cell in row] for mark, row in zip(marks, rows, strict=True)]
+    lines += ["", *markdown_table((*_HEADS[:-1], "verdict"), "|:--|--:|--:|--:|--:|:--|", rows)]
     if comparison.parts:
-        lines += ["", "| " + " | ".join(_PART_HEADS) + " |", "|:--|--:|--:|--:|"]
-        lines += ["| " + " | ".join(map(_escaped, cells)) + " |" for cells in _part_cells(comparison)]
+        rows = [[_escaped(cell) for cell in cells] for cells in _part_cells(comparison)]
+        lines += ["", *markdown_table(_PART_HEADS, "|:--|--:|--:|--:|", rows)]
     lines += ["", f"- A: {_escaped(_side(comparison.before))}", f"- B: {_escaped(_side(comparison.after))}"]
     lines += [f"- {_escaped(line)}" for line in _context(comparison)]
     return "\n".join(lines)

@@ -1,16 +1,15 @@
 """Formats numbers, names and tables of all reports, for terminals, logs and Markdown."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 from typing import IO, Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from torchperfd.model.terminal_text import TextTable, fold_text, shortened
+from torchperfd.model.tables import TextTable, escape_markdown, markdown_table
+from torchperfd.model.terminal_text import fold_text, shortened
 from torchperfd_daemon import text as texts
 
 PLAIN_WIDTH: Final = 110
@@ -19,7 +18,6 @@ UNCUT: Final = 1_000_000
 """The width off a terminal, where nothing is cut: a log or another program gets everything."""
 _GAP: Final = 3
 _INDENT: Final = 2
-_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]|~])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +52,9 @@ class Table:
 
     def as_markdown(self) -> str:
         """Return it as GitHub-flavoured Markdown, ending in a newline."""
-        lines = [self.headings, ("---", *("---:" for _ in self.headings[1:]))]
-        lines += [(escaped(name), *numbers) for name, *numbers in self.rows]
-        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        rule = "| --- |" + " ---: |" * (len(self.headings) - 1)
+        rows = [(escaped(name), *numbers) for name, *numbers in self.rows]
+        return "".join(f"{line}\n" for line in markdown_table(self.headings, rule, rows))
 
 
 class _PrintableConsole(Console):
@@ -100,4 +98,4 @@ def name_in_sentence(text: str, width: int) -> str:
 
 def escaped(text: str) -> str:
     """Return text escaped for Markdown, on one line."""
-    return _SPECIAL.sub(r"\\\1", escape(printable(text), quote=False))
+    return escape_markdown(printable(text))
