@@ -9,27 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.commands import Run
 from tests.support.golden import GOLDEN, check_golden
 
-from torchperfd_cli import main
 from torchperfd_daemon import analysis
 from torchperfd_daemon.errors import TorchperfdError
 
 SMALL = "trace_small.json"
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def analyze(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command beside the golden trace; return exit code, stdout and stderr."""
+def analyze(analyze: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command beside the golden trace."""
     monkeypatch.chdir(GOLDEN)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main.run_command(["analyze", *arguments])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return analyze
 
 
 def summary() -> analysis.Summary:

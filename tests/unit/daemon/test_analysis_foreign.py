@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.support.golden import GOLDEN
 
-from torchperfd_cli import main
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.categories import Hint, category, inferred
 
@@ -278,18 +277,6 @@ def test_load_host_that_runs_ahead_loses_no_kernel(tmp_path: Path) -> None:
 
 TRITON = b'[{"id":1,"model_name":"simple","model_version":1,"timestamps":[{"name":"REQUEST_START","ns":5}]}]'
 DUMP = pickle.dumps({"version": "2.10", "pg_config": {}, "entries": []})
-
-
-@pytest.fixture
-def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
-    """Run the command; return exit code, stdout and stderr."""
-
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        code = main.run_command(["analyze", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.traces import document, event, trace_of
 
-from torchperfd_cli import main
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.picture import draw
 from torchperfd_daemon.analysis.timeline import Lane
@@ -247,18 +245,6 @@ def test_a_page_of_many_ranks_shares_its_rectangles() -> None:
     alone, eight, thousand = map(analysis.rectangles_for, (1, 8, 1000))
     assert alone == 8 * eight
     assert 0 < thousand < eight
-
-
-@pytest.fixture
-def analyze(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command; return exit code, stdout and stderr."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main.run_command(["analyze", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_the_command_writes_a_page_of_the_ranks_it_could_read(

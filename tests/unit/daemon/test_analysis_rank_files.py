@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.commands import Run
 from tests.unit.daemon.test_analysis_foreign import complete, kernel, launch, whole
 
-from torchperfd_cli import main
 from torchperfd_daemon import analysis
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.text import ranks_phrase, ranks_text
@@ -157,20 +157,12 @@ def test_rank_files_two_named_files_of_one_rank_are_refused(tmp_path: Path) -> N
         ranks(tmp_path / "a.json", tmp_path / "b.json")
 
 
-def run(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    code = main.run_command([*map(str, arguments)])
-    captured = capfd.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_analyze_directory_and_list_find_the_waiting_rank(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_analyze_directory_and_list_find_the_waiting_rank(tmp_path: Path, run: Run) -> None:
     """Rank 1 comes 5 µs later: the transfer is 55 µs and rank 0 waits for 5."""
     names = ("host1_77.1712345678901.pt.trace.json", "host1_78.1712345678902.pt.trace.json")
     fill(tmp_path, **{names[0]: text(0), names[1]: text(1, start=25)})
     for arguments in ((tmp_path,), tuple(tmp_path / name for name in reversed(names))):
-        code, out, err = run(capfd, "analyze", "--json", *arguments)
+        code, out, err = run("analyze", "--json", *arguments)
         document = json.loads(out)
         (collective,) = document["across"]["collectives"]
         assert (code, err) == (0, "")
@@ -178,39 +170,23 @@ def test_analyze_directory_and_list_find_the_waiting_rank(
         assert (collective["transfer_us"], collective["wait_us"]) == (55, 5)
 
 
-def test_compare_ranks_of_a_directory_by_what_files_say(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_ranks_of_a_directory_by_what_files_say(tmp_path: Path, run: Run) -> None:
     fill(tmp_path, **{"x.json": text(0), "y.json": text(6, start=25)})
-    code, out, _ = run(capfd, "compare", tmp_path, "--ranks", "0,6", "--json")
+    code, out, _ = run("compare", tmp_path, "--ranks", "0,6", "--json")
     document = json.loads(out)
     assert code == 0
     assert document["before"]["paths"] == [str(tmp_path / "x.json")]
     assert document["after"]["paths"] == [str(tmp_path / "y.json")]
-    code, _, err = run(capfd, "compare", tmp_path, "--ranks", "0,1")
+    code, _, err = run("compare", tmp_path, "--ranks", "0,1")
     assert (code, err.splitlines()[0]) == (3, "torchperfd: A has no rank 1; it has 0, 6")
 
 
-def test_analyze_damaged_rank_of_a_directory_is_missing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_analyze_damaged_rank_of_a_directory_is_missing(tmp_path: Path, run: Run) -> None:
     fill(tmp_path, **{"rank-0.json": text(0), "rank-1.json": ""})
-    code, out, err = run(capfd, "analyze", tmp_path, "--json")
+    code, out, err = run("analyze", tmp_path, "--json")
     assert code == 5
     assert [entry["rank"] for entry in json.loads(out)["failed"]] == [1]
     assert "1 of 2 ranks are missing (1)" in err
-
-
-@pytest.fixture
-def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
-    """Run the command; return exit code, stdout and stderr."""
-
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        code = main.run_command(["analyze", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def job(folder: Path, ranks: int, late: int) -> Path:

@@ -46,11 +46,6 @@ def saying(script: str) -> Any:
     return lambda files: [sys.executable, "-c", script, *files.folders]
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog(tmp_path / "captures")
-
-
 def names(catalog: Catalog, capture_id: str) -> list[str]:
     return sorted(path.name for path in catalog.folder(capture_id).iterdir())
 
@@ -155,7 +150,7 @@ def test_analyser_is_the_captures_user_without_the_environment(
     catalog.save(record)
     script = (
         "import json, os, sys\n"
-        "from torchperfd_daemon import cli\n"
+        "from torchperfd_cli import main as cli\n"
         "from torchperfd_daemon.captures import low_priority\n"
         "def facts():\n"
         "    found = [os.getresuid(), os.getresgid(), os.getgroups(), 'AWS_SECRET' in os.environ]\n"

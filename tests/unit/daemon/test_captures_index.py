@@ -22,11 +22,6 @@ from torchperfd_daemon.errors import TorchperfdError
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog(tmp_path / "captures")
-
-
-@pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders that were read; the index is there so that they are few."""
     read = folder.read

@@ -37,11 +37,6 @@ HOSTILE_IDS = [
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog(tmp_path / "captures")
-
-
-@pytest.fixture
 def odd_umask() -> Iterator[None]:
     previous = os.umask(0o077)
     yield

@@ -5,41 +5,21 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import click
 import pytest
+from tests.support.commands import Run
 from tests.support.run_documents import run_file
 
-from torchperfd._version import (
-    NATIVE_ABI,
-    NATIVE_MODULES,
-    __revision__,
-    __version__,
-    missing_native_modules,
-)
+from torchperfd._version import NATIVE_ABI, NATIVE_MODULES, __revision__, __version__, missing_native_modules
 from torchperfd.model.own_commands import script_command
 from torchperfd.runs.store import RunStore
 from torchperfd_cli import main
 from torchperfd_cli.commands import version
 from torchperfd_cli.main import EXAMPLES
 from torchperfd_daemon import errors
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command; return exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main.run_command(list(arguments))
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def test_help_names_every_command(run: Run) -> None:

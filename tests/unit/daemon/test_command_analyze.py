@@ -7,23 +7,10 @@ from typing import Any
 import pytest
 from tests.support.golden import GOLDEN, check_golden
 
-from torchperfd_cli import main
 from torchperfd_daemon import analysis
 from torchperfd_daemon.errors import TorchperfdError
 
 SMALL = GOLDEN / "trace_small.json"
-
-
-@pytest.fixture
-def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
-    """Run the command; return exit code, stdout and stderr."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main.run_command(["analyze", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_the_text_is_the_golden_file(analyze: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,11 +129,7 @@ def test_names_from_a_trace_cannot_drive_the_terminal(analyze: Any, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("content", "code", "said"),
-    [
-        (None, 3, "there is no trace at"),
-        (b"", 1, "is empty"),
-        (b"not json", 1, "not a PyTorch trace"),
-    ],
+    [(None, 3, "there is no trace at"), (b"", 1, "is empty"), (b"not json", 1, "not a PyTorch trace")],
 )
 def test_errors_are_one_line_with_their_code(
     analyze: Any, tmp_path: Path, content: bytes | None, code: int, said: str

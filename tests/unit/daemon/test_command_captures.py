@@ -5,33 +5,20 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.commands import Run, runner
 
 from torchperfd_cli import main
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
 from torchperfd_daemon.captures.destination import write_upload_marker
 
-Captures = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog(tmp_path / "captures")
-
-
-@pytest.fixture
-def captures(catalog: Catalog, capfd: pytest.CaptureFixture[str]) -> Captures:
-    """Run the command; return exit code, stdout and stderr."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main.run_command(["captures", "--captures-dir", str(catalog.directory), *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+def captures(catalog: Catalog, capfd: pytest.CaptureFixture[str]) -> Run:
+    return runner(capfd, "captures", "--captures-dir", str(catalog.directory))
 
 
 @pytest.fixture
@@ -59,7 +46,7 @@ def add(catalog: Catalog, capture_id: str, requested_at: float = 1_700_000_000.0
     return folder
 
 
-def test_the_list_is_a_table_newest_first(captures: Captures, catalog: Catalog, utc: None) -> None:
+def test_the_list_is_a_table_newest_first(captures: Run, catalog: Catalog, utc: None) -> None:
     add(catalog, "20231114-221320-aaaaaa")
     add(
         catalog,
@@ -82,13 +69,13 @@ def test_the_list_is_a_table_newest_first(captures: Captures, catalog: Catalog, 
     ]
 
 
-def test_captures_alone_lists_them(captures: Captures, catalog: Catalog, utc: None) -> None:
+def test_captures_alone_lists_them(captures: Run, catalog: Catalog, utc: None) -> None:
     add(catalog, "one")
     assert captures() == captures("list")
     assert "one" in captures()[1]
 
 
-def test_the_list_as_json(captures: Captures, catalog: Catalog) -> None:
+def test_the_list_as_json(captures: Run, catalog: Catalog) -> None:
     add(catalog, "one")
     code, out, err = captures("list", "--json")
     assert (code, err) == (0, "")
@@ -104,12 +91,12 @@ def test_the_list_as_json(captures: Captures, catalog: Catalog) -> None:
     assert [rank["file"] for rank in entry["ranks"]] == ["rank0.json", "rank1.json"]
 
 
-def test_an_empty_list_is_said_on_stderr(captures: Captures, catalog: Catalog) -> None:
+def test_an_empty_list_is_said_on_stderr(captures: Run, catalog: Catalog) -> None:
     assert captures("list") == (0, "", f"no captures in {catalog.directory}\n")
     assert json.loads(captures("list", "--json")[1])["captures"] == []
 
 
-def test_a_runs_name_cannot_drive_the_terminal(captures: Captures, catalog: Catalog) -> None:
+def test_a_runs_name_cannot_drive_the_terminal(captures: Run, catalog: Catalog) -> None:
     add(catalog, "one", run="\x1b]0;owned\x07\n")
     code, out, _ = captures("list")
     assert code == 0
@@ -118,7 +105,7 @@ def test_a_runs_name_cannot_drive_the_terminal(captures: Captures, catalog: Cata
     assert out.count("\n") == 2
 
 
-def test_get_copies_and_says_where(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
+def test_get_copies_and_says_where(captures: Run, catalog: Catalog, tmp_path: Path) -> None:
     add(catalog, "one")
     target = tmp_path / "new" / "place"
     assert captures("get", "one", "--output", target) == (0, f"{target / 'one'}\n", "")
@@ -127,7 +114,7 @@ def test_get_copies_and_says_where(captures: Captures, catalog: Catalog, tmp_pat
 
 
 def test_get_copies_into_the_current_directory(
-    captures: Captures, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captures: Run, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(catalog, "one")
     monkeypatch.chdir(tmp_path)
@@ -136,7 +123,7 @@ def test_get_copies_into_the_current_directory(
 
 
 def test_get_drops_open_permissions_and_foreign_files(
-    captures: Captures, catalog: Catalog, tmp_path: Path
+    captures: Run, catalog: Catalog, tmp_path: Path
 ) -> None:
     folder = add(catalog, "one")
     secret = tmp_path / "secret"
@@ -150,7 +137,7 @@ def test_get_drops_open_permissions_and_foreign_files(
     assert not stat.S_IMODE(copy.stat().st_mode) & (stat.S_IWOTH | stat.S_ISVTX)
 
 
-def test_get_never_overwrites(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
+def test_get_never_overwrites(captures: Run, catalog: Catalog, tmp_path: Path) -> None:
     add(catalog, "one")
     (tmp_path / "one").mkdir()
     assert captures("get", "one", "-o", tmp_path) == (
@@ -161,7 +148,7 @@ def test_get_never_overwrites(captures: Captures, catalog: Catalog, tmp_path: Pa
     assert list((tmp_path / "one").iterdir()) == []
 
 
-def test_get_says_why_it_cannot_copy(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
+def test_get_says_why_it_cannot_copy(captures: Run, catalog: Catalog, tmp_path: Path) -> None:
     add(catalog, "one")
     (tmp_path / "file").write_text("")
     code, out, err = captures("get", "one", "-o", tmp_path / "file" / "below")
@@ -170,7 +157,7 @@ def test_get_says_why_it_cannot_copy(captures: Captures, catalog: Catalog, tmp_p
     assert err.count("\n") == 1
 
 
-def test_rm_deletes(captures: Captures, catalog: Catalog) -> None:
+def test_rm_deletes(captures: Run, catalog: Catalog) -> None:
     for capture_id in ("one", "two", "three"):
         add(catalog, capture_id)
     assert captures("rm", "one", "two") == (0, "", "deleted one\ndeleted two\n")
@@ -178,7 +165,7 @@ def test_rm_deletes(captures: Captures, catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("verb", ["get", "rm"])
-def test_a_capture_that_is_not_there_is_named(captures: Captures, catalog: Catalog, verb: str) -> None:
+def test_a_capture_that_is_not_there_is_named(captures: Run, catalog: Catalog, verb: str) -> None:
     assert captures(verb, "nope") == (
         3,
         "",
@@ -203,7 +190,7 @@ def test_the_directory_comes_from_the_environment(
     assert f"{catalog.directory.parent}/state/torchperfd/captures" in capfd.readouterr().err
 
 
-def test_the_list_can_be_narrowed(captures: Captures, catalog: Catalog) -> None:
+def test_the_list_can_be_narrowed(captures: Run, catalog: Catalog) -> None:
     for number in range(4):
         add(catalog, f"c{number}", time.time() - 3600 * number, run="bert" if number % 2 else "gpt")
     add(catalog, "bad", 1_700_000_000.0, state=CaptureState.FAILED)
@@ -224,7 +211,7 @@ def test_the_list_can_be_narrowed(captures: Captures, catalog: Catalog) -> None:
     assert captures("list", "--run", "nope") == (0, "", f"no such captures in {catalog.directory}\n")
 
 
-def test_the_table_ends_after_a_hundred_and_says_so(captures: Captures, catalog: Catalog) -> None:
+def test_the_table_ends_after_a_hundred_and_says_so(captures: Run, catalog: Catalog) -> None:
     for number in range(103):
         add(catalog, f"c{number}", 1_700_000_000.0 + number)
     _, out, err = captures("list")
@@ -234,7 +221,7 @@ def test_the_table_ends_after_a_hundred_and_says_so(captures: Captures, catalog:
     assert len(json.loads(captures("list", "--json")[1])["captures"]) == 103
 
 
-def test_what_is_pinned_is_marked_and_stays(captures: Captures, catalog: Catalog) -> None:
+def test_what_is_pinned_is_marked_and_stays(captures: Run, catalog: Catalog) -> None:
     add(catalog, "one")
     add(catalog, "two")
     assert captures("pin", "one") == (0, "", "")
@@ -251,7 +238,7 @@ def test_what_is_pinned_is_marked_and_stays(captures: Captures, catalog: Catalog
     assert captures("rm", "one") == (0, "", "deleted one\n")
 
 
-def test_rm_by_age(captures: Captures, catalog: Catalog) -> None:
+def test_rm_by_age(captures: Run, catalog: Catalog) -> None:
     for days in (1, 8, 9):
         add(catalog, f"d{days}", time.time() - 86400 * days)
     assert captures("rm", "--older-than", "1w", "--dry-run") == (0, "d8\nd9\n", "")
@@ -261,7 +248,7 @@ def test_rm_by_age(captures: Captures, catalog: Catalog) -> None:
     assert [found.record.capture_id for found in catalog.list().captures] == ["d1"]
 
 
-def test_rm_of_what_is_in_progress_is_refused(captures: Captures, catalog: Catalog) -> None:
+def test_rm_of_what_is_in_progress_is_refused(captures: Run, catalog: Catalog) -> None:
     catalog.create("20231114-221320-abcdef")
     code, out, err = captures("rm", "20231114-221320-abcdef")
     assert (code, out) == (1, "")
@@ -269,23 +256,19 @@ def test_rm_of_what_is_in_progress_is_refused(captures: Captures, catalog: Catal
 
 
 @pytest.mark.parametrize("arguments", [(), ("one", "--older-than", "7d"), ("--older-than", "7 years")])
-def test_rm_wants_either_names_or_an_age(
-    captures: Captures, catalog: Catalog, arguments: tuple[str, ...]
-) -> None:
+def test_rm_wants_either_names_or_an_age(captures: Run, catalog: Catalog, arguments: tuple[str, ...]) -> None:
     add(catalog, "one")
     assert captures("rm", *arguments)[0] == 2
     assert (catalog.directory / "one").exists()
 
 
 @pytest.mark.parametrize("verb", ["pin", "unpin"])
-def test_pinning_what_is_not_there_is_said(captures: Captures, catalog: Catalog, verb: str) -> None:
+def test_pinning_what_is_not_there_is_said(captures: Run, catalog: Catalog, verb: str) -> None:
     assert captures(verb, "nope")[0] == 3
     assert captures(verb, "../nope")[0] == 3
 
 
-def test_a_pin_does_not_go_through_a_planted_link(
-    captures: Captures, catalog: Catalog, tmp_path: Path
-) -> None:
+def test_a_pin_does_not_go_through_a_planted_link(captures: Run, catalog: Catalog, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     (add(catalog, "one") / ".pinned").symlink_to(victim)
     assert captures("pin", "one")[0] == 0
@@ -295,7 +278,7 @@ def test_a_pin_does_not_go_through_a_planted_link(
 
 
 def test_a_socket_in_the_environment_does_not_ask_for_a_daemon(
-    captures: Captures, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captures: Run, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(catalog, "one")
     monkeypatch.setenv("TORCHPERFD_SOCKET", str(tmp_path / "none.sock"))
@@ -305,7 +288,7 @@ def test_a_socket_in_the_environment_does_not_ask_for_a_daemon(
     assert err.startswith(f"torchperfd: no daemon answers at {tmp_path / 'none.sock'}; ")
 
 
-def test_uploads_show_where_a_daemon_uploads(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
+def test_uploads_show_where_a_daemon_uploads(captures: Run, catalog: Catalog, tmp_path: Path) -> None:
     add(catalog, "one")
     add(catalog, "two", 1_700_003_600.0, state=CaptureState.FAILED)
     assert "UPLOADED" not in captures("list")[1]
@@ -321,7 +304,7 @@ def test_uploads_show_where_a_daemon_uploads(captures: Captures, catalog: Catalo
     assert found == ["no", "pending"]
 
 
-def test_upload_sends_at_once_and_says_where(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
+def test_upload_sends_at_once_and_says_where(captures: Run, catalog: Catalog, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     digest = hashlib.sha256(b"{}").hexdigest()
     trace = RankTrace(0, CaptureState.COMPLETE, "", "rank0.json", 2, digest)
@@ -344,7 +327,7 @@ def test_upload_sends_at_once_and_says_where(captures: Captures, catalog: Catalo
     assert captures("upload", "one", "--to", other.as_uri())[:2] == (0, f"{other.as_uri()}/one\n")
 
 
-def test_upload_says_what_cannot_be_uploaded(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
+def test_upload_says_what_cannot_be_uploaded(captures: Run, catalog: Catalog, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     # Of one rank: with two wrong files, either may be the first that is seen.
     add(catalog, "one", ranks=[RankTrace(0, CaptureState.COMPLETE, "", "rank0.json", 1_500_000, "ab")])

@@ -1,30 +1,20 @@
 """``torchperfd compare``: its text, Markdown and JSON, its ranks, its exit codes, and real traces."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.commands import Run, runner
 from tests.support.golden import check_golden
 from tests.unit.daemon import traces
-
-from torchperfd_cli import main
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def compare(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run the command; return exit code, stdout and stderr."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main.run_command(["compare", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return runner(capfd, "compare")
 
 
 def write(file: Path, lengths: Sequence[int], extra: str) -> Path:

@@ -13,12 +13,12 @@ from typing import cast
 
 import pytest
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
+from tests.support.commands import Run, runner, with_socket
 from tests.support.golden import check_golden
 from tests.support.served import GIVE_UP_S, from_a_thread
 from tests.unit.daemon.fleet_nodes import PlayedSessions
 from tests.unit.daemon.live_runs import train
 
-from torchperfd_cli import main
 from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.fleet import (
@@ -36,8 +36,6 @@ from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions
 from torchperfd_daemon.store import RankIdentity, Store
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @dataclass
@@ -106,18 +104,13 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.fixture
-def command(pair: Pair, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command against the first daemon; return exit code, stdout and stderr."""
+def command(pair: Pair, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command against the first daemon."""
     return commanding(pair, capfd)
 
 
-def commanding(pair: Pair, capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        code = main.run_command([name, "--socket", pair.socket, *arguments])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+def commanding(pair: Pair, capfd: pytest.CaptureFixture[str]) -> Run:
+    return with_socket(runner(capfd), pair.socket)
 
 
 def timeless(frame: str) -> str:
@@ -127,7 +120,7 @@ def timeless(frame: str) -> str:
 
 
 def test_the_tables_of_two_nodes_are_the_golden_file(
-    pair: Pair, command: Command, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, command: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     pair.train("one straggler")
@@ -141,7 +134,7 @@ def test_the_tables_of_two_nodes_are_the_golden_file(
     check_golden("fleet.txt", text)
 
 
-def test_documents_cover_all_nodes(pair: Pair, command: Command) -> None:
+def test_documents_cover_all_nodes(pair: Pair, command: Run) -> None:
     pair.train("one straggler")
     for name, field in (("ps", "runs"), ("ranks", "runs"), ("diagnose", "verdicts")):
         code, out, err = command(name, "--fleet", "--json")
@@ -165,7 +158,7 @@ def test_documents_cover_all_nodes(pair: Pair, command: Command) -> None:
     assert {rank["window_steps"] for rank in run["ranks"]} == {60}, "of 64, whole blocks of five"
 
 
-def test_diagnose_of_the_fleet_advises_no_tune(pair: Pair, command: Command) -> None:
+def test_diagnose_of_the_fleet_advises_no_tune(pair: Pair, command: Run) -> None:
     """It measures scripts of one process."""
     pair.train("input-bound")
     _, out, _ = command("diagnose", "--fleet")
@@ -176,9 +169,7 @@ def test_diagnose_of_the_fleet_advises_no_tune(pair: Pair, command: Command) -> 
 
 @pytest.mark.parametrize("name", ["ps", "ranks", "diagnose", "top"])
 @pytest.mark.parametrize("scope", [("--fleet",), ("--job", "bert")])
-def test_a_daemon_that_is_gone_is_named(
-    pair: Pair, command: Command, name: str, scope: tuple[str, ...]
-) -> None:
+def test_a_daemon_that_is_gone_is_named(pair: Pair, command: Run, name: str, scope: tuple[str, ...]) -> None:
     pair.train("one straggler")
     pair.stop_peer()
     code, out, err = command(name, *scope)
@@ -189,7 +180,7 @@ def test_a_daemon_that_is_gone_is_named(
 
 
 @pytest.mark.parametrize("name", ["ps", "ranks", "diagnose", "top", "capture"])
-def test_a_job_that_is_nowhere_is_no_target(pair: Pair, command: Command, name: str) -> None:
+def test_a_job_that_is_nowhere_is_no_target(pair: Pair, command: Run, name: str) -> None:
     pair.train("healthy")
     code, out, err = command(name, "--job", "gone")
     assert (code, out) == (3, "")
@@ -197,15 +188,12 @@ def test_a_job_that_is_nowhere_is_no_target(pair: Pair, command: Command, name: 
 
 
 @pytest.mark.parametrize("scope", [("--job", "bert"), ("--run", "bert-17")])
-def test_a_capture_of_all_runs_is_of_no_single_one(command: Command, scope: tuple[str, ...]) -> None:
+def test_a_capture_of_all_runs_is_of_no_single_one(command: Run, scope: tuple[str, ...]) -> None:
     code, _, err = command("capture", "--all", *scope)
-    assert (code, err) == (
-        2,
-        "torchperfd: --all excludes --run and --job; leave one out\n",
-    )
+    assert (code, err) == (2, "torchperfd: --all excludes --run and --job; leave one out\n")
 
 
-def test_a_job_has_its_own_runs_only(pair: Pair, command: Command) -> None:
+def test_a_job_has_its_own_runs_only(pair: Pair, command: Run) -> None:
     pair.train("healthy")
     pair.stores[1].join(RankIdentity("other", 0, 1, job_name="gpt"))
     for name in ("ps", "ranks"):
@@ -238,7 +226,7 @@ def test_a_daemon_without_peers_has_its_own_part_of_a_job(capfd: pytest.CaptureF
 
 
 def test_watching_goes_on_while_a_daemon_is_away(
-    pair: Pair, command: Command, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, command: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.train("healthy")
     turns = iter([pair.stop_peer])

@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 from array import array
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.support.served import Served, serving_from_a_thread
+from tests.support.commands import Run
+from tests.support.served import Served
 
 from torchperfd._version import __version__
 from torchperfd.v1 import control_pb2
@@ -26,26 +26,6 @@ from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, State, StepColumns, Totals
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serving_from_a_thread() as served:
-        yield served
-
-
-@pytest.fixture
-def command(served: Served, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command against the daemon; return exit code, stdout and stderr."""
-
-    def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        code = main.run_command([name, "--socket", served.socket, *arguments])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 class Trained(Session):
@@ -118,7 +98,7 @@ def add_rank(
     return asked
 
 
-def test_no_runs_is_said_on_stderr(served: Served, command: Command) -> None:
+def test_no_runs_is_said_on_stderr(served: Served, command: Run) -> None:
     assert command("ps") == (0, "", f"{NO_RUNS}\n")
     assert json.loads(command("ps", "--json")[1]) == {
         "schema": "torchperfd.ps/1",
@@ -141,7 +121,7 @@ def train(served: Served) -> None:
     served.store.leave(second)
 
 
-def test_ps_is_a_table(served: Served, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ps_is_a_table(served: Served, command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchperfd_cli.commands.ps.time", SimpleNamespace(time=lambda: 1_700_000_007.0))
     train(served)
     code, out, err = command("ps")
@@ -153,7 +133,7 @@ def test_ps_is_a_table(served: Served, command: Command, monkeypatch: pytest.Mon
     ]
 
 
-def test_ps_as_json(served: Served, command: Command) -> None:
+def test_ps_as_json(served: Served, command: Run) -> None:
     train(served)
     code, out, err = command("ps", "--json")
     assert (code, err) == (0, "")
@@ -198,7 +178,7 @@ def test_capture_behind_the_automatic_one_is_one_line(capfd: pytest.CaptureFixtu
     assert shown.get().rstrip() == line.replace("one:", "one of run bert-17: queued,")
 
 
-def test_capture_prints_its_files_and_progress(served: Served, command: Command) -> None:
+def test_capture_prints_its_files_and_progress(served: Served, command: Run) -> None:
     asked = [add_rank(served, 0), add_rank(served, 1)]
     code, out, err = command("capture", "--steps", "7", "--with-stack")
     assert code == 0
@@ -213,7 +193,7 @@ def test_capture_prints_its_files_and_progress(served: Served, command: Command)
     assert asked == [[CaptureOptions(steps=7, with_stack=True)]] * 2
 
 
-def test_a_capture_as_json(served: Served, command: Command) -> None:
+def test_a_capture_as_json(served: Served, command: Run) -> None:
     add_rank(served, 0)
     asked = add_rank(served, 1)
     code, out, err = command("capture", "--json", "--ranks", "1", "--record-shapes", "--profile-memory")
@@ -245,7 +225,7 @@ def test_a_capture_as_json(served: Served, command: Command) -> None:
     assert asked == [CaptureOptions(5, record_shapes=True, profile_memory=True)]
 
 
-def test_capture_with_long_pause_warns_twice(served: Served, command: Command) -> None:
+def test_capture_with_long_pause_warns_twice(served: Served, command: Run) -> None:
     add_rank(served, 0)
     add_rank(served, 1, pause_seconds=(0.3, 1.6))
     code, _, err = command("capture", "--steps", "5")
@@ -260,7 +240,7 @@ def test_capture_with_long_pause_warns_twice(served: Served, command: Command) -
     assert [rank.pause_seconds for rank in record.ranks] == [0.0, 1.6]
 
 
-def test_capture_without_kernels_warns(served: Served, command: Command) -> None:
+def test_capture_without_kernels_warns(served: Served, command: Run) -> None:
     add_rank(served, 0, kernels=(12_000, 11_000))
     add_rank(served, 1, kernels=(12_000, 0))
     code, _, err = command("capture")
@@ -273,7 +253,7 @@ def test_capture_without_kernels_warns(served: Served, command: Command) -> None
     assert [(rank.launches, rank.kernels) for rank in record.ranks] == [(12_000, 11_000), (12_000, 0)]
 
 
-def test_a_partial_capture_names_the_rank_and_keeps_the_rest(served: Served, command: Command) -> None:
+def test_a_partial_capture_names_the_rank_and_keeps_the_rest(served: Served, command: Run) -> None:
     add_rank(served, 0)
     add_rank(served, 1, reason="disk full")
     code, out, err = command("capture")
@@ -287,7 +267,7 @@ def test_a_partial_capture_names_the_rank_and_keeps_the_rest(served: Served, com
 
 
 @pytest.mark.parametrize("of", [(), ("--run", "bert-17"), ("--job", "bert"), ("--all",)])
-def test_capture_of_half_a_job_is_partial(served: Served, command: Command, of: tuple[str, ...]) -> None:
+def test_capture_of_half_a_job_is_partial(served: Served, command: Run, of: tuple[str, ...]) -> None:
     for rank in (0, 1):
         add_rank(served, rank, world_size=4, job_name="bert")
     code, out, err = command("capture", *of)
@@ -299,13 +279,13 @@ def test_capture_of_half_a_job_is_partial(served: Served, command: Command, of: 
     )
 
 
-def test_capture_of_chosen_ranks_does_not_miss_the_others(served: Served, command: Command) -> None:
+def test_capture_of_chosen_ranks_does_not_miss_the_others(served: Served, command: Run) -> None:
     for rank in (0, 1):
         add_rank(served, rank, world_size=4)
     assert command("capture", "--ranks", "0-1")[0] == 0
 
 
-def test_a_failed_capture_says_why(served: Served, command: Command) -> None:
+def test_a_failed_capture_says_why(served: Served, command: Run) -> None:
     add_rank(served, 0, reason="disk full", world_size=1)
     code, out, err = command("capture")
     [record] = [found.record for found in served.catalog.list().captures]
@@ -313,7 +293,7 @@ def test_a_failed_capture_says_why(served: Served, command: Command) -> None:
     assert err.splitlines()[-1] == f"torchperfd: capture {record.capture_id} failed: rank 0: disk full"
 
 
-def test_a_job_that_does_not_train_is_a_timeout(served: Served, command: Command) -> None:
+def test_a_job_that_does_not_train_is_a_timeout(served: Served, command: Run) -> None:
     add_rank(served, 0, reason="silent", world_size=1)
     code, out, err = command("capture", "--timeout", "1")
     [record] = [found.record for found in served.catalog.list().captures]
@@ -324,7 +304,7 @@ def test_a_job_that_does_not_train_is_a_timeout(served: Served, command: Command
     )
 
 
-def test_a_capture_of_nothing_is_no_such_target(served: Served, command: Command) -> None:
+def test_a_capture_of_nothing_is_no_such_target(served: Served, command: Run) -> None:
     assert command("capture") == (
         3,
         "",
@@ -336,7 +316,7 @@ def test_a_capture_of_nothing_is_no_such_target(served: Served, command: Command
 
 
 def test_a_daemon_of_another_protocol_is_refused(
-    served: Served, command: Command, monkeypatch: pytest.MonkeyPatch
+    served: Served, command: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = SimpleNamespace(API_MIN=7, API_MAX=9)
     monkeypatch.setattr("torchperfd_daemon.service.control.contract", newer)

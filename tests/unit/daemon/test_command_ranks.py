@@ -3,7 +3,6 @@
 import io
 import json
 from array import array
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.support.accounts import uneven_account, with_account
+from tests.support.commands import Run
 from tests.support.golden import check_golden
-from tests.support.served import Served, serving_from_a_thread
+from tests.support.served import Served
 from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
 
 from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.source_lines import SlowLine
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
-from torchperfd_cli import main
 from torchperfd_cli.commands import _top_state as _node_view
 from torchperfd_cli.commands import diagnose
 from torchperfd_cli.commands._output import NO_RUNS
@@ -32,26 +31,12 @@ from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.live import behind_text
 
-Command = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def served() -> Iterator[Served]:
-    with serving_from_a_thread() as served:
-        yield served
-
-
-@pytest.fixture
-def command(served: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command against the daemon; return exit code, stdout and stderr."""
+def command(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command two seconds after the daemon's newest step."""
     monkeypatch.setattr("torchperfd_cli.commands.steps.time", SimpleNamespace(time=lambda: NOW + 2))
-
-    def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        code = main.run_command([name, "--socket", served.socket, *arguments])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return command
 
 
 def steps_of(store: Store) -> list[control_pb2.RankSteps]:
@@ -62,7 +47,7 @@ def steps_of(store: Store) -> list[control_pb2.RankSteps]:
     ("name", "arguments"), [("ranks", ()), ("steps", ("--rank", "2", "--last", "3")), ("whatif", ())]
 )
 def test_the_tables_are_the_golden_file(
-    served: Served, command: Command, name: str, arguments: tuple[str, ...]
+    served: Served, command: Run, name: str, arguments: tuple[str, ...]
 ) -> None:
     reported = []
     for case in CASES:
@@ -184,7 +169,7 @@ def test_what_is_in_trouble_is_said() -> None:
     assert "no daemon answers" not in drawn(shown)
 
 
-def test_top_prints_one_frame_off_a_terminal(served: Served, command: Command) -> None:
+def test_top_prints_one_frame_off_a_terminal(served: Served, command: Run) -> None:
     train(served.store, "one straggler")
     code, out, err = command("top")
     assert (code, err) == (0, "")
@@ -195,7 +180,7 @@ def test_top_prints_one_frame_off_a_terminal(served: Served, command: Command) -
     assert (code, err) == (3, "torchperfd: no run gone on this node; `torchperfd ps` lists those there are\n")
 
 
-def test_ranks_as_json(served: Served, command: Command) -> None:
+def test_ranks_as_json(served: Served, command: Run) -> None:
     train(served.store, "one straggler")
     code, out, err = command("ranks", "--json")
     document = json.loads(out)
@@ -223,7 +208,7 @@ def test_ranks_as_json(served: Served, command: Command) -> None:
 
 
 def test_ranks_have_the_account_of_their_step(
-    served: Served, command: Command, monkeypatch: pytest.MonkeyPatch
+    served: Served, command: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(served.store, "healthy")
     known = with_account(control_pb2.Verdict(cause="none", run="bert-17"), uneven_account())
@@ -243,7 +228,7 @@ def test_diagnose_as_json_has_note_account_and_card() -> None:
     assert document["card"]["heading"].startswith("no cause yet: 48% is waiting")
 
 
-def test_without_measured_waits_no_rank_is_called_slow(served: Served, command: Command) -> None:
+def test_without_measured_waits_no_rank_is_called_slow(served: Served, command: Run) -> None:
     train(served.store, "one straggler", measure_waits=False)
     code, out, _ = command("ranks")
     assert code == 0
@@ -253,7 +238,7 @@ def test_without_measured_waits_no_rank_is_called_slow(served: Served, command: 
     assert "◀" not in out
 
 
-def test_a_rank_that_has_gone_is_no_peer(served: Served, command: Command) -> None:
+def test_a_rank_that_has_gone_is_no_peer(served: Served, command: Run) -> None:
     train(served.store, "one straggler")
     served.store.leave(list(served.store.ranks())[2])
     [run] = json.loads(command("ranks", "--json")[1])["runs"]
@@ -262,7 +247,7 @@ def test_a_rank_that_has_gone_is_no_peer(served: Served, command: Command) -> No
     assert all(abs(rank["behind_ratio"]) < 0.02 for rank in run["ranks"] if rank["rank"] != 2)
 
 
-def test_steps_as_json(served: Served, command: Command) -> None:
+def test_steps_as_json(served: Served, command: Run) -> None:
     train(served.store, "healthy")
     code, out, _ = command("steps", "--rank", "3", "--last", "10", "--json")
     document = json.loads(out)
@@ -279,7 +264,7 @@ def test_steps_as_json(served: Served, command: Command) -> None:
     assert len(document["step_seconds"]) == len(document["end_unix_seconds"]) == 10
 
 
-def test_steps_need_one_rank_that_is_there(served: Served, command: Command) -> None:
+def test_steps_need_one_rank_that_is_there(served: Served, command: Run) -> None:
     train(served.store, "healthy")
     assert command("steps", "--rank", "9") == (
         3,
@@ -294,7 +279,7 @@ def test_steps_need_one_rank_that_is_there(served: Served, command: Command) -> 
     assert command("steps", "--rank", "7") == (0, "", "rank 7 has made no training step yet\n")
 
 
-def test_diagnose_prints_the_daemons_verdict(served: Served, command: Command) -> None:
+def test_diagnose_prints_the_daemons_verdict(served: Served, command: Run) -> None:
     train(served.store, "input-bound")
     code, out, err = command("diagnose", "--json")
     document = json.loads(out)
@@ -307,7 +292,7 @@ def test_diagnose_prints_the_daemons_verdict(served: Served, command: Command) -
         assert words in text
 
 
-def test_diagnose_shows_the_slow_line(served: Served, command: Command) -> None:
+def test_diagnose_shows_the_slow_line(served: Served, command: Run) -> None:
     train(served.store, "input-bound")
     line = SlowLine("fetch", 0.75, "/job/data.py", 37, "__getitem__", "decode", 0.5, 20, True)
     other = Verdict(
@@ -323,7 +308,7 @@ def test_diagnose_shows_the_slow_line(served: Served, command: Command) -> None:
     assert text.count(f" why waits line {line.words} ") == 2
 
 
-def test_whatif_as_json(served: Served, command: Command) -> None:
+def test_whatif_as_json(served: Served, command: Run) -> None:
     train(served.store, "one straggler")
     code, out, err = command("whatif", "--json")
     document = json.loads(out)
@@ -337,7 +322,7 @@ def test_whatif_as_json(served: Served, command: Command) -> None:
     assert best["speedup"] == pytest.approx(run["step_seconds"] / best["step_seconds"])
 
 
-def test_whatif_of_a_slower_run_uses_the_steps_since_onset(served: Served, command: Command) -> None:
+def test_whatif_of_a_slower_run_uses_the_steps_since_onset(served: Served, command: Run) -> None:
     train(served.store, "one straggler")
     since = steps_of(served.store)[0].first_step + STEPS - 20
     slow = Verdict(Cause.SLOW_RANK, "bert-17", "node-b", 2, "forward", "late", 0.02, "", onset_step=since)
@@ -348,7 +333,7 @@ def test_whatif_of_a_slower_run_uses_the_steps_since_onset(served: Served, comma
     assert f" since step {since}, 20 steps replayed" in command("whatif")[1]
 
 
-def test_whatif_names_the_causes_it_does_not_model(served: Served, command: Command) -> None:
+def test_whatif_names_the_causes_it_does_not_model(served: Served, command: Run) -> None:
     train(served.store, "one straggler")
     data = Verdict(Cause.INPUT_BOUND, "bert-17", "", None, "data", "waits", 0.01, "", step_seconds=0.1)
     late = Verdict(Cause.GPU_SHARED, "bert-17", "node-b", 2, "", "late", 0.01, "", step_seconds=0.1)
@@ -364,7 +349,7 @@ def test_whatif_names_the_causes_it_does_not_model(served: Served, command: Comm
     assert "not modelled" not in command("whatif")[1]
 
 
-def test_first_steps_of_a_run_are_not_its_baseline(served: Served, command: Command) -> None:
+def test_first_steps_of_a_run_are_not_its_baseline(served: Served, command: Run) -> None:
     for number, slow in ((0, 80), (1, 130)):
         rank = served.store.join(RankIdentity("bert-17", number, 2))
         own_ms = [980] * 20 + [80] * 40 + [slow] * 30
@@ -384,7 +369,7 @@ def test_first_steps_of_a_run_are_not_its_baseline(served: Served, command: Comm
     assert reported["rank excess"] == pytest.approx(0.1)
 
 
-def test_whatif_says_which_ranks_it_cannot_see(served: Served, command: Command) -> None:
+def test_whatif_says_which_ranks_it_cannot_see(served: Served, command: Run) -> None:
     train(served.store, "one straggler")
     served.store.leave(next(served.store.ranks()))
     assert command("whatif")[1].splitlines()[-1] == (
@@ -392,7 +377,7 @@ def test_whatif_says_which_ranks_it_cannot_see(served: Served, command: Command)
     )
 
 
-def test_whatif_needs_steps_that_all_ranks_have_made(served: Served, command: Command) -> None:
+def test_whatif_needs_steps_that_all_ranks_have_made(served: Served, command: Run) -> None:
     train(served.store, "healthy")
     served.store.join(RankIdentity("bert-17", RANKS, RANKS + 1))
     code, out, err = command("whatif")
@@ -401,7 +386,7 @@ def test_whatif_needs_steps_that_all_ranks_have_made(served: Served, command: Co
 
 
 @pytest.mark.parametrize("name", ["ranks", "diagnose", "whatif"])
-def test_no_runs_is_said_on_stderr(command: Command, name: str) -> None:
+def test_no_runs_is_said_on_stderr(command: Run, name: str) -> None:
     assert command(name) == (0, "", f"{NO_RUNS}\n")
     code, out, _ = command(name, "--json")
     assert (code, [*json.loads(out).values()][1]) == (0, [])
@@ -412,7 +397,7 @@ def test_no_runs_is_said_on_stderr(command: Command, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ranks", "diagnose"])
 def test_watching_goes_on_until_ctrl_c(
-    served: Served, command: Command, monkeypatch: pytest.MonkeyPatch, name: str
+    served: Served, command: Run, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     train(served.store, "healthy")
     turns = iter([None, None])
@@ -433,7 +418,7 @@ def test_watching_goes_on_until_ctrl_c(
 
 
 @pytest.mark.parametrize("name", ["ranks", "diagnose", "whatif", "top"])
-def test_run_prefix_is_enough_for_live_commands(served: Served, command: Command, name: str) -> None:
+def test_run_prefix_is_enough_for_live_commands(served: Served, command: Run, name: str) -> None:
     train(served.store, "healthy", run="f50ba658-ca32-4ac8-9d27-b5ddb200a20b")
     train(served.store, "healthy", run="bert-17")
     code, out, _ = command(name, "--run", "f50ba")
@@ -442,7 +427,7 @@ def test_run_prefix_is_enough_for_live_commands(served: Served, command: Command
     assert "bert-17" not in out.replace("--run", "")
 
 
-def test_top_as_json(served: Served, command: Command) -> None:
+def test_top_as_json(served: Served, command: Run) -> None:
     train(served.store, "input-bound")
     code, out, err = command("top", "--json")
     assert (code, err) == (0, "")

@@ -4,21 +4,18 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.run_comparison.simulation import simulate
+from tests.support.commands import Run
 from tests.support.golden import check_golden
 from tests.support.run_documents import PREDICTED, document_of, kept_run, run_file
 
 from torchperfd.runs.previous_run import outcome_of
 from torchperfd.runs.record import record_of
 from torchperfd.runs.store import RunStore
-from torchperfd_cli import main
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -38,13 +35,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 
 
 @pytest.fixture
-def run(store: RunStore, capfd: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main.run_command(list(arguments))
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+def run(store: RunStore, run: Run) -> Run:
+    return run
 
 
 def test_runs_are_listed_newest_first(run: Run) -> None:

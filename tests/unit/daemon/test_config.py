@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.support.commands import Run
 from tests.support.golden import check_golden
 from tests.support.node import ROOT
 
-from torchperfd_cli import main
 from torchperfd_daemon.config.effective import (
     ConfigFile,
     as_tables,
@@ -57,24 +57,16 @@ cooldown = "2h"
 every = "10m"
 """
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def run(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Run a command on a machine with no configuration of its own."""
     for name in {option.variable for option in OPTIONS} | {"TORCHPERFD_CONFIG"}:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
     monkeypatch.setenv("XDG_STATE_HOME", "/home/ada/.local/state")
     monkeypatch.setattr(find_files, "__defaults__", (tmp_path / "system.toml",))
-
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        code = main.run_command(list(arguments))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return invoke
+    return run
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -11,10 +11,10 @@ import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.commands import Run
 from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd.model.loader_workers import LoaderFacts, most_computing_workers
-from torchperfd_cli import main
 from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.procfs import parse_cpu_list
 from torchperfd_daemon.doctor import checks, reading
@@ -360,22 +360,15 @@ def test_kernel_clock_state_is_read() -> None:
     assert state.error_seconds >= 0
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def run(
-    no_driver: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Run:
-    """Run the command on a node without GPU and daemon; return exit code, stdout and stderr."""
+def run(no_driver: None, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command on a node without GPU and daemon."""
     monkeypatch.setattr(reading, "_size", lambda path: 1 << 34)
 
     def call(state: ClockState, *options: str) -> tuple[int, str, str]:
         monkeypatch.setattr(reading, "read_clock", lambda: state)
         monkeypatch.setattr(reading, "read_cpu", lambda _: None)
-        code = main.run_command(["doctor", "--socket", str(tmp_path / "no.sock"), *options])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
+        return run("doctor", "--socket", tmp_path / "no.sock", *options)
 
     return call
 

@@ -12,23 +12,17 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.served import Served, control, serving_from_a_thread, with_daemon
+from tests.support.commands import runner
+from tests.support.served import Served, control, with_daemon
 from tests.unit.daemon.kept import add
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
-from torchperfd_cli import main
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.service import stored_captures
 
 HUGE = "x" * 10_000_000
 HOSTILE = ["", ".", "..", "../one", "a/b", "/etc/passwd", "rank0.json\0", "-rf", ".pinned", "é", "\n", HUGE]
 TRACE = bytes(range(256)) * 1000
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serving_from_a_thread() as served:
-        yield served
 
 
 @pytest.fixture(autouse=True)
@@ -40,16 +34,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def get(
     served: Served, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> Callable[[], tuple[int, str, str]]:
-    """Run the command against the daemon; return exit code, stdout and stderr."""
-
-    def run() -> tuple[int, str, str]:
-        code = main.run_command(
-            ["captures", "get", "one", "--socket", served.socket, "-o", str(tmp_path / "out")]
-        )
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    """Run the command against the daemon."""
+    return runner(capfd, "captures", "get", "one", "--socket", served.socket, "-o", str(tmp_path / "out"))
 
 
 async def ask(channel: grpc.aio.Channel, **request: Any) -> tuple[bytes, list[Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.commands import Run
 
 from torchperfd_cli import main
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
@@ -55,18 +56,16 @@ def waits(number: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def stacks(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+def stacks(run: Run, tmp_path: Path) -> Any:
     """Return a function that writes dumps by rank, and runs the command on their directory."""
 
-    def run(dumps: dict[int, Any], *options: str, protocol: int = 2) -> tuple[int, str, str]:
+    def write_and_run(dumps: dict[int, Any], *options: str, protocol: int = 2) -> tuple[int, str, str]:
         for rank, each in dumps.items():
             content = each if isinstance(each, bytes) else pickle.dumps(each, protocol)
             (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(content)
-        code = main.run_command(["stacks", "--from", str(tmp_path), *options])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
+        return run("stacks", "--from", tmp_path, *options)
 
-    return run
+    return write_and_run
 
 
 @pytest.mark.parametrize(("late", "number"), [(2, 118), (0, 7), (3, 1)])

@@ -10,20 +10,6 @@ import pytest
 from tests.support.golden import GOLDEN, check_golden
 from tests.unit.daemon.memory_snapshots import ACTIVATIONS, MIB, block, fragmented, segment, write
 
-from torchperfd_cli import main
-
-
-@pytest.fixture
-def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
-    """Run the command; return exit code, stdout and stderr."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = main.run_command(["analyze", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
 
 @pytest.fixture
 def capture(tmp_path: Path) -> Path:

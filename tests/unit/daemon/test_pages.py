@@ -4,24 +4,21 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from tests.support.commands import Run
 from tests.support.page_documents import CAPTURES, HOSTILE, long_run, two_captures, two_runs
 
 from torchperfd.runs.store import RunStore
-from torchperfd_cli import main
 from torchperfd_daemon import analysis
 from torchperfd_daemon.pages import PageKind, render_page
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command beside two captures and three kept runs; return exit code, stdout and stderr."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
+    """Run a command beside two captures and three kept runs."""
     monkeypatch.setenv("TORCHPERFD_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.setenv("TORCHPERFD_CAPTURES_DIR", str(tmp_path / "captures"))
     monkeypatch.chdir(tmp_path)
@@ -29,13 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     store = RunStore(str(tmp_path / "runs"))
     for document in (*two_runs(), long_run()):
         store.keep(document)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main.run_command(list(arguments))
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return run
 
 
 def block(page: str) -> Any:

@@ -28,10 +28,7 @@ KEPT = st.lists(
     unique_by=lambda each: each.capture_id,
 )
 QUOTAS = st.builds(
-    Quota,
-    bytes=st.integers(0, 500),
-    age_seconds=st.integers(0, 1000).map(float),
-    count=st.integers(0, 10),
+    Quota, bytes=st.integers(0, 500), age_seconds=st.integers(0, 1000).map(float), count=st.integers(0, 10)
 )
 
 
@@ -104,11 +101,6 @@ def test_captures_not_uploaded_are_removed_last_for_space_only(
 
 def test_no_quota_removes_nothing() -> None:
     assert plan([Kept("a", 0.0, 10**18, False)], Quota(), 1e12) == []
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog(tmp_path / "captures")
 
 
 def enforce(catalog: Catalog, now: float = BASE + 100, **quota: float) -> dict[str, int]:

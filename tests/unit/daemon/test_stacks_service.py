@@ -2,15 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 
 import grpc
 import pytest
-from tests.support.served import RankStream, Served, control, serving_from_a_thread, with_daemon
+from tests.support.commands import Run
+from tests.support.served import RankStream, Served, control, with_daemon
 from tests.unit.daemon.processes import HERE
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
-from torchperfd_cli import main
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.service.rank_process import UnreachableError
@@ -253,15 +252,6 @@ async def test_an_older_client_is_not_asked_what_it_does_not_know(
     await rank.leave()
 
 
-Command = tuple[int, str, str]
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serving_from_a_thread() as served:
-        yield served
-
-
 class Answering(Session):
     """A rank that answers the daemon itself."""
 
@@ -279,18 +269,10 @@ def join(served: Served, rank: int, run: str = "bert-17", world_size: int = 2) -
     return joined
 
 
-def command(served: Served, capfd: pytest.CaptureFixture[str], *arguments: str) -> Command:
-    code = main.run_command(["stacks", "--socket", served.socket, *arguments])
-    captured = capfd.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_command_reports_all_ranks_or_the_chosen_ones(
-    served: Served, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_command_reports_all_ranks_or_the_chosen_ones(served: Served, command: Run) -> None:
     join(served, 0)
     join(served, 1)
-    assert command(served, capfd) == (
+    assert command("stacks") == (
         0,
         "run bert-17: 2 ranks, no training step so far\n"
         "ranks 0-1 are at train.py:41 in forward\n\n"
@@ -298,16 +280,16 @@ def test_command_reports_all_ranks_or_the_chosen_ones(
         "  forward  /job/train.py:41\n",
         "",
     )
-    code, out, err = command(served, capfd, "--json", "--ranks", "1", "--run", "bert-17")
+    code, out, err = command("stacks", "--json", "--ranks", "1", "--run", "bert-17")
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert (document["finding"], document["absent"]) == ("rank 1 is at train.py:41 in forward", [])
     assert [rank["rank"] for rank in document["ranks"]] == [1]
 
 
-def test_ranks_that_are_not_here_make_it_partial(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_are_not_here_make_it_partial(served: Served, command: Run) -> None:
     join(served, 1, world_size=4)
-    code, out, err = command(served, capfd)
+    code, out, err = command("stacks")
     assert code == 5
     assert "rank 1 is at train.py:41 in forward" in out
     assert err == "torchperfd: ranks 0,2-3 are not here: on other nodes, or gone for a minute\n"
@@ -324,27 +306,23 @@ def test_ranks_that_are_not_here_make_it_partial(served: Served, capfd: pytest.C
     ],
 )
 def test_what_is_not_there_is_one_line_with_the_remedy(
-    served: Served, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str
+    served: Served, command: Run, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     join(served, 0)
     join(served, 0, run="other")
-    got, out, err = command(served, capfd, *arguments)
+    got, out, err = command("stacks", *arguments)
     assert (got, out) == (code, "")
     assert words in err
 
 
-def test_signal_over_the_fleet_is_refused(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+def test_signal_over_the_fleet_is_refused(served: Served, command: Run) -> None:
     join(served, 0)
-    assert command(served, capfd, "--signal", "--fleet") == (
+    assert command("stacks", "--signal", "--fleet") == (
         2,
         "",
         "torchperfd: signals are sent on this node only; leave --fleet or --signal out\n",
     )
 
 
-def test_without_any_run_it_says_how_to_start_one(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
-    assert command(served, capfd) == (
-        3,
-        "",
-        "torchperfd: this node has no run; start one with `torchperfd run`\n",
-    )
+def test_without_any_run_it_says_how_to_start_one(served: Served, command: Run) -> None:
+    assert command("stacks") == (3, "", "torchperfd: this node has no run; start one with `torchperfd run`\n")

@@ -78,11 +78,6 @@ def use(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog(tmp_path / "captures")
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.unit.daemon.test_cli import Run
-from tests.unit.daemon.test_cli import run as run  # its fixture
+from tests.support.commands import Run
 
 from torchperfd import attachment
 from torchperfd.v1.variables import PREFIX, VARIABLES, known_environment, unknown_text, unknown_variables

@@ -45,11 +45,6 @@ async def reports(
         await made.close()
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog(tmp_path / "captures")
-
-
 def test_command_analyses_at_idle_priority() -> None:
     command = command_for(ChildFiles(Path("/w"), ("x",), {"x/rank0.json": 7}, None), "page.html")
     assert command[2].endswith("low_priority.py")
