@@ -170,7 +170,7 @@ def test_a_table_filters_by_text(browser: Browser) -> None:
     before = len(column(browser, "Operators", 1))
     write(browser, "Filter Operators", "ATEN")
     assert sorted(column(browser, "Operators", 1)) == ["aten::addmm", "aten::linear"]
-    assert f"2 of {before} rows" in browser.texts("section .bar span")
+    assert f"2 of {before} rows" in browser.texts("section .row span")
 
 
 def said(browser: Browser) -> str:

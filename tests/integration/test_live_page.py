@@ -335,8 +335,8 @@ def test_run_view_has_percentiles_and_the_slowest_rank(browser: Browser, url: st
     show(browser, url, "#/run/demo")
     browser.wait_for("document.querySelectorAll('tr.slow td').length > 0", "the table of ranks")
     assert browser.texts(".tile")[1:3] == [
-        "Step p50270 ms324 ms on rank 5, the slowest",
-        "Step p95297 ms378 ms on rank 5, the slowest",
+        "Step p50270 ms 324 ms on rank 5, the slowest",
+        "Step p95297 ms 378 ms on rank 5, the slowest",
     ]
     assert browser.texts("tr.slow td")[2:4] == ["324 ms", "378 ms"]
     assert browser.texts("tr.missing td")[2:4] == ["\u2013", "\u2013"]

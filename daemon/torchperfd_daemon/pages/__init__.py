@@ -7,12 +7,20 @@ that no browser executes, and the script shows it as text.
 import base64
 import hashlib
 import json
+import re
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any, Final, Literal
 
 PageKind = Literal["capture", "comparison", "run", "run_comparison"]
 """What a page shows: each kind has a script of that name beside this file."""
+
+_HERE: Final = Path(__file__).resolve().parent
+# The style and the modules that the live page has as well.
+_SHARED: Final = _HERE.parent / "web" / "assets"
+_IMPORT: Final = re.compile(r'^import \{([^}]*)\} from "(\.[\w./]+)";$', re.MULTILINE)
+_EXPORT: Final = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULTILINE)
 
 _PAGE: Final = """<!doctype html>
 <html lang="en">
@@ -42,7 +50,7 @@ def render_page(kind: PageKind, title: str, document: dict[str, Any]) -> str:
         title: Its title, to which the project's name is added.
         document: What that script shows; it must be JSON.
     """
-    style, script = _asset("page.css"), _asset("common.js") + _asset(f"{kind}.js")
+    style, script = "\n" + _read(_SHARED / "kit.css") + _read(_HERE / "page.css"), _script(kind)
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
@@ -61,8 +69,29 @@ def _inert(document: dict[str, Any]) -> str:
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _asset(name: str) -> str:
-    return "\n" + Path(__file__).with_name(name).read_text(encoding="utf-8")
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def _script(kind: PageKind) -> str:
+    """Return a page's script and all that it imports as one script: a browser loads no module from a file."""
+    modules: dict[Path, str] = {}
+    _gather(_HERE / f"{kind}.js", modules)
+    return "\n".join(['\n"use strict";', "const modules = {};", *modules.values(), ""])
+
+
+def _gather(path: Path, modules: dict[Path, str]) -> None:
+    """Add a module after those that it imports: each is a function that returns what the module exports."""
+    source = _read(path)
+    for found in _IMPORT.finditer(source):
+        imported = (path.parent / found[2]).resolve()
+        if imported not in modules:
+            _gather(imported, modules)
+    body = _IMPORT.sub(lambda found: f'const {{{found[1]}}} = modules["{Path(found[2]).name}"];', source)
+    names = ", ".join(found[2] for found in _EXPORT.finditer(source))
+    body = _EXPORT.sub(r"\1 \2", body)
+    modules[path] = f'modules["{path.name}"] = (() => {{\n{body}return {{ {names} }};\n}})();'
 
 
 def _hash(text: str) -> str:

@@ -187,10 +187,10 @@ def test_host_names_are_read_without_ports() -> None:
 
 
 PAGE_ASSETS = files("torchperfd_daemon.pages")
-CSS = (PAGE_ASSETS / "page.css").read_text(encoding="utf-8")
+CSS = (ASSETS / "kit.css").read_text("utf-8") + (PAGE_ASSETS / "page.css").read_text("utf-8")
 HUES = [
     int(hue)
-    for hues in re.findall(r"HUES = \[([\d, ]+)\]", (PAGE_ASSETS / "capture.js").read_text("utf-8"))
+    for hues in re.findall(r"HUES = \[([\d, ]+)\]", (PAGE_ASSETS / "names.js").read_text("utf-8"))
     for hue in hues.split(",")
 ]
 LEAST = 4.5
@@ -249,15 +249,21 @@ def test_flame_labels_have_enough_contrast(hue: int, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "ground"),
     [
-        ("--ink", "--mark"),
+        ("--ink", "--found"),
         ("--ink", "--card"),
         ("--soft", "--card"),
         ("--ink", "--page"),
         ("--soft", "--page"),
-        ("--worse", "--card"),
-        ("--better", "--card"),
-        ("--worse", "--hover"),
-        ("--better", "--hover"),
+        ("--bad", "--card"),
+        ("--good", "--card"),
+        ("--bad", "--hover"),
+        ("--good", "--hover"),
+        ("--ink", "--hatch"),
+        ("--link", "--page"),
+        ("--good", "--good-back"),
+        ("--bad", "--bad-back"),
+        ("--warn", "--warn-back"),
+        ("--soft", "--quiet-back"),
     ],
 )
 def test_text_has_enough_contrast(text: str, ground: str, name: str) -> None:

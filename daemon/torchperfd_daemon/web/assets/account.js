@@ -3,14 +3,14 @@
 import { card, element, table } from "./elements.js";
 import { partsBar } from "./legend.js";
 import { duration, percent } from "./numbers.js";
-import { colourClass } from "./phases.js";
+import { partClass } from "./phases.js";
 
 /** Return the account of a verdict's step as a card. */
 export function accountCard({ account, card: { account_rows: rows } }) {
   const whole = account.step_seconds;
   const parts = rows.filter((row) => !row.is_hidden);
-  const named = parts.map((row) => ({ name: `${row.words}: ${percent(row.share)}`, className: rowClass(row), value: row.seconds }));
-  const swatch = (row) => (row.is_hidden ? null : element("i", { class: `swatch ${rowClass(row)}` }));
+  const named = parts.map((row) => ({ name: `${row.words}: ${percent(row.share)}`, className: partClass(row), value: row.seconds }));
+  const swatch = (row) => (row.is_hidden ? null : element("i", { class: `swatch ${partClass(row)}` }));
   const hidden = parts.length < rows.length ? " What is hidden is beside the step and costs nothing." : "";
   const columns = [
     { name: "Part", class: "name", cell: (row) => element("span", {}, swatch(row), row.words) },
@@ -23,9 +23,4 @@ export function accountCard({ account, card: { account_rows: rows } }) {
     partsBar(named, whole, `Parts of a step: ${named.map((part) => part.name).join(", ")}`),
     table("Parts of a step", columns, rows),
   );
-}
-
-// A phase has its colour of all charts.
-function rowClass({ kind, label }) {
-  return kind === "computing" ? colourClass(label) : `part-${kind}`;
 }

@@ -2,7 +2,7 @@
 
 import { actionButton, cancel, commanded } from "./actions.js";
 import { address } from "./address.js";
-import { card, chip, element, loading, table, tile } from "./elements.js";
+import { card, chip, element, loading, table, tiles } from "./elements.js";
 import { openMadePage } from "./made_pages.js";
 import { bytes, count, duration, isNumber, moment, ranges } from "./numbers.js";
 import { Part } from "./parts.js";
@@ -161,16 +161,14 @@ export class CaptureView {
     return [
       element("div", { class: "title-row" }, element("h1", {}, one.capture_id), chip(one.state, KINDS[one.state] ?? "unknown"), element("div", { class: "row" }, buttons)),
       one.reason ? element("p", { class: "notice warn" }, one.reason) : null,
-      element(
-        "dl",
-        { class: "tiles" },
-        tile("Run", element("a", { href: address({ view: "run", run: one.run }) }, one.run)),
-        tile("Steps", stepWords(one)),
-        tile("Ranks", `${done} of ${one.ranks?.length ?? 0} ended`),
-        tile("Asked for by", one.trigger ?? "–"),
-        tile("At", moment(one.requested_at)),
-        tile("Took", one.ended_at > 0 ? duration(one.ended_at - one.requested_at) : "–"),
-      ),
+      tiles([
+        ["Run", element("a", { href: address({ view: "run", run: one.run }) }, one.run)],
+        ["Steps", stepWords(one)],
+        ["Ranks", `${done} of ${one.ranks?.length ?? 0} ended`],
+        ["Asked for by", one.trigger ?? "–"],
+        ["At", moment(one.requested_at)],
+        ["Took", one.ended_at > 0 ? duration(one.ended_at - one.requested_at) : "–"],
+      ]),
       card("Ranks", { wide: true }, progress(one), table("Ranks of the capture", columns, one.ranks ?? [])),
     ].filter(Boolean);
   }

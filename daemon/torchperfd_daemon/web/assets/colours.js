@@ -1,4 +1,4 @@
-// Colours of canvases, read from page.css, so that light and dark have one definition.
+// Colours of canvases, read from kit.css, so that light and dark have one definition.
 
 const cache = new Map();
 const scheme = matchMedia("(prefers-color-scheme: dark)");
@@ -9,7 +9,7 @@ export function onSchemeChange(callback) {
   scheme.addEventListener("change", callback);
 }
 
-/** Return the value of a colour of page.css, such as "ink" or "phase-data". */
+/** Return the value of a colour of kit.css, such as "ink" or "phase-data". */
 export function colour(name) {
   if (!cache.has(name)) cache.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
   return cache.get(name);

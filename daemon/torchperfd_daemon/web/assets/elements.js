@@ -29,7 +29,10 @@ export function card(title, options, ...children) {
   );
 }
 
-/** Return a table in a box that scrolls by itself. Columns: {name, numeric, cell(row) -> text or element}. */
+/**
+ * Return a table in a box that scrolls by itself. Columns: {name, numeric, class, kind(row) -> class, cell(row) ->
+ * text, element or a list of these}.
+ */
 export function table(caption, columns, rows, rowAttributes) {
   const head = columns.map((column) => element("th", { scope: "col", class: column.numeric ? "number" : null }, column.name));
   const body = rows.map((row) =>
@@ -37,23 +40,20 @@ export function table(caption, columns, rows, rowAttributes) {
       "tr",
       rowAttributes ? rowAttributes(row) : {},
       columns.map((column, index) => {
-        const attributes = { class: column.numeric ? "number" : column.class ?? null };
-        return index === 0
-          ? element("th", { scope: "row", ...attributes }, column.cell(row))
-          : element("td", attributes, column.cell(row));
+        const kind = `${column.numeric ? "number " : ""}${column.kind?.(row) ?? column.class ?? ""}` || null;
+        return index === 0 ? element("th", { scope: "row", class: kind }, column.cell(row)) : element("td", { class: kind }, column.cell(row));
       }),
     ),
   );
+  return scrolling(caption, head, element("tbody", {}, body));
+}
+
+/** Return a box that scrolls by itself, with a table of these cells of its head and this body. */
+export function scrolling(caption, head, body) {
   return element(
     "div",
     { class: "scroll", tabindex: "0", role: "group", "aria-label": caption },
-    element(
-      "table",
-      {},
-      element("caption", { class: "unseen" }, caption),
-      element("thead", {}, element("tr", {}, head)),
-      element("tbody", {}, body),
-    ),
+    element("table", { "aria-label": caption }, element("thead", {}, element("tr", {}, head)), body),
   );
 }
 
@@ -72,14 +72,23 @@ export function withCode(words) {
   return words.split("`").map((part, at) => (at % 2 ? element("code", {}, part) : part));
 }
 
-/** Return one figure with its name. */
-export function tile(name, value, detail) {
+function tile(name, value, detail, kind = null) {
   return element(
     "div",
     { class: "tile" },
     element("dt", {}, name),
-    element("dd", {}, value, detail ? element("small", {}, detail) : null),
+    element("dd", { class: kind }, value, detail ? [" ", element("small", {}, detail)] : null),
   );
+}
+
+/** Return a list of figures, [name, value, detail, kind]. */
+export function tiles(rows) {
+  return element("dl", { class: "tiles" }, rows.map((row) => tile(...row)));
+}
+
+/** Return a list of [name, value]. */
+export function facts(rows, kind = "") {
+  return element("dl", { class: `facts ${kind}` }, rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
 /** Return a coloured word for a state: its colour repeats what the word says. */

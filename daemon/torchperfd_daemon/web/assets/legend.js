@@ -1,20 +1,17 @@
-// Names of phases beside their colours.
+// Names beside their colours, and bars of coloured parts.
 
 import { element } from "./elements.js";
 import { colourClass, label, ordered } from "./phases.js";
 
-/** Return the name of a phase's colour in page.css. */
-export function phaseColour(name) {
-  return colourClass(name);
+/** Return a list of [name, class of its colour]. */
+export function legend(entries, description) {
+  const swatch = (kind) => element("i", { class: `swatch ${kind}` });
+  return element("ul", { class: "legend", "aria-label": description }, entries.map(([name, kind]) => element("li", {}, swatch(kind), name)));
 }
 
 /** Return a list of phases with their colours. */
-export function legend(names) {
-  return element(
-    "ul",
-    { class: "legend", "aria-label": "Colours of phases" },
-    ordered(names).map((name) => element("li", {}, element("i", { class: `swatch ${colourClass(name)}` }), label(name))),
-  );
+export function phaseLegend(names) {
+  return legend(ordered(names).map((name) => [label(name), colourClass(name)]), "Colours of phases");
 }
 
 /** Return a bar of parts, [{name, className, value}], as wide as their share of `whole`. */

@@ -1,6 +1,6 @@
 // The node: GPUs, CPU, memory, pressure, disks, network, collectors and what doctor found.
 
-import { card, chip, element, table, withCode } from "./elements.js";
+import { card, chip, element, facts, table, withCode } from "./elements.js";
 import { partsBar } from "./legend.js";
 import { bytes, isNumber, percent } from "./numbers.js";
 import { Part } from "./parts.js";
@@ -109,7 +109,7 @@ function hostCard({ cpu, memory, captures_disk: disk }) {
     ["Memory", memory ? meter(memory.used_bytes / memory.total_bytes, `${bytes(memory.used_bytes)} of ${bytes(memory.total_bytes)}`) : "–"],
     ["Disk of captures", disk ? meter(1 - disk.free_bytes / disk.total_bytes, `${bytes(disk.free_bytes)} free of ${bytes(disk.total_bytes)}`) : "–"],
   ];
-  return card("Host", {}, element("dl", { class: "facts" }, rows.flatMap(([name, words]) => [element("dt", {}, name), element("dd", {}, words)])));
+  return card("Host", {}, facts(rows));
 }
 
 function pressureCard(pressure) {

@@ -1,6 +1,6 @@
 // The overview: runs that train now, and those that ended in the last day.
 
-import { chip, element, table, card } from "./elements.js";
+import { card, chip, element, facts, table } from "./elements.js";
 import { age, count, duration, percent, ranges, rate } from "./numbers.js";
 import { address, keptOptions } from "./address.js";
 import { Part } from "./parts.js";
@@ -73,7 +73,7 @@ function nothing() {
 function runCard(run, options) {
   const kind = verdictKind(run.verdict);
   const { reporting, expected, silent } = run.coverage;
-  const facts = [
+  const rows = [
     ["Step", duration(run.step_seconds)],
     ["Steps", rate(run.steps_per_second)],
     ["Samples", rate(run.samples_per_second)],
@@ -93,7 +93,7 @@ function runCard(run, options) {
     run.job_name && run.job_name !== run.run ? element("p", { class: "note" }, `job ${run.job_name}`) : null,
     element("p", { class: "verdict-head" }, chip(verdictWords(run.verdict), kind), " ", verdictReason(run.verdict)),
     element("div", { class: "spark-row" }, sparkline(run.sparkline?.step_seconds ?? [], `Step time of ${run.run}, last 10 minutes`, 380, 46)),
-    element("dl", { class: "facts short" }, facts.flatMap(([name, words]) => [element("dt", {}, name), element("dd", {}, words)])),
+    facts(rows, "short"),
     run.captures_in_progress?.length
       ? element(
           "p",

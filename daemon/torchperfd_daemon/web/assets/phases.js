@@ -21,10 +21,20 @@ export function label(name) {
   return name === WAIT ? "wait for others" : name;
 }
 
-/** Return the class of a phase, which page.css gives its colour. */
+/** Return whether a name is that of a phase which every job has. */
+export function isPhase(name) {
+  return ORDER.includes(name);
+}
+
+/** Return the class of a phase, which kit.css gives its colour. */
 export function colourClass(name) {
-  if (ORDER.includes(name)) return `phase-${name}`;
+  if (isPhase(name)) return `phase-${name}`;
   let hash = 7;
   for (const character of name) hash = (hash * 31 + character.codePointAt(0)) | 0;
   return `phase-own-${Math.abs(hash) % OWN_COLOURS}`;
+}
+
+/** Return the class of a part of a step's account: a phase has its colour of all charts. */
+export function partClass({ kind, label: name }) {
+  return kind === "computing" ? colourClass(name) : `part-${kind}`;
 }

@@ -2,8 +2,8 @@
 
 import { actionButton, capture, stacks } from "./actions.js";
 import { address, keptOptions } from "./address.js";
-import { card, chip, element, loading, table, tile } from "./elements.js";
-import { legend } from "./legend.js";
+import { card, chip, element, facts, loading, table, tiles } from "./elements.js";
+import { phaseLegend } from "./legend.js";
 import { bytes, change, duration, isNumber, percent, rate } from "./numbers.js";
 import { Part } from "./parts.js";
 import { label, ordered } from "./phases.js";
@@ -23,14 +23,14 @@ export class RankView {
     const div = () => new Part(element("div", {}));
     this._parts = { head: div(), legend: div(), phases: div(), facts: div() };
     this._stacks = element("div", {});
-    const { head, legend: colours, phases, facts } = this._parts;
+    const { head, legend: colours, phases, facts: machine } = this._parts;
     this.box = element(
       "div",
       {},
       head.box,
       this._stacks,
       card("Steps of this rank", { wide: true }, this._stream.note, colours.box, this._stream.box),
-      element("div", { class: "grid two" }, phases.box, facts.box),
+      element("div", { class: "grid two" }, phases.box, machine.box),
     );
   }
 
@@ -70,14 +70,14 @@ export class RankView {
     if (kept) {
       const names = Object.keys(kept.steps?.phase_seconds ?? {});
       this._stream.show([{ ...kept, missing: Boolean(entry) && !hasEnded && isMissing(entry), slow: Boolean(live?.slow) }]);
-      this._parts.legend.update(names, () => [legend(names)]);
+      this._parts.legend.update(names, () => [phaseLegend(names)]);
       const rows = phaseRows(kept.steps);
       this._parts.phases.update(rows.map((row) => [row.name, duration(row.p50), duration(row.p95)]), () => [phaseCard(rows, live)]);
     }
     const gpu = this._feed.documents.node?.gpus?.find((each) => String(each.gpu) === String(entry?.gpu));
-    const facts = entry ? machineFacts(entry, gpu, this._feed.documents.node) : [];
-    this._parts.facts.update(facts, () =>
-      facts.length ? [card("Machine", {}, element("dl", { class: "facts" }, facts.flatMap(([name, words]) => [element("dt", {}, name), element("dd", {}, words)])))] : [],
+    const rows = entry ? machineFacts(entry, gpu, this._feed.documents.node) : [];
+    this._parts.facts.update(rows, () =>
+      rows.length ? [card("Machine", {}, facts(rows))] : [],
     );
   }
 
@@ -111,7 +111,7 @@ export class RankView {
       back,
       entry.node && here && entry.node !== here ? element("p", { class: "notice" }, `This rank is on node ${entry.node}. The daemon there has its steps; this page is of ${here}.`) : null,
       element("div", { class: "title-row" }, title, chip(state, state === "missing" ? "bad" : stateKind(state)), live?.slow ? chip("◀ slow", "bad") : null, buttons),
-      element("dl", { class: "tiles" }, rankFacts(entry, live).map(([name, value]) => tile(name, value))),
+      tiles(rankFacts(entry, live)),
     ].filter(Boolean);
   }
 }
@@ -163,7 +163,7 @@ function phaseCard(rows, live) {
 }
 
 function machineFacts(entry, gpu, node) {
-  const facts = [
+  const rows = [
     ["Node", entry.node],
     ["Process", entry.pid ? `pid ${entry.pid}` : "–"],
     ["Place in the job", entry.coordinates || `rank ${entry.rank}`],
@@ -172,13 +172,13 @@ function machineFacts(entry, gpu, node) {
     ["GPU", gpu ? `${gpu.gpu}, ${gpu.model}` : entry.gpu ? String(entry.gpu) : "–"],
   ];
   if (gpu) {
-    facts.push(
+    rows.push(
       ["GPU busy", percent(gpu.utilization_ratio)],
       ["GPU memory", `${bytes(gpu.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`],
       ["GPU power", isNumber(gpu.power_watts) ? `${Math.round(gpu.power_watts)} W, ${Math.round(gpu.temperature_celsius)} °C` : "–"],
     );
   }
-  if (node?.cpu) facts.push(["CPU of the node", `${percent(node.cpu.utilization_ratio)} of ${node.cpu.count} CPUs`]);
-  facts.push(["Steps lost on the way", String(entry.dropped_steps ?? 0)]);
-  return facts;
+  if (node?.cpu) rows.push(["CPU of the node", `${percent(node.cpu.utilization_ratio)} of ${node.cpu.count} CPUs`]);
+  rows.push(["Steps lost on the way", String(entry.dropped_steps ?? 0)]);
+  return rows;
 }

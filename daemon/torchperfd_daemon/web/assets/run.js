@@ -4,11 +4,11 @@ import { accountCard } from "./account.js";
 import { actionButton, capture, stacks } from "./actions.js";
 import { address, keptOptions } from "./address.js";
 import { MARK_WORDS } from "./axes.js";
-import { card, chip, disclosure, element, loading, table, tile } from "./elements.js";
+import { card, chip, disclosure, element, loading, table, tiles } from "./elements.js";
 import { MAX_RANKS } from "./feed.js";
 import { goodputCard } from "./goodput.js";
 import { HeatMap } from "./heat_map.js";
-import { legend } from "./legend.js";
+import { legend, phaseLegend } from "./legend.js";
 import { bytes, clock, count, duration, isNumber, percent, rate } from "./numbers.js";
 import { Part } from "./parts.js";
 import { rankTable } from "./rank_table.js";
@@ -151,7 +151,7 @@ export class RunView {
       element("div", { class: "title-row" }, title, chip(entry.state ?? "unknown", stateKind(entry.state)), buttons),
       entry.job_name && entry.job_name !== entry.run ? element("p", { class: "note" }, `job ${entry.job_name}`) : null,
       hasNoStepsLeft(this._feed) ? element("p", { class: "note" }, "The daemon no longer has the steps of this run.") : null,
-      element("dl", { class: "tiles" }, facts.map(([name, value, detail]) => tile(name, value, detail))),
+      tiles(facts),
       entry.outcome ? element("p", { class: "note" }, entry.outcome) : null,
       hasNoStepsLeft(this._feed) ? null : element("p", { class: "note" }, hasEnded ? ENDED_WINDOW : LIVE_WINDOW),
       noHistory && !hasEnded ? element("p", { class: "notice bad" }, `No history: ${noHistory.message}.`) : null,
@@ -198,7 +198,7 @@ export class RunView {
     }
     this._stream.show(rows);
     const names = new Set(rows.flatMap((row) => Object.keys(row.steps?.phase_seconds ?? row.seconds?.phase_seconds ?? {})));
-    this._parts.legend.update([...names], () => [legend(names)]);
+    this._parts.legend.update([...names], () => [phaseLegend(names)]);
     const all = Math.max(history.here.length, rows.length);
     this._parts.chosen.update([rows.length, all], () =>
       rows.length < all
@@ -272,7 +272,7 @@ function marksCard(marks) {
 }
 
 function lineLegend() {
-  return element("ul", { class: "legend", "aria-label": "Lines" }, ["p50", "p95"].map((name) => element("li", {}, element("i", { class: `swatch line-${name}` }), name)));
+  return legend(["p50", "p95"].map((name) => [name, `line-${name}`]), "Lines");
 }
 
 function scaleLegend() {

@@ -17,7 +17,7 @@ export function snapshot(feed, place) {
 export async function savedPage(saved) {
   const modules = new Map();
   await gather(ENTRY, modules);
-  const style = await text("page.css");
+  const style = (await text("kit.css")) + (await text("page.css"));
   // A less-than sign inside a script element could end it; in JSON and in strings its escape means the same.
   const data = JSON.stringify(saved, short).replaceAll("<", "\\u003c");
   const open = (attributes) => `<script${attributes}>`;

@@ -1,7 +1,7 @@
 // The verdict card: the lines that the daemon's document has of it, and the next action as a button.
 
 import { actionButton, capture, stacks } from "./actions.js";
-import { card, chip, element, withCode } from "./elements.js";
+import { card, chip, element, facts, withCode } from "./elements.js";
 
 const MARKS = { good: "✓", bad: "✗", unknown: "?" };
 
@@ -41,7 +41,7 @@ export function verdictCard(verdict, { run, canAct, hasEnded, onStacks }) {
     note ? element("p", { class: "note" }, note) : null,
     heads.flatMap(({ heading: words, parts }, at) => [
       element("p", { class: "verdict-head" }, chip(at ? `! ${words}` : `${MARKS[state]} ${words}`, at ? "warn" : state)),
-      element("dl", { class: "facts" }, parts.flatMap((part) => [element("dt", {}, part.name), element("dd", {}, withCode(part.words))])),
+      facts(parts.map((part) => [part.name, withCode(part.words)])),
     ]),
     [...account, ...also].map((words) => element("p", { class: "note" }, withCode(words))),
     action ? element("div", { class: "row" }, action) : null,
