@@ -19,14 +19,14 @@ from pathlib import Path
 # A machine may be slower than the test expects, and ten thousand steps take their time.
 torchperfd.link.outbox._FIRST_STEPS = 500
 torchperfd.link.outbox.SHORT_STEP_S = 0.05
-reports, report = [], torchperfd.link.wire.totals_message
+reports, report = [], torchperfd.link.wire.totals_to_message
 
 def noted(*what):
     reports.append(time.time())
     Path(sys.argv[1]).write_text(" ".join(map(str, reports)))
     return report(*what)
 
-torchperfd.link.wire.totals_message = noted
+torchperfd.link.wire.totals_to_message = noted
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 

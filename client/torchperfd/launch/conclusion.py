@@ -237,8 +237,8 @@ def _rank_reports(own: "RankReport", answer: "control_pb2.GetRunResponse | None"
     for rank in answer.ranks if answer is not None else ():
         if rank.identity.rank != own.rank:
             names = PhaseNames()
-            totals = wire.read_totals(rank.account, names)
+            totals = wire.totals_from_message(rank.account, names)
             dropped = rank.account.dropped_steps.get("ring", 0)
-            blocks = wire.read_blocks(rank.account, names)
+            blocks = wire.blocks_from_message(rank.account, names)
             reports.append(RankReport(rank.identity.rank, totals, names, dropped, blocks))
     return sorted(reports, key=lambda report: report.rank)

@@ -188,7 +188,9 @@ class Flusher:
             message = (
                 None
                 if extra
-                else wire.totals_message(totals, self._names, self._recorder.recorded, self.dropped(), blocks)
+                else wire.totals_to_message(
+                    totals, self._names, self._recorder.recorded, self.dropped(), blocks
+                )
             )
             arrivals = self._recorder.arrivals
             batch = wire.step_batch(unsent, self._names, arrivals.drain()) if unsent else None

@@ -90,7 +90,7 @@ def collective_report(request_id: int, groups: Sequence[GroupProgress]) -> sessi
     return session_pb2.ClientMessage(collective_report=report)
 
 
-def totals_message(
+def totals_to_message(
     totals: Totals,
     names: PhaseNames,
     recorded: int,
@@ -162,19 +162,19 @@ def totals_message(
     return session_pb2.ClientMessage(account=message)
 
 
-def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
+def totals_from_message(message: session_pb2.Account, names: PhaseNames) -> Totals:
     """Unpack another rank's totals; user phases it names get slots in ``names``."""
     totals = Totals(
         began_ns=message.began_ns,
         ended_ns=message.ended_ns,
-        checkpoint=_read_phase(message.checkpoint),
+        checkpoint=_phase_from_message(message.checkpoint),
         gc=tuple(GcTotals(pauses.calls, pauses.ns) for pauses in message.gc),
-        compiled=_read_phase(message.compiled),
-        background_saves=_read_phase(message.background_saves),
+        compiled=_phase_from_message(message.compiled),
+        background_saves=_phase_from_message(message.background_saves),
         ready=message.loader_ready if message.HasField("loader_ready") else None,
-        epoch=_read_phase(message.epoch),
-        train_pass=_read_phase(message.train_pass),
-        validate_pass=_read_phase(message.validate_pass),
+        epoch=_phase_from_message(message.epoch),
+        train_pass=_phase_from_message(message.train_pass),
+        validate_pass=_phase_from_message(message.validate_pass),
         flops_per_step=message.flops_per_step if message.HasField("flops_per_step") else None,
         peak_flops=message.peak_flops if message.HasField("peak_flops") else None,
         overhead=message.overhead_ratio if message.HasField("overhead_ratio") else None,
@@ -186,11 +186,11 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
         cpus=message.cpus if message.HasField("cpus") else None,
         binding=CpuBinding(message.binding.allowed, message.binding.share),
         switches=tuple(message.switches),
-        epoch_starts=_read_phase(message.epoch_starts),
-        collect_calls=tuple(map(_read_line, message.collect_calls)),
-        script_collectives=tuple(map(_read_line, message.script_collectives)),
+        epoch_starts=_phase_from_message(message.epoch_starts),
+        collect_calls=tuple(map(_line_from_message, message.collect_calls)),
+        script_collectives=tuple(map(_line_from_message, message.script_collectives)),
         graph_limit=message.graph_limit,
-        device_lag=_read_phase(message.device_lag),
+        device_lag=_phase_from_message(message.device_lag),
     )
     if message.HasField("host_memory"):
         memory = message.host_memory
@@ -199,7 +199,7 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
         cuda = message.cuda
         totals.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes, cuda.device_uuid)
     if message.HasField("loader"):
-        totals.loader = _read_loader(message.loader)
+        totals.loader = _loader_from_message(message.loader)
     for packed in message.kinds:
         if packed.kind in (TRAIN, VALIDATE):
             _read_kind(packed, totals.of(packed.kind), names)
@@ -207,11 +207,11 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
     return totals
 
 
-def _read_line(packed: session_pb2.TimedLine) -> TimedLine:
+def _line_from_message(packed: session_pb2.TimedLine) -> TimedLine:
     return TimedLine(packed.file, packed.line, packed.call, packed.calls, packed.ns)
 
 
-def read_blocks(message: session_pb2.Account, names: PhaseNames) -> BlockSums | None:
+def blocks_from_message(message: session_pb2.Account, names: PhaseNames) -> BlockSums | None:
     """Unpack another rank's blocks of steps; None where it has sent none, or they are damaged."""
     packed = session_pb2.StepBlocks()
     try:
@@ -240,7 +240,7 @@ def _read_column(packed: bytes) -> tuple[int, ...]:
     return tuple(column)
 
 
-def _read_loader(packed: session_pb2.LoaderUse) -> LoaderFacts:
+def _loader_from_message(packed: session_pb2.LoaderUse) -> LoaderFacts:
     known = {field.name: value for field, value in packed.ListFields()}
     if "stages" in known:
         known["stages"] = InputStages.from_message(known["stages"])
@@ -263,7 +263,7 @@ def _read_kind(packed: session_pb2.KindAccount, totals: KindTotals, names: Phase
     totals.micro_batches, totals.skipped = packed.micro_batches, packed.skipped
     for phase in packed.phases:
         # Names past the last slot share one, so several phases may meet there.
-        own, received = totals.phases[names.slot(phase.phase)], _read_phase(phase)
+        own, received = totals.phases[names.slot(phase.phase)], _phase_from_message(phase)
         own.calls += received.calls
         own.ns += received.ns
         own.squares += received.squares
@@ -277,7 +277,7 @@ def _pack_phase(packed: session_pb2.PhaseAccount, totals: PhaseTotals) -> None:
         packed.device_ns, packed.device_calls = totals.device_ns, totals.device_calls
 
 
-def _read_phase(packed: session_pb2.PhaseAccount) -> PhaseTotals:
+def _phase_from_message(packed: session_pb2.PhaseAccount) -> PhaseTotals:
     return PhaseTotals(packed.calls, packed.ns, packed.sum_squares_ns2, packed.device_ns, packed.device_calls)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from torchperfd.hooks.compiler import Compilations
-from torchperfd.link.wire import read_totals, totals_message
+from torchperfd.link.wire import totals_from_message, totals_to_message
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import PhaseTotals, Totals
 
@@ -95,9 +95,9 @@ print(compilations.calls, compilations.ns > 0)
 
 def test_totals_carry_compilations() -> None:
     totals, names = Totals(compiled=PhaseTotals(4, 9_000)), PhaseNames()
-    packed = totals_message(totals, names, 0, {}).account
-    assert read_totals(packed, names).compiled == PhaseTotals(4, 9_000)
-    assert not totals_message(Totals(), names, 0, {}).account.HasField("compiled")
+    packed = totals_to_message(totals, names, 0, {}).account
+    assert totals_from_message(packed, names).compiled == PhaseTotals(4, 9_000)
+    assert not totals_to_message(Totals(), names, 0, {}).account.HasField("compiled")
 
 
 def test_limit_of_graphs_names_the_function(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torchperfd.hooks.checkpoints import BackgroundSaves
 from torchperfd.hooks.pauses import FitPauses, GcPauses
-from torchperfd.link.wire import read_totals, totals_message
+from torchperfd.link.wire import totals_from_message, totals_to_message
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import PhaseTotals, Totals
 
@@ -210,7 +210,7 @@ def test_time_is_the_union_of_saves_however_often_it_is_read(
 def test_saves_in_the_background_reach_the_daemon() -> None:
     totals = Totals(background_saves=PhaseTotals(3, 12_000_000_000))
     names = PhaseNames()
-    message = totals_message(totals, names, 0, {}).account
+    message = totals_to_message(totals, names, 0, {}).account
     assert (message.background_saves.calls, message.background_saves.ns) == (3, 12_000_000_000)
-    assert read_totals(message, names).background_saves == totals.background_saves
-    assert not totals_message(Totals(), names, 0, {}).account.HasField("background_saves")
+    assert totals_from_message(message, names).background_saves == totals.background_saves
+    assert not totals_to_message(Totals(), names, 0, {}).account.HasField("background_saves")

@@ -78,7 +78,7 @@ def test_flush_totals_unpackable_are_counted_as_fault(
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
     with monkeypatch.context() as patch:
-        patch.setattr("torchperfd.link.wire.totals_message", lambda *_: 1 / 0)
+        patch.setattr("torchperfd.link.wire.totals_to_message", lambda *_: 1 / 0)
         client.parts.outbox.take(0, 100)
         client.parts.flusher.flush(send=True)
         assert client.parts.instruments.faults.counts() == {"report": 1}

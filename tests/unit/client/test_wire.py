@@ -112,7 +112,7 @@ def test_totals_arrive_as_added(
 ) -> None:
     names, totals = all_names(), Totals()
     totals.add(record(steps))
-    message = sent(wire.totals_message(totals, names, recorded, dropped)).account
+    message = sent(wire.totals_to_message(totals, names, recorded, dropped)).account
 
     theirs = translate_account.totals_from_message(message)
     assert (theirs.recorded, theirs.dropped) == (recorded, dropped)
@@ -130,7 +130,7 @@ def test_totals_arrive_as_added(
 def told_by_the_daemon(message: session_pb2.Account) -> Totals:
     """Return the account that another rank reads, which asks the daemon."""
     again = translate_account.totals_to_message(translate_account.totals_from_message(message))
-    return wire.read_totals(session_pb2.Account.FromString(again.SerializeToString()), all_names())
+    return wire.totals_from_message(session_pb2.Account.FromString(again.SerializeToString()), all_names())
 
 
 _COUNT = st.integers(0, 2**40)
@@ -204,8 +204,8 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
     )
 )
 def test_all_that_is_known_beside_the_steps_arrives_too(totals: Totals) -> None:
-    message = sent(wire.totals_message(totals, all_names(), 0, {})).account
-    assert wire.read_totals(message, all_names()) == totals
+    message = sent(wire.totals_to_message(totals, all_names(), 0, {})).account
+    assert wire.totals_from_message(message, all_names()) == totals
     assert told_by_the_daemon(message) == totals
 
 
@@ -235,7 +235,7 @@ def test_older_client_leaves_missing_values_unknown() -> None:
     message = session_pb2.Account(recorded_steps=4, dropped_steps={"ring": 1})
     kind = message.kinds.add(kind=session_pb2.STEP_KIND_TRAIN, steps=4, step_ns=40, samples=8)
     kind.phases.add(phase="data", calls=4, ns=40, sum_squares_ns2=400.0)
-    for reported in (wire.read_totals(message, all_names()), told_by_the_daemon(message)):
+    for reported in (wire.totals_from_message(message, all_names()), told_by_the_daemon(message)):
         expected = Totals(train=KindTotals(steps=4, ns=40, samples=8), gc=())
         expected.train.phases[DATA] = PhaseTotals(4, 40, 400.0)
         assert reported == expected
@@ -248,7 +248,7 @@ def test_older_client_leaves_missing_values_unknown() -> None:
 def test_an_older_daemon_reads_what_it_knows() -> None:
     totals = Totals(train=_kind(4, PhaseTotals(4, 5, 25.0, 6, 4), (8, 1, 99)), warmup=KindTotals(steps=1))
     totals.cuda, totals.overhead, totals.ready = CudaMemory(1, 2, 3, "a1b2"), 0.01, 0
-    new = wire.totals_message(totals, all_names(), 4, {"ring": 1})
+    new = wire.totals_to_message(totals, all_names(), 4, {"ring": 1})
     old = older_message().FromString(new.SerializeToString()).account
     assert (old.recorded_steps, dict(old.dropped_steps)) == (4, {"ring": 1})
     (kind,) = old.kinds
@@ -275,7 +275,7 @@ def older_message() -> Any:
 def test_phases_that_never_occurred_take_no_room() -> None:
     message = wire.step_batch(record([(TRAIN, 1, {DATA: [5]})] * 3), all_names()).steps
     assert [column.phase for column in message.phases] == ["data", "other"]
-    empty = wire.totals_message(Totals(), PhaseNames(), 0, {}).account
+    empty = wire.totals_to_message(Totals(), PhaseNames(), 0, {}).account
     assert len(empty.kinds) == 0
 
 
@@ -300,7 +300,7 @@ def test_user_phases_of_another_rank_get_slots_by_name() -> None:
     message.kinds.add(kind=session_pb2.STEP_KIND_UNSPECIFIED, steps=99)
     names = PhaseNames()
     ours = names.slot("ours")
-    totals = wire.read_totals(message, names)
+    totals = wire.totals_from_message(message, names)
     assert totals.train.phases[ours].ns == 20
     assert totals.train.phases[names.slot("theirs")].ns == 10
     assert (totals.train.steps, totals.validate.steps) == (1, 0)
@@ -325,10 +325,10 @@ def test_blocks_of_steps_survive_the_wire() -> None:
     names = PhaseNames()
     augment = names.slot("augment")
     blocks = BlockSums(4, (1000, 2000), {FORWARD: (600, 1300), augment: (400, 700)})
-    message = wire.totals_message(Totals(), names, 9, {}, blocks).account
+    message = wire.totals_to_message(Totals(), names, 9, {}, blocks).account
     others = PhaseNames()
     others.slot("another")
-    received = wire.read_blocks(session_pb2.Account.FromString(message.SerializeToString()), others)
+    received = wire.blocks_from_message(session_pb2.Account.FromString(message.SerializeToString()), others)
     assert received is not None
     assert (received.steps, received.step_ns) == (4, (1000, 2000))
     assert received.phase_ns == {FORWARD: (600, 1300), others.slot("augment"): (400, 700)}
@@ -351,4 +351,4 @@ def test_blocks_of_steps_survive_the_wire() -> None:
     ],
 )
 def test_damaged_blocks_of_steps_are_none(packed: bytes) -> None:
-    assert wire.read_blocks(session_pb2.Account(step_blocks=packed), PhaseNames()) is None
+    assert wire.blocks_from_message(session_pb2.Account(step_blocks=packed), PhaseNames()) is None
