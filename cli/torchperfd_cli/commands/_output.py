@@ -27,14 +27,6 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def milliseconds(seconds: float) -> str:
-    """Return a time with three digits that count: ``0.04``, ``12.3``, ``1234``."""
-    value = seconds * 1e3
-    if value < 9.995:
-        return f"{value:.2f}"
-    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
-
-
 _PIPE: Final = 80
 """Columns that tables of phases fit in a pipe: the smallest phases share a column, and nothing is cut."""
 

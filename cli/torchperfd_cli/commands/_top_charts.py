@@ -17,10 +17,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from torchperfd.model.formatting import duration
+from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.model.step_account import Account, PartKind, Row
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_cli.commands._output import milliseconds
 from torchperfd_daemon.views.live import WAIT, RunView, steady
 
 _TICKS: Final = "▁▂▃▄▅▆▇█"

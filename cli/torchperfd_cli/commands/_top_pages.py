@@ -10,9 +10,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from torchperfd.model.formatting import duration
+from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.v1 import control_pb2
-from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._top_charts import Bar, colours, letters, name_of, sparkline
 from torchperfd_cli.commands._top_runs import SELECTED
 from torchperfd_cli.commands._top_state import Frame
@@ -120,10 +119,10 @@ def _phases(run: live.RunView, message: control_pb2.RankSteps, step: float) -> R
         p50, p95 = p50_and_p95(column)
         table.add_row(
             name_of(name),
-            _output.milliseconds(mean),
+            milliseconds(mean),
             f"{mean / step:.0%}" if step else "-",
-            _output.milliseconds(float(p50)),
-            _output.milliseconds(float(p95)),
+            milliseconds(float(p50)),
+            milliseconds(float(p95)),
             Bar([(marks.get(name, "#"), by_phase.get(name, "white"), mean)], step),
         )
     return table

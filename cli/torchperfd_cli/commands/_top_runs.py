@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchperfd.model.card import CauseCard, VerdictCard, card_of
-from torchperfd.model.formatting import duration
+from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._top_charts import Bar, Legend, account_bar, colours, letters, name_of, sparkline
@@ -260,7 +260,7 @@ def _rank(
         duration(rank.step_seconds) if rank.window else "-",
         Bar(spent, longest),
         _most(rank),
-        _output.milliseconds(rank.phase_seconds[WAIT]) if rank.phase_seconds.get(WAIT) else "-",
+        milliseconds(rank.phase_seconds[WAIT]) if rank.phase_seconds.get(WAIT) else "-",
         Text(behind_text(behind), style=_level_of(behind)) if behind is not None else "-",
     ]
 

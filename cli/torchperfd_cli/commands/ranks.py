@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from torchperfd.model.formatting import duration
+from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.model.step_account import Account
 from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._daemon import connect
@@ -99,7 +99,7 @@ def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str],
     if {rank.state for rank in view.ranks} != {_TRAINING}:
         columns["STATE"] = lambda rank: rank.state
     columns["STEPS"] = lambda rank: str(rank.steps)
-    columns["STEP"] = lambda rank: _output.milliseconds(rank.step_seconds) if rank.window else "-"
+    columns["STEP"] = lambda rank: milliseconds(rank.step_seconds) if rank.window else "-"
     for name in phases:
         columns[name.upper()] = functools.partial(_time, names=[name])
     if summed:
@@ -117,7 +117,7 @@ def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str],
 
 def _time(rank: _view.RankView, names: Sequence[str]) -> str:
     known = [rank.phase_seconds[name] for name in names if name in rank.phase_seconds]
-    return _output.milliseconds(sum(known)) if known else "-"
+    return milliseconds(sum(known)) if known else "-"
 
 
 def _remarks(view: _view.RunView) -> list[str]:

@@ -9,11 +9,10 @@ from typing import Any, Final
 import click
 
 from torchperfd.model import terminal_text
-from torchperfd.model.formatting import size
+from torchperfd.model.formatting import milliseconds, size
 from torchperfd.runs.ending import FINISHED
 from torchperfd.runs.record import RunRecord
 from torchperfd.runs.store import KeptRun, RunStore
-from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._options import json_option, open_runs, runs_dir_option, whole_kept_run
 from torchperfd_cli.commands._output import again, fitted, folded_text, html_option, watch_option, write_page
 from torchperfd_cli.commands._run_overview import read_overview
@@ -164,7 +163,7 @@ def _cells(kept: KeptRun, record: RunRecord | None, *, with_outcome: bool) -> li
         record.script,
         when,
         f"{record.steps:,}",
-        "" if step is None else _output.milliseconds(step),
+        "" if step is None else milliseconds(step),
         {"": "unknown", "none": "healthy"}.get(verdict, verdict.replace("_", " ")),
         *last,
     ]

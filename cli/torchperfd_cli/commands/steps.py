@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import click
 import numpy as np
 
+from torchperfd.model.formatting import milliseconds
 from torchperfd.v1 import control_pb2
-from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import json_option, socket_option
 from torchperfd_cli.commands._output import Rows, again, fitted_phases, watch_option
@@ -74,9 +74,9 @@ def lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
             [
                 str(steps.first_step + position),
                 f"{max(0.0, now - ends[position]):.1f} s ago",
-                _output.milliseconds(durations[position]),
-                *(_output.milliseconds(columns[name][position]) for name in own),
-                *([_output.milliseconds(sum(columns[name][position] for name in summed))] if summed else []),
+                milliseconds(durations[position]),
+                *(milliseconds(columns[name][position]) for name in own),
+                *([milliseconds(sum(columns[name][position] for name in summed))] if summed else []),
             ]
             for position in range(steps.count)
         ]

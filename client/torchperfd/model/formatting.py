@@ -33,6 +33,18 @@ def ns_text(nanoseconds: float) -> str:
     return duration(nanoseconds / 1e9)
 
 
+def milliseconds(seconds: float | None, digits: int = 2) -> str:
+    """Return a time in milliseconds, without the unit: ``0.04``, ``12.3``, ``1234``; ``-`` for None.
+
+    Args:
+        digits: Decimals below 10 ms; one less from there on, and two less from 100 ms on.
+    """
+    if seconds is None:
+        return "-"
+    value = seconds * 1e3
+    return f"{value:.{digits - (value >= 9.995) - (value >= 99.95)}f}"
+
+
 def size(count: int) -> str:
     """Return bytes in the unit that reads best, three significant digits."""
     number = float(count)

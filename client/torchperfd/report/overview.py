@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd.model.formatting import duration
+from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.model.process import HostMemory
 from torchperfd.model.step_account import Account
 from torchperfd.model.terminal_text import paint
@@ -206,15 +206,6 @@ def account_table(account: Account, *, colour: bool = False, width: int = 80) ->
         else:
             lines.append(f"{line}{paint(_bar(row.share, bar), 'bar', colour=colour)}{_percent(row.share):>5}")
     return "\n".join(lines)
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Return a time in milliseconds with three digits that count; ``-`` for None."""
-    if seconds is None:
-        return "-"
-    value = seconds * 1e3
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{digits}f}"
 
 
 def _phases(report: RankReport, percentiles: Percentiles, *, colour: bool, width: int) -> Iterator[str]:

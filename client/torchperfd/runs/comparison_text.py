@@ -4,6 +4,7 @@ import time
 from itertools import chain
 from typing import Any
 
+from torchperfd.model.formatting import milliseconds
 from torchperfd.model.tables import TextTable, markdown_table
 from torchperfd.model.terminal_text import fold_text, paint
 from torchperfd.runs.comparison import PhaseChange, RunComparison
@@ -166,10 +167,7 @@ def _outcome(phase: PhaseChange) -> str:
 
 
 def _ms(seconds: float) -> str:
-    value = seconds * 1e3
-    if value < 9.995:
-        return f"{value:.3f}"
-    return f"{value:.2f}" if value < 99.95 else f"{value:.1f}"
+    return milliseconds(seconds, 3)
 
 
 def _percent(share: float) -> str:
