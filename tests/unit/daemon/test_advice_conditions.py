@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 from tests.support.runs import MS, US, Run
+from tests.support.values import some
 from tests.unit.daemon import traces
 
 
@@ -344,8 +345,7 @@ def test_place_is_never_a_tools_frame(frame: str) -> None:
     run = waiting(Run(), 30 * US)
     run.host("train.py(3): step", 0, 40 * MS, "python_function")
     run.host(frame, 500 * US, 40 * MS, "python_function")
-    found = run.summary().idle
-    assert found is not None
+    found = some(run.summary().idle)
     places = {place.where for cause in found.causes for place in cause.places}
     assert "train.py(3): step" in places
     assert frame not in places

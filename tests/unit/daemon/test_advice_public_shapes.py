@@ -3,6 +3,7 @@
 import pytest
 from tests.support.advice_invariants import violations
 from tests.support.runs import MS, US, Run
+from tests.support.values import some
 
 
 def test_profilers_own_work_is_named_and_promised_to_no_one() -> None:
@@ -14,9 +15,7 @@ def test_profilers_own_work_is_named_and_promised_to_no_one() -> None:
         run.host("Activity Buffer Request", at + 120 * US, at + 3020 * US, "overhead")
     assert run.advice() == {}
     assert any("profiler's own work took 14.5 ms" in line and "2.9 ms a step" in line for line in run.notes())
-    found = run.summary().idle
-    assert found is not None
-    assert max(found.causes, key=lambda cause: cause.ns).cause == "profiler"
+    assert max(some(run.summary().idle).causes, key=lambda cause: cause.ns).cause == "profiler"
 
 
 def test_sharded_half_precision_exchange_is_not_compressed() -> None:
@@ -99,9 +98,7 @@ def test_queue_blocked_from_the_start_is_not_the_fault_of_a_wait() -> None:
     run.call("hipMemcpyWithStream", MS, 400_260 * US)
     run.launches("aten::mul", 400_270 * US, 400_290 * US, ("mul", 400_300 * US, 400_310 * US))
     assert run.advice() == {}
-    found = run.summary().idle
-    assert found is not None
-    assert max(found.causes, key=lambda cause: cause.ns).cause == "other"
+    assert max(some(run.summary().idle).causes, key=lambda cause: cause.ns).cause == "other"
 
 
 def test_idle_time_is_never_more_than_the_recording() -> None:

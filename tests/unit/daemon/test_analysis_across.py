@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 
 from torchperfd_daemon import analysis
 
@@ -136,8 +137,7 @@ def numbered(draw: Any) -> tuple[dict[int, list[Call]], list[int]]:
 def test_numbered_collectives_sum_up_as_one_by_one(case: tuple[dict[int, list[Call]], list[int]]) -> None:
     seen, ahead = case
     wanted = one_by_one(seen)
-    across = analysis.across({rank: trace_of(rank, seen[rank], ahead=ahead[rank]) for rank in seen})
-    assert across is not None
+    across = some(analysis.across({rank: trace_of(rank, seen[rank], ahead=ahead[rank]) for rank in seen}))
     found = ours(across)
     reached = {each.rank for each in across.ranks if each.clock_ns is not None}
     # Which rank came last is known only between clocks that some collective sets alike.
@@ -169,8 +169,7 @@ def test_sequences_without_numbers_are_laid_side_by_side(
     case: tuple[dict[int, list[Call]], list[int]],
 ) -> None:
     seen, ahead = case
-    across = analysis.across({rank: trace_of(rank, seen[rank], ahead=ahead[rank]) for rank in seen})
-    assert across is not None
+    across = some(analysis.across({rank: trace_of(rank, seen[rank], ahead=ahead[rank]) for rank in seen}))
     assert ours(across) == one_by_one(seen)
     assert [each.clock_ns for each in across.ranks] == [each - ahead[0] for each in ahead]
     assert {each.clock_residual_ns for each in across.ranks} == {0}
@@ -198,8 +197,7 @@ def of_unknown_groups(draw: Any) -> dict[int, list[Call]]:
 
 @given(of_unknown_groups())
 def test_groups_without_distinct_names_are_matched_by_end(seen: dict[int, list[Call]]) -> None:
-    across = analysis.across({rank: trace_of(rank, seen[rank]) for rank in seen})
-    assert across is not None
+    across = some(analysis.across({rank: trace_of(rank, seen[rank]) for rank in seen}))
     assert ours(across) == one_by_one(seen)
 
 
@@ -215,10 +213,8 @@ def late(by: dict[int, int], *, sequence: bool = True, count: int = 10) -> dict[
 
 def test_the_slow_rank_is_blamed_for_what_it_costs_each() -> None:
     traces = {rank: trace_of(rank, calls, steps=(4, 5)) for rank, calls in late({2: 30 * MS}).items()}
-    across = analysis.across(traces)
-    assert across is not None
-    slow = across.blamed
-    assert slow is not None
+    across = some(analysis.across(traces))
+    slow = some(across.blamed)
     assert (slow.rank, slow.last, slow.cost_ns, slow.wait_ns) == (2, 10, 3 * 10 * 30 * MS, 0)
     assert across.cost_each_ns(slow) == 10 * 30 * MS
     (kind,) = across.kinds
@@ -232,9 +228,7 @@ def test_no_rank_is_blamed_where_all_are_similar(by: dict[int, int]) -> None:
     # Alternating: of two that are late, each is the later one every other time.
     for call in calls[::2]:
         call.came[1], call.came[2] = call.came[2], call.came[1]
-    across = analysis.across({rank: trace_of(rank, calls) for rank in range(4)})
-    assert across is not None
-    assert across.blamed is None
+    assert some(analysis.across({rank: trace_of(rank, calls) for rank in range(4)})).blamed is None
 
 
 @pytest.mark.parametrize("sequence", [True, False])
@@ -245,8 +239,7 @@ def test_steps_that_are_on_some_ranks_only_are_left_unmatched(sequence: bool) ->
         1: trace_of(1, seen[1][3:], steps=tuple(range(3, 10))),
         2: trace_of(2, seen[2][:8], steps=tuple(range(8))),
     }
-    across = analysis.across(traces)
-    assert across is not None
+    across = some(analysis.across(traces))
     assert [(each.matched, each.unmatched) for each in across.ranks] == [(10, 0), (7, 0), (8, 0)]
     assert across.steps == 5
     assert {each.kind: each.calls for each in across.kinds} == {WORLD: 10}
@@ -254,8 +247,7 @@ def test_steps_that_are_on_some_ranks_only_are_left_unmatched(sequence: bool) ->
 
 def test_a_rank_without_a_trace_is_named() -> None:
     seen = late({})
-    across = analysis.across({rank: trace_of(rank, seen[rank], world=4) for rank in (0, 2, 3)})
-    assert across is not None
+    across = some(analysis.across({rank: trace_of(rank, seen[rank], world=4) for rank in (0, 2, 3)}))
     assert across.missing == (1,)
     assert "no trace of rank 1\n" in shown(across)
 
@@ -266,8 +258,7 @@ def test_ranks_that_share_nothing_have_no_common_clock() -> None:
         [Call(kinds[at], n, {2 * at: 10 * n, 2 * at + 1: 10 * n}, 10 * n + 5) for n in range(3)]
         for at in range(2)
     ]
-    across = analysis.across({rank: trace_of(rank, calls[rank // 2]) for rank in range(4)})
-    assert across is not None
+    across = some(analysis.across({rank: trace_of(rank, calls[rank // 2]) for rank in range(4)}))
     assert [each.matched for each in across.ranks] == [3, 3, 3, 3]
     assert [each.clock_ns is None for each in across.ranks] == [False, False, True, False]
 
@@ -278,8 +269,7 @@ def test_one_rank_or_none_is_not_several() -> None:
 
 
 def test_traces_without_collectives_say_so() -> None:
-    across = analysis.across({rank: trace_of(rank, []) for rank in range(2)})
-    assert across is not None
+    across = some(analysis.across({rank: trace_of(rank, []) for rank in range(2)}))
     assert across.blamed is None
     assert shown(across) == "across ranks\n0 collectives found on several of 2 ranks\n"
     assert analysis.across_to_dict(across)["collectives"] == []

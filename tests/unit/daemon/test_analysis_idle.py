@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.values import some
 from tests.unit.daemon.traces import event, trace_of
 
 from torchperfd_daemon import analysis
@@ -32,8 +33,7 @@ def idle_of(events: list[str]) -> analysis.Idle:
     trace = trace_of(events)
     times = analysis.DeviceTime(trace)
     steps = analysis.steps(trace)
-    found = analysis.idle(trace, times, steps)
-    assert found is not None
+    found = some(analysis.idle(trace, times, steps))
     assert sum(cause.ns for cause in found.causes) == times.all().idle_ns
     assert [cause.ns for cause in found.causes] == sorted((cause.ns for cause in found.causes), reverse=True)
     windows = times.within([(step.start_ns, step.start_ns + step.duration_ns) for step in steps])

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.values import some
 from tests.unit.daemon.kept import add
 from tests.unit.daemon.traces import event, trace_of
 
@@ -15,8 +16,7 @@ from torchperfd_daemon.captures import Catalog
 
 
 def step_of(events: list[str]) -> StepPicture:
-    picture = analysis.summarise(trace_of(events), rectangles=1000).picture
-    assert picture is not None
+    picture = some(analysis.summarise(trace_of(events), rectangles=1000).picture)
     assert picture.step is not None
     return picture.step
 
@@ -83,16 +83,14 @@ def test_step_picture_has_shapes_and_launches() -> None:
 
 
 def test_trace_without_steps_has_no_step_picture() -> None:
-    picture = analysis.summarise(trace_of([event("aten::mm", 0, 1000)]), rectangles=1000).picture
-    assert picture is not None
+    picture = some(analysis.summarise(trace_of([event("aten::mm", 0, 1000)]), rectangles=1000).picture)
     assert picture.step is None
 
 
 def test_crowded_step_is_merged_and_stays_bounded() -> None:
     events = [event("ProfilerStep#0", 0, 40_000_000, cat="user_annotation")]
     events += [event("op", 1000 * at, 1000 * at + 500) for at in range(1, 30_000)]
-    picture = analysis.summarise(trace_of(events), rectangles=100_000).picture
-    assert picture is not None
+    picture = some(analysis.summarise(trace_of(events), rectangles=100_000).picture)
     assert picture.step is not None
     drawn = sum(len(lane.start) for lane in picture.step.timeline.lanes)
     assert drawn <= 12_000
@@ -132,8 +130,7 @@ def test_capture_of_a_trace_has_its_run_and_time(tmp_path: Path) -> None:
     record = add(catalog, "20260101T000000Z-aaaaaa", {0: b"{}", 1: b"{}"})
     folder = catalog.folder(record.capture_id)
     for paths in ([folder], [folder / "rank0.json"], [folder / "rank0.json", folder / "rank1.json"]):
-        facts = capture_facts(paths)
-        assert facts is not None
+        facts = some(capture_facts(paths))
         assert (facts["run"], facts["capture_id"]) == (record.run, record.capture_id)
         assert facts["requested_at"] == record.requested_at
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 from tests.unit.daemon.kept import BASE, add, ids, settle
 
 from torchperfd_daemon.captures import (
@@ -150,8 +151,7 @@ def test_planted_manifest_is_not_the_captures(catalog: Catalog) -> None:
     forged = manifest.CaptureRecord("c0", "pretrain-70b", "command", BASE, manifest.CaptureState.COMPLETE)
     (path / "manifest.json").write_bytes(forged.encode())
     os.chown(path / "manifest.json", MALLORY, MALLORY)
-    found = folder.read(path, BASE)
-    assert found is not None
+    found = some(folder.read(path, BASE))
     assert found.record is None or found.record.run != "pretrain-70b"
 
 
@@ -182,9 +182,7 @@ def test_planted_capture_is_not_uploaded(catalog: Catalog, tmp_path: Path) -> No
     asyncio.run(uploader.upload_pending())
     assert [each.name for each in (tmp_path / "store").iterdir()] == [good.name]
     assert uploader.counts.results == {"uploaded": 1, "failed": 0, "refused": 0}
-    found = folder.read(path, catalog.wall())
-    assert found is not None
-    assert found.upload is Upload.NONE
+    assert some(folder.read(path, catalog.wall())).upload is Upload.NONE
 
 
 @needs_root

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, rank_causes
 
@@ -155,8 +156,7 @@ def test_rank_causes_account_sums_to_the_step(
     found = rank_causes("r", seen)
     longest = max(each.step_seconds for each in seen)
     assert all(0 <= each.cost_seconds_per_step <= longest * (1 + 1e-9) for each in found)
-    account = found[0].account
-    assert account is not None
+    account = some(found[0].account)
     assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds, rel=1e-3)
     assert all(part.seconds >= 0 for part in (*account.parts, *account.hidden))
 

@@ -12,6 +12,7 @@ import click
 import pytest
 from tests.support.commands import Run
 from tests.support.run_documents import run_file
+from tests.support.values import some
 
 from torchperfd._version import NATIVE_ABI, NATIVE_MODULES, __revision__, __version__, missing_native_modules
 from torchperfd.model.own_commands import script_command
@@ -32,8 +33,7 @@ def test_help_names_every_command(run: Run) -> None:
 
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_every_command_is_there(name: str) -> None:
-    command = main.cli.get_command(click.Context(main.cli), name)
-    assert command is not None
+    command = some(main.cli.get_command(click.Context(main.cli), name))
     assert command.name == name
     assert command.help or command.get_short_help_str()
 
@@ -95,8 +95,7 @@ def test_every_command_is_in_one_group_of_the_help() -> None:
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name])
 def test_examples_name_options_that_exist(name: str) -> None:
-    command = main.cli.get_command(click.Context(main.cli), name)
-    assert command is not None
+    command = some(main.cli.get_command(click.Context(main.cli), name))
     for line, _ in EXAMPLES[name]:
         words = shlex.split(line.partition(" > ")[0])
         assert words[:2] == ["torchperfd", name]

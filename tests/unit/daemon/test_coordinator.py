@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.served import GIVE_UP_S
+from tests.support.values import some
 
 from torchperfd.model.settled_advice import SettledAdvice
 from torchperfd.v1 import session_pb2
@@ -482,8 +483,7 @@ async def test_advice_on_the_loader_is_kept_with_the_trace(node: CapturingNode) 
     node.coordinator.advice_of = advice_of
     *_, last = await node.capture(Rank(node, 0))
     assert last.record.loader_advice == settled
-    found = node.catalog.found(last.record.capture_id)
-    assert found is not None
+    found = some(node.catalog.found(last.record.capture_id))
     assert found.record is not None
     assert found.record.loader_advice == settled
     assert asked == ["bert"]

@@ -96,8 +96,7 @@ def test_folder_any_bytes_reads_without_error(tmp_path: Path, document: bytes, n
     path = tmp_path / "20260101-000000-abcdef"
     path.mkdir(exist_ok=True)
     (path / name).write_bytes(document)
-    found = folder.read(path, BASE)
-    assert found is not None
+    assert folder.read(path, BASE) is not None
     (path / name).unlink()
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect.spikes import SpikeCause, SpikeDetector, find_period
@@ -43,8 +44,7 @@ def feed(
 def test_the_period_and_its_sign(
     period: int, phase: str, workers: int, collected: float, cause: SpikeCause
 ) -> None:
-    found = feed(SpikeDetector(workers), 1500, period, phase, collected).find()
-    assert found is not None
+    found = some(feed(SpikeDetector(workers), 1500, period, phase, collected).find())
     assert (found.period, found.phase, found.cause) == (period, phase, cause)
     assert found.excess_seconds == pytest.approx(0.08, rel=0.05)
     assert found.seconds_per_step == pytest.approx(0.08 / period, rel=0.05)
@@ -59,8 +59,7 @@ def test_two_periods_at_once_give_the_costlier() -> None:
         if step % 100 == 11:
             phases["checkpoint"] = 1.0
         detector.observe(sum(phases.values()), phases)
-    found = detector.find()
-    assert found is not None
+    found = some(detector.find())
     assert (found.period, found.cause) == (100, SpikeCause.CHECKPOINT)
 
 
@@ -159,8 +158,7 @@ def test_run_that_slows_gradually_is_reported() -> None:
     periodicity = PeriodicityTracker()
     made = steps(6400, slower=0.12)
     periodicity.observe(made)
-    verdict = periodicity.slower_than_ever("a run")
-    assert verdict is not None
+    verdict = some(periodicity.slower_than_ever("a run"))
     assert (verdict.cause, verdict.rank) == (Cause.UNKNOWN, None)
     assert verdict.cost_seconds_per_step == pytest.approx(0.12 * 0.05, rel=0.15)
     assert "of the run's past" in verdict.evidence

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 
 from torchperfd_daemon.diagnosis.detect.stall import Doing, StallDetector
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork, find_stragglers
@@ -159,8 +160,7 @@ def trained(step_seconds: float, steps: int = 100) -> tuple[StallDetector, float
 def test_stall_is_reported_after_ten_seconds_or_eight_long_steps(step_seconds: float, limit: float) -> None:
     detector, last = trained(step_seconds)
     assert detector.check(last + limit * 0.99) is None
-    stall = detector.check(last + limit * 1.06)
-    assert stall is not None
+    stall = some(detector.check(last + limit * 1.06))
     assert stall.limit_seconds == pytest.approx(limit, rel=0.05)
     assert stall.usual_seconds == pytest.approx(step_seconds, rel=0.05)
     detector.step(last + limit * 2)
@@ -170,8 +170,7 @@ def test_stall_is_reported_after_ten_seconds_or_eight_long_steps(step_seconds: f
 def test_stall_with_a_shorter_limit_is_reported_earlier() -> None:
     detector, last = trained(0.1)
     assert detector.check(last + 7.9, early=2) is None
-    stall = detector.check(last + 8.1, early=2)
-    assert stall is not None
+    stall = some(detector.check(last + 8.1, early=2))
     assert stall.waited_seconds == pytest.approx(8.1)
     assert stall.limit_seconds == 10
 

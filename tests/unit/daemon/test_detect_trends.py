@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 
 from torchperfd_daemon.diagnosis.detect.robust_statistics import CAPACITY, Reservoir
 from torchperfd_daemon.diagnosis.detect.trends import GrowthDetector, RegressionDetector, theil_sen
@@ -69,8 +70,7 @@ def test_leak_in_a_sawtooth_is_reported_with_time_left() -> None:
     rng = np.random.default_rng(1)
     number = np.arange(2000)
     readings = 10 * GB + 2e6 * number + 0.2 * GB * (number % 7 / 7) + 0.05 * GB * rng.standard_normal(2000)
-    found = watched(readings, 20 * GB).find()
-    assert found is not None
+    found = some(watched(readings, 20 * GB).find())
     assert found.grows
     assert found.slope.per_second == pytest.approx(2e5, rel=0.1)
     assert found.seconds_to_full == pytest.approx(5.9 * GB / 2e5, rel=0.1)
@@ -80,8 +80,7 @@ def test_growth_that_has_ended_is_no_leak() -> None:
     rng = np.random.default_rng(2)
     number = np.arange(2000)
     readings = 10 * GB + np.minimum(number, 800) * 5e6 + 0.01 * GB * rng.standard_normal(2000)
-    found = watched(readings, 20 * GB).find()
-    assert found is not None
+    found = some(watched(readings, 20 * GB).find())
     assert (found.grows, found.seconds_to_full) == (False, None)
 
 
@@ -89,15 +88,13 @@ def test_steady_memory_is_seldom_a_leak() -> None:
     wrong = 0
     for seed in range(200):
         readings = 10 * GB * (1 + 0.05 * np.random.default_rng(seed).standard_normal(300))
-        found = watched(readings).find()
-        assert found is not None
+        found = some(watched(readings).find())
         wrong += found.grows
     assert wrong <= 2
 
 
 def test_growth_without_a_capacity_has_no_end_time() -> None:
-    found = watched(np.linspace(1 * GB, 2 * GB, 200)).find()
-    assert found is not None
+    found = some(watched(np.linspace(1 * GB, 2 * GB, 200)).find())
     assert (found.grows, found.seconds_to_full) == (True, None)
     assert watched(np.ones(20)).find() is None
 
@@ -121,8 +118,7 @@ def throughput(step_seconds: "np.typing.NDArray[np.float64]", samples: float = 3
 def test_gradual_slowdown_below_step_noise_is_reported() -> None:
     """From 100 ms to 120 ms over 40,000 steps."""
     noise = np.exp(0.05 * np.random.default_rng(3).standard_normal(40_000))
-    found = throughput(np.linspace(0.1, 0.12, 40_000) * noise).find()
-    assert found is not None
+    found = some(throughput(np.linspace(0.1, 0.12, 40_000) * noise).find())
     assert found.now_per_second == pytest.approx(32 / 0.12, rel=0.02)
     assert found.past_per_second == pytest.approx(32 / 0.11, rel=0.02)
     assert found.change == pytest.approx(0.11 / 0.12 - 1, abs=0.02)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.support.values import some
 from tests.unit.daemon.test_observer import RUN, Watched, collecting
 
 from torchperfd.v1 import control_pb2, fleet_pb2
@@ -73,8 +74,7 @@ def test_ranks_shows_the_late_rank_and_its_times_on_the_device() -> None:
     [view] = _view.runs(steps_of(watched, watched.observer.device_work))
     assert (view.on_device, view.hidden) == (True, False)
     assert [each.rank for each in view.ranks if each.slow] == [SLOW]
-    slow = view.ranks[SLOW].slow
-    assert slow is not None
+    slow = some(view.ranks[SLOW].slow)
     assert slow.phase == "backward"
     assert slow.excess_seconds == pytest.approx(LATE_S, rel=0.1)
     assert view.ranks[0].phase_seconds[WAIT] == pytest.approx(LATE_S, rel=0.5)
@@ -104,8 +104,7 @@ def test_single_steps_are_those_of_the_host() -> None:
 
 def test_whatif_predicts_the_gain_without_the_late_rank() -> None:
     watched = trained()
-    predictions = whatif.replay_newest(steps_of(watched, watched.observer.device_work), 0)
-    assert predictions is not None
+    predictions = some(whatif.replay_newest(steps_of(watched, watched.observer.device_work), 0))
     assert predictions.on_device
     first = predictions.answers[0]
     assert (first.removed, first.rank, first.phase) == (Removed.RANK_EXCESS, SLOW, "backward")
@@ -121,15 +120,13 @@ def test_whatif_removes_what_has_grown_on_all_devices() -> None:
     began = watched.job.step
     watched.train(15, lambda _rank, _step: {"backward": LATE_S})
     steps = steps_of(watched, watched.observer.device_work)
-    predictions = whatif.replay_newest(steps, began)
-    assert predictions is not None
+    predictions = some(whatif.replay_newest(steps, began))
     assert predictions.on_device
     first = predictions.answers[0]
     assert (first.removed, first.is_part) == (Removed.GROWTH, False)
     assert first.gain_seconds == pytest.approx(LATE_S, rel=0.1)
     assert first.step_seconds == pytest.approx(predictions.step_seconds - first.gain_seconds)
-    without_a_past = whatif.replay_newest(steps, 0)
-    assert without_a_past is not None
+    without_a_past = some(whatif.replay_newest(steps, 0))
     assert not [each for each in without_a_past.answers if each.removed is Removed.GROWTH]
 
 
@@ -148,8 +145,7 @@ def test_waits_that_no_mark_shows_are_said_to_be_unknown() -> None:
     assert not any(each.slow or each.behind_seconds for each in view.ranks)
     assert ranks.text(view).splitlines()[-1].startswith("cannot determine which rank is slow")
     assert _view.run_dict(view)["waits_measured"] is False
-    predictions = whatif.replay_newest(steps_of(watched, hiding), 0)
-    assert predictions is not None
+    predictions = some(whatif.replay_newest(steps_of(watched, hiding), 0))
     assert not predictions.synchronous
     assert not [each for each in predictions.answers if each.rank is not None]
     [verdict] = judge_all(surveys_of(watched, hiding))
@@ -210,8 +206,7 @@ def test_collections_that_became_long_gain_what_they_cost(seed: int, earlier: st
     watched.train(60, lambda _rank, _step: {"gc": SHORT_S} if earlier != "none" else {})
     watched.train(40, collecting(LONG_S, every=EVERY, apart=EVERY // 4))
     since = watched.verdict.onset_step or 0
-    predictions = whatif.replay_newest(steps_of(watched, watched.observer.device_work), since)
-    assert predictions is not None
+    predictions = some(whatif.replay_newest(steps_of(watched, watched.observer.device_work), since))
     gains = {each.removed: each.gain_seconds for each in predictions.answers}
     # One of four ranks collects in every fifth step, and the others wait for it.
     assert gains[Removed.GARBAGE_COLLECTION] == pytest.approx(4 * LONG_S / EVERY, rel=0.15)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.values import some
 from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd.model.loader_workers import LoaderFacts
@@ -30,8 +31,7 @@ def test_read_cpu_names_the_busiest_process(tmp_path: Path) -> None:
         tree.add_process(10, ticks=(120, 0, 9000, 0), command="/usr/bin/python3\0-u\0/job/train.py\0")
         tree.add_process(11, ticks=(130, 70, 0, 0), command="stress\0--cpu\0")
 
-    found = read_cpu(tree.proc, half_a_second, 0.5)
-    assert found is not None
+    found = some(read_cpu(tree.proc, half_a_second, 0.5))
     assert (found.cpus, found.runnable) == (2, 9)
     assert (found.busy, found.stolen, found.pressure) == pytest.approx((0.95, 0.1, 0.615))
     assert [(each.pid, each.name) for each in found.consumers] == [(11, "stress"), (10, "python3 train.py")]

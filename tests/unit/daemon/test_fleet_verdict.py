@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
+from tests.support.values import some
 
 from torchperfd.model.step_account import PartKind
 from torchperfd_cli.commands import diagnose
@@ -249,8 +250,7 @@ def test_script_code_of_one_node_makes_its_rank_slow() -> None:
 
 def test_account_of_all_nodes_sums_to_the_step_of_all_ranks() -> None:
     works = job(4, {2: ("forward", 0.02)})
-    account = judge(RUN, parts(works, NONE, NONE)).account
-    assert account is not None
+    account = some(judge(RUN, parts(works, NONE, NONE)).account)
     means = [sum(float(column.mean()) for column in work.phase_seconds.values()) for work in works]
     assert account.step_seconds == pytest.approx(np.median(means))
     assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds, rel=1e-3)
@@ -266,8 +266,7 @@ def test_account_of_all_nodes_has_the_uneven_work_of_one() -> None:
         RankWork(work.rank, {**work.phase_seconds, "collective_wait": np.full(STEPS, 0.04)})
         for work in job(4)
     ]
-    account = judge(RUN, parts(waiting, NONE, uneven)).account
-    assert account is not None
+    account = some(judge(RUN, parts(waiting, NONE, uneven)).account)
     share = uneven_account().share(PartKind.UNEVEN_WORK)
     assert account.share(PartKind.UNEVEN_WORK) == pytest.approx(share)
     assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds, rel=1e-3)

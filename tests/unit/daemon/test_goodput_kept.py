@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.golden import check_golden
 from tests.support.served import Served, with_daemon
+from tests.support.values import some
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.collectors.process import RankProcess
@@ -247,8 +248,7 @@ def test_process_end_is_used_and_its_last_report_counts(tmp_path: Path) -> None:
 
 async def test_the_end_of_a_real_process_is_seen() -> None:
     child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
-    seen = exit_of(RankProcess("r", 0, child.pid, 0, 0), lambda: 42)
-    assert seen is not None
+    seen = some(exit_of(RankProcess("r", 0, child.pid, 0, 0), lambda: 42))
     assert seen.at_ns is None
     assert exit_of(RankProcess("r", 0, child.pid, 0, 1), lambda: 42) is None
     child.kill()

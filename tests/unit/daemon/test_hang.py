@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import Stall
@@ -69,8 +70,7 @@ def waiting(*ranks: int, where: tuple[Frame, ...] = REDUCE, step: int = 50) -> l
     ],
 )
 def test_rank_away_from_the_waiting_others_is_named_with_line(odd: RankStacks, words: str) -> None:
-    found = verdict(*waiting(0, 1, 3), odd)
-    assert found is not None
+    found = some(verdict(*waiting(0, 1, 3), odd))
     assert (found.cause, found.rank, found.node) == (Cause.HANG, 2, "node-a")
     assert found.evidence.startswith(f"no step for 12 s: {words}")
     assert found.next_command == "torchperfd stacks --run r"
@@ -78,36 +78,33 @@ def test_rank_away_from_the_waiting_others_is_named_with_line(odd: RankStacks, w
 
 def test_rank_ahead_of_its_peer_has_skipped_a_collective() -> None:
     """Of two ranks that wait in different places, the one ahead has skipped a collective."""
-    found = verdict(reported(0, REDUCE, 50), reported(1, BACKWARD, 51), run_ranks=2)
-    assert found is not None
+    found = some(verdict(reported(0, REDUCE, 50), reported(1, BACKWARD, 51), run_ranks=2))
     assert found.rank == 1
     assert found.evidence.endswith("; rank 1 is ahead of the others")
 
 
 def test_two_ranks_in_different_collectives_blame_none() -> None:
-    found = verdict(reported(0, REDUCE), reported(1, BROADCAST), run_ranks=2)
-    assert found is not None
+    found = some(verdict(reported(0, REDUCE), reported(1, BROADCAST), run_ranks=2))
     assert found.rank is None
     assert "rank 0 waits in all_reduce" in found.evidence
     assert "rank 1 waits in broadcast" in found.evidence
 
 
 def test_dead_rank_is_blamed_before_a_finished_one() -> None:
-    found = verdict(
-        *waiting(2, 3),
-        without_stacks(0, Outcome.GONE, "it has finished"),
-        without_stacks(1, Outcome.GONE, "no such process"),
+    found = some(
+        verdict(
+            *waiting(2, 3),
+            without_stacks(0, Outcome.GONE, "it has finished"),
+            without_stacks(1, Outcome.GONE, "no such process"),
+        )
     )
-    assert found is not None
     assert found.rank == 1
 
 
 @pytest.mark.parametrize("aside", [SAVE, EVALUATE])
 def test_saving_and_validating_have_ten_minutes(aside: tuple[Frame, ...]) -> None:
     assert verdict(*waiting(1, 2, 3), reported(0, aside), waited=300) is None
-    late = verdict(*waiting(1, 2, 3), reported(0, aside), waited=601)
-    assert late is not None
-    assert late.rank == 0
+    assert some(verdict(*waiting(1, 2, 3), reported(0, aside), waited=601)).rank == 0
 
 
 def test_rank_without_a_waiting_peer_hangs_after_ten_minutes() -> None:
@@ -115,22 +112,17 @@ def test_rank_without_a_waiting_peer_hangs_after_ten_minutes() -> None:
     alone = reported(0, COMPUTE)
     assert verdict(alone, run_ranks=1, waited=60) is None
     assert verdict(reported(0, BACKWARD), run_ranks=1, waited=60) is None
-    late = verdict(alone, run_ranks=1, waited=601)
-    assert late is not None
+    late = some(verdict(alone, run_ranks=1, waited=601))
     assert (late.rank, "train.py:31 in compute" in late.evidence) == (0, True)
 
 
 def test_a_single_rank_that_waits_for_data_hangs_there() -> None:
-    found = verdict(reported(0, DATA), run_ranks=1)
-    assert found is not None
-    assert found.rank == 0
+    assert some(verdict(reported(0, DATA), run_ranks=1)).rank == 0
 
 
 def test_all_waiting_here_leaves_the_cause_to_the_other_node() -> None:
     assert verdict(*waiting(0, 1, 2, 3), run_ranks=8) is None
-    alone = verdict(*waiting(0, 1, 2, 3), run_ranks=4)
-    assert alone is not None
-    assert alone.rank is None
+    assert some(verdict(*waiting(0, 1, 2, 3), run_ranks=4)).rank is None
 
 
 def test_a_run_that_has_made_a_step_meanwhile_goes_on() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.values import some
 
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RankTrace
 from torchperfd_daemon.captures.intake import Sender, take
@@ -78,8 +79,7 @@ def test_capture_of_a_script_has_the_user_that_the_kernel_names(catalog: Catalog
         take(catalog, ID, SENDER, sent)
     record = catalog.get(ID)
     assert (record.run, record.users, record.state) == ("bert", {ADA}, CaptureState.COMPLETE)
-    found = catalog.found(ID)
-    assert found is not None
+    found = some(catalog.found(ID))
     assert (found.managed, found.owner) == (True, ADA)
 
 

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.support.values import some
 
 from torchperfd.model.source_lines import SlowLine
 from torchperfd_daemon.observer.line_sampler import ENOUGH_SAMPLES, MIN_SAMPLES, LineCounts
@@ -33,8 +34,7 @@ def test_result_has_the_line_that_leads_to_it() -> None:
     for number in range(10):
         entry = ("/job/train.py", 21, "__getitem__") if number else None
         made.add("fetch", AUGMENT, in_worker=False, entry=entry)
-    found = made.result()
-    assert found is not None
+    found = some(made.result())
     assert found.words == (
         "data.py:52 in augment: 100% of loading (fetch 100%), from train.py:21 in __getitem__"
     )
@@ -44,15 +44,13 @@ def test_result_without_one_line_that_leads_has_none() -> None:
     made = LineCounts()
     for number in range(10):
         made.add("fetch", AUGMENT, in_worker=False, entry=("/job/train.py", number, "f"))
-    found = made.result()
-    assert found is not None
+    found = some(made.result())
     assert (found.line, found.caller) == (52, "")
 
 
 def test_result_joins_the_calls_of_one_line() -> None:
     other = (*DECODE[:3], "open")
-    found = counts(("fetch", DECODE, 4), ("fetch", other, 6), ("fetch", AUGMENT, 5)).result()
-    assert found is not None
+    found = some(counts(("fetch", DECODE, 4), ("fetch", other, 6), ("fetch", AUGMENT, 5)).result())
     assert (found.line, found.call, found.share, found.in_workers) == (37, "open", 10 / 15, False)
 
 
@@ -67,9 +65,7 @@ def test_result_of_a_step_has_its_own_words() -> None:
     made = LineCounts(of_step=True)
     for _ in range(10):
         made.add("other", AUGMENT, in_worker=False)
-    found = made.result()
-    assert found is not None
-    assert found.words == "data.py:52 in augment: 100% of the host's work (other 100%)"
+    assert some(made.result()).words == "data.py:52 in augment: 100% of the host's work (other 100%)"
 
 
 def test_result_of_unknown_places_names_the_stage() -> None:
@@ -135,19 +131,19 @@ def test_result_names_the_innermost_line_with_most_samples(
     at: tuple[int, int, int], loop: bool, expected: tuple[int, str, float]
 ) -> None:
     inner = [("/job/train.py", number, "confusion", "") for number in (12, 13)]
-    found = of_step(
-        ((inner[0], MAIN, MODULE), at[0]),
-        ((inner[1], MAIN, MODULE), at[1]),
-        ((LOG, MODULE), at[2]),
-        loop=loop,
-    ).result()
-    assert found is not None
+    found = some(
+        of_step(
+            ((inner[0], MAIN, MODULE), at[0]),
+            ((inner[1], MAIN, MODULE), at[1]),
+            ((LOG, MODULE), at[2]),
+            loop=loop,
+        ).result()
+    )
     assert (found.line, found.function, found.share) == expected
     assert found.call == ("confusion" if found.line == 39 else "")
 
 
 def test_result_counts_a_function_that_calls_itself_once() -> None:
     walk = [("/job/tree.py", number, "walk", "walk") for number in (7, 8)]
-    found = of_step(((walk[0], walk[1], walk[0], MAIN), 5), ((walk[1], walk[0], MAIN), 5)).result()
-    assert found is not None
+    found = some(of_step(((walk[0], walk[1], walk[0], MAIN), 5), ((walk[1], walk[0], MAIN), 5)).result())
     assert (found.share, found.call) == (1.0, "walk")

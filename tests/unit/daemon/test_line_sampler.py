@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.support.values import some
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, MAX_SAMPLES, LineSampler
@@ -58,8 +59,7 @@ def test_sampler_names_the_workers_line_and_stops_once_certain() -> None:
     sampled = Sampled()
     assert sampled.is_due
     sampled.sample()
-    line = sampled.sampler.with_lines(VERDICT).line
-    assert line is not None
+    line = some(sampled.sampler.with_lines(VERDICT).line)
     assert (line.file, line.line, line.function, line.call) == ("/job/data.py", 37, "__getitem__", "sleep")
     assert (line.stage, line.share, line.in_workers) == ("fetch", 1.0, True)
     assert sampled.asked < MAX_SAMPLES / 2
@@ -69,8 +69,9 @@ def test_sampler_names_the_workers_line_and_stops_once_certain() -> None:
 def test_sampler_of_a_loader_without_workers_names_its_line() -> None:
     sampled = Sampled((training(*FETCHES, *WAITS),))
     sampled.sample()
-    line = sampled.sampler.with_lines(replace(VERDICT, cause=Cause.NONE, others=(VERDICT,))).others[0].line
-    assert line is not None
+    line = some(
+        sampled.sampler.with_lines(replace(VERDICT, cause=Cause.NONE, others=(VERDICT,))).others[0].line
+    )
     assert (line.line, line.in_workers) == (37, False)
 
 
@@ -203,8 +204,7 @@ def test_sampler_names_the_call_of_a_spread_function() -> None:
 
     sampled.sampler = LineSampler(ask, sleep=sampled.sleep)
     sampled.sample(OWN)
-    line = sampled.sampler.with_lines(OWN).line
-    assert line is not None
+    line = some(sampled.sampler.with_lines(OWN).line)
     assert line.words == "train.py:39 in main, calls confusion: 100% of the host's work (other 100%)"
 
 
@@ -229,8 +229,7 @@ def test_sampler_names_the_thread_that_holds_the_interpreter() -> None:
     sampler = LineSampler(never, sleep=sampled.sleep, threads_of=threads_of)
     assert sampler.due([BLOCKED], [sampled.rank]) is not None
     asyncio.run(sampler.sample(BLOCKED, sampled.rank))
-    line = sampler.with_lines(BLOCKED).line
-    assert line is not None
+    line = some(sampler.with_lines(BLOCKED).line)
     assert (line.line, line.function, line.stage, line.of_step) == (9, "uploader", "thread", False)
     assert line.words == "train.py:9 in uploader, calls str: 100% of the time of other threads"
     assert sampled.rank.blocked_by == "uploader() at train.py:9"

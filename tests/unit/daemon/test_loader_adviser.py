@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.values import some
 
 from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, WorkerCost
 from torchperfd.model.settled_advice import SettledAdvice
@@ -123,12 +124,10 @@ def test_items_twice_as_slow_are_followed_within_a_minute(name: str) -> None:
     for seed in range(4):
         followed_by = adviser()
         followed(followed_by, loop.samples(200, seed))
-        before = followed_by.published
-        assert before is not None
+        before = some(followed_by.published)
         slower = replace(loop, making=2 * loop.making)
         followed(followed_by, slower.samples(62, seed))
-        after = followed_by.published
-        assert after is not None
+        after = some(followed_by.published)
         assert after.step_seconds > 1.3 * before.step_seconds, seed
         assert after.advice is not None
         assert before.advice is not None
@@ -154,8 +153,7 @@ def test_advice_before_enough_samples_is_settled_on_request() -> None:
     for sample in samples[2:5]:
         kept.observe([sample])
     assert kept.published is None
-    settled = kept.settle()
-    assert settled is not None
+    settled = some(kept.settle())
     assert settled.advice is not None
     assert kept.settle() is settled
     assert number(followed(kept, iter(samples[5:]))[-1]) == number(settled)
@@ -310,8 +308,7 @@ def test_worker_cost_low_priority_does_not_measure(
 
 def test_worker_cost_measured_here_is_a_machines() -> None:
     """A real measurement: parts of a second, in a process of its own, and every figure possible."""
-    measured = worker_cost.measure_in_process()
-    assert measured is not None
+    measured = some(worker_cost.measure_in_process())
     cost, _ = measured
     assert 0 < cost.receiving(2, 1 << 20) < 1
     assert 0 < cost.sending(2, 1 << 20) < 1

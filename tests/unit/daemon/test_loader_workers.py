@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.values import some
 
 from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.loader_workers import (
@@ -54,8 +55,7 @@ def test_loader_workers_costlier_hand_over_raises_the_bar() -> None:
 
 def test_loader_workers_waiting_loader_may_exceed_the_cpus() -> None:
     """It waits 150 ms of each 170 ms step: eight workers on two CPUs were faster than two."""
-    advice = advised(WAITS, 170, 150)
-    assert advice is not None
+    advice = some(advised(WAITS, 170, 150))
     assert 4 <= advice.workers <= MAX_WORKERS
     assert "waits rather than computes" in advice.assumes
     assert 0.5 * 150 * MS < advice.saves_seconds < 150 * MS
@@ -64,8 +64,7 @@ def test_loader_workers_waiting_loader_may_exceed_the_cpus() -> None:
 
 @pytest.mark.parametrize("rest_cpus", [0.5, 1.0, None])
 def test_loader_workers_computing_loader_gets_the_free_cpu(rest_cpus: float | None) -> None:
-    advice = advised(replace(TENSORS, rest_cpus=rest_cpus), 40, 30)
-    assert advice is not None
+    advice = some(advised(replace(TENSORS, rest_cpus=rest_cpus), 40, 30))
     assert advice.workers == most_computing_workers(2.0) == 1
     assert advice.saves_seconds <= 10 * MS
 
@@ -102,8 +101,7 @@ def test_loader_workers_one_core_gives_none() -> None:
 
 
 def test_loader_workers_unknown_cpus_state_the_assumption() -> None:
-    advice = advised(LoaderFacts(), 40, 30)
-    assert advice is not None
+    advice = some(advised(LoaderFacts(), 40, 30))
     # To make and send a batch takes 30.5 ms, and a step with one at hand 10.6 ms: three keep up.
     assert advice.workers == 4
     assert "assumes 4 free CPUs" in advice.assumes
@@ -134,8 +132,7 @@ WORKING = replace(WAITS, workers=1, receive_seconds=0.6 * MS, worker_cpu_seconds
 
 def test_loader_workers_one_waiting_worker_wants_more() -> None:
     """One worker that waits 30 ms for each batch; the rest of the step takes 8 ms."""
-    advice = advised(WORKING, 32, 24)
-    assert advice is not None
+    advice = some(advised(WORKING, 32, 24))
     assert 4 <= advice.workers <= 6
     assert advice.saves_seconds == pytest.approx(23 * MS, rel=0.1)
 
@@ -155,8 +152,7 @@ def test_loader_workers_cheap_batches_leave_their_workers() -> None:
     facts = replace(
         WORKING, workers=2, receive_seconds=1.4 * MS, worker_cpu_seconds=0.35 * MS, indexable=True
     )
-    advice = advised(facts, 1.8, 1.4)
-    assert advice is not None
+    advice = some(advised(facts, 1.8, 1.4))
     assert advice.workers == 0
     assert 0.7 * MS < advice.saves_seconds < 1.05 * MS
     assert advised(replace(facts, worker_cpu_seconds=0.9 * MS), 1.8, 1.4) is None
@@ -166,8 +162,7 @@ def test_loader_workers_cheap_batches_leave_their_workers() -> None:
 
 def test_whole_batches_tensor_dataset_is_indexed_once() -> None:
     facts = replace(TENSORS, indexable=True)
-    advice = advised(facts, 0.57, 0.3)
-    assert advice is not None
+    advice = some(advised(facts, 0.57, 0.3))
     assert advice.rule == "whole-batches"
     assert "BatchSampler(RandomSampler(dataset), 32, drop_last=False)" in advice.setting
     assert 0 < advice.saves_seconds < 0.3 * MS
@@ -188,8 +183,7 @@ def mean_step(facts: LoaderFacts | None, step_ms: float, data_ms: float) -> Rank
 
 
 def test_verdict_input_bound_has_the_rules_number() -> None:
-    advice = advised(WAITS, 170, 150)
-    assert advice is not None
+    advice = some(advised(WAITS, 170, 150))
     mean = diagnose("r", [mean_step(WAITS, 170, 150)], RuleCounsel(lambda: COST))
     assert mean.cause is Cause.INPUT_BOUND
     seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, loader=WAITS)
@@ -247,8 +241,7 @@ WORKERS = LoaderFacts(workers=2, cpus=4.0, batch_tensors=2, worker_cpu_seconds=0
 
 def test_workers_that_start_anew_are_to_be_kept() -> None:
     facts = replace(WORKERS, starts=22, start_seconds=0.55, starts_per_step=1 / 8)
-    advice = advise_loader(facts, 0.095, 0.070)
-    assert advice is not None
+    advice = some(advise_loader(facts, 0.095, 0.070))
     assert (advice.rule, advice.workers) == ("persistent-workers", 2)
     assert advice.setting == "DataLoader(..., num_workers=2, persistent_workers=True)"
     assert 0.06 < advice.saves_seconds <= 0.070
@@ -259,8 +252,7 @@ def test_workers_that_start_anew_are_to_be_kept() -> None:
 
 def test_idle_workers_are_too_many_or_none_needed() -> None:
     stages = InputStages(2, 20, fetch_seconds=0.0002, collate_seconds=0.0001, idle=0.96)
-    advice = advise_loader(replace(WORKERS, stages=stages, receive_seconds=0.0005), 0.0035, 0.0016)
-    assert advice is not None
+    advice = some(advise_loader(replace(WORKERS, stages=stages, receive_seconds=0.0005), 0.0035, 0.0016))
     assert advice.setting == "DataLoader(..., num_workers=0)"
 
 

@@ -1,6 +1,7 @@
 """Reading stacks: the stage of loading, the part of the step, and the line of the script."""
 
 import pytest
+from tests.support.values import some
 
 from torchperfd_daemon.stacks import Frame, Loading, Part, Stage, Thread, host_part, loading, script_lines
 
@@ -76,8 +77,7 @@ def test_loading_inside_a_fetch_names_stage_and_line(
     call: str,
     outer: tuple[Frame, ...],
 ) -> None:
-    got = found((*inner, *outer), in_worker=outer is WORKER)
-    assert got is not None
+    got = some(found((*inner, *outer), in_worker=outer is WORKER))
     assert (got.stage, got.place, got.call) == (stage, Frame(*place), call)
     is_called = place[2] == "load"
     assert (got.caller and got.caller.function) == ("__getitem__" if is_called else None)
@@ -95,8 +95,7 @@ def test_loading_inside_a_fetch_names_stage_and_line(
 def test_loading_of_a_worker_outside_a_fetch(
     frames: tuple[Frame, ...], stage: Stage, place: Frame | None
 ) -> None:
-    got = found(frames, in_worker=True)
-    assert got is not None
+    got = some(found(frames, in_worker=True))
     assert (got.stage, got.place) == (stage, place)
 
 

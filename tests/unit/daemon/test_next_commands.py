@@ -10,6 +10,7 @@ from typing import Final
 import click
 import pytest
 from click.testing import CliRunner
+from tests.support.values import some
 
 from torchperfd.launch.run_report import closing_card
 from torchperfd.model.card import CauseCard, VerdictCard, card_of
@@ -71,9 +72,7 @@ def past_row(found: Verdict) -> str:
     past.sample()
     store.leave(rank)
     past.sample()
-    row = past.row(RUN, Access.OWNER)
-    assert row is not None
-    return document_text(row["verdict"])
+    return document_text(some(past.row(RUN, Access.OWNER))["verdict"])
 
 
 def document_text(document: Mapping[str, object]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 import numpy as np
 import pytest
 from benchmarks.accuracy.streams import Change, Job
+from tests.support.values import some
 
 from torchperfd.model.formatting import duration
 from torchperfd_daemon.collectors.base import Family
@@ -79,9 +80,7 @@ class Watched:
 
     @property
     def verdict(self) -> Verdict:
-        verdict = self.observer.verdict(RUN)
-        assert verdict is not None
-        return verdict
+        return some(self.observer.verdict(RUN))
 
 
 def test_healthy_run_is_none_once_a_window_is_full() -> None:
@@ -540,8 +539,7 @@ def test_ended_run_keeps_the_account_of_its_step(data: float) -> None:
     watched.train(40, lambda _rank, _step: {"data": data})
     for rank in watched.job.ranks:
         rank.state = State.FINISHED
-    account = watched.verdict.account
-    assert account is not None
+    account = some(watched.verdict.account)
     assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds, rel=1e-3)
 
 

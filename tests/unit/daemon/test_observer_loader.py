@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from benchmarks.accuracy.streams import Job
+from tests.support.values import some
 from tests.unit.daemon.test_observer import RUN, Watched
 
 from torchperfd.model.loader_workers import LoaderFacts
@@ -61,8 +62,7 @@ def advised(reported: list[Verdict | None]) -> list[str]:
 def test_steady_job_is_advised_one_setting_by_all_verdicts(seed: int) -> None:
     job = Loading(seed)
     [setting] = advised(job.load(120, 0.3))
-    settled = job.observer.settle_loader_advice(RUN)
-    assert settled is not None
+    settled = some(job.observer.settle_loader_advice(RUN))
     assert settled.advice is not None
     assert setting.startswith(settled.advice.setting)
     assert all(rank.loader_advice == settled for rank in job.job.ranks)
@@ -81,8 +81,7 @@ def test_capture_in_the_first_seconds_settles_the_number() -> None:
     job.load(1, 0.3)
     assert job.observer.settle_loader_advice(RUN) is None, "two steps are too few"
     job.load(11, 0.3)
-    settled = job.observer.settle_loader_advice(RUN)
-    assert settled is not None
+    settled = some(job.observer.settle_loader_advice(RUN))
     assert settled.advice is not None
     settings = advised(job.load(120, 0.3))
     assert len(settings) == 1
@@ -95,8 +94,7 @@ def test_run_that_ends_before_it_is_settled_has_one_number() -> None:
     for rank in job.job.ranks:
         rank.state = State.FINISHED
     job.observer.sample()
-    settled = job.observer.settle_loader_advice(RUN)
-    assert settled is not None
+    settled = some(job.observer.settle_loader_advice(RUN))
     assert settled.advice is not None
     verdict = job.observer.verdict(RUN) or verdict_on_mean_step(RUN, job.job.ranks)
     assert verdict.cause is Cause.INPUT_BOUND

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.support.values import some
 from tests.unit.daemon.test_device_waits import steps_of, surveys_of
 from tests.unit.daemon.test_observer import RUN, Watched
 
@@ -37,8 +38,7 @@ def test_ranks_of_a_longer_stage_are_not_slow() -> None:
     assert [line.split()[1] for line in lines[2:18]] == ["pp=0"] * 8 + ["pp=1"] * 8
     document = _view.run_dict(view)
     assert document["ranks"][8]["coordinates"] == "pp=1"
-    predictions = whatif.replay_newest(steps_of(watched, watched.observer.device_work), 0)
-    assert predictions is not None
+    predictions = some(whatif.replay_newest(steps_of(watched, watched.observer.device_work), 0))
     assert not [each for each in predictions.answers if each.removed is Removed.RANK_EXCESS]
 
 
@@ -89,14 +89,14 @@ def test_one_stage_or_none_is_no_pipeline() -> None:
 
 
 def test_slow_rank_of_two_makes_its_stage_no_longer() -> None:
-    found = find_imbalance([(0, 0.10, 0.0), (0, 0.10, 0.0), (1, 0.10, 0.03), (1, 0.13, 0.0)])
-    assert found is not None
+    found = some(find_imbalance([(0, 0.10, 0.0), (0, 0.10, 0.0), (1, 0.10, 0.03), (1, 0.13, 0.0)]))
     assert found.cost_seconds == pytest.approx(0.0)
 
 
 def test_the_longest_stage_is_its_ranks_median() -> None:
-    found = find_imbalance([(0, 0.10, 0.02), (0, 0.10, 0.02), (1, 0.12, 0.0), (1, 0.50, 0.0), (1, 0.12, 0.0)])
-    assert found is not None
+    found = some(
+        find_imbalance([(0, 0.10, 0.02), (0, 0.10, 0.02), (1, 0.12, 0.0), (1, 0.50, 0.0), (1, 0.12, 0.0)])
+    )
     assert (found.stage, found.stages, found.own_seconds) == (1, 2, 0.12)
     assert found.cost_seconds == pytest.approx(0.01)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 
 from torchperfd.model.source_lines import SyncWait
 from torchperfd_daemon.collectors.base import Family
@@ -82,9 +83,7 @@ class Looked:
         self.watch.sample(self.now, self.now, around, gpu, frozenset({500}))
 
     def evidence(self) -> RankEvidence:
-        evidence = self.watch.evidence(-1e9)
-        assert evidence is not None
-        return evidence
+        return some(self.watch.evidence(-1e9))
 
 
 steps = st.dictionaries(st.sampled_from(["data", "forward", "mine"]), st.integers(1, 10**9), min_size=1)
@@ -217,9 +216,7 @@ def test_past_is_before_the_onset_and_restarts_after_it() -> None:
     for second in range(20):
         sampled.sample([{"forward": 10**8 * (3 if second >= 10 else 1)}] * 2)
     sampled.watch.remember(10.0)
-    before = sampled.evidence().before
-    assert before is not None
-    assert before.step_seconds == pytest.approx(0.1)
+    assert some(sampled.evidence().before).step_seconds == pytest.approx(0.1)
     assert sampled.evidence().step_seconds == pytest.approx(0.3)
     sampled.watch.forget(10.0)
     assert sampled.evidence().before is None
@@ -236,14 +233,10 @@ def test_steps_reported_late_belong_to_their_own_time() -> None:
     sampled.sample([slow] * 3, late=0.9)
     assert sampled.watch.evidence(since=7.5) is None, "there are too few samples"
     sampled.sample([slow] * 3, late=0.9)
-    seen = sampled.watch.evidence(since=7.5)
-    assert seen is not None
-    assert seen.step_seconds == pytest.approx(0.3)
+    assert some(sampled.watch.evidence(since=7.5)).step_seconds == pytest.approx(0.3)
     sampled.watch.forget(7.5)
     sampled.watch.remember(sampled.now)
-    before = sampled.evidence().before
-    assert before is not None
-    assert before.step_seconds == pytest.approx(0.3)
+    assert some(sampled.evidence().before).step_seconds == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("late", [-30.0, 30.0])
@@ -251,9 +244,7 @@ def test_steps_with_a_wrong_clock_are_dated_by_their_sample(late: float) -> None
     sampled = Looked()
     for second in range(9):
         sampled.sample([{"forward": 10**8 * (3 if second >= 5 else 1)}] * 2, late=late)
-    seen = sampled.watch.evidence(since=5.0)
-    assert seen is not None
-    assert seen.step_seconds == pytest.approx(0.3)
+    assert some(sampled.watch.evidence(since=5.0)).step_seconds == pytest.approx(0.3)
 
 
 def test_slowdown_dated_late_is_no_part_of_the_past() -> None:
@@ -262,9 +253,7 @@ def test_slowdown_dated_late_is_no_part_of_the_past() -> None:
         # From the eighth second on every tenth step takes five times as long.
         sampled.sample([{"forward": 10**8}] * 9 + [{"forward": 10**8 * (5 if second >= 8 else 1)}])
     sampled.watch.remember(12.0)
-    before = sampled.evidence().before
-    assert before is not None
-    assert before.step_seconds == pytest.approx(0.1, rel=0.03)
+    assert some(sampled.evidence().before).step_seconds == pytest.approx(0.1, rel=0.03)
 
 
 def test_a_survey_takes_what_matters_of_all_samples() -> None:

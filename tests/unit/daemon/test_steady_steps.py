@@ -4,6 +4,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
+from tests.support.values import some
 
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import whatif
@@ -146,8 +147,7 @@ def test_blocks_slow_first_step_is_in_none() -> None:
 
 def test_whatif_slow_first_step_is_not_replayed() -> None:
     store, _ = run_of((5000, 100), *[(1, 3)] * 20)
-    replayed = whatif.replay_newest([*map(_view.steady, messages(store))], 0)
-    assert replayed is not None
+    replayed = some(whatif.replay_newest([*map(_view.steady, messages(store))], 0))
     assert replayed.steps == 20
     assert replayed.step_seconds == pytest.approx(0.004)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.values import some
 
 from torchperfd.model.step_account import PartKind
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
@@ -267,8 +268,7 @@ def test_account_of_any_ranks_sums_to_their_step(ranks: int, seed: int, uneven: 
     ]
     works = {each.rank: RankWork(each.rank, dict(each.host)) for each in records}
     found = rank_causes("r", evidence, works=works)
-    account = found[0].account
-    assert account is not None
+    account = some(found[0].account)
     assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds, rel=1e-3)
     assert account.error < 0.001
     assert all(part.seconds >= 0 for part in account.parts)

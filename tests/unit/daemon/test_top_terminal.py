@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 import pytest
+from tests.support.values import some
 
 from torchperfd_cli import main
 from torchperfd_cli.commands import _top_input
@@ -167,8 +168,7 @@ class Sleeper:
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_read_command_can_be_watched(name: str) -> None:
-    command = main.cli.get_command(click.Context(main.cli), name)
-    assert command is not None
+    command = some(main.cli.get_command(click.Context(main.cli), name))
     assert any("--watch" in parameter.opts for parameter in command.params)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.accounts import uneven_account
 from tests.support.served import columns, steps_message
+from tests.support.values import some
 
 from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.loader_workers import LoaderFacts
@@ -371,8 +372,7 @@ def test_slow_line_survives_the_way_through_another_node() -> None:
     assert fleet_translate.verdict_from_message(message).stages == verdict.stages
     message.line.share, message.line.file, message.stages.idle = math.nan, "a\x1b[2J", math.inf
     assert fleet_translate.verdict_from_message(message).stages is None
-    tidied = fleet_translate.verdict_from_message(message).line
-    assert tidied is not None
+    tidied = some(fleet_translate.verdict_from_message(message).line)
     assert (tidied.share, tidied.file) == (0.0, "a?[2J")
 
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.object_store import BUCKET, ObjectStore
 from tests.support.clock import Clock
+from tests.support.values import some
 from tests.unit.daemon.kept import BASE, add, ids, settle
 
 from torchperfd_daemon.captures import (
@@ -94,9 +95,7 @@ def at(store: ObjectStore, prefix: str) -> list[str]:
 
 
 def stage(catalog: Catalog, capture_id: str) -> Upload:
-    found = catalog.found(capture_id)
-    assert found is not None
-    return found.upload
+    return some(catalog.found(capture_id)).upload
 
 
 def turn(uploader: Uploader) -> float:
@@ -191,8 +190,7 @@ def test_capture_written_by_ranks_only_is_uploaded_once_quiet(catalog: Catalog, 
     destination = Destination(f"{PREFIX}/script-only")
     turn(Uploader(catalog, destination))
     assert at(store, "nodes/a/script-only") == ["script/manifest.json", "script/rank0.json"]
-    found = catalog.found("script")
-    assert found is not None
+    found = some(catalog.found("script"))
     assert found.record is not None
     assert store.content("nodes/a/script-only/script/manifest.json") == found.record.encode()
     settle(catalog, folder.UNFINISHED_S + 60)
@@ -525,8 +523,7 @@ def test_a_capture_that_goes_while_it_waits_is_forgotten(catalog: Catalog, tmp_p
 
 
 def receipt(catalog: Catalog, capture_id: str, stage: Upload = Upload.DONE) -> Receipt:
-    found = catalog.found(capture_id)
-    assert found is not None
+    found = some(catalog.found(capture_id))
     return Receipt(stage, hashlib.sha256(found.document).hexdigest(), "s3://b/one", BASE)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 
 from torchperfd.model.step_account import Account
 from torchperfd_daemon.diagnosis import Cause, Verdict
@@ -56,8 +57,7 @@ def test_first_verdict_has_the_newest_account_and_note() -> None:
     for seconds in (1.0, 2.0, 3.0):
         account = Account(seconds, seconds, ())
         held.update([replace(starved, account=account, note=f"{seconds:.0f}"), slow])
-    first = held.first
-    assert first is not None
+    first = some(held.first)
     assert (first.cause, first.account, first.note) == (Cause.SLOW_RANK, Account(3.0, 3.0, ()), "3")
     held.update([slow, starved])
     assert held.first is not None

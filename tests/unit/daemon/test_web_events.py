@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from tests.support.values import some
 from tests.unit.daemon.http_api import Page, with_page
 from tests.unit.daemon.live_runs import NOW, STEPS, train
 
@@ -39,9 +40,7 @@ def parsed(data: bytes) -> list[tuple[str, Any]]:
 
 
 def opened(page: Page, run: str = "bert-17", access: Access = Access.STRANGER, **more: Any) -> EventStream:
-    stream = page.api.hub.open(run, more.get("ranks"), access)
-    assert stream is not None
-    return stream
+    return some(page.api.hub.open(run, more.get("ranks"), access))
 
 
 def add_step(page: Page, rank: Rank, seconds: float = 0.5) -> None:
@@ -96,16 +95,14 @@ async def test_a_new_stream_repeats_what_the_history_may_lack(page: Page) -> Non
     whole = (await page.get("runs/bert-17/history"))["ranks"]
     hub = EventHub(page.parts, wall=lambda: NOW + 1)
     for _ in range(2):
-        stream = hub.open("bert-17", frozenset([0, 2]), Access.STRANGER)
-        assert stream is not None
+        stream = some(hub.open("bert-17", frozenset([0, 2]), Access.STRANGER))
         events = dict(await taken(stream))
         assert [row["rank"] for row in events["steps"]["ranks"]] == [0, 2]
         for row in events["steps"]["ranks"]:
             known = whole[row["rank"]]["steps"]
             assert row["first_step"] + len(row["step_seconds"]) == known["first_step"] + STEPS
             assert row["step_seconds"] == known["step_seconds"][-len(row["step_seconds"]) :]
-    late = EventHub(page.parts, wall=lambda: NOW + 60).open("bert-17", None, Access.STRANGER)
-    assert late is not None
+    late = some(EventHub(page.parts, wall=lambda: NOW + 60).open("bert-17", None, Access.STRANGER))
     assert "steps" not in dict(await taken(late))
 
 
@@ -165,8 +162,7 @@ async def test_captures_are_sent_with_each_change_and_their_end(page: Page) -> N
     record = CaptureRecord("20260101-000000-abcdef", "bert-17", "command", 1.0, ranks=[RankTrace(0)])
     conducted = Conducted()
     hub = EventHub(replace(page.parts, coordinator=cast(Any, conducted)))
-    stream = hub.open("bert-17", None, Access.STRANGER)
-    assert stream is not None
+    stream = some(hub.open("bert-17", None, Access.STRANGER))
     await taken(stream)
     conducted.live_records.append(record)
     hub.send_changes()

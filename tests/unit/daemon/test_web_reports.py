@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.page_documents import CAPTURES, two_captures
+from tests.support.values import some
 from tests.unit.daemon.http_api import OWNER, serving_page
 from tests.unit.daemon.kept import add
 
@@ -134,9 +135,7 @@ async def test_old_pages_make_room_for_new_ones(catalog: Catalog) -> None:
             add(catalog, name)
             await made.request(name).task
         assert made.find(names[0]) is None
-        last = made.find(names[-1])
-        assert last is not None
-        assert len(list(last.page.parent.iterdir())) == MAX_KEPT
+        assert len(list(some(made.find(names[-1])).page.parent.iterdir())) == MAX_KEPT
 
 
 async def test_comparison_is_kept_beside_the_pages_of_its_captures(catalog: Catalog) -> None:
