@@ -1,7 +1,7 @@
 // The page of one `torchperfd analyze --html`.
 
 import { card, element, scrolling, tiles } from "../web/assets/elements.js";
-import { partsBar } from "../web/assets/legend.js";
+import { partsBar, swatch } from "../web/assets/legend.js";
 import { hideTip } from "../web/assets/tip.js";
 import { flameSection } from "./flame_graph.js";
 import { bytes, decimal, integer, percent, time } from "./quantities.js";
@@ -87,13 +87,13 @@ function deviceTime(entry) {
   const heads = scopes.map(([scope]) => element("th", { scope: "col", class: "number", colspan: "2" }, scope));
   const cells = (key) => scopes.flatMap(([, breakdown]) =>
     [time(breakdown[key]), share(breakdown, key)].map((words) => element("td", { class: "number" }, words)));
-  const lines = rows.map(([key, label, kind]) => element("tr", {},
-    element("th", { scope: "row" }, kind ? element("i", { class: `swatch ${kind}` }) : null, label), cells(key)));
+  const lines = rows.map(([key, label, colour]) => element("tr", {},
+    element("th", { scope: "row" }, colour ? swatch(colour) : null, label), cells(key)));
   return card(title, {},
     scopes.flatMap(([scope, breakdown]) => [
       element("h3", {}, `${scope}, ${integer(breakdown.n_gpu_events)}`),
-      partsBar(DEVICE.map(([key, label, className]) => (
-        { name: `${label}: ${time(breakdown[key])}, ${share(breakdown, key)}`, className, value: breakdown[key] })), breakdown.window_us, scope)]),
+      partsBar(DEVICE.map(([key, label, colour]) => (
+        { name: `${label}: ${time(breakdown[key])}, ${share(breakdown, key)}`, colour, value: breakdown[key] })), breakdown.window_us, scope)]),
     scrolling(title, [element("td", {}), ...heads], element("tbody", {}, lines)));
 }
 

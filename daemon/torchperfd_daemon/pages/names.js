@@ -1,7 +1,7 @@
 // Colours of names: a phase has its colour of all charts, and any other name one of a few hues.
 
 import { colour } from "../web/assets/colours.js";
-import { colourClass, isPhase } from "../web/assets/phases.js";
+import { colourOf, isPhase } from "../web/assets/phases.js";
 
 const HUES = [212, 28, 150, 268, 340, 90, 186, 48, 310, 4, 128, 236];
 
@@ -20,6 +20,6 @@ function wordsOn(box) {
 
 /** Return the colours of a name's box and of the words on it. */
 export function coloursOf(name) {
-  if (isPhase(name)) return { box: colour(colourClass(name)), words: wordsOn(colour(colourClass(name))) };
+  if (isPhase(name)) return { box: colour(colourOf(name)), words: wordsOn(colour(colourOf(name))) };
   return { box: `hsl(${hue(name)} ${colour("hues-saturation")} ${colour("hues-lightness")})`, words: colour("on-hue") };
 }

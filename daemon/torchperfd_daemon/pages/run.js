@@ -1,8 +1,8 @@
 // The page of `torchperfd runs show RUN --html`: one whole run.
 
 import { card, element, scrolling, table } from "../web/assets/elements.js";
-import { partsBar } from "../web/assets/legend.js";
-import { colourClass, partClass } from "../web/assets/phases.js";
+import { partsBar, swatch } from "../web/assets/legend.js";
+import { colourOf, partColour } from "../web/assets/phases.js";
 import { decimal, integer, percent } from "./quantities.js";
 import { identity, note, remember, report, show, verdict, view } from "./report.js";
 import { shaded, sortingTable } from "./tables.js";
@@ -35,9 +35,9 @@ function verdictCard() {
 // A bar of the step's parts, and a table of them; the bar leaves out what is beside the step.
 function shares(title, above, name, parts) {
   const shown = parts.filter((part) => !part.is_hidden);
-  const bar = shown.map((part) => ({ name: `${part.words}: ${percent(part.share)}`, className: part.className, value: part.share }));
+  const bar = shown.map((part) => ({ name: `${part.words}: ${percent(part.share)}`, colour: part.colour, value: part.share }));
   return card(title, {}, note(above), partsBar(bar, 1, bar.map((part) => part.name).join(", ")), table(title, [
-    { name, cell: (part) => [part.is_hidden ? null : element("i", { class: `swatch ${part.className}` }), part.words] },
+    { name, cell: (part) => [part.is_hidden ? null : swatch(part.colour), part.words] },
     { name: "mean ms", numeric: true, cell: (part) => milli(part.seconds) },
     { name: "share", numeric: true, cell: (part) => (part.is_hidden ? "beside the step, costs nothing" : percent(part.share)) },
   ], parts));
@@ -45,13 +45,13 @@ function shares(title, above, name, parts) {
 
 function accountOfStep() {
   if (!report.account.length) return null;
-  const parts = report.account.map((row) => ({ ...row, className: partClass(row) }));
+  const parts = report.account.map((row) => ({ ...row, colour: partColour(row) }));
   return shares("Where a step goes", "The parts sum to the step: work by phase, each loss that has a name, and the kinds of waiting.", "part", parts);
 }
 
 function stepShares() {
   if (!report.phases.length) return null;
-  const phases = report.phases.map((phase) => ({ ...phase, words: phase.name, className: colourClass(phase.name) }));
+  const phases = report.phases.map((phase) => ({ ...phase, words: phase.name, colour: colourOf(phase.name) }));
   return shares(report.rank === null ? "Phases of a step" : `Phases of a step of rank ${report.rank}`, report.headline, "phase", phases);
 }
 

@@ -34,7 +34,8 @@ function interval(row, most) {
   const line = element("div", { class: "interval-line" });
   line.style.left = at(low);
   line.style.width = `${(50 * (high - low)) / most}%`;
-  const point = element("div", { class: `interval-point fill-${direction(row.changed, row.share)}` });
+  const point = element("div", { class: "interval-point" });
+  point.style.background = `var(--${direction(row.changed, row.share)})`;
   point.style.left = at(row.share);
   return element("div", { class: "interval", role: "img", "aria-label": `${share(low)} to ${share(high)} of the step` }, element("div", { class: "interval-zero" }), line, point);
 }

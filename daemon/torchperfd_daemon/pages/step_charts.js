@@ -2,18 +2,18 @@
 
 import { card, element } from "../web/assets/elements.js";
 import { legend } from "../web/assets/legend.js";
-import { colourClass } from "../web/assets/phases.js";
+import { colourOf } from "../web/assets/phases.js";
 import { hideTip, showTip } from "../web/assets/tip.js";
 import { decimal, integer, time, words } from "./quantities.js";
 import { note } from "./report.js";
 import { milliseconds, sortingTable } from "./tables.js";
 
-/** The parts of device time: field, name and class of the colour. */
+/** The parts of device time: field, label, and colour in kit.css. */
 export const DEVICE = [
-  ["compute_us", "compute", "device-compute"],
-  ["exposed_comm_us", "exposed communication", "device-exchange"],
-  ["exposed_memcpy_us", "exposed copies", "device-copy"],
-  ["idle_us", "idle", "device-idle"],
+  ["compute_us", "compute", "phase-forward"],
+  ["exposed_comm_us", "exposed communication", "phase-own-1"],
+  ["exposed_memcpy_us", "exposed copies", "phase-h2d"],
+  ["idle_us", "idle", "phase-collective_wait"],
 ];
 
 export const CHARTED = 1000;
@@ -25,7 +25,7 @@ function svg(tag, attributes, ...children) {
   return made;
 }
 
-// Each part is {label, kind: class of its colour, of: step => µs}.
+// Each part is {label, colour: its name in kit.css, of: step => µs}.
 function stepChart(title, steps, parts) {
   const drawn = steps.slice(0, CHARTED);
   const highest = Math.max(...drawn.map((step) => Math.max(step.duration_us, parts.reduce((all, part) => all + part.of(step), 0))), 1e-3);
@@ -37,7 +37,9 @@ function stepChart(title, steps, parts) {
     for (const part of parts) {
       const height = (100 * part.of(step)) / highest;
       top -= height;
-      group.append(svg("rect", { x: at + 0.06, width: 0.88, y: top, height, class: part.kind }));
+      const box = svg("rect", { x: at + 0.06, width: 0.88, y: top, height });
+      box.style.fill = `var(--${part.colour})`;
+      group.append(box);
     }
     group.append(svg("rect", { x: at, width: 1, y: 0, height: 100, "fill-opacity": 0 }));
     group.addEventListener("mousemove", (event) => showTip(event, [`step ${step.index}: ${time(step.duration_us)}`,
@@ -48,7 +50,7 @@ function stepChart(title, steps, parts) {
   chart.style.maxWidth = `${Math.max(240, drawn.length * 70)}px`;
   const range = `step ${drawn[0].index} to ${drawn.at(-1).index}, full height ${time(highest)}`;
   const cut = steps.length > drawn.length ? `; the first ${integer(CHARTED)} of ${integer(steps.length)}` : "";
-  return [element("h3", {}, title), chart, note(range + cut), legend(parts.map(({ label, kind }) => [label, kind]), `Colours of ${title}`)];
+  return [element("h3", {}, title), chart, note(range + cut), legend(parts.map(({ label, colour }) => [label, colour]), `Colours of ${title}`)];
 }
 
 /** Return the charts and the table of a rank's steps, null without any. */
@@ -60,17 +62,17 @@ export function stepsSection(entry) {
   const names = [...new Set(steps.flatMap((step) => Object.keys(step.phases ?? {})))];
   if (names.length) {
     const parts = names.map((key) => (
-      { label: words(key), kind: colourClass(key.replace(/_us$/, "")), of: (step) => step.phases?.[key] ?? 0 }));
+      { label: words(key), colour: colourOf(key.replace(/_us$/, "")), of: (step) => step.phases?.[key] ?? 0 }));
     charts.push(...stepChart("Host, by phase", steps, parts));
     columns.push(...parts.map((part) => ({ label: `${part.label} ms`, of: part.of, show: (us) => decimal(us / 1000, 3) })));
   }
   if (entry.breakdown.all.n_gpu_events) {
-    const parts = DEVICE.map(([key, label, kind]) => ({ label, kind, of: (step) => step.breakdown[key] }));
+    const parts = DEVICE.map(([key, label, colour]) => ({ label, colour, of: (step) => step.breakdown[key] }));
     charts.push(...stepChart(entry.steps_from?.timed_by === "device" ? "Device, in its own steps" : "Device, during the host's step", steps, parts));
     columns.push(...parts.map((part) => ({ label: `${part.label} ms`, of: part.of, show: (us) => decimal(us / 1000, 3) })));
   }
   if (!charts.length) {
-    const whole = { label: "host time", kind: "device-compute", of: (step) => step.host_duration_us ?? step.duration_us };
+    const whole = { label: "host time", colour: "phase-forward", of: (step) => step.host_duration_us ?? step.duration_us };
     charts.push(...stepChart("Host time", steps, [whole]));
   }
   return card("Steps", {}, ...charts,

@@ -1,5 +1,6 @@
 // The timeline of a recording, or of one step in full.
 
+import { niceStep } from "../web/assets/axes.js";
 import { colour } from "../web/assets/colours.js";
 import { card, element } from "../web/assets/elements.js";
 import { hideTip, showTip } from "../web/assets/tip.js";
@@ -35,12 +36,6 @@ function lastAtMost(values, wanted, first, stop) {
     else high = middle - 1;
   }
   return low;
-}
-
-function roundStep(span, about) {
-  const raw = span / about;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  return power * [1, 2, 5, 10].find((factor) => factor * power >= raw);
 }
 
 /** Return the whole recording, or one step in full: with what its events were called with, and their launches. */
@@ -139,7 +134,7 @@ export function timelineSection(entry, redraws, step = null) {
 
   function drawAxis(pen, width, scale, soft, line) {
     pen.font = "11px system-ui, sans-serif";
-    const step = roundStep(to - from, Math.max(2, width / 110));
+    const step = niceStep(to - from, Math.max(2, width / 110));
     for (let tick = Math.ceil(from / step) * step; tick <= to; tick += step) {
       const x = (tick - from) * scale;
       pen.fillStyle = line;

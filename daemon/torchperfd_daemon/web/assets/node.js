@@ -61,8 +61,8 @@ export class NodeView {
 
 // `fills`: being nearly full is a problem, as of memory; a busy GPU is none.
 function meter(share, words, fills = true) {
-  const kind = !isNumber(share) ? "" : fills && share > NEARLY_FULL ? "meter-high" : "meter";
-  return element("div", { class: "metered" }, partsBar([{ name: words, className: kind, value: share }], 1, words), element("span", {}, words));
+  const colour = fills && share > NEARLY_FULL ? "p95" : "p50";
+  return element("div", { class: "metered" }, partsBar([{ name: words, colour, value: share }], 1, words), element("span", {}, words));
 }
 
 function doctorCard({ doctor, view }) {

@@ -6,6 +6,11 @@ const ORDER = [
 ];
 export const WAIT = "collective_wait";
 const OWN_COLOURS = 6;
+// Of the parts of a step's account that are no phases.
+const PART_COLOURS = {
+  loss: "bad", data: "phase-data", late_rank: "phase-own-3", uneven_work: "phase-own-0", exchange: "phase-collective_wait",
+  lock: "phase-own-2", unnamed: "phase-checkpoint", rest: "soft",
+};
 
 /** Return names of phases in the order of a step: phases of the job's own before "other", waiting last. */
 export function ordered(names) {
@@ -26,15 +31,15 @@ export function isPhase(name) {
   return ORDER.includes(name);
 }
 
-/** Return the class of a phase, which kit.css gives its colour. */
-export function colourClass(name) {
+/** Return the name of a phase's colour in kit.css. */
+export function colourOf(name) {
   if (isPhase(name)) return `phase-${name}`;
   let hash = 7;
   for (const character of name) hash = (hash * 31 + character.codePointAt(0)) | 0;
   return `phase-own-${Math.abs(hash) % OWN_COLOURS}`;
 }
 
-/** Return the class of a part of a step's account: a phase has its colour of all charts. */
-export function partClass({ kind, label: name }) {
-  return kind === "computing" ? colourClass(name) : `part-${kind}`;
+/** Return the name of the colour of a part of a step's account: a phase has its colour of all charts. */
+export function partColour({ kind, label: name }) {
+  return kind === "computing" ? colourOf(name) : PART_COLOURS[kind];
 }

@@ -4,7 +4,7 @@ import { address } from "./address.js";
 import { chip, element, table } from "./elements.js";
 import { partsBar } from "./legend.js";
 import { change, duration } from "./numbers.js";
-import { WAIT, colourClass, label, ordered } from "./phases.js";
+import { WAIT, colourOf, label, ordered } from "./phases.js";
 import { isMissing, rankState, stateKind } from "./states.js";
 import { largest } from "./statistics.js";
 
@@ -38,7 +38,7 @@ export function stepBar({ rank, step_seconds: seconds, phase_seconds: phases }, 
     .filter((name) => phases[name] >= 0.01 * seconds)
     .map((name) => `${label(name)} ${duration(phases[name])}`)
     .join(", ");
-  const parts = names.map((name) => ({ name: `${label(name)} ${duration(phases[name])}`, className: colourClass(name), value: phases[name] }));
+  const parts = names.map((name) => ({ name: `${label(name)} ${duration(phases[name])}`, colour: colourOf(name), value: phases[name] }));
   return partsBar(parts, top, `rank ${rank}: ${words}`);
 }
 

@@ -272,7 +272,7 @@ function marksCard(marks) {
 }
 
 function lineLegend() {
-  return legend(["p50", "p95"].map((name) => [name, `line-${name}`]), "Lines");
+  return legend([["p50", "p50"], ["p95", "p95"]], "Lines", "lines");
 }
 
 function scaleLegend() {

@@ -20,25 +20,14 @@ export async function savedPage(saved) {
   const style = (await text("kit.css")) + (await text("page.css"));
   // A less-than sign inside a script element could end it; in JSON and in strings its escape means the same.
   const data = JSON.stringify(saved, short).replaceAll("<", "\\u003c");
-  const open = (attributes) => `<script${attributes}>`;
-  const close = "<" + "/script>";
+  const [head, body] = (await text("index.html")).replace(/<(link|script)[^>]*>(<\/script>)?\n/g, "").split("</head>");
+  const policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'";
   return [
-    "<!doctype html>",
-    '<html lang="en"><head><meta charset="utf-8">',
-    '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">',
-    `<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">`,
-    "<title>torchperfd, saved</title>",
-    `<style>${style}</style></head><body>`,
-    '<a class="skip" href="#view" id="skip">Skip to the content</a>',
-    '<header class="top"><a class="brand" href="#/">torchperfd</a><nav aria-label="Views" id="tabs"></nav><div class="tools" id="tools"></div></header>',
-    '<div id="banner" role="status" aria-live="polite"></div>',
-    '<div id="scope" class="scope" role="region" aria-label="What this view covers"></div>',
-    '<main id="view" tabindex="-1"></main>',
-    `${open(' type="application/json" id="saved"')}${data}${close}`,
-    `${open("")}${bundle(modules)}${close}`,
-    "</body></html>",
-    "",
-  ].join("\n");
+    `${head}<meta http-equiv="Content-Security-Policy" content="${policy}">\n<style>${style}</style>\n</head>`,
+    body.split("</body>")[0],
+    `<script type="application/json" id="saved">${data}</script>`,
+    `<script>${bundle(modules)}</script>\n</body>\n</html>\n`,
+  ].join("");
 }
 
 // Five digits are more than the page shows; ten minutes of 64 ranks would take 9 MB with all of them.

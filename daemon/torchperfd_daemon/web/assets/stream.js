@@ -3,7 +3,7 @@
 import { pixel } from "./colours.js";
 import { element } from "./elements.js";
 import { duration } from "./numbers.js";
-import { colourClass, label, ordered } from "./phases.js";
+import { colourOf, label, ordered } from "./phases.js";
 import { rove } from "./parts.js";
 import { largest, percentile, sampleLongest } from "./statistics.js";
 import { Pixels, Surface } from "./surface.js";
@@ -89,7 +89,7 @@ export class Stream {
     const pixels = new Pixels(context, width, height, ratio);
     const count = Math.max(1, this._last - this._first);
     const bars = Math.min(count, Math.floor(pixels.width / MIN_BAR));
-    const colours = this._names.map((name) => pixel(colourClass(name)));
+    const colours = this._names.map((name) => pixel(colourOf(name)));
     const empty = pixel("hatch");
     const over = pixel("bad");
     const rowHeight = this._rowHeight() * ratio;

@@ -3,7 +3,7 @@
 import { BOTTOM, LEFT, RIGHT, TOP, frame, marks } from "./axes.js";
 import { colour } from "./colours.js";
 import { clock, duration } from "./numbers.js";
-import { colourClass, label, ordered } from "./phases.js";
+import { colourOf, label, ordered } from "./phases.js";
 import { largest, percentile } from "./statistics.js";
 import { Surface } from "./surface.js";
 import { attachTip } from "./tip.js";
@@ -101,7 +101,7 @@ export class PhasesStacked extends TimeChart {
       for (const name of names) {
         const value = data.phases.get(name)[best];
         if (!(value > 0)) continue;
-        context.fillStyle = colour(colourClass(name));
+        context.fillStyle = colour(colourOf(name));
         const high = Math.max(TOP, y(bottom + value));
         context.fillRect(left, high, wide, Math.max(0, y(bottom) - high));
         bottom += value;
