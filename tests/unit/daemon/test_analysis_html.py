@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.values import some
 from tests.unit.daemon.traces import document, event, trace_of
 
 from torchperfd_daemon import analysis
@@ -224,8 +225,7 @@ def test_pictures_come_as_distances_that_add_up() -> None:
     summary = analysis.summarise(trace, rectangles=1000)
     shown = {"schema": analysis.SCHEMA, "ranks": [analysis.to_dict(summary, None)], "failed": []}
     picture = block(analysis.render_html(shown, [summary.picture]))["ranks"][0]["picture"]
-    assert summary.picture is not None
-    for lane, drawn in zip(summary.picture.timeline.lanes, picture["lanes"], strict=True):
+    for lane, drawn in zip(some(summary.picture).timeline.lanes, picture["lanes"], strict=True):
         assert np.cumsum(drawn["start"]).tolist() == lane.start.tolist()
         assert len(drawn["length"]) == len(drawn["name"]) == len(drawn["count"]) == len(drawn["level"])
     assert block(page_of("x", picture=False))["ranks"][0]["picture"] is None

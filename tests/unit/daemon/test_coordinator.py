@@ -484,6 +484,5 @@ async def test_advice_on_the_loader_is_kept_with_the_trace(node: CapturingNode) 
     *_, last = await node.capture(Rank(node, 0))
     assert last.record.loader_advice == settled
     found = some(node.catalog.found(last.record.capture_id))
-    assert found.record is not None
-    assert found.record.loader_advice == settled
+    assert some(found.record).loader_advice == settled
     assert asked == ["bert"]

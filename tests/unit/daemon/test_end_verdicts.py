@@ -4,6 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from tests.support.values import some
 
 from torchperfd.v1 import control_pb2, fleet_pb2
 from torchperfd_daemon.errors import UsageError
@@ -62,8 +63,7 @@ def test_end_verdict_of_all_nodes_is_asked_for_once() -> None:
 
 def test_end_verdict_names_the_peers_without_an_answer() -> None:
     [verdict] = ask(Peers(answer(UNSEEN, "10.0.0.2:9408")))
-    assert verdict is not None
-    assert verdict.evidence == "2 are gone; no answer from 10.0.0.2:9408 (connection refused)"
+    assert some(verdict).evidence == "2 are gone; no answer from 10.0.0.2:9408 (connection refused)"
     [whole] = ask(Peers(answer(SLOW, "10.0.0.2:9408")))
     assert whole == SLOW
 

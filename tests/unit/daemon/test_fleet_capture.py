@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.support.node import free_port
+from tests.support.values import some
 from tests.unit.daemon.fleet_nodes import RUN, PlayedNode, PlayedRank, asking, may_all, none_here, start_node
 
 from torchperfd.v1 import contract, fleet_pb2, fleet_pb2_grpc, session_pb2
@@ -28,8 +29,7 @@ async def capture(
         options = CaptureOptions(steps=3)
         async for progress in coordinator.capture(gathered.run, gathered.participants, options, timeout):
             record = progress.record
-    assert record is not None
-    return record
+    return some(record)
 
 
 def manifest(node: PlayedNode, capture_id: str) -> dict[str, Any]:
@@ -43,8 +43,7 @@ async def test_nodes_capture_the_same_steps_with_a_manifest_each(tmp_path: Path)
         record = await capture(view, coordinator)
     assert record.state is CaptureState.COMPLETE
     assert [rank.rank for rank in record.ranks] == [0, 1, 2]
-    assert record.step_range is not None
-    start, end = record.step_range
+    start, end = some(record.step_range)
     assert start > 12  # the farthest rank is there
     for node in nodes:
         for rank in node.ranks:

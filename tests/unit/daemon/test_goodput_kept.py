@@ -135,8 +135,7 @@ def test_a_run_is_followed_through_a_kill_and_a_new_process(machine: Machine) ->
     assert machine.seconds() == {"start_up": 8, "productive": 5, "data_wait": 5, "restart_gap": 18}
     run = machine.run()
     assert (run.restarts, run.ranks[0].gpus, run.ranks[0].running) == (1, 1, True)
-    assert run.gpu_hours is not None
-    assert run.gpu_hours[Bucket.RESTART_GAP] == pytest.approx(18 / 3600)
+    assert some(run.gpu_hours)[Bucket.RESTART_GAP] == pytest.approx(18 / 3600)
     assert run.ratio == pytest.approx(5 / 36)
 
 

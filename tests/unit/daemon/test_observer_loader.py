@@ -63,8 +63,7 @@ def test_steady_job_is_advised_one_setting_by_all_verdicts(seed: int) -> None:
     job = Loading(seed)
     [setting] = advised(job.load(120, 0.3))
     settled = some(job.observer.settle_loader_advice(RUN))
-    assert settled.advice is not None
-    assert setting.startswith(settled.advice.setting)
+    assert setting.startswith(some(settled.advice).setting)
     assert all(rank.loader_advice == settled for rank in job.job.ranks)
     assert verdict_on_mean_step(RUN, job.job.ranks).fix == setting
     for rank in job.job.ranks:
@@ -104,14 +103,10 @@ def test_run_that_ends_before_it_is_settled_has_one_number() -> None:
 def test_loader_twice_as_slow_changes_what_the_setting_saves() -> None:
     job = Loading(0)
     job.load(60, 0.3)
-    before = job.observer.settle_loader_advice(RUN)
+    before = some(job.observer.settle_loader_advice(RUN))
     job.load(60, 0.9)
-    after = job.observer.settle_loader_advice(RUN)
-    assert before is not None
-    assert after is not None
-    assert before.advice is not None
-    assert after.advice is not None
-    assert after.advice.saves_seconds > 1.5 * before.advice.saves_seconds
+    after = some(job.observer.settle_loader_advice(RUN))
+    assert some(after.advice).saves_seconds > 1.5 * some(before.advice).saves_seconds
 
 
 EARLY_RUN = "streamed"

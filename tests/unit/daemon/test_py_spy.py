@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 from tests.unit.daemon.processes import HERE, process, start_ticks
 
 from torchperfd_daemon.service.rank_process import GoneError, UnreachableError
@@ -62,8 +63,7 @@ def program(tmp_path: Path) -> Callable[[str], Path]:
 def test_read_of_a_held_interpreter_returns_every_thread() -> None:
     with subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE) as child:
         try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"\n"
+            assert some(child.stdout).readline() == b"\n"
             training, helper = sorted(read(child.pid), key=lambda thread: not thread.training)
             assert [(frame.function, frame.line) for frame in training.frames] == [
                 ("hang", 7),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import some
 from tests.unit.daemon.processes import HERE, process, start_ticks
 
 from torchperfd.v1 import contract
@@ -101,8 +102,7 @@ def ready(what: str) -> Iterator[int]:
         [sys.executable, "-c", READY, f"{SIGNAL:d}", what], stdout=subprocess.PIPE
     ) as child:
         try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"\n"
+            assert some(child.stdout).readline() == b"\n"
             yield child.pid
             assert child.poll() is None, f"it ended with {child.returncode}"
         finally:
