@@ -1,7 +1,7 @@
 """Implementations of one thing side by side, and whether their difference is more than noise.
 
 A process of its own times them with ``torch.utils.benchmark``. It is run by
-:func:`torchperfd.own_commands.script_command`, with the arguments TARGETS SETUP REQUESTS ANSWERS.
+:func:`torchperfd.model.own_commands.script_command`, with the arguments TARGETS SETUP REQUESTS ANSWERS.
 """
 
 import itertools

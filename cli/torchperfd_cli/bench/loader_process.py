@@ -1,6 +1,6 @@
 """Measures settings of a DataLoader in a process, started anew after each that had to be killed.
 
-It is run by :func:`torchperfd.own_commands.script_command`, with the arguments TARGET REQUESTS ANSWERS.
+It is run by :func:`torchperfd.model.own_commands.script_command`, with the arguments TARGET REQUESTS ANSWERS.
 """
 
 import sys
