@@ -145,14 +145,15 @@ async def test_exit_of_changed_users_is_not_awaited(tree: HostTree) -> None:
     assert exit_of(RankProcess("r", 0, 1, 0, 0, uid=4242), lambda: 1) is None
 
 
-def test_user_watch_ends_the_session_and_logs_once(tree: HostTree, caplog: pytest.LogCaptureFixture) -> None:
+async def test_user_watch_ends_the_session_and_logs_once(
+    tree: HostTree, caplog: pytest.LogCaptureFixture
+) -> None:
     rank = Rank(RankIdentity("bert", 3), 0.0)
     changed = Session(rank, caller=Caller(1000, 100, 500, gid=100))
     unknown = Session(rank)
     ended = Session(rank, caller=Caller(1000, 101, 500, gid=100))
     watch = UserWatch(lambda: [changed, unknown, ended], tree.proc)
-
-    async def scenario() -> None:
+    with caplog.at_level(logging.WARNING, "torchperfd.access"):
         await watch.check()
         assert changed.ended == ""
         change_users(tree)
@@ -161,9 +162,6 @@ def test_user_watch_ends_the_session_and_logs_once(tree: HostTree, caplog: pytes
             await watch.check()
         with pytest.raises(asyncio.CancelledError):
             await changed.handler
-
-    with caplog.at_level(logging.WARNING, "torchperfd.access"):
-        asyncio.run(scenario())
     assert (unknown.ended, ended.ended) == ("", "")
     [message] = caplog.messages
     assert message == (

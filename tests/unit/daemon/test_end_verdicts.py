@@ -87,7 +87,7 @@ def test_verdict_on_a_part_of_a_job_says_so_once() -> None:
 
 
 @pytest.mark.parametrize("was_asked", [True, False])
-def test_lifetime_waits_for_the_last_question(monkeypatch: pytest.MonkeyPatch, was_asked: bool) -> None:
+async def test_lifetime_waits_for_the_last_question(monkeypatch: pytest.MonkeyPatch, was_asked: bool) -> None:
     """A daemon whose owner and ranks have left answers the node on which the job's first rank ends."""
     monkeypatch.setattr("torchperfd_daemon.server.lifecycle.LAST_QUESTION_S", 0.01)
 
@@ -95,17 +95,13 @@ def test_lifetime_waits_for_the_last_question(monkeypatch: pytest.MonkeyPatch, w
         return
 
     monkeypatch.setattr("torchperfd_daemon.server.lifecycle._owner_gone", owner_gone)
+    lifetime, seen = Lifetime(embedded=True), []
 
-    async def live() -> list[str]:
-        lifetime, seen = Lifetime(embedded=True), []
+    def awaits() -> bool:
+        seen.append("waits")
+        if was_asked:
+            lifetime.was_asked()
+        return True
 
-        def awaits() -> bool:
-            seen.append("waits")
-            if was_asked:
-                lifetime.was_asked()
-            return True
-
-        await asyncio.wait_for(lifetime.wait(lambda: 0, awaits), 5)
-        return seen
-
-    assert asyncio.run(live()) == ["waits"]
+    await asyncio.wait_for(lifetime.wait(lambda: 0, awaits), 5)
+    assert seen == ["waits"]

@@ -204,44 +204,39 @@ def test_reboot_with_an_earlier_clock_keeps_time_monotonic(machine: Machine) -> 
     assert sum(seconds.values()) == pytest.approx(12, abs=2)
 
 
-def test_process_end_is_used_and_its_last_report_counts(tmp_path: Path) -> None:
+async def test_process_end_is_used_and_its_last_report_counts(tmp_path: Path) -> None:
     """The last report arrives after the last sample."""
+    exits = []
 
-    async def scenario() -> dict[Bucket, float]:
-        exits = []
+    class Ended(Exit):
+        def __init__(self) -> None:
+            self.at_ns = None
 
-        class Ended(Exit):
-            def __init__(self) -> None:
-                self.at_ns = None
+        def close(self) -> None:
+            pass
 
-            def close(self) -> None:
-                pass
+    def watched(process: RankProcess, clock: Callable[[], int]) -> Exit:
+        assert process.pid == 1
+        exits.append(Ended())
+        return exits[-1]
 
-        def watched(process: RankProcess, clock: Callable[[], int]) -> Exit:
-            assert process.pid == 1
-            exits.append(Ended())
-            return exits[-1]
-
-        machine = Machine(tmp_path, watched)
-        rank = machine.join()
-        await machine.tracker.sample()
-        machine.uptime += 3
-        rank.totals = Totals(
-            train=KindTotal(steps=3, ns=2 * S),
-            began_ns=int((BOOTED + machine.uptime - 3) * S),
-            ended_ns=int((BOOTED + machine.uptime - 1) * S),
-        )
-        rank.state = State.FINISHED
-        machine.store.leave(rank)
-        exits[0].at_ns = int((BOOTED + machine.uptime) * S)
-        machine.uptime += 5
-        # Not sampled since: the end is reported with everything up to it.
-        (run,) = await machine.tracker.report("bert")
-        assert not run.ranks[0].running
-        return run.seconds
-
-    seconds = asyncio.run(scenario())
-    found = {bucket.value: round(time, 3) for bucket, time in seconds.items() if time}
+    machine = Machine(tmp_path, watched)
+    rank = machine.join()
+    await machine.tracker.sample()
+    machine.uptime += 3
+    rank.totals = Totals(
+        train=KindTotal(steps=3, ns=2 * S),
+        began_ns=int((BOOTED + machine.uptime - 3) * S),
+        ended_ns=int((BOOTED + machine.uptime - 1) * S),
+    )
+    rank.state = State.FINISHED
+    machine.store.leave(rank)
+    exits[0].at_ns = int((BOOTED + machine.uptime) * S)
+    machine.uptime += 5
+    # Not sampled since: the end is reported with everything up to it.
+    (run,) = await machine.tracker.report("bert")
+    assert not run.ranks[0].running
+    found = {bucket.value: round(time, 3) for bucket, time in run.seconds.items() if time}
     assert found == {"start_up": 2, "productive": 2, "shutdown": 1}
 
 

@@ -154,19 +154,15 @@ async def test_the_private_socket_is_the_daemons_alone(served: Served, channel: 
         await rank.leave()
 
 
-def test_a_socket_that_a_dead_daemon_left_is_replaced() -> None:
+async def test_a_socket_that_a_dead_daemon_left_is_replaced() -> None:
     with short_directory() as directory, socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(directory / "d.sock"))
         dead.listen(1)
-
-        async def run() -> None:
-            async with (
-                serving(directory) as served,
-                grpc.aio.insecure_channel(f"unix:{served.socket}") as channel,
-            ):
-                await control(channel).GetInfo(control_pb2.GetInfoRequest())
-
-        asyncio.run(run())
+        async with (
+            serving(directory) as served,
+            grpc.aio.insecure_channel(f"unix:{served.socket}") as channel,
+        ):
+            await control(channel).GetInfo(control_pb2.GetInfoRequest())
 
 
 def test_caller_directory_forgets_disconnected_callers() -> None:

@@ -82,7 +82,7 @@ def test_watchdog_period_is_read_from_the_environment(
     assert watchdog_seconds() == seconds
 
 
-def test_watchdog_gets_signs_of_life_while_the_loop_runs(
+async def test_watchdog_gets_signs_of_life_while_the_loop_runs(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"torchperfd-test-{secrets.token_hex(8)}"
@@ -90,14 +90,10 @@ def test_watchdog_gets_signs_of_life_while_the_loop_runs(
     monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
     monkeypatch.setenv("WATCHDOG_USEC", "20000")
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
-
-    async def live() -> list[bytes]:
-        task = asyncio.create_task(keep_watchdog_quiet())
-        received = [await asyncio.to_thread(manager.recv, 100) for _ in range(3)]
-        task.cancel()
-        return received
-
-    assert asyncio.run(live()) == [b"WATCHDOG=1"] * 3
+    task = asyncio.create_task(keep_watchdog_quiet())
+    received = [await asyncio.to_thread(manager.recv, 100) for _ in range(3)]
+    task.cancel()
+    assert received == [b"WATCHDOG=1"] * 3
 
 
 def test_watchdog_that_expects_nothing_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +101,7 @@ def test_watchdog_that_expects_nothing_gets_nothing(monkeypatch: pytest.MonkeyPa
     asyncio.run(asyncio.wait_for(keep_watchdog_quiet(), 20))
 
 
-def test_watchdog_of_a_stopped_worker_gets_nothing(
+async def test_watchdog_of_a_stopped_worker_gets_nothing(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"torchperfd-test-{secrets.token_hex(8)}"
@@ -115,12 +111,8 @@ def test_watchdog_of_a_stopped_worker_gets_nothing(
     monkeypatch.setenv("WATCHDOG_USEC", "2000")
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     asked = iter([["diagnosis"]] * 3)
-
-    async def live() -> None:
-        with pytest.raises(RuntimeError):  # what the end of an iterator becomes in a coroutine
-            await keep_watchdog_quiet(lambda: next(asked))
-
-    asyncio.run(live())
+    with pytest.raises(RuntimeError):  # what the end of an iterator becomes in a coroutine
+        await keep_watchdog_quiet(lambda: next(asked))
     with pytest.raises(BlockingIOError):
         manager.recv(100)
     assert caplog.messages == ["diagnosis has stopped: systemd's watchdog is not notified"] * 3

@@ -99,23 +99,20 @@ def test_ranks_of_a_whole_node_reconnect_in_seconds() -> None:
     assert max(steps.take(ADA, 10 * 60) for _ in range(RANKS)) <= 10
 
 
-def test_a_user_waits_for_one_turn_of_another() -> None:
-    async def scenario() -> list[str]:
-        turns, done = FairTurns(), list[str]()
+async def test_a_user_waits_for_one_turn_of_another() -> None:
+    turns, done = FairTurns(), list[str]()
 
-        async def work(uid: int, name: str) -> None:
-            async with turns.turn(uid):
-                done.append(name)
+    async def work(uid: int, name: str) -> None:
+        async with turns.turn(uid):
+            done.append(name)
 
-        many = [asyncio.create_task(work(BOB, "bob")) for _ in range(100)]
-        await asyncio.sleep(0)
-        before = len(done)
-        await work(ADA, "ada")
-        between = done[before : done.index("ada")]
-        await asyncio.gather(*many)
-        return between
-
-    assert len(asyncio.run(scenario())) <= 1
+    many = [asyncio.create_task(work(BOB, "bob")) for _ in range(100)]
+    await asyncio.sleep(0)
+    before = len(done)
+    await work(ADA, "ada")
+    between = done[before : done.index("ada")]
+    await asyncio.gather(*many)
+    assert len(between) <= 1
 
 
 async def test_a_cancelled_wait_gives_its_turn_up() -> None:
@@ -132,23 +129,19 @@ async def test_a_cancelled_wait_gives_its_turn_up() -> None:
     await asyncio.wait_for(work(), 5)
 
 
-def test_a_message_beyond_the_rate_is_taken_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_beyond_the_rate_is_taken_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = []
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
     rates = IngestRates(Clock())
-
-    async def scenario() -> None:
-        monkeypatch.setattr(asyncio, "sleep", sleep)
-        for _ in range(4):
-            async with rates.turn(BOB, 1, 50_000):
-                pass
-        async with rates.turn(ADA, 1, 50_000):
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    for _ in range(4):
+        async with rates.turn(BOB, 1, 50_000):
             pass
-
-    asyncio.run(scenario())
+    async with rates.turn(ADA, 1, 50_000):
+        pass
     assert slept == pytest.approx([50_000 / 40_000, 100_000 / 40_000])
 
 
@@ -196,7 +189,7 @@ async def test_commands_in_progress_are_limited_per_user() -> None:
     assert await limited("again", Call("bob")) == "again"
 
 
-def test_commands_beyond_the_rate_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_beyond_the_rate_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = []
 
     async def sleep(seconds: float) -> None:
@@ -205,20 +198,17 @@ def test_commands_beyond_the_rate_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     callers = CallerDirectory(100, 100)
     callers.admit("bob", Caller(BOB, 2))
 
-    async def scenario() -> None:
-        async def method(request: str, _: Any) -> str:
-            return request
+    async def method(request: str, _: Any) -> str:
+        return request
 
-        async def method_of(_: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(method)
+    async def method_of(_: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(method)
 
-        details: Any = type("Details", (), {"method": "/torchperfd.v1.Control/ListRuns"})
-        handler = await CommandRates(callers, Clock()).intercept_service(method_of, details)
-        monkeypatch.setattr(asyncio, "sleep", sleep)
-        for _ in range(320):
-            await handler.unary_unary("list", Call("bob"))
-
-    asyncio.run(scenario())
+    details: Any = type("Details", (), {"method": "/torchperfd.v1.Control/ListRuns"})
+    handler = await CommandRates(callers, Clock()).intercept_service(method_of, details)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    for _ in range(320):
+        await handler.unary_unary("list", Call("bob"))
     assert slept[:256] == [0] * 256
     assert slept[-1] == pytest.approx(1.0)
 

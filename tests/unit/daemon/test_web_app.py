@@ -188,7 +188,7 @@ def test_only_users_may_read_anything_but_the_probes(tmp_path: Path) -> None:
     assert http.get("/none", authorization=right).status_code == 404
 
 
-def test_in_slices_long_work_others_run_between() -> None:
+async def test_in_slices_long_work_others_run_between() -> None:
     now = [0.0]
     order: list[str] = []
 
@@ -200,14 +200,11 @@ def test_in_slices_long_work_others_run_between() -> None:
     async def other() -> None:
         order.append("other")
 
-    async def both() -> None:
-        await asyncio.gather(work(), other())
-
-    asyncio.run(both())
+    await asyncio.gather(work(), other())
     assert order == ["0", "1", "other", "2", "3"]
 
 
-def test_in_slices_short_work_is_not_divided() -> None:
+async def test_in_slices_short_work_is_not_divided() -> None:
     order: list[str] = []
 
     async def work() -> None:
@@ -217,8 +214,5 @@ def test_in_slices_short_work_is_not_divided() -> None:
     async def other() -> None:
         order.append("other")
 
-    async def both() -> None:
-        await asyncio.gather(work(), other())
-
-    asyncio.run(both())
+    await asyncio.gather(work(), other())
     assert order == ["a", "b", "other"]
