@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.observer import LineSampler
-from torchperfd_daemon.service import translate_stacks
+from torchperfd_daemon.service.translate_diagnosis import stack_report_from_message
 from torchperfd_daemon.store import Rank, RankIdentity
 
 where = sys.argv[1]
@@ -49,7 +49,7 @@ async def ask(rank, seconds):
     )
     taken = client.parts.outbox.take(0, 1000)
     (report,) = (each.stack_report for each in taken if each.HasField("stack_report"))
-    return translate_stacks.report(report).threads
+    return stack_report_from_message(report).threads
 
 def sample():
     cause, phase = (Cause.INPUT_BOUND, "data") if where == "dataset" else (Cause.SCRIPT_CODE, "other")

@@ -123,7 +123,7 @@ import torch, torchperfd
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.observer import LineSampler
-from torchperfd_daemon.service import translate_stacks
+from torchperfd_daemon.service.translate_diagnosis import stack_report_from_message
 from torchperfd_daemon.store import Rank, RankIdentity
 
 ROWS = [{"step": number, "loss": number / 3} for number in range(2000)]
@@ -147,7 +147,7 @@ async def ask(rank, seconds):
     (report,) = (each.stack_report for each in taken if each.HasField("stack_report"))
     # With a daemon, a thread of torchperfd answers, which does not count.
     ours = threading.get_ident()
-    return tuple(each for each in translate_stacks.report(report).threads if each.ident != ours)
+    return tuple(each for each in stack_report_from_message(report).threads if each.ident != ours)
 
 async def ask_nothing(rank, seconds):
     raise AssertionError("the threads are to be asked")

@@ -1,6 +1,7 @@
 """Python in the documentation: it compiles, and what it names of torchperfd exists with its arguments."""
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import re
@@ -101,3 +102,44 @@ def test_pages_have_examples_at_all() -> None:
 )
 def test_problems_of_an_example_are_found(source: str, wrong: list[str]) -> None:
     assert problems(source) == wrong
+
+
+def scripts(folder: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the scripts in strings that import torchperfd, each with its place."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        if path == Path(__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and "from torchperfd" in text:
+                with contextlib.suppress(SyntaxError):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", ast.parse(textwrap.dedent(text))
+
+
+def missing_names(script: ast.Module) -> Iterator[str]:
+    """Yield what a script imports of torchperfd, or reads of a module of it, and does not exist."""
+    modules: dict[str, Any] = {}
+    for node in ast.walk(script):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchperfd"):
+            package = importlib.import_module(node.module or "")
+            for each in node.names:
+                if not hasattr(package, each.name) and each.name != "*":
+                    with contextlib.suppress(ImportError):
+                        importlib.import_module(f"{node.module}.{each.name}")
+                found = getattr(package, each.name, None)
+                if inspect.ismodule(found):
+                    modules[each.asname or each.name] = found
+                elif found is None and each.name != "*":
+                    yield f"{node.module}.{each.name}"
+    for node in ast.walk(script):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in modules:
+                if not hasattr(modules[name], attribute):
+                    yield f"{name}.{attribute}"
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks"])
+def test_scripts_in_strings_name_what_exists(folder: str) -> None:
+    """Only slow tests run most of them; a name that has moved shall be seen at once."""
+    found = [(place, name) for place, script in scripts(folder) for name in missing_names(script)]
+    assert found == []
