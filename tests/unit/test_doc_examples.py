@@ -110,10 +110,10 @@ def scripts(folder: str) -> Iterator[tuple[str, ast.Module]]:
         if path == Path(__file__):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            text = node.value if isinstance(node, ast.Constant) else None
-            if isinstance(text, str) and "from torchperfd" in text:
-                with contextlib.suppress(SyntaxError):
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}", ast.parse(textwrap.dedent(text))
+            match node:
+                case ast.Constant(value=str(text), lineno=line) if "from torchperfd" in text:
+                    with contextlib.suppress(SyntaxError):
+                        yield f"{path.relative_to(ROOT)}:{line}", ast.parse(textwrap.dedent(text))
 
 
 def missing_names(script: ast.Module) -> Iterator[str]:
