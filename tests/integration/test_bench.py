@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.node import Node, eventually
-from tests.support.processes import processes_of
+from tests.support.processes import processes_of, started
 
 pytestmark = pytest.mark.serial
 
@@ -255,32 +255,8 @@ def test_loader_that_never_ends_is_measured(node: Node, script: Path) -> None:
     assert found["recommended"] is not None
 
 
-def started(node: Node, script: Path) -> "subprocess.Popen[str]":
-    """Start a bench that would take minutes; return once its process measures."""
-    command = [
-        sys.executable,
-        "-m",
-        "torchperfd",
-        "bench",
-        "dataloader",
-        f"{script}:waits",
-        "--seconds",
-        "30",
-    ]
-    process = subprocess.Popen(
-        command,
-        env=node.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    eventually(lambda: len(processes_of(script)) >= 2, 30)
-    return process
-
-
 def test_ctrl_c_ends_it_with_its_workers(node: Node, script: Path) -> None:
-    process = started(node, script)
+    process = started(node, script, "bench", "dataloader", f"{script}:waits", "--seconds", "30")
     time.sleep(4)  # until it is in the first measurement, which takes 30 s
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=20)
@@ -289,7 +265,7 @@ def test_ctrl_c_ends_it_with_its_workers(node: Node, script: Path) -> None:
 
 
 def test_kill_of_the_command_leaves_no_process(node: Node, script: Path) -> None:
-    process = started(node, script)
+    process = started(node, script, "bench", "dataloader", f"{script}:waits", "--seconds", "30")
     process.kill()
     process.communicate(timeout=10)
     eventually(lambda: not processes_of(script), 10)

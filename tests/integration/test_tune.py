@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support.node import Node, eventually
-from tests.support.processes import processes_of
+from tests.support.processes import processes_of, started
 
 from torchperfd_cli.tune.trial import LOADER, OPTIMIZER, THREADS, ZERO_GRAD, Trial, change
 from torchperfd_cli.tune.trial_process import ScriptTrials, TrialScript
@@ -201,23 +200,9 @@ def test_tune_of_bad_command_line_names_it(
     assert expected in done.stderr
 
 
-def started(node: Node, script: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "torchperfd", "tune", str(script), "trains"]
-    process = subprocess.Popen(
-        command,
-        env=node.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    eventually(lambda: len(processes_of(script)) >= 2, 60)
-    return process
-
-
 @pytest.mark.slow
 def test_tune_ctrl_c_leaves_no_process(node: Node, script: Path) -> None:
-    process = started(node, script)
+    process = started(node, script, "tune", str(script), "trains")
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130
@@ -225,6 +210,6 @@ def test_tune_ctrl_c_leaves_no_process(node: Node, script: Path) -> None:
 
 @pytest.mark.slow
 def test_tune_killed_leaves_no_process(node: Node, script: Path) -> None:
-    process = started(node, script)
+    process = started(node, script, "tune", str(script), "trains")
     process.kill()
     process.communicate(timeout=30)

@@ -9,7 +9,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.commands import Run, runner
 from tests.support.node import free_port
 from tests.support.served import GIVE_UP_S, RankStream, control, short_directory
 
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, session_pb2
-from torchperfd_cli import main
 from torchperfd_daemon.config.kinds import Address, Mode
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import UsageError
@@ -36,25 +36,16 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def serve(directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a daemon that is expected to refuse; return exit code, stdout and stderr."""
-
-    def run(*options: str) -> tuple[int, str, str]:
-        defaults = ["--socket", str(directory / "d.sock"), "--metrics-address", "127.0.0.1:0"]
-        code = main.run_command(["serve", *defaults, "--captures-dir", str(directory), *options])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-Serve = Callable[..., tuple[int, str, str]]
+def serve(directory: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a daemon that is expected to refuse."""
+    defaults = ["--socket", str(directory / "d.sock"), "--metrics-address", "127.0.0.1:0"]
+    return runner(capfd, "serve", *defaults, "--captures-dir", str(directory))
 
 
 @pytest.mark.parametrize(
     "address", ["9407", "localhost", ":9407", "host:", "host:port", "host:-1", "host:65536", "host:²", ""]
 )
-def test_a_wrong_address_is_a_usage_error(serve: Serve, address: str) -> None:
+def test_a_wrong_address_is_a_usage_error(serve: Run, address: str) -> None:
     code, out, err = serve("--metrics-address", address)
     assert (code, out) == (2, "")
     assert err.endswith(
@@ -78,7 +69,7 @@ def test_addresses_are_read() -> None:
 
 
 @pytest.mark.parametrize("mode", ["rw", "888", "1777", "-1", "", "0x1ff"])
-def test_a_wrong_mode_is_a_usage_error(serve: Serve, mode: str) -> None:
+def test_a_wrong_mode_is_a_usage_error(serve: Run, mode: str) -> None:
     code, out, err = serve("--socket-mode", mode)
     assert (code, out) == (2, "")
     assert f"invalid value for '--socket-mode': {mode!r} is no file mode;" in err
@@ -92,7 +83,7 @@ def test_modes_are_octal() -> None:
 @pytest.mark.parametrize(
     "option", [["--interval", "0"], ["--interval", "x"], ["--log-level", "loud"], ["more"]]
 )
-def test_a_wrong_option_is_a_usage_error(serve: Serve, option: list[str]) -> None:
+def test_a_wrong_option_is_a_usage_error(serve: Run, option: list[str]) -> None:
     code, out, err = serve(*option)
     assert (code, out) == (2, "")
     assert err.startswith("torchperfd: ")
@@ -100,7 +91,7 @@ def test_a_wrong_option_is_a_usage_error(serve: Serve, option: list[str]) -> Non
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])
-def test_socket_path_too_long_is_a_usage_error(serve: Serve, directory: Path, letter: str) -> None:
+def test_socket_path_too_long_is_a_usage_error(serve: Run, directory: Path, letter: str) -> None:
     path = f"{directory}/{letter * 107}"
     size = len(os.fsencode(path))
     assert serve("--socket", path) == (
@@ -112,7 +103,7 @@ def test_socket_path_too_long_is_a_usage_error(serve: Serve, directory: Path, le
     assert list(directory.iterdir()) == []
 
 
-def test_a_port_in_use_is_one_line(serve: Serve, directory: Path) -> None:
+def test_a_port_in_use_is_one_line(serve: Run, directory: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert serve("--metrics-address", f"127.0.0.1:{port}") == (
@@ -124,7 +115,7 @@ def test_a_port_in_use_is_one_line(serve: Serve, directory: Path) -> None:
     assert not (directory / "d.sock").exists()
 
 
-def test_a_host_that_is_not_here_is_one_line(serve: Serve) -> None:
+def test_a_host_that_is_not_here_is_one_line(serve: Run) -> None:
     code, out, err = serve("--metrics-address", "192.0.2.1:0")
     assert (code, out) == (1, "")
     assert err.startswith("torchperfd: cannot serve metrics on 192.0.2.1:0: ")
@@ -141,7 +132,7 @@ def other_daemon(directory: Path) -> Iterator[Path]:
         yield path
 
 
-def test_second_daemon_on_a_socket_is_refused_without_harm(serve: Serve, other_daemon: Path) -> None:
+def test_second_daemon_on_a_socket_is_refused_without_harm(serve: Run, other_daemon: Path) -> None:
     assert serve() == (
         1,
         "",
@@ -150,12 +141,12 @@ def test_second_daemon_on_a_socket_is_refused_without_harm(serve: Serve, other_d
     assert other_daemon.read_text() == "the other one's"
 
 
-def test_a_second_embedded_daemon_leaves_it_to_the_first(serve: Serve, other_daemon: Path) -> None:
+def test_a_second_embedded_daemon_leaves_it_to_the_first(serve: Run, other_daemon: Path) -> None:
     assert serve("--embedded") == (0, "", "")
     assert other_daemon.read_text() == "the other one's"
 
 
-def test_a_socket_where_none_can_be_is_one_line(serve: Serve, directory: Path) -> None:
+def test_a_socket_where_none_can_be_is_one_line(serve: Run, directory: Path) -> None:
     (directory / "file").write_text("")
     code, out, err = serve("--socket", f"{directory}/file/d.sock")
     assert (code, out) == (1, "")
