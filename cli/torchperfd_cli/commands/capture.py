@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from torchperfd.model.capture_options import CaptureKind
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
 from torchperfd_cli.commands._capture_progress import conclude, state_of, watched
@@ -16,7 +17,6 @@ from torchperfd_cli.commands._daemon import connect, unreachable_text
 from torchperfd_cli.commands._options import Age, Seconds, fleet_option, json_option, socket_option
 from torchperfd_cli.commands._scope import job_option, whole_run
 from torchperfd_cli.commands.completion import complete_runs
-from torchperfd_daemon.captures import CaptureKind
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,

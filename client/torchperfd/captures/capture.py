@@ -19,9 +19,6 @@ from torchperfd.captures.files import Handover
 from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
 from torchperfd.captures.state import (
-    KINDS,
-    MEMORY,
-    TRACE,
     Action,
     CaptureOptions,
     CaptureOutcome,
@@ -29,12 +26,13 @@ from torchperfd.captures.state import (
     CaptureState,
 )
 from torchperfd.hooks.profiler import node_reader
+from torchperfd.model.capture_options import CaptureKind
 from torchperfd.model.identity import Identity
 from torchperfd.safety.interrupts import Flag, is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.steps.replay import Replay
 
-__all__ = ["KINDS", "MEMORY", "TRACE", "CaptureOptions", "CaptureOutcome", "CaptureStage", "RankCapture"]
+__all__ = ["CaptureOptions", "CaptureOutcome", "CaptureStage", "RankCapture"]
 
 _ARM_TIMEOUT_S: Final = 30.0
 """How long a prepared capture waits for its steps."""
@@ -175,7 +173,7 @@ class RankCapture:
         reason = unusable(self.options) or self._files.prepare()
         if reason:
             return reason
-        if self.options.kind == TRACE:
+        if self.options.kind == CaptureKind.TRACE:
             reason = tracer.prepare()
             # Not before: an end meanwhile would find nothing to leave yet, and leave nothing later.
             self._watches_profilers = True
@@ -187,7 +185,7 @@ class RankCapture:
         # Of steps before this capture costs them anything.
         self._driver.unrecorded_step_ns = round(self._step_seconds() * 1e9)
         self._driver.own_facts = self._read_own_facts()
-        if self.options.kind == TRACE:
+        if self.options.kind == CaptureKind.TRACE:
             self._count_nodes()
         # From here on the number of the newest step must be exact, not as old as the last flush.
         self._replay.go_live()

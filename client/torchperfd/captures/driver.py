@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperfd.captures import tracer
-from torchperfd.captures.state import MEMORY, TRACE, CaptureOptions
+from torchperfd.captures.state import CaptureOptions
 from torchperfd.hooks import cuda
+from torchperfd.model.capture_options import CaptureKind
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.steps.replay import Replay
@@ -173,7 +174,7 @@ class CaptureDriver:
         self.own_facts: Mapping[str, Any] = {}
         self._replay = replay
         self._annotations = Annotations(phase_name)
-        self._kind = TRACE
+        self._kind: str = CaptureKind.TRACE
         self._trace: tracer.Tracer | None = None
 
     @property
@@ -202,7 +203,7 @@ class CaptureDriver:
 
     def annotate(self, index: int) -> None:
         """Annotate the step that begins, and its phases as they come."""
-        if self._kind == TRACE:
+        if self._kind == CaptureKind.TRACE:
             self._annotations.open_step(index)
             self._replay.after_read = self._annotate_phases
 
@@ -230,7 +231,7 @@ class CaptureDriver:
             trace.stop()
 
     def _make_tracer(self, options: CaptureOptions) -> tracer.Tracer:
-        if options.kind == MEMORY:
+        if options.kind == CaptureKind.MEMORY:
             return MemoryTracer(options.with_stack)
         return tracer.KinetoTracer(
             tracer.Recorded(
@@ -259,4 +260,4 @@ class CaptureDriver:
 
 def unusable(options: CaptureOptions) -> str:
     """Return why nothing can be recorded on this thread now, '' when it can."""
-    return memory_unusable() if options.kind == MEMORY else tracer.unusable()
+    return memory_unusable() if options.kind == CaptureKind.MEMORY else tracer.unusable()

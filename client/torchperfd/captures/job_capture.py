@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from torchperfd.captures.capture import CaptureOptions
 from torchperfd.captures.files import CaptureFolder, CapturesDirectory
 from torchperfd.captures.handle import analysis_of
-from torchperfd.captures.manager import options_message
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox
 from torchperfd.safety.interrupts import Flag
@@ -295,7 +294,7 @@ class JobCaptureOrders:
         wanted = session_pb2.CaptureOrder(
             order_id=order_id,
             ranks=ranks,
-            options=options_message(options),
+            options=options.to_message(),
             # The script's wait() has its own timeout; a process that exits ends the order.
             timeout_seconds=contract.AUTOMATIC_CAPTURE_S if options.automatic else _ORDER_TIMEOUT_S,
         )

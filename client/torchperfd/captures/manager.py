@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.captures.capture import MEMORY, TRACE, CaptureOptions, CaptureOutcome, RankCapture
+from torchperfd.captures.capture import CaptureOptions, CaptureOutcome, RankCapture
 from torchperfd.captures.files import CapturesDirectory
 from torchperfd.captures.pause import PauseEstimate
 from torchperfd.errors import CaptureError
@@ -19,48 +19,6 @@ from torchperfd.v1.contract import new_capture_id
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
-
-
-def options_from(message: "session_pb2.CaptureOptions") -> CaptureOptions:
-    """Unpack what to record.
-
-    Raises:
-        ValueError: There is no such capture.
-    """
-    from torchperfd.v1 import session_pb2
-
-    kinds = {
-        session_pb2.CAPTURE_KIND_UNSPECIFIED: TRACE,
-        session_pb2.CAPTURE_KIND_TRACE: TRACE,
-        session_pb2.CAPTURE_KIND_MEMORY: MEMORY,
-    }
-    return CaptureOptions(
-        steps=message.steps,
-        record_shapes=message.record_shapes,
-        with_stack=message.with_stack,
-        profile_memory=message.profile_memory,
-        # A newer daemon may know more of them.
-        kind=kinds.get(message.kind, str(message.kind)),
-        with_flops=message.with_flops,
-        with_modules=message.with_modules,
-        automatic=message.automatic,
-    )
-
-
-def options_message(options: CaptureOptions) -> "session_pb2.CaptureOptions":
-    """Pack what was recorded."""
-    from torchperfd.v1 import session_pb2
-
-    return session_pb2.CaptureOptions(
-        steps=options.steps,
-        record_shapes=options.record_shapes,
-        with_stack=options.with_stack,
-        profile_memory=options.profile_memory,
-        kind=(session_pb2.CAPTURE_KIND_MEMORY if options.kind == MEMORY else session_pb2.CAPTURE_KIND_TRACE),
-        with_flops=options.with_flops,
-        with_modules=options.with_modules,
-        automatic=options.automatic,
-    )
 
 
 def result_message(
@@ -83,7 +41,7 @@ def result_message(
         bytes=outcome.bytes,
         sha256=outcome.sha256,
         self_started=self_started,
-        options=options_message(options),
+        options=options.to_message(),
         pause_seconds=capture.pause_seconds,
         launches=launches,
         kernels=kernels,
@@ -230,7 +188,7 @@ class CaptureManager:
         try:
             if self.directory.refusal:
                 raise ValueError(self.directory.refusal)
-            wanted = options_from(order.options)
+            wanted = CaptureOptions.from_message(order.options)
             folder = self.directory.folder(order.capture_id, order.directory)
             capture = self._admit(order.capture_id, folder, wanted, order.max_bytes)
         except ValueError as error:

@@ -13,9 +13,10 @@ from torchperfd.captures.driver import MemoryTracer
 from torchperfd.captures.files import CapturesDirectory
 from torchperfd.captures.handle import analysis_of
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
-from torchperfd.captures.state import MEMORY, CaptureOptions, CaptureOutcome, CaptureState
+from torchperfd.captures.state import CaptureOptions, CaptureOutcome, CaptureState
 from torchperfd.errors import CaptureError
 from torchperfd.hooks import cuda
+from torchperfd.model.capture_options import CaptureKind
 from torchperfd.model.identity import Identity
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults, log
@@ -106,7 +107,7 @@ class OutOfMemory:
     def _leave_snapshot(self, failed: dict[str, int]) -> None:
         capture_id = new_capture_id(time.time())
         folder, rank = self._directory.folder(capture_id), self._identity.rank
-        files = RankFiles(folder, rank, MEMORY, 0)
+        files = RankFiles(folder, rank, CaptureKind.MEMORY, 0)
         snapshot = MemoryTracer(with_stack=False)
         snapshot.take()
         try:
@@ -114,7 +115,7 @@ class OutOfMemory:
         except NotWrittenError:
             files.remove_leftovers()
             raise
-        state = CaptureState(CaptureOptions(steps=1, kind=MEMORY))
+        state = CaptureState(CaptureOptions(steps=1, kind=CaptureKind.MEMORY))
         state.start_step = self._step()
         outcome = CaptureOutcome(
             ok=True, file=files.trace, bytes=written.bytes, sha256=written.sha256, start_step=state.start_step

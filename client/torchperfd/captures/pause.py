@@ -8,7 +8,8 @@ nodes of one step. Later estimates follow from the pause of the capture before.
 from collections.abc import Callable
 from typing import Final
 
-from torchperfd.captures.state import MEMORY, CaptureOptions
+from torchperfd.captures.state import CaptureOptions
+from torchperfd.model.capture_options import CaptureKind
 from torchperfd.safety.interrupts import Flag
 from torchperfd.v1.contract import LONG_PAUSE_S
 
@@ -35,7 +36,7 @@ class PauseEstimate:
 
     def seconds(self, options: CaptureOptions) -> float:
         """Return how long training will pause; 0 if unknown."""
-        if options.kind == MEMORY:
+        if options.kind == CaptureKind.MEMORY:
             return 0.0
         return self._events_per_step * options.steps * _seconds_per_event(options)
 
@@ -46,7 +47,7 @@ class PauseEstimate:
 
     def learn_pause(self, seconds: float, options: CaptureOptions) -> None:
         """Training paused for so long when a capture with these options ended."""
-        if options.kind != MEMORY:
+        if options.kind != CaptureKind.MEMORY:
             self._events_per_step = seconds / options.steps / _seconds_per_event(options)
 
 

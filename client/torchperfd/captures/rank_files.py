@@ -17,9 +17,10 @@ from typing import Any, BinaryIO, Final
 
 from torchperfd._version import __version__
 from torchperfd.captures.files import TURN_S, CaptureFolder, Handover, HandoverError
-from torchperfd.captures.state import MEMORY, TRACE, CaptureOutcome, CaptureState
+from torchperfd.captures.state import CaptureOutcome, CaptureState
 from torchperfd.captures.tracer import LostTraceError, Tracer
 from torchperfd.device.accelerator import read_cuda_memory
+from torchperfd.model.capture_options import CaptureKind
 from torchperfd.model.identity import Identity
 from torchperfd.safety.logs import log
 from torchperfd.v1.contract import MIN_KERNELS_PER_LAUNCH
@@ -139,7 +140,7 @@ class RankFiles:
     @property
     def trace(self) -> str:
         """Name of the trace."""
-        return f"{self._stem}.{'memory.pickle' if self._kind == MEMORY else 'json'}"
+        return f"{self._stem}.{'memory.pickle' if self._kind == CaptureKind.MEMORY else 'json'}"
 
     @property
     def has_trace(self) -> bool:
@@ -282,7 +283,7 @@ class RankFiles:
                 f"the {self._kind} has {size:,} bytes, {self._max_bytes:,} are allowed;"
                 " capture fewer steps or raise --captures-max-bytes-each"
             )
-        if self._kind == TRACE and not _is_whole(file):
+        if self._kind == CaptureKind.TRACE and not _is_whole(file):
             # Not every release of Kineto checks whether it could write.
             return f"the trace was cut off after {size:,} bytes; is the disk of {self._directory} full?"
         return ""

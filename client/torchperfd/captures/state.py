@@ -7,39 +7,21 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-TRACE: Final = "trace"
-MEMORY: Final = "memory"
-KINDS: Final = (TRACE, MEMORY)
-"""What a capture can be."""
+from torchperfd.model import capture_options
+from torchperfd.model.capture_options import CaptureKind
 
 _MAX_CAPTURE_STEPS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureOptions:
-    """What shall be captured, and for how many training steps.
-
-    Attributes:
-        steps: How many training steps.
-        kind: ``trace``, by torch.profiler, or ``memory``, a snapshot of CUDA memory and its history.
-        automatic: The run's own capture, not its user's, whose captures wait for its end instead of being
-            refused.
-    """
-
-    steps: int = 5
-    record_shapes: bool = False
-    with_stack: bool = False
-    profile_memory: bool = False
-    kind: str = TRACE
-    with_flops: bool = False
-    with_modules: bool = False
-    automatic: bool = False
+class CaptureOptions(capture_options.CaptureOptions):
+    """The options of a capture that this process can make."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= _MAX_CAPTURE_STEPS:
             raise ValueError(f"steps must be 1 to {_MAX_CAPTURE_STEPS}, not {self.steps}")
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.kind not in tuple(CaptureKind):
+            raise ValueError(f"kind must be one of {', '.join(CaptureKind)}, not {self.kind!r}")
 
 
 _FOREIGN_STEPS_ALLOWED: Final = 10

@@ -12,7 +12,6 @@ from torchperfd_daemon.captures.destination import Destination as Destination
 from torchperfd_daemon.captures.index import Listed as Listed
 from torchperfd_daemon.captures.index import Listing as Listing
 from torchperfd_daemon.captures.index import Query as Query
-from torchperfd_daemon.captures.manifest import CaptureKind as CaptureKind
 from torchperfd_daemon.captures.manifest import CaptureRecord as CaptureRecord
 from torchperfd_daemon.captures.manifest import CaptureState as CaptureState
 from torchperfd_daemon.captures.manifest import RankFacts as RankFacts

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from torchperfd.model import capture_options
+from torchperfd.model.capture_options import CaptureKind
 from torchperfd.model.settled_advice import SettledAdvice
 
 SCHEMA: Final = "torchperfd.capture/1"
@@ -36,25 +38,12 @@ class CaptureState(Enum):
         return self in (CaptureState.COMPLETE, CaptureState.PARTIAL, CaptureState.FAILED)
 
 
-class CaptureKind(Enum):
-    """What a capture is made of: traces of torch.profiler, or snapshots of CUDA memory."""
-
-    TRACE = "trace"
-    MEMORY = "memory"
-
-
 @dataclass(frozen=True, slots=True)
-class CaptureOptions:
-    """What shall be recorded; see the message of the same name."""
+class CaptureOptions(capture_options.CaptureOptions):
+    """The options of a capture, as far as a manifest may have them."""
 
     steps: _Count = 5
-    record_shapes: bool = False
-    with_stack: bool = False
-    profile_memory: bool = False
     kind: CaptureKind = CaptureKind.TRACE
-    with_flops: bool = False
-    with_modules: bool = False
-    automatic: bool = False
 
 
 @dataclass(frozen=True, slots=True)

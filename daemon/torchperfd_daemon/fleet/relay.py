@@ -232,7 +232,7 @@ class RemoteRank:
             self._relay.refuse(capture_id, self.rank)
             return
         prepare = session_pb2.PrepareCapture(
-            capture_id=capture_id, options=translate.capture_options_to_message(options), max_bytes=max_bytes
+            capture_id=capture_id, options=options.to_message(), max_bytes=max_bytes
         )
         self._relay.send(
             fleet_pb2.TakeOrder(prepare=fleet_pb2.TakePrepare(run=self._run, rank=self.rank, prepare=prepare))

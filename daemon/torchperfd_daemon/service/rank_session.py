@@ -96,7 +96,7 @@ class Session:
             session_pb2.DaemonMessage(
                 prepare_capture=session_pb2.PrepareCapture(
                     capture_id=capture_id,
-                    options=translate.capture_options_to_message(options),
+                    options=options.to_message(),
                     directory="" if self._takes_over is not None else str(directory),
                     max_bytes=max_bytes,
                 )

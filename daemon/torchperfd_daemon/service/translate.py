@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from torchperfd.model.capture_options import CaptureKind
 from torchperfd.model.process import Coordinate
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
 from torchperfd_daemon.captures.attempt import MAX_STEPS
-from torchperfd_daemon.captures.manifest import CaptureKind, CaptureOptions
+from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.waits import Comparison, compare
@@ -39,11 +40,6 @@ _STATES = {
     session_pb2.RUN_STATE_FINISHED: State.FINISHED,
 }
 _STATES_OUT = {state: value for value, state in _STATES.items()}
-_CAPTURE_KINDS = {
-    session_pb2.CAPTURE_KIND_TRACE: CaptureKind.TRACE,
-    session_pb2.CAPTURE_KIND_MEMORY: CaptureKind.MEMORY,
-}
-_CAPTURE_KINDS_OUT = {kind: value for value, kind in _CAPTURE_KINDS.items()}
 _CAPTURE_STATES = {
     CaptureState.PREPARING: control_pb2.CAPTURE_STATE_PREPARING,
     CaptureState.ARMED: control_pb2.CAPTURE_STATE_ARMED,
@@ -265,13 +261,7 @@ def when_from_message(request: control_pb2.CaptureRequest) -> When:
 
 def capture_options_from_message(message: session_pb2.CaptureOptions) -> CaptureOptions:
     """Unpack what to record; a kind that is not known is a trace."""
-    kind = _CAPTURE_KINDS.get(message.kind, CaptureKind.TRACE)
-    return CaptureOptions(**{**unpack(message, CaptureOptions), "kind": kind})
-
-
-def capture_options_to_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
-    """Pack what to record."""
-    return pack(session_pb2.CaptureOptions, own, kind=_CAPTURE_KINDS_OUT[own.kind])
+    return CaptureOptions.from_message(message, unknown=CaptureKind.TRACE)
 
 
 def rank_facts(

@@ -12,10 +12,11 @@ import torchperfd
 from torchperfd.captures.handle import Capture
 from torchperfd.captures.manager import CaptureManager
 from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
-from torchperfd.captures.state import MEMORY, CaptureOptions
+from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError
 from torchperfd.hooks.profiler import node_reader
 from torchperfd.launch import conclusion
+from torchperfd.model.capture_options import CaptureKind
 from torchperfd.v1 import session_pb2
 from torchperfd.v1.contract import new_capture_id
 
@@ -170,10 +171,10 @@ def test_measured_pause_replaces_the_estimate() -> None:
 
 def test_memory_snapshot_has_no_estimate() -> None:
     estimate = PauseEstimate()
-    estimate.learn_pause(9.0, CaptureOptions(kind=MEMORY))
+    estimate.learn_pause(9.0, CaptureOptions(kind=CaptureKind.MEMORY))
     assert not estimate.is_known
     estimate.learn_nodes(1000)
-    assert estimate.seconds(CaptureOptions(kind=MEMORY)) == 0.0
+    assert estimate.seconds(CaptureOptions(kind=CaptureKind.MEMORY)) == 0.0
 
 
 def test_counter_takes_one_training_step() -> None:

@@ -438,7 +438,7 @@ def test_capture_options_survive_the_wire() -> None:
         CaptureOptions(9, True, False, True),
         CaptureOptions(1, False, True, False),
     ):
-        assert translate.capture_options_from_message(translate.capture_options_to_message(own)) == own
+        assert translate.capture_options_from_message(own.to_message()) == own
 
 
 def test_blocks_of_steps_are_passed_on_unless_too_large() -> None:

@@ -1,0 +1,65 @@
+"""What a capture records: the one list of its options, for the client, the daemon and their messages."""
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import session_pb2
+
+
+class CaptureKind(StrEnum):
+    """What a capture is made of: traces of torch.profiler, or snapshots of CUDA memory with its history."""
+
+    TRACE = "trace"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What shall be captured, and for how many training steps. Subclasses limit the values.
+
+    Attributes:
+        steps: How many training steps.
+        kind: The value of a :class:`CaptureKind`.
+        automatic: The run's own capture, not its user's, whose captures wait for its end instead of being
+            refused.
+    """
+
+    steps: int = 5
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    kind: str = CaptureKind.TRACE
+    with_flops: bool = False
+    with_modules: bool = False
+    automatic: bool = False
+
+    @classmethod
+    def from_message(cls, message: "session_pb2.CaptureOptions", *, unknown: str | None = None) -> Self:
+        """Return the options of a message.
+
+        Args:
+            unknown: The kind to take for one of a newer version; its number by default.
+
+        Raises:
+            ValueError: The class allows no such values.
+        """
+        from torchperfd.v1 import session_pb2
+
+        kinds = {
+            session_pb2.CAPTURE_KIND_UNSPECIFIED: CaptureKind.TRACE,
+            session_pb2.CAPTURE_KIND_TRACE: CaptureKind.TRACE,
+            session_pb2.CAPTURE_KIND_MEMORY: CaptureKind.MEMORY,
+        }
+        values = {each.name: getattr(message, each.name) for each in fields(cls)}
+        return cls(**{**values, "kind": kinds.get(message.kind, unknown or str(message.kind))})
+
+    def to_message(self) -> "session_pb2.CaptureOptions":
+        """Return the options as a message."""
+        from torchperfd.v1 import session_pb2
+
+        is_memory = self.kind == CaptureKind.MEMORY
+        kind = session_pb2.CAPTURE_KIND_MEMORY if is_memory else session_pb2.CAPTURE_KIND_TRACE
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return session_pb2.CaptureOptions(**{**values, "kind": kind})
