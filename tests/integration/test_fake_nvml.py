@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.fakes.nvml import GIB, MISSING_IN_OLD_DRIVERS, Driver, block, gpu, scenario
+from tests.fakes.nvml import GIB, H100_METRICS, MISSING_IN_OLD_DRIVERS, Driver, block, gpu, scenario
 from tests.support.node import EXAMPLE, Node, eventually
 
 pytestmark = pytest.mark.needs("gcc")
@@ -61,24 +61,10 @@ def test_eight_healthy_gpus(node: Node) -> None:
     page = settled()
     everything = of_gpu(page, "7")
     expected = {
-        "gpu_up": {(): 1},
+        **H100_METRICS,
         "gpu_info": {("580.95.05", "NVIDIA H100 80GB HBM3", "00000000:08:00.0"): 1},
-        "gpu_utilization_ratio": {(): 0.97},
-        "gpu_sm_active_ratio": {(): 0.875},
-        "gpu_sm_occupancy_ratio": {(): 0.4225},
-        "gpu_tensor_active_ratio": {(): 0.315},
-        "gpu_dram_active_ratio": {(): 0.55},
-        "gpu_memory_used_bytes": {(): 60 * GIB},
-        "gpu_memory_total_bytes": {(): 80 * GIB},
         "gpu_power_watts": {(): 100.007},
         "gpu_energy_joules_total": {(): 12345.678},
-        "gpu_temperature_celsius": {("gpu",): 61, ("memory",): 72},
-        "gpu_clock_hertz": {
-            ("graphics",): 1.98e9,
-            ("sm",): 1.965e9,
-            ("memory",): 2.619e9,
-            ("video",): 1.545e9,
-        },
         "gpu_nvlink_bytes_total": {("receive",): 3000 * 1024, ("transmit",): 1000 * 1024},
         "gpu_ecc_errors_total": {
             ("volatile", "corrected"): 1,
@@ -86,8 +72,6 @@ def test_eight_healthy_gpus(node: Node) -> None:
             ("volatile", "uncorrected"): 3,
             ("aggregate", "uncorrected"): 4,
         },
-        "gpu_row_remap_pending": {(): 0},
-        "gpu_row_remap_failure": {(): 0},
     }
     throttled, pcie = everything.pop("gpu_throttle_seconds_total"), everything.pop("gpu_pcie_bytes_total")
     assert everything == expected

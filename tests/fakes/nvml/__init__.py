@@ -87,6 +87,22 @@ H100: Final[Mapping[str, object]] = {
     "field.139.all": "ull:3000",
 }
 
+H100_METRICS: Final[Mapping[str, Mapping[tuple[str, ...], float]]] = {
+    "gpu_up": {(): 1},
+    "gpu_utilization_ratio": {(): 0.97},
+    "gpu_sm_active_ratio": {(): 0.875},
+    "gpu_sm_occupancy_ratio": {(): 0.4225},
+    "gpu_tensor_active_ratio": {(): 0.315},
+    "gpu_dram_active_ratio": {(): 0.55},
+    "gpu_memory_used_bytes": {(): 60 * GIB},
+    "gpu_memory_total_bytes": {(): 80 * GIB},
+    "gpu_temperature_celsius": {("gpu",): 61, ("memory",): 72},
+    "gpu_clock_hertz": {("graphics",): 1.98e9, ("sm",): 1.965e9, ("memory",): 2.619e9, ("video",): 1.545e9},
+    "gpu_row_remap_pending": {(): 0},
+    "gpu_row_remap_failure": {(): 0},
+}
+"""Metrics of such a GPU that the collector and the metrics page name alike."""
+
 
 @functools.cache
 def build(without: tuple[str, ...] = ()) -> Path:
