@@ -1,22 +1,356 @@
 """What a step is: the hook calls of real loops, in their real order, on a scripted clock."""
 
-from itertools import pairwise
-
 import pytest
-from tests.unit.client.scripted import NAMES, ScriptedLoop, Step
+from tests.unit.client.scripted import ScriptedLoop, scripted_cases
 
 from torchperfd.steps.phases import BACKWARD, OPTIMIZER
 
-# What ScriptedLoop.train_on_batch comes to, less the draw.
-BATCH = {
-    "forward": (1, 100),
-    "loss": (1, 20),
-    "backward": (1, 200),
-    "optimizer": (1, 50),
-    "zero_grad": (1, 5),
-    "other": (1, 7),
-}
-BATCH_NS = 382
+# ScriptedLoop.play explains the calls, steps_as_text the steps.
+LOOPS = """
+    a plain loop has a step per batch
+      d11*4 B d12*4 B d13*4 B x
+      = train 393 s4: d11 f100 l20 b200 o50 z5 .7; train 394 s4: d12 f100 l20 b200 o50 z5 .7;
+        train 395 s4: d13 f100 l20 b200 o50 z5 .7; micro 3
+
+    what lies between two epochs belongs to no step (building an iterator, printing)
+      2(.1e9 2(d B) x1e9 .1e9)
+      = 2x train 383: d1 f100 l20 b200 o50 z5 .7; | train 383: d1 f100 l20 b200 o50 z5 .7;
+        train 383: d1 f100 l20 b200 o50 z5 .7; micro 4
+
+    zero_grad first is the same step
+      2(d z5 f100 .20 b200 o50 .7) x
+      = 2x train 383: d1 f100 l20 b200 o50 z5 .7; micro 2
+
+    zero_grad after the loss splits the loss but not its call
+      d f100 .20 z5 .3 b200 o50 x
+      = train 379: d1 f100 l23 b200 o50 z5 .0; micro 1
+
+    accumulated micro-batches are one step
+      2(3(d*2 f10 .2 b30) d*2 f10 .2 b30 o50 z5) x
+      = 2x train 227 s8: d4x4 f4x40 l4x8 b4x120 o50 z5 .0; micro 8
+
+    a group of batches is drawn up front, as the Hugging Face Trainer does
+      2(3(d*2) 3(f10 b30) o50) x
+      = 2x train 173 s6: d3x3 f3x30 l3x0 b3x90 o50 .0; micro 6
+
+    a batch is drawn ahead, as Accelerate does; the last one is trained on after its loader has ended
+      d11*4 d12*4 B d13*4 B x1e9 B
+      = train 405 s4: d2x23 f100 l20 b200 o50 z5 .7; train 395 s4: d13 f100 l20 b200 o50 z5 .7;
+        | train 370 s4: f100 l20 b200 o50 .0; micro 3
+
+    a validation between epochs has steps of its own
+      2(2(d*4 B) x .1e9 3(d2*8 e40 .3) x .1e9)
+      = 2x train 383 s4: d1 f100 l20 b200 o50 z5 .7; | validate 45 s8: d2 f40 l3 .0;
+        2x validate 45 s8: d2 f40 l3 .0; | train 383 s4: d1 f100 l20 b200 o50 z5 .7;
+        train 383 s4: d1 f100 l20 b200 o50 z5 .7; | validate 45 s8: d2 f40 l3 .0;
+        2x validate 45 s8: d2 f40 l3 .0; micro 4
+
+    a validation within an epoch takes no training time
+      d B 2(d2 e40) x d B x
+      = train 383: d1 f100 l20 b200 o50 z5 .7; 2x validate 42: d2 f40 l0 .0;
+        | train 383: d1 f100 l20 b200 o50 z5 .7; micro 2
+
+    a validation without a loader is recognised by its forwards
+      d B 3(e40 .3) d B x
+      = train 383: d1 f100 l20 b200 o50 z5 .7; 3x validate 43: f40 l3 .0;
+        train 383: d1 f100 l20 b200 o50 z5 .7; micro 2
+
+    a forward without gradients before the backward is training: a teacher, a rollout
+      2(d e40 B) x
+      = 2x train 423: d1 f2x140 l20 b200 o50 z5 .7; micro 2
+
+    a model in evaluation mode is trained, accumulating: frozen batch norms
+      2(d e10 b30) o50 x
+      = train 132: d2x2 f2x20 b2x60 o50 .0; micro 2
+
+    without a loader, a step runs between optimizer steps
+      3(B)
+      = train 370: f100 l20 b200 o50 .0; 2x train 382: f100 l20 b200 o50 z5 .7; micro 3 open 1
+
+    a closure inside the optimizer keeps its own times, as in LBFGS and Lightning
+      d o< 2(.3 z5 f100 .20 b200) o> x
+      = train 657: d1 f2x200 b2x400 o46 z2x10 .0; micro 1
+
+    two optimizer steps on a batch are one step
+      2(d B B) x
+      = 2x train 765: d1 f2x200 l2x40 b2x400 o2x100 z2x10 .14; micro 2
+
+    an optimizer inside an optimizer is one call, as in ZeroRedundancyOptimizer
+      o< .3 o50 .4 o>
+      = train 57: o57 .0; micro 1 open 1
+
+    a draw inside a draw is no edge: a data set reads from a loader itself
+      2(d<@0 d30 .4 d>*4 B) d<@0 x10 x>@0
+      = 2x train 416 s4: d34 f100 l20 b200 o50 z5 .7; micro 2
+
+    a second loader ends and begins anew within a step
+      d*4 x6@16 d2*4@24 B x
+      = train 391 s8: d3x9 f100 l20 b200 o50 z5 .7; micro 1
+
+    draws that lead to nothing are no step: counting a data set
+      5(d10*4) x F
+      = no step
+
+    # What is known only later.
+
+    a batch without optimizer step is a step where zero_grad comes after the next draw
+      d11*4 z5 f100 .20 b200 o50 .7 d11*4 z5 f100 .20 b200 .7 d11*4 z5 f100 .20 b200 o50 .7 x
+      = train 393 s4: d11 f100 l20 b200 o50 z5 .7; train 343 s4: d11 f100 l20 b200 z5 .7;
+        train 393 s4: d11 f100 l20 b200 o50 z5 .7; micro 3 skipped 1
+
+    a batch without optimizer step is a step where zero_grad comes at once
+      d11 f100 b200 z5 d11 f100 b200 o50 z5 x
+      = train 316: d11 f100 l0 b200 z5 .0; train 366: d11 f100 l0 b200 o50 z5 .0; micro 2 skipped 1
+
+    a step that a scaler calls off is a step
+      d11 f100 b200 o50#7!o d11 f100 b200 o50#7 x
+      = 2x train 361: d11 f100 l0 b200 o50 .0; micro 2 skipped 1
+
+    two optimizers without a loader are one step at once
+      4(f100 .20 b200 o50#1 z5 f100 .20 b200 o50#2 z5)
+      = train 745: f2x200 l2x40 b2x400 o2x100 z5 .0; 3x train 750: f2x200 l2x40 b2x400 o2x100 z2x10 .0;
+        micro 4 open 1
+
+    a phase around the loop is split at an edge that is known later
+      d B x u< d11 z5 .3 b200 .7 d11 z5 .3 b200 o50 .7 x u>
+      = train 383: d1 f100 l20 b200 o50 z5 .7; | train 226: d11 b200 z5 .0 epoch 10;
+        train 276: d11 b200 o50 z5 .0 epoch 10; micro 3 skipped 1
+
+    another optimizer takes over: the next fold, the next stage
+      3(o50#1) 3(o50#2) F
+      = 6x train 50: o50 .0; micro 6
+
+    a single step without a loader is counted at the end
+      f100 .20 b200 o50#1 z5 f100 .20 b200 o50#2 z5 F
+      = train 745: f2x200 l2x40 b2x400 o2x100 z5 .0; micro 1
+
+    a single step without a loader is none before the end
+      f100 .20 b200 o50#1 z5 f100 .20 b200 o50#2 z5
+      = open 1
+
+    a forward without gradients between optimizers is its batch's
+      d*4 B e40 B x
+      = train 805 s4: d1 f3x240 l2x40 b2x400 o2x100 z2x10 .14; micro 1
+
+    optimizers inside a backward are one step
+      2(d f100 b< .10 o5#1 .10 o5#2 .10 o5#3 b> .7) x
+      = 2x train 153: d1 f100 l0 b30 o3x15 .7; micro 2
+
+    optimizers on autograd's threads are one step; outside a backward, none of ours
+      2(d b< .10 w#1 w#2 b> w#3) x
+      = 2x train 11: d1 b10 .0; micro 2
+
+    a backward that raised ends its inner phases
+      d b< o<#1 .5 b>
+      = open 1
+
+    micro-batches that are left over take no pause along
+      2(d b30) d b30 o50 x .1e9 d2 e40 x .1e9 d b30 d b30 o50 d b30 x .1e9 d2 e40 x .1e9 F
+      = train 143: d3x3 b3x90 o50 .0; | validate 42: d2 f40 l0 .0; | train 112: d2x2 b2x60 o50 .0;
+        | validate 42: d2 f40 l0 .0; micro 5
+
+    draws of a closure end nothing
+      2(o< 3(c2*4 b10) c> o>)
+      = 2x train 36 s12: d4x6 b3x30 o0 .0; micro 2 open 1
+
+    # The script says where steps end.
+
+    explicit steps end where the script says; the first begins with its own end
+      3(.9 s*32) F
+      = train 0 s32: .0; 2x train 9 s32: .9; micro 3
+
+    explicit steps are not ended by draws or optimizers
+      s 2(2(d*4 B) s) B B s
+      = train 0: .0; 2x train 766 s8: d2x2 f2x200 l2x40 b2x400 o2x100 z2x10 .14;
+        train 764: f2x200 l2x40 b2x400 o2x100 z2x10 .14; micro 6 open 1
+
+    an unfinished explicit step is no step
+      s d B F
+      = train 0: .0; micro 1
+
+    # Things that go wrong in the script.
+
+    an optimizer that raised is over with the next draw; its batch is part of the next step
+      d f100 b200 o< f10 .4 .6 d B x
+      = train 704: d2x2 f3x210 l2x20 b2x400 o2x60 z5 .7; micro 2
+
+    a loader that raised does not end the step
+      d f100 x3 b200 o50 x
+      = train 354: d2x4 f100 l0 b200 o50 .0; micro 1
+
+    # The end of the loop.
+
+    the end of the loop ends an open step at its newest boundary: a break
+      d*4 B .1e9 F
+      = train 376 s4: d1 f100 l20 b200 o50 z5 .0; micro 1
+
+    the end of the loop ends a validation step too
+      d2 e40 .1e9 F
+      = validate 42: d2 f40 l0 .0
+
+    the end of the loop forgets a step without an optimizer step
+      d f100 b200 F
+      = no step
+
+    finishing twice is finishing once
+      d B F F
+      = train 376: d1 f100 l20 b200 o50 z5 .0; micro 1
+
+    a loop begins again after its end
+      2(d B F .1e9)
+      = train 376: d1 f100 l20 b200 o50 z5 .0; | train 376: d1 f100 l20 b200 o50 z5 .0; micro 2
+
+    a phase of the user around a whole loop hides no steps
+      2(u< .1e9 2(d5*4 B .7) x .1e9 u>)
+      = 2x train 394 s4: d5 f100 b200 o50 z5 .0 epoch 34; | train 394 s4: d5 f100 b200 o50 z5 .0 epoch 34;
+        train 394 s4: d5 f100 b200 o50 z5 .0 epoch 34; micro 4
+
+    the pause after the last batch that was drawn ahead is in no step
+      2(d11*4 d12*4 B x B .1e9)
+      = train 405 s4: d2x23 f100 l20 b200 o50 z5 .7; | train 370 s4: f100 l20 b200 o50 .0;
+        | train 405 s4: d2x23 f100 l20 b200 o50 z5 .7; | train 370 s4: f100 l20 b200 o50 .0; micro 4
+
+    # Drawn and not used; left early.
+
+    batches that are skipped are no samples: resumed within an epoch
+      3(d*4) 2(d*4 B) d*2 B x
+      = train 386 s4: d4x4 f100 l20 b200 o50 z5 .7; train 383 s4: d1 f100 l20 b200 o50 z5 .7;
+        train 383 s2: d1 f100 l20 b200 o50 z5 .7; micro 3
+
+    every other batch that is skipped is no sample
+      3(d*4 d*4 B) x
+      = 3x train 384 s4: d2x2 f100 l20 b200 o50 z5 .7; micro 3
+
+    a batch that a closure trains on is used once, as in Lightning
+      d*4 2(d*4 b30 d*4 o<#1 3(b30) o>#1) x
+      = train 123 s8: d3x3 b4x120 o0 .0; train 122 s8: d2x2 b4x120 o0 .0; micro 4
+
+    a batch that is drawn before training is in no step
+      d7*4@16 .1e9 g@16 p 2(d*4 B) x
+      = 2x train 383 s4: d1 f100 l20 b200 o50 z5 .7; micro 2
+
+    a batch that is drawn from an iterator which is kept is in no step
+      d7*4@16 .1e9 g@16!? p d*4 B x
+      = train 383 s4: d1 f100 l20 b200 o50 z5 .7; micro 1
+
+    a second iterator that has a name is not left: semi-supervised
+      d*4 g@16!? d*4@16 B d*4 g@16!? g@8!? d*4@24 B F
+      = train 384 s8: d2x2 f100 l20 b200 o50 z5 .7; train 377 s8: d2x2 f100 l20 b200 o50 z5 .0; micro 2
+
+    a pause after a break is no step
+      2(d*4 B) d*4 f10 .1e9 g@8 p d*4@16 B x@16
+      = 2x train 383 s4: d1 f100 l20 b200 o50 z5 .7; | train 383 s4: d1 f100 l20 b200 o50 z5 .7; micro 3
+
+    a pause after a break is no step where the iterator lives on, as in a notebook
+      2(d*4 B) d*4 f10 .1e9 p d*4@16 B x@16
+      = 2x train 383 s4: d1 f100 l20 b200 o50 z5 .7; | train 383 s4: d1 f100 l20 b200 o50 z5 .7; micro 3
+
+    a pause after a break behind a step is no step
+      2(d*4 B) .1e9 g@8 p d*4@16 B x@16
+      = train 383 s4: d1 f100 l20 b200 o50 z5 .7; train 376 s4: d1 f100 l20 b200 o50 z5 .0;
+        | train 383 s4: d1 f100 l20 b200 o50 z5 .7; micro 3
+
+    gradients of a loop that is left early may yet be used
+      d*4 B 2(d*4 b30) .1e9 g@8 p d*4@16 B x@16
+      = train 383 s4: d1 f100 l20 b200 o50 z5 .7; | train 445 s12: d3x3 f100 l20 b3x260 o50 z5 .7; micro 4
+
+    an iterator for every batch is part of the step: next(iter(loader))
+      d*4 B .500 g@8 p d*4@16 B .500 g@16 p d*4@24 B F
+      = 2x train 883 s4: d1 f100 l20 b200 o50 z5 .507; train 376 s4: d1 f100 l20 b200 o50 z5 .0; micro 3
+
+    the draws inside a draw are no batches: a prefetcher hands out the last without one
+      d<@8 2(d*4@16) d>*4 B d<@8 x@16 d>*4 B x
+      = train 384 s4: d2 f100 l20 b200 o50 z5 .7; train 383 s4: d1 f100 l20 b200 o50 z5 .7; micro 2
+
+    # Validation.
+
+    draws without gradients are validation for any model, whose forward is not seen
+      d*4 B 3(d*8@16!g .40) x@16!g .1e9 d*4@24 B x@24
+      = train 383 s4: d1 f100 l20 b200 o50 z5 .7; 3x validate 41 s8: d1 .40;
+        | train 383 s4: d1 f100 l20 b200 o50 z5 .7; micro 2
+
+    draws in evaluation mode are validation, as in Keras
+      d*4 B 3(d*8@16!e) x@16!e
+      = train 383 s4: d1 f100 l20 b200 o50 z5 .7; 3x validate 1 s8: d1 .0; micro 1
+
+    a validation that draws ahead has a step per batch
+      d*4 B d*8@16!g 2(d*8@16!g e40) x@16!g e40 g@16 d*4@24 B x@24
+      = train 383 s4: d1 f100 l20 b200 o50 z5 .7; validate 42 s16: d2x2 f40 l0 .0;
+        validate 41 s8: d1 f40 l0 .0; | validate 40: f40 l0 .0; train 383 s4: d1 f100 l20 b200 o50 z5 .7;
+        micro 2
+
+    a validation that draws ahead has a step per batch where its iterator lives on
+      d*4 B d*8@16!g 2(d*8@16!g e40) x@16!g e40 d*4@24 B x@24
+      = train 383 s4: d1 f100 l20 b200 o50 z5 .7; validate 42 s16: d2x2 f40 l0 .0;
+        validate 41 s8: d1 f40 l0 .0; | validate 40: f40 l0 .0; train 383 s4: d1 f100 l20 b200 o50 z5 .7;
+        micro 2
+
+    batches that are drawn ahead without gradients are trained on
+      d*4!g 2(d*4!g B) x!g B
+      = train 384 s8: d2x2 f100 l20 b200 o50 z5 .7; train 383 s4: d1 f100 l20 b200 o50 z5 .7;
+        | train 370: f100 l20 b200 o50 .0; micro 3
+
+    an evaluation after each step that draws nothing
+      4(z5 f100 b200 o50#1 e40 .10) F
+      = train 355: f100 l0 b200 o50 z5 .0; validate 50: f40 l10 .0; train 355: f100 l0 b200 o50 z5 .0;
+        validate 50: f40 l10 .0; train 355: f100 l0 b200 o50 z5 .0; validate 50: f40 l10 .0;
+        train 355: f100 l0 b200 o50 z5 .0; validate 40: f40 l0 .0; micro 4
+
+    an evaluation of several batches after each step that draws nothing
+      4(z5 f100 b200 o50#1 3(e40 .10)) F
+      = train 355: f100 l0 b200 o50 z5 .0; 3x validate 50: f40 l10 .0; train 355: f100 l0 b200 o50 z5 .0;
+        3x validate 50: f40 l10 .0; train 355: f100 l0 b200 o50 z5 .0; 3x validate 50: f40 l10 .0;
+        train 355: f100 l0 b200 o50 z5 .0; 2x validate 50: f40 l10 .0; validate 40: f40 l0 .0; micro 4
+
+    an evaluation within an accumulation that draws nothing
+      z5 f100 b200 o50#1 3(f100 b200) o0#1 f100 b200 2(e40) 2(f100 b200) o0#1 F
+      = train 355: f100 l0 b200 o50 z5 .0; train 900: f3x300 l3x0 b3x600 o0 .0; | validate 40: f40 l0 .0;
+        validate 40: f40 l0 .0; | train 900: f3x300 l3x0 b3x600 o0 .0; micro 7
+
+    acting is no validation: without gradients, in training mode
+      3(8(a7) 2(f100 b200 o0#1)) F
+      = train 356: f9x156 l0 b200 o0 .0; train 300: f100 l0 b200 o0 .0; train 356: f9x156 l0 b200 o0 .0;
+        train 300: f100 l0 b200 o0 .0; train 356: f9x156 l0 b200 o0 .0; train 300: f100 l0 b200 o0 .0;
+        micro 6
+
+    acting is no validation in evaluation mode either where training goes by other methods
+      3(8(e7) 2(b200 o0#1)) F
+      = train 256: f8x56 b200 o0 .0; train 200: b200 o0 .0; train 256: f8x56 b200 o0 .0;
+        train 200: b200 o0 .0; train 256: f8x56 b200 o0 .0; train 200: b200 o0 .0; micro 6
+
+    # One draw, many steps.
+
+    one batch that is drawn once is trained on many times
+      d*4 50(z5 f100 b200 o50#1) F
+      = train 361 s4: d1 f100 l0 b200 o50 z2x10 .0; train 350: f100 l0 b200 o50 .0;
+        48x train 355: f100 l0 b200 o50 z5 .0; micro 50
+
+    a batch is cut up outside of its loader
+      5(d*16 4(z5 f100 b200 o50#1)) x
+      = train 361 s16: d1 f100 l0 b200 o50 z2x10 .0; train 350: f100 l0 b200 o50 .0;
+        2x train 355: f100 l0 b200 o50 z5 .0; train 361 s16: d1 f100 l0 b200 o50 z2x10 .0;
+        train 350: f100 l0 b200 o50 .0; 2x train 355: f100 l0 b200 o50 z5 .0;
+        train 361 s16: d1 f100 l0 b200 o50 z2x10 .0; train 350: f100 l0 b200 o50 .0;
+        2x train 355: f100 l0 b200 o50 z5 .0; train 361 s16: d1 f100 l0 b200 o50 z2x10 .0;
+        train 350: f100 l0 b200 o50 .0; 2x train 355: f100 l0 b200 o50 z5 .0;
+        train 361 s16: d1 f100 l0 b200 o50 z2x10 .0; train 350: f100 l0 b200 o50 .0;
+        2x train 355: f100 l0 b200 o50 z5 .0; micro 20
+
+    several critic steps on one draw are one step
+      n#1 n#2 4(d*16 3(z5 f100 b200 o50#1) z5 f100 b200 o50#2) x
+      = 4x train 1421 s16: d1 f4x400 l4x0 b4x800 o4x200 z4x20 .0; micro 4
+
+    an evaluation between steps on one batch; the first may be a sample of its batch
+      d*16 5(z5 f100 b200 o50#1 e40) F
+      = train 356 s16: d1 f100 l0 b200 o50 z5 .0; train 395: f2x140 l0 b200 o50 z5 .0;
+        validate 40: f40 l0 .0; train 355: f100 l0 b200 o50 z5 .0; validate 40: f40 l0 .0;
+        train 355: f100 l0 b200 o50 z5 .0; validate 40: f40 l0 .0; train 355: f100 l0 b200 o50 z5 .0;
+        validate 40: f40 l0 .0; micro 5
+
+    a step that a failed hook abandons is not set aside
+      d*4 B A .1e9 e40 d*4 B x
+      = validate 40: f40 l0 .0; train 383 s4: d1 f100 l20 b200 o50 z5 .7; micro 1
+"""
 
 
 @pytest.fixture
@@ -24,515 +358,21 @@ def scripted() -> ScriptedLoop:
     return ScriptedLoop()
 
 
-def test_a_plain_loop_has_a_step_per_batch(scripted: ScriptedLoop) -> None:
-    for wait in (11, 12, 13):
-        scripted.draw(wait, samples=4)
-        scripted.train_on_batch()
-    scripted.exhausted()
-    assert scripted.steps() == [
-        Step("train", index, BATCH_NS + wait, {**BATCH, "data": (1, wait)}, samples=4)
-        for index, wait in enumerate((11, 12, 13))
-    ]
-
-
-def test_steps_follow_each_other_without_a_gap(scripted: ScriptedLoop) -> None:
-    for _ in range(4):
-        scripted.draw(1)
-        scripted.train_on_batch()
-    scripted.exhausted()
-    steps = scripted.steps()
-    for before, after in pairwise(steps):
-        assert after.start == before.start + before.duration
-
-
-def test_what_lies_between_two_epochs_belongs_to_no_step(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        scripted.other(10**9)  # building an iterator
-        for _ in range(2):
-            scripted.draw(1)
-            scripted.train_on_batch()
-        scripted.exhausted(10**9)
-        scripted.other(10**9)  # printing, saving
-    assert [step.duration for step in scripted.steps()] == [BATCH_NS + 1] * 4
-
-
-def test_zero_grad_first_is_the_same_step(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        scripted.draw(1)
-        scripted.zero_grad(5)
-        scripted.forward(100)
-        scripted.other(20)
-        scripted.backward(200)
-        scripted.optimizer_step(50)
-        scripted.other(7)  # loss.item()
-    scripted.exhausted()
-    assert scripted.steps() == [
-        Step("train", index, BATCH_NS + 1, {**BATCH, "data": (1, 1)}) for index in range(2)
-    ]
-
-
-def test_zero_grad_after_loss_splits_the_loss_but_not_its_call(scripted: ScriptedLoop) -> None:
-    scripted.draw(1)
-    scripted.forward(100)
-    scripted.other(20)
-    scripted.zero_grad(5)
-    scripted.other(3)
-    scripted.backward(200)
-    scripted.optimizer_step(50)
-    scripted.exhausted()
-    assert scripted.steps() == [
-        Step("train", 0, 379, {**BATCH, "data": (1, 1), "loss": (1, 23), "other": (1, 0)})
-    ]
-
-
-def test_accumulated_micro_batches_are_one_step(scripted: ScriptedLoop) -> None:
-    for micro in range(8):
-        scripted.draw(1, samples=2)
-        scripted.forward(10)
-        scripted.other(2)
-        scripted.backward(30)
-        if micro % 4 == 3:
-            scripted.optimizer_step(50)
-            scripted.zero_grad(5)
-    scripted.exhausted()
-    phases = {
-        "data": (4, 4),
-        "forward": (4, 40),
-        "loss": (4, 8),
-        "backward": (4, 120),
-        "optimizer": (1, 50),
-        "zero_grad": (1, 5),
-        "other": (1, 0),
-    }
-    assert scripted.steps() == [Step("train", index, 227, phases, samples=8) for index in range(2)]
-
-
-def test_a_group_of_batches_may_be_drawn_up_front(scripted: ScriptedLoop) -> None:
-    """As the Hugging Face Trainer does when it accumulates."""
-    for _ in range(2):
-        for _ in range(3):
-            scripted.draw(1, samples=2)
-        for _ in range(3):
-            scripted.forward(10)
-            scripted.backward(30)
-        scripted.optimizer_step(50)
-    scripted.exhausted()
-    steps = scripted.steps()
-    assert [(step.kind, step.samples, step.duration) for step in steps] == [("train", 6, 173)] * 2
-    assert steps[0].phases["data"] == (3, 3)
-
-
-def test_batch_drawn_ahead_keeps_one_step_per_optimizer_step(scripted: ScriptedLoop) -> None:
-    """As Accelerate does; the last batch is trained on after its loader has ended."""
-    scripted.draw(11, samples=4)
-    for wait in (12, 13):
-        scripted.draw(wait, samples=4)
-        scripted.train_on_batch()
-    scripted.exhausted(10**9)
-    scripted.train_on_batch()
-    steps = scripted.steps()
-    assert [(step.index, step.samples) for step in steps] == [(0, 4), (1, 4), (2, 4)]
-    assert [step.phases.get("data") for step in steps] == [(2, 23), (1, 13), None]
-    # The step of the last batch ends with its optimizer's: there is no other sign.
-    assert [step.phases["backward"] for step in steps] == [(1, 200)] * 3
-    assert steps[2].duration == 370
-
-
-def test_a_validation_between_epochs_has_steps_of_its_own(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        for _ in range(2):
-            scripted.draw(1, samples=4)
-            scripted.train_on_batch()
-        scripted.exhausted()
-        scripted.other(10**9)
-        for _ in range(3):
-            scripted.draw(2, samples=8)
-            scripted.evaluate(40)
-            scripted.other(3)  # the metric
-        scripted.exhausted()
-        scripted.other(10**9)
-    steps = scripted.steps()
-    assert [(step.kind, step.index) for step in steps] == [
-        *(("train", index) for index in (0, 1)),
-        *(("validate", index) for index in (0, 1, 2)),
-        *(("train", index) for index in (2, 3)),
-        *(("validate", index) for index in (3, 4, 5)),
-    ]
-    evaluated = {"data": (1, 2), "forward": (1, 40), "loss": (1, 3), "other": (1, 0)}
-    assert [step for step in steps if step.kind == "validate"] == [
-        Step("validate", index, 45, evaluated, samples=8) for index in range(6)
-    ]
-    assert [step.duration for step in steps if step.kind == "train"] == [BATCH_NS + 1] * 4
-
-
-def test_validation_within_an_epoch_takes_no_training_time(scripted: ScriptedLoop) -> None:
-    scripted.draw(1)
-    scripted.train_on_batch()
-    for _ in range(2):
-        scripted.draw(2)
-        scripted.evaluate(40)
-    scripted.exhausted()
-    scripted.draw(1)
-    scripted.train_on_batch()
-    scripted.exhausted()
-    steps = scripted.steps()
-    assert [(step.kind, step.index, step.duration) for step in steps] == [
-        ("train", 0, BATCH_NS + 1),
-        ("validate", 0, 42),
-        ("validate", 1, 42),
-        ("train", 1, BATCH_NS + 1),
-    ]
-
-
-def test_validation_without_loader_is_recognised_by_forwards(scripted: ScriptedLoop) -> None:
-    scripted.draw(1)
-    scripted.train_on_batch()
-    for _ in range(3):
-        scripted.evaluate(40)
-        scripted.other(3)
-    scripted.draw(1)
-    scripted.train_on_batch()
-    scripted.exhausted()
-    assert [(step.kind, step.index, step.duration) for step in scripted.steps()] == [
-        ("train", 0, BATCH_NS + 1),
-        *(("validate", index, 43) for index in range(3)),
-        ("train", 1, BATCH_NS + 1),
-    ]
-
-
-def test_forward_without_gradients_before_backward_is_training(scripted: ScriptedLoop) -> None:
-    """A teacher, a target network, a rollout."""
-    for _ in range(2):
-        scripted.draw(1)
-        scripted.evaluate(40)
-        scripted.train_on_batch()
-    scripted.exhausted()
-    steps = scripted.steps()
-    assert [(step.kind, step.duration) for step in steps] == [("train", BATCH_NS + 41)] * 2
-    assert steps[0].phases["forward"] == (2, 140)
-
-
-def test_a_model_in_evaluation_mode_that_is_trained_is_training(scripted: ScriptedLoop) -> None:
-    """Frozen batch norms, accumulating: the forward looks like evaluation, the backward does not."""
-    for _ in range(2):
-        scripted.draw(1)
-        scripted.evaluate(10)
-        scripted.backward(30)
-    scripted.optimizer_step(50)
-    scripted.exhausted()
-    assert [(step.kind, step.duration) for step in scripted.steps()] == [("train", 132)]
-
-
-def test_step_without_loader_runs_between_optimizer_steps(scripted: ScriptedLoop) -> None:
-    for _ in range(3):
-        scripted.train_on_batch()
-    first, second, third = scripted.steps()
-    assert first == Step("train", 0, 370, {**without(BATCH, "zero_grad"), "other": (1, 0)})
-    assert second == Step("train", 1, BATCH_NS, BATCH)
-    assert third == Step("train", 2, BATCH_NS, BATCH)
-
-
-def test_closure_inside_the_optimizer_keeps_its_own_times(scripted: ScriptedLoop) -> None:
-    """As LBFGS and Lightning do."""
-    scripted.draw(1)
-    scripted.loop.optimizer_begin()
-    for _ in range(2):
-        scripted.other(3)
-        scripted.zero_grad(5)
-        scripted.forward(100)
-        scripted.other(20)
-        scripted.backward(200)
-    scripted.loop.optimizer_end()
-    scripted.exhausted()
-    assert scripted.steps() == [
-        Step(
-            "train",
-            0,
-            657,
-            {
-                "data": (1, 1),
-                "optimizer": (1, 46),
-                "zero_grad": (2, 10),
-                "forward": (2, 200),
-                "backward": (2, 400),
-                "other": (1, 0),
-            },
-        )
-    ]
-
-
-def test_two_optimizers_in_a_step_are_one_step(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        scripted.draw(1)
-        scripted.train_on_batch()
-        scripted.train_on_batch()
-    scripted.exhausted()
-    steps = scripted.steps()
-    assert [(step.index, step.duration) for step in steps] == [(0, 765), (1, 765)]
-    assert steps[0].phases["optimizer"] == (2, 100)
-
-
-def test_an_optimizer_inside_an_optimizer_is_one_call(scripted: ScriptedLoop) -> None:
-    """As ZeroRedundancyOptimizer does."""
-    scripted.loop.optimizer_begin()
-    scripted.other(3)
-    scripted.optimizer_step(50)
-    scripted.other(4)
-    scripted.loop.optimizer_end()
-    assert scripted.steps() == [Step("train", 0, 57, {"optimizer": (1, 57), "other": (1, 0)})]
-
-
-def test_a_draw_inside_a_draw_is_not_an_edge(scripted: ScriptedLoop) -> None:
-    """A data set that itself reads from a loader, in this process."""
-    for _ in range(2):
-        scripted.loop.draw_begin()
-        scripted.draw(30)
-        scripted.other(4)
-        scripted.loop.draw_end(4)
-        scripted.train_on_batch()
-    scripted.loop.draw_begin()
-    scripted.exhausted(10)
-    scripted.loop.draw_stop()
-    steps = scripted.steps()
-    assert [(step.index, step.duration) for step in steps] == [(0, BATCH_NS + 34), (1, BATCH_NS + 34)]
-    assert steps[0].phases["data"] == (1, 34)
-
-
-def test_second_loader_restarted_mid_step_keeps_the_step(scripted: ScriptedLoop) -> None:
-    scripted.draw(1, samples=4)
-    scripted.exhausted(6, iterator=16)  # the other loader has ended…
-    scripted.draw(2, samples=4, iterator=24)  # …and begins anew
-    scripted.train_on_batch()
-    scripted.exhausted()
-    assert scripted.steps() == [
-        Step("train", 0, BATCH_NS + 9, {**BATCH, "data": (3, 9)}, samples=8),
-    ]
-
-
-def test_draws_that_lead_to_nothing_are_no_step(scripted: ScriptedLoop) -> None:
-    """Counting a data set, computing its mean."""
-    for _ in range(5):
-        scripted.draw(10, samples=4)
-    scripted.exhausted()
-    scripted.loop.finish()
-    assert scripted.steps() == []
-
-
-# What is known only later.
-
-
-def test_batch_with_zero_grad_after_next_draw_is_a_step(scripted: ScriptedLoop) -> None:
-    for stepping in (True, False, True):
-        scripted.draw(11, samples=4)
-        scripted.zero_grad(5)
-        scripted.forward(100)
-        scripted.other(20)
-        scripted.backward(200)
-        if stepping:
-            scripted.optimizer_step(50)
-        scripted.other(7)
-    scripted.exhausted()
-    steps = scripted.steps()
-    whole = {**BATCH, "data": (1, 11)}
-    assert steps == [
-        Step("train", 0, BATCH_NS + 11, whole, samples=4),
-        Step("train", 1, BATCH_NS + 11 - 50, without(whole, "optimizer"), samples=4),
-        Step("train", 2, BATCH_NS + 11, whole, samples=4),
-    ]
-    for before, after in pairwise(steps):
-        assert after.start == before.start + before.duration
-    assert (scripted.loop.skipped, scripted.loop.micro_batches) == (1, 3)
-
-
-def test_batch_with_zero_grad_at_once_is_a_step(scripted: ScriptedLoop) -> None:
-    for stepping in (False, True):
-        scripted.draw(11)
-        scripted.forward(100)
-        scripted.backward(200)
-        if stepping:
-            scripted.optimizer_step(50)
-        scripted.zero_grad(5)
-    scripted.exhausted()
-    assert [(step.index, step.duration) for step in scripted.steps()] == [(0, 316), (1, 366)]
-    assert scripted.loop.skipped == 1
-
-
-def test_a_step_that_a_scaler_calls_off_is_a_step(scripted: ScriptedLoop) -> None:
-    for called_off in (True, False):
-        scripted.draw(11)
-        scripted.forward(100)
-        scripted.backward(200)
-        scripted.loop.optimizer_begin(7)
-        scripted.clock.advance(50)
-        scripted.loop.optimizer_end(7, called_off=called_off)
-    scripted.exhausted()
-    assert [step.duration for step in scripted.steps()] == [361, 361]
-    assert (scripted.loop.skipped, scripted.loop.micro_batches) == (1, 2)
-
-
-def play_two(scripted: ScriptedLoop) -> None:
-    """A round of two optimizers, without a draw."""
-    for optimizer in (1, 2):
-        scripted.forward(100)
-        scripted.other(20)
-        scripted.backward(200)
-        scripted.loop.optimizer_begin(optimizer)
-        scripted.clock.advance(50)
-        scripted.loop.optimizer_end(optimizer)
-        scripted.zero_grad(5)
-
-
-def test_two_optimizers_without_loader_are_one_step_at_once(scripted: ScriptedLoop) -> None:
-    for _ in range(4):
-        play_two(scripted)
-    steps = scripted.steps()
-    assert [(step.index, step.duration) for step in steps] == [(0, 745), (1, 750), (2, 750), (3, 750)]
-    for before, after in pairwise(steps):
-        assert after.start == before.start + before.duration
-    for step in steps:
-        assert step.phases["optimizer"] == (2, 100)
-        assert sum(ns for _, ns in step.phases.values()) == step.duration
-    assert scripted.loop.micro_batches == 4
-
-
-def test_late_step_edge_precedes_next_step_of_its_optimizer(scripted: ScriptedLoop) -> None:
-    watcher = scripted.loop.watcher = Watcher(scripted)
-    play_two(scripted)
-    assert watcher.edges == []
-    play_two(scripted)
-    assert watcher.edges == ["train 1", "train 2"]
-
-
-def test_phase_around_the_loop_is_split_at_a_late_edge(scripted: ScriptedLoop) -> None:
-    own = NAMES.slot("epoch")
-    scripted.draw(1)
-    scripted.train_on_batch()
-    scripted.exhausted()
-    scripted.steps()
-    scripted.loop.enter(own)
-    for stepping in (False, True):
-        scripted.draw(11)
-        scripted.zero_grad(5)
-        scripted.other(3)
-        scripted.backward(200)
-        if stepping:
-            scripted.optimizer_step(50)
-        scripted.other(7)
-    scripted.exhausted()
-    scripted.loop.exit()
-    steps = scripted.steps()
-    assert [step.duration for step in steps] == [226, 276]
-    for step in steps:
-        assert sum(ns for _, ns in step.phases.values()) == step.duration
-        assert (step.phases["epoch"], step.phases["backward"]) == ((1, 10), (1, 200))
-
-
-def test_another_optimizer_may_take_over(scripted: ScriptedLoop) -> None:
-    """The next fold, the next stage."""
-    for optimizer in (1, 1, 1, 2, 2, 2):
-        scripted.loop.optimizer_begin(optimizer)
-        scripted.clock.advance(50)
-        scripted.loop.optimizer_end(optimizer)
-    scripted.loop.finish()
-    assert [step.duration for step in scripted.steps()] == [50] * 6
-
-
-def test_single_step_without_loader_is_counted_at_the_end(scripted: ScriptedLoop) -> None:
-    play_two(scripted)
-    assert scripted.steps() == []
-    scripted.loop.finish()
-    assert [step.duration for step in scripted.steps()] == [745]
-
-
-def test_forward_without_gradients_between_optimizers_is_batchs(scripted: ScriptedLoop) -> None:
-    scripted.draw(1, samples=4)
-    scripted.train_on_batch()
-    scripted.evaluate(40)
-    scripted.train_on_batch()
-    scripted.exhausted()
-    (step,) = scripted.steps()
-    assert (step.duration, step.samples) == (1 + 2 * BATCH_NS + 40, 4)
-    assert step.phases["forward"] == (3, 240)
-
-
-def test_optimizers_inside_a_backward_are_one_step(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        scripted.draw(1)
-        scripted.forward(100)
-        depth = scripted.recorder.depth
-        scripted.loop.backward_begin()
-        for optimizer in (1, 2, 3):
-            scripted.other(10)
-            scripted.loop.optimizer_begin(optimizer)
-            scripted.clock.advance(5)
-            scripted.loop.optimizer_end(optimizer)
-        scripted.loop.backward_end(depth)
-        scripted.other(7)
-    scripted.exhausted()
-    phases = {
-        "data": (1, 1),
-        "forward": (1, 100),
-        "loss": (1, 0),
-        "backward": (1, 30),
-        "optimizer": (3, 15),
-        "other": (1, 7),
-    }
-    assert scripted.steps() == [Step("train", index, 153, phases) for index in range(2)]
-
-
-def test_optimizers_on_autograds_threads_are_one_step(scripted: ScriptedLoop) -> None:
-    """As for parameters on a GPU: their hooks run on the thread of the device."""
-    for _ in range(2):
-        scripted.draw(1)
-        scripted.loop.backward_begin()
-        scripted.other(10)
-        scripted.loop.stepped_elsewhere(1)
-        scripted.loop.stepped_elsewhere(2)
-        scripted.loop.backward_end(0)
-        scripted.loop.stepped_elsewhere(3)  # not in a backward: none of ours
-    scripted.exhausted()
-    assert [step.duration for step in scripted.steps()] == [11, 11]
-
-
-def test_backward_that_raised_ends_its_inner_phases(scripted: ScriptedLoop) -> None:
-    scripted.draw(1)
-    scripted.loop.backward_begin()
-    scripted.loop.optimizer_begin(1)
-    scripted.other(5)  # it raises
-    scripted.loop.backward_end(0)
-    assert scripted.recorder.depth == 0
-
-
-def test_micro_batches_that_are_left_over_take_no_pause_along(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        for number in range(3):
-            scripted.draw(1)
-            scripted.backward(30)
-            if scripted.loop.train_steps + number == 2:
-                scripted.optimizer_step(50)
-        scripted.exhausted()
-        scripted.other(10**9)
-        scripted.draw(2)
-        scripted.evaluate(40)
-        scripted.exhausted()
-        scripted.other(10**9)
-    scripted.loop.finish()
-    assert max(step.duration for step in scripted.steps()) < 1000
-
-
-def test_draws_of_a_closure_end_nothing(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        scripted.loop.optimizer_begin()
-        for _ in range(3):
-            scripted.loop.closure_draw_begin()
-            scripted.clock.advance(2)
-            scripted.loop.draw_end(4)
-            scripted.backward(10)
-        scripted.loop.closure_draw_begin()
-        scripted.loop.draw_stop()
-        scripted.loop.optimizer_end()
-    assert [(step.duration, step.samples) for step in scripted.steps()] == [(36, 12), (36, 12)]
-    assert scripted.loop.micro_batches == 2
+@pytest.mark.parametrize(("script", "outcome"), scripted_cases(LOOPS))
+def test_loop_makes_these_steps(scripted: ScriptedLoop, script: str, outcome: list[str]) -> None:
+    scripted.play(script)
+    assert scripted.outcome() == outcome
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_batches_drawn_ahead_are_samples_and_micro_batches(scripted: ScriptedLoop, ahead: int) -> None:
+    scripted.play(f"{ahead}(d*4)")
+    draws = ["d*4"] * (8 - ahead) + ["x"] + [""] * (ahead - 1)
+    for number, draw in enumerate(draws):
+        scripted.play(f"{draw} f10 b30 {'o0#1' if number % 2 else ''}")
+    scripted.play("F")
+    assert sum(step.samples for step in scripted.steps()) == 32
+    assert (scripted.loop.train_steps, scripted.loop.micro_batches) == (4, 8)
 
 
 def test_a_save_between_steps_and_one_within(scripted: ScriptedLoop) -> None:
@@ -544,10 +384,9 @@ def test_a_save_between_steps_and_one_within(scripted: ScriptedLoop) -> None:
         scripted.loop.save_end(depth + 1)
         scripted.loop.save_end(depth)
 
-    scripted.draw(1)
-    scripted.train_on_batch()
+    scripted.play("d B")
     save(70)
-    scripted.exhausted()
+    scripted.play("x")
     save(10**9)
     (step,) = scripted.steps()
     assert step.phases["checkpoint"] == (1, 70)
@@ -555,165 +394,31 @@ def test_a_save_between_steps_and_one_within(scripted: ScriptedLoop) -> None:
     assert (loop.saves, loop.save_ns, loop.save_squares, loop.saving) == (1, 10**9, 1e18, 0)
 
 
-# The script says where steps end.
-
-
-def test_explicit_steps_end_where_the_script_says(scripted: ScriptedLoop) -> None:
-    for _ in range(3):
-        scripted.other(9)
-        scripted.loop.client_step(samples=32)
-    scripted.loop.finish()
-    # Nothing was open before the first call: a step starts where the one before has ended.
-    assert [(step.index, step.duration, step.samples) for step in scripted.steps()] == [
-        (0, 0, 32),
-        (1, 9, 32),
-        (2, 9, 32),
-    ]
-
-
-def test_explicit_steps_are_not_ended_by_draws_or_optimizers(scripted: ScriptedLoop) -> None:
-    scripted.loop.client_step(0)
-    scripted.steps()
-    for _ in range(2):
-        for _ in range(2):
-            scripted.draw(1, samples=4)
-            scripted.train_on_batch()
-        scripted.loop.client_step(0)
-    scripted.train_on_batch()
-    scripted.train_on_batch()
-    scripted.loop.client_step(0)
-    steps = scripted.steps()
-    assert [(step.kind, step.index, step.samples) for step in steps] == [
-        ("train", 1, 8),
-        ("train", 2, 8),
-        ("train", 3, 0),
-    ]
-    assert [step.phases["optimizer"][0] for step in steps] == [2, 2, 2]
-
-
 def test_explicit_step_within_user_phase_splits_the_phase(scripted: ScriptedLoop) -> None:
     scripted.loop.enter(BACKWARD)
-    scripted.other(5)
-    scripted.loop.client_step(0)
-    scripted.other(70)
+    scripted.play(".5 s .70")
     scripted.loop.exit()
-    scripted.loop.client_step(0)
+    scripted.play("s")
     assert [step.phases["backward"] for step in scripted.steps()] == [(1, 5), (1, 70)]
 
 
-def test_an_unfinished_explicit_step_is_no_step(scripted: ScriptedLoop) -> None:
-    scripted.loop.client_step(0)
-    scripted.draw(1)
-    scripted.train_on_batch()
-    scripted.loop.finish()
-    assert [step.index for step in scripted.steps()] == [0]
-
-
-# Things that go wrong in the script.
-
-
-def test_an_optimizer_that_raised_is_over_with_the_next_draw(scripted: ScriptedLoop) -> None:
-    scripted.draw(1)
-    scripted.forward(100)
-    scripted.backward(200)
-    scripted.loop.optimizer_begin()
-    scripted.forward(10)
-    scripted.other(4)  # step() raises: no optimizer_end
-    scripted.other(6)  # the script has caught it
-    scripted.draw(1)
-    scripted.train_on_batch()
-    scripted.exhausted()
-    (step,) = scripted.steps()
-    # The batch that failed is part of the step that succeeded, as with accumulation.
-    assert step.duration == 1 + 100 + 200 + 10 + 10 + 1 + BATCH_NS
-    assert step.phases["optimizer"] == (2, 60)
-    assert step.phases["data"] == (2, 2)
-    assert scripted.recorder.depth == 0
-
-
-def test_a_loader_that_raised_does_not_end_the_step(scripted: ScriptedLoop) -> None:
-    scripted.draw(1)
-    scripted.forward(100)
-    scripted.exhausted(3)  # the hook reports an error like an end
-    scripted.backward(200)
-    scripted.optimizer_step(50)
-    scripted.exhausted()
-    assert [step.phases["data"] for step in scripted.steps()] == [(2, 4)]
-
-
 def test_end_of_an_abandoned_optimizer_step_is_no_step(scripted: ScriptedLoop) -> None:
-    scripted.loop.optimizer_begin()
-    scripted.other(50)
+    scripted.play("o< .50")
     scripted.recorder.abandon()  # a hook has failed
-    scripted.other(10**9)
-    scripted.loop.optimizer_end()
+    scripted.play(".1e9 o>")
     assert scripted.steps() == []
     assert scripted.loop.train_steps == 0
-    scripted.train_on_batch()
+    scripted.play("B")
     (step,) = scripted.steps()
     assert (step.index, step.duration) == (0, 370)
 
 
-# The end of the loop.
-
-
-def test_finish_ends_an_open_step_at_its_newest_boundary(scripted: ScriptedLoop) -> None:
-    """A loop that breaks out of its loader."""
-    scripted.draw(1, samples=4)
-    scripted.train_on_batch()
-    scripted.other(10**9)
-    scripted.loop.finish()
-    assert scripted.steps() == [
-        Step("train", 0, 376, {**BATCH, "data": (1, 1), "other": (1, 0)}, samples=4),
-    ]
-    assert not scripted.recorder.is_open
-
-
-def test_finish_ends_a_validation_step_too(scripted: ScriptedLoop) -> None:
-    scripted.draw(2)
-    scripted.evaluate(40)
-    scripted.other(10**9)
-    scripted.loop.finish()
-    assert scripted.steps() == [
-        Step("validate", 0, 42, {"data": (1, 2), "forward": (1, 40), "loss": (1, 0), "other": (1, 0)}),
-    ]
-
-
-def test_finish_forgets_a_step_without_an_optimizer_step(scripted: ScriptedLoop) -> None:
-    scripted.draw(1)
-    scripted.forward(100)
-    scripted.backward(200)
-    scripted.loop.finish()
-    assert scripted.steps() == []
-
-
 def test_finish_leaves_phases_that_are_still_open(scripted: ScriptedLoop) -> None:
     """The script has ended with an exception in the middle of a step."""
-    scripted.draw(1)
-    scripted.train_on_batch()
+    scripted.play("d B")
     scripted.loop.enter(OPTIMIZER)
-    scripted.other(6)
-    scripted.loop.finish()
-    (step,) = scripted.steps()
-    assert step.duration == BATCH_NS + 7
-    assert step.phases["optimizer"] == (2, 56)
-
-
-def test_finishing_twice_is_finishing_once(scripted: ScriptedLoop) -> None:
-    scripted.draw(1)
-    scripted.train_on_batch()
-    scripted.loop.finish()
-    scripted.loop.finish()
-    assert len(scripted.steps()) == 1
-
-
-def test_a_loop_may_begin_again_after_finish(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        scripted.draw(1)
-        scripted.train_on_batch()
-        scripted.loop.finish()
-        scripted.other(10**9)
-    assert [(step.index, step.duration) for step in scripted.steps()] == [(0, 376), (1, 376)]
+    scripted.play(".6 F")
+    assert scripted.outcome() == ["train 389: d1 f100 l20 b200 o2x56 z5 .7", "micro 1"]
 
 
 # The watcher.
@@ -738,426 +443,30 @@ class Watcher:
 
 def test_watcher_gets_every_edge_with_the_next_step_index(scripted: ScriptedLoop) -> None:
     watcher = scripted.loop.watcher = Watcher(scripted)
-    for _ in range(2):
-        scripted.draw(1)
-        scripted.train_on_batch()
-    for _ in range(2):
-        scripted.draw(2)
-        scripted.evaluate(40)
-    scripted.draw(1)
-    scripted.train_on_batch()
-    scripted.loop.finish()
+    scripted.play("2(d B) 2(d2 e40) d B F")
     assert watcher.edges == ["train 1", "train 2", "validate", "validate", "train 3"]
     # An edge comes before the draw of the step that it begins, and its time is no step's.
-    assert [step.duration for step in scripted.steps()] == [BATCH_NS + 1] * 2 + [42] * 2 + [376]
+    assert [step.duration for step in scripted.steps()] == [383, 383, 42, 42, 376]
 
 
 def test_watcher_gets_edges_without_loader_and_explicit_edges(scripted: ScriptedLoop) -> None:
     watcher = scripted.loop.watcher = Watcher(scripted)
-    scripted.train_on_batch()
-    scripted.train_on_batch()
-    scripted.loop.client_step(0)
-    scripted.other(9)
-    scripted.loop.client_step(0)
+    scripted.play("2(B) s .9 s")
     assert watcher.edges == ["train 1", "train 2", "train 3", "train 4"]
-    assert [step.duration for step in scripted.steps()] == [370, BATCH_NS, 12, 9]
+    assert [step.duration for step in scripted.steps()] == [370, 382, 12, 9]
 
 
 def test_watcher_set_mid_step_gets_the_next_edge_first(scripted: ScriptedLoop) -> None:
-    scripted.draw(1)
-    scripted.train_on_batch()
-    scripted.draw(1)
+    scripted.play("d B d")
     watcher = scripted.loop.watcher = Watcher(scripted)
-    scripted.train_on_batch()
-    scripted.draw(1)
+    scripted.play("B d")
     assert watcher.edges == ["train 2"]
 
 
-def without(phases: dict[str, tuple[int, int]], name: str) -> dict[str, tuple[int, int]]:
-    return {phase: value for phase, value in phases.items() if phase != name}
-
-
-def test_user_phase_around_a_whole_loop_hides_no_steps(scripted: ScriptedLoop) -> None:
-    """`with client.phase("epoch"): for batch in loader: …`, twice."""
-    own = NAMES.slot("epoch")
-    for _ in range(2):
-        scripted.loop.enter(own)
-        scripted.other(10**9)  # set-up before the first draw belongs to no step
-        for _ in range(2):
-            scripted.draw(5, samples=4)
-            scripted.train_on_batch()
-            scripted.other(7)
-        scripted.exhausted()
-        scripted.other(10**9)
-        scripted.loop.exit()
-    steps = scripted.steps()
-    assert [(step.index, step.samples) for step in steps] == [(0, 4), (1, 4), (2, 4), (3, 4)]
-    assert len({step.duration for step in steps}) == 1
-    for step in steps:
-        assert step.phases["data"] == (1, 5)
-        assert step.phases["epoch"][1] >= 7
-        assert sum(ns for _, ns in step.phases.values()) == step.duration
-
-
-def test_pause_after_last_batch_drawn_ahead_is_in_no_step(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        scripted.draw(11, samples=4)
-        scripted.draw(12, samples=4)
-        scripted.train_on_batch()
-        scripted.exhausted()
-        scripted.train_on_batch()
-        scripted.other(10**9)
-    steps = scripted.steps()
-    assert len(steps) == 4
-    assert max(step.duration for step in steps) < 10**6
-
-
-# Drawn and not used; left early.
-
-
-def train_drawn(scripted: ScriptedLoop, samples: int = 4, iterator: int = 8) -> None:
-    scripted.draw(1, samples, iterator)
-    scripted.train_on_batch()
-
-
-def begin_another(scripted: ScriptedLoop, *, gone: int = 0, pause: int = 10**9) -> None:
-    """Another loop begins, a while after; the iterator of the one before is gone, unless it is 0."""
-    scripted.other(pause)
-    if gone:
-        scripted.loop.left(gone, for_sure=True)
-    scripted.loop.pass_begins()
-
-
-def test_batches_that_are_skipped_are_no_samples(scripted: ScriptedLoop) -> None:
-    """Resumed in the middle of an epoch; the last batch is smaller than the others."""
-    for _ in range(3):
-        scripted.draw(1, samples=4)
-    for samples in (4, 4, 2):
-        train_drawn(scripted, samples)
-    scripted.exhausted()
-    assert [step.samples for step in scripted.steps()] == [4, 4, 2]
-    assert scripted.loop.micro_batches == 3
-
-
-def test_every_other_batch_that_is_skipped_is_no_sample(scripted: ScriptedLoop) -> None:
-    for _ in range(3):
-        scripted.draw(1, samples=4)
-        train_drawn(scripted)
-    scripted.exhausted()
-    assert [step.samples for step in scripted.steps()] == [4] * 3
-
-
-@pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_batches_drawn_ahead_are_samples_and_micro_batches(scripted: ScriptedLoop, ahead: int) -> None:
-    left = 8
-    for _ in range(ahead):
-        scripted.draw(1, samples=4)
-    for number in range(8):
-        if left > ahead:
-            scripted.draw(1, samples=4)
-        elif left == ahead:
-            scripted.exhausted()
-        left -= 1
-        scripted.forward(10)
-        scripted.backward(30)
-        if number % 2:
-            scripted.loop.optimizer_begin(1)
-            scripted.loop.optimizer_end(1)
-    scripted.loop.finish()
-    assert sum(step.samples for step in scripted.steps()) == 32
-    assert (scripted.loop.train_steps, scripted.loop.micro_batches) == (4, 8)
-
-
-def test_a_batch_that_a_closure_trains_on_is_used_once(scripted: ScriptedLoop) -> None:
-    """As Lightning does, accumulating; LBFGS calls its closure many times."""
-    scripted.draw(1, samples=4)
-    for micro in range(4):
-        scripted.draw(1, samples=4)
-        if micro % 2:
-            scripted.loop.optimizer_begin(1)
-            for _ in range(3):
-                scripted.backward(30)
-            scripted.loop.optimizer_end(1)
-        else:
-            scripted.backward(30)
-    scripted.exhausted()
-    assert [step.samples for step in scripted.steps()] == [8, 8]
-    assert scripted.loop.micro_batches == 4
-
-
-def test_batch_drawn_before_training_is_in_no_step(scripted: ScriptedLoop) -> None:
-    scripted.draw(7, samples=4, iterator=16)
-    begin_another(scripted, gone=16)
-    for _ in range(2):
-        train_drawn(scripted)
-    scripted.exhausted()
-    assert [(step.samples, step.duration) for step in scripted.steps()] == [(4, BATCH_NS + 1)] * 2
-
-
-def test_batch_drawn_by_a_kept_iterator_is_in_no_step(scripted: ScriptedLoop) -> None:
-    scripted.draw(7, samples=4, iterator=16)
-    scripted.other(10**9)
-    scripted.loop.left(16, for_sure=False)
-    scripted.loop.pass_begins()
-    train_drawn(scripted)
-    scripted.exhausted()
-    assert [(step.samples, step.duration) for step in scripted.steps()] == [(4, BATCH_NS + 1)]
-
-
-def test_a_second_iterator_by_name_is_not_left(scripted: ScriptedLoop) -> None:
-    """Semi-supervised: both loaders are drawn from by hand, and one of them starts over."""
-    for iterator in (16, 24):
-        scripted.draw(1, samples=4, iterator=8)
-        scripted.loop.left(16, for_sure=False)
-        scripted.loop.left(8, for_sure=False) if iterator == 24 else None
-        scripted.draw(1, samples=4, iterator=iterator)
-        scripted.train_on_batch()
-    scripted.loop.finish()
-    assert [step.samples for step in scripted.steps()] == [8, 8]
-
-
-@pytest.mark.parametrize("gone", [8, 0])
-def test_a_pause_after_a_break_is_no_step(scripted: ScriptedLoop, gone: int) -> None:
-    """The iterator may outlive its loop: a notebook keeps the frames of the newest exception."""
-    for _ in range(2):
-        train_drawn(scripted)
-    scripted.draw(1, samples=4)
-    scripted.forward(10)
-    begin_another(scripted, gone=gone)
-    train_drawn(scripted, iterator=16)
-    scripted.exhausted(iterator=16)
-    assert [(step.samples, step.duration) for step in scripted.steps()] == [(4, BATCH_NS + 1)] * 3
-
-
-def test_a_pause_after_a_break_behind_a_step_is_no_step(scripted: ScriptedLoop) -> None:
-    for _ in range(2):
-        train_drawn(scripted)
-    begin_another(scripted, gone=8)
-    train_drawn(scripted, iterator=16)
-    scripted.exhausted(iterator=16)
-    assert [step.duration for step in scripted.steps()] == [BATCH_NS + 1, BATCH_NS - 6, BATCH_NS + 1]
-
-
-def test_gradients_of_a_loop_left_early_may_yet_be_used(scripted: ScriptedLoop) -> None:
-    train_drawn(scripted)
-    for _ in range(2):
-        scripted.draw(1, samples=4)
-        scripted.backward(30)
-    begin_another(scripted, gone=8)
-    train_drawn(scripted, iterator=16)
-    scripted.exhausted(iterator=16)
-    assert [(step.samples, step.duration) for step in scripted.steps()] == [
-        (4, BATCH_NS + 1),
-        (12, 62 + BATCH_NS + 1),
-    ]
-    assert scripted.loop.micro_batches == 1 + 3
-
-
-def test_an_iterator_for_every_batch_is_part_of_the_step(scripted: ScriptedLoop) -> None:
-    """``next(iter(loader))`` in every step: what starting the workers takes must show."""
-    for iterator in (8, 16, 24):
-        if iterator > 8:
-            begin_another(scripted, gone=iterator - 8, pause=500)
-        train_drawn(scripted, iterator=iterator)
-    scripted.loop.finish()
-    assert [step.duration for step in scripted.steps()] == [BATCH_NS + 501] * 2 + [BATCH_NS - 6]
-
-
-def test_the_draws_inside_a_draw_are_no_batches(scripted: ScriptedLoop) -> None:
-    """A prefetcher around a loader: it draws two batches first, and hands out the last without a draw."""
-    scripted.loop.draw_begin(8)
-    scripted.draw(1, samples=4, iterator=16)
-    scripted.draw(1, samples=4, iterator=16)
-    scripted.loop.draw_end(4)
-    scripted.train_on_batch()
-    scripted.loop.draw_begin(8)
-    scripted.exhausted(1, iterator=16)
-    scripted.loop.draw_end(4)
-    scripted.train_on_batch()
-    scripted.exhausted()
-    assert [step.samples for step in scripted.steps()] == [4, 4]
-
-
-# Validation.
-
-
-def test_draws_without_gradients_are_validation_for_any_model(scripted: ScriptedLoop) -> None:
-    """The model inside of the one that trains is called: its forward is not seen."""
-    train_drawn(scripted)
-    for _ in range(3):
-        scripted.draw(1, samples=8, iterator=16, gradients=False)
-        scripted.other(40)
-    scripted.exhausted(iterator=16, gradients=False)
-    scripted.other(10**9)
-    train_drawn(scripted, iterator=24)
-    scripted.exhausted(iterator=24)
-    assert [(step.kind, step.duration, step.samples) for step in scripted.steps()] == [
-        ("train", BATCH_NS + 1, 4),
-        *([("validate", 41, 8)] * 3),
-        ("train", BATCH_NS + 1, 4),
-    ]
-
-
-def test_draws_in_evaluation_mode_are_validation(scripted: ScriptedLoop) -> None:
-    """Gradients are on at the draw and off in the forward, as in Keras."""
-    train_drawn(scripted)
-    for _ in range(3):
-        scripted.draw(1, samples=8, iterator=16, evaluation_mode=True)
-    scripted.exhausted(iterator=16, evaluation_mode=True)
-    assert [step.kind for step in scripted.steps()] == ["train", *["validate"] * 3]
-
-
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_validation_that_draws_ahead_has_a_step_per_batch(scripted: ScriptedLoop, gone: bool) -> None:
-    train_drawn(scripted)
-    scripted.draw(1, samples=8, iterator=16, gradients=False)
-    for _ in range(2):
-        scripted.draw(1, samples=8, iterator=16, gradients=False)
-        scripted.evaluate(40)
-    scripted.exhausted(iterator=16, gradients=False)
-    scripted.evaluate(40)
-    if gone:
-        scripted.loop.left(16, for_sure=True)
-    train_drawn(scripted, iterator=24)
-    scripted.exhausted(iterator=24)
-    steps = scripted.steps()
-    assert [step.kind for step in steps] == ["train", *["validate"] * 3, "train"]
-    assert sum(step.samples for step in steps if step.kind == "validate") == 24
-
-
-def test_batches_drawn_ahead_without_gradients_are_trained_on(scripted: ScriptedLoop) -> None:
-    scripted.draw(1, samples=4, gradients=False)
-    for _ in range(2):
-        scripted.draw(1, samples=4, gradients=False)
-        scripted.train_on_batch()
-    scripted.exhausted(gradients=False)
-    scripted.train_on_batch()
-    steps = scripted.steps()
-    assert [step.kind for step in steps] == ["train"] * 3
-    assert (sum(step.samples for step in steps), scripted.loop.micro_batches) == (12, 3)
-
-
-def train_without_drawing(scripted: ScriptedLoop, optimizer: int = 1) -> None:
-    scripted.zero_grad(5)
-    scripted.forward(100)
-    scripted.backward(200)
-    scripted.loop.optimizer_begin(optimizer)
-    scripted.clock.advance(50)
-    scripted.loop.optimizer_end(optimizer)
-
-
-@pytest.mark.parametrize("evaluations", [1, 3])
-def test_evaluation_between_steps_that_draw_nothing(scripted: ScriptedLoop, evaluations: int) -> None:
-    """Full-batch training with a test after each step, or several batches of one now and then."""
-    for _ in range(4):
-        train_without_drawing(scripted)
-        for _ in range(evaluations):
-            scripted.evaluate(40)
-            scripted.other(10)
-    scripted.loop.finish()
-    steps = scripted.steps()
-    assert [step.duration for step in steps if step.kind == "train"] == [355] * 4
-    validated = [step.duration for step in steps if step.kind == "validate"]
-    assert len(validated) == 4 * evaluations
-    assert set(validated[:-1]) == {50}
-
-
-def test_evaluation_within_an_accumulation_that_draws_nothing(scripted: ScriptedLoop) -> None:
-    train_without_drawing(scripted)
-    for micro in range(6):
-        scripted.forward(100)
-        scripted.backward(200)
-        if micro % 3 == 2:
-            scripted.loop.optimizer_begin(1)
-            scripted.loop.optimizer_end(1)
-        elif micro == 3:
-            scripted.evaluate(40)
-            scripted.evaluate(40)
-    scripted.loop.finish()
-    steps = scripted.steps()
-    assert [step.kind for step in steps].count("validate") == 2
-    assert [step.duration for step in steps if step.kind == "train"] == [355, 900, 900]
-    assert scripted.loop.micro_batches == 1 + 3 + 3
-
-
-def act(scripted: ScriptedLoop, *, evaluation_mode: bool) -> None:
-    scripted.loop.forward_begin(False, evaluation_mode=evaluation_mode)
-    scripted.clock.advance(7)
-    scripted.loop.forward_end()
-
-
-@pytest.mark.parametrize("seen", [True, False])
-def test_acting_is_no_validation(scripted: ScriptedLoop, seen: bool) -> None:
-    """An agent acts without gradients; in evaluation mode, its training goes by methods of its own."""
-    for _ in range(3):
-        for _ in range(8):
-            act(scripted, evaluation_mode=not seen)
-        for _ in range(2):
-            if seen:
-                scripted.forward(100)
-            scripted.backward(200)
-            scripted.loop.optimizer_begin(1)
-            scripted.loop.optimizer_end(1)
-    scripted.loop.finish()
-    assert [step.kind for step in scripted.steps()] == ["train"] * 6
-
-
-# One draw, many steps.
-
-
-def test_one_batch_drawn_once_is_trained_on_many_times(scripted: ScriptedLoop) -> None:
-    scripted.draw(1, samples=4)
-    for _ in range(50):
-        train_without_drawing(scripted)
-    scripted.loop.finish()
-    steps = scripted.steps()
-    assert [step.samples for step in steps] == [4, *[0] * 49]
-    assert scripted.loop.micro_batches == 50
-    assert all(step.phases["optimizer"] == (1, 50) for step in steps)
-
-
-def test_a_batch_that_is_cut_up_outside_of_its_loader(scripted: ScriptedLoop) -> None:
-    for _ in range(5):
-        scripted.draw(1, samples=16)
-        for _ in range(4):
-            train_without_drawing(scripted)
-    scripted.exhausted()
-    steps = scripted.steps()
-    assert (len(steps), sum(step.samples for step in steps)) == (20, 80)
-
-
-def test_several_critic_steps_on_one_draw_are_one_step(scripted: ScriptedLoop) -> None:
-    for optimizer in (1, 2):
-        scripted.loop.optimizer_made(optimizer)
-    for _ in range(4):
-        scripted.draw(1, samples=16)
-        for optimizer in (1, 1, 1, 2):
-            train_without_drawing(scripted, optimizer)
-    scripted.exhausted()
-    steps = scripted.steps()
-    assert [(step.samples, step.phases["optimizer"]) for step in steps] == [(16, (4, 200))] * 4
-
-
-def test_evaluation_between_steps_on_one_batch(scripted: ScriptedLoop) -> None:
-    scripted.draw(1, samples=16)
-    for _ in range(5):
-        train_without_drawing(scripted)
-        scripted.evaluate(40)
-    scripted.loop.finish()
-    kinds = [step.kind for step in scripted.steps()]
-    assert (kinds.count("train"), kinds.count("validate")) == (5, 4), "the first may be a sample of its batch"
-
-
-# What a failed hook leaves behind.
-
-
-def test_an_abandoned_step_is_not_set_aside(scripted: ScriptedLoop) -> None:
-    """Of what had begun before, nothing is known; no later step may start there."""
-    train_drawn(scripted)
-    scripted.loop.abandon()
-    scripted.other(10**9)
-    scripted.evaluate(40)
-    train_drawn(scripted)
-    scripted.exhausted()
-    for step in scripted.steps():
-        assert sum(ns for _, ns in step.phases.values()) == step.duration < 10**9
+def test_late_step_edge_precedes_next_step_of_its_optimizer(scripted: ScriptedLoop) -> None:
+    watcher = scripted.loop.watcher = Watcher(scripted)
+    two_optimizers = "f100 .20 b200 o50#1 z5 f100 .20 b200 o50#2 z5"
+    scripted.play(two_optimizers)
+    assert watcher.edges == []
+    scripted.play(two_optimizers)
+    assert watcher.edges == ["train 1", "train 2"]
