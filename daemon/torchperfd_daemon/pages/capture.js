@@ -2,6 +2,7 @@
 
 import { card, element, scrolling, tiles } from "../web/assets/elements.js";
 import { partsBar, swatch } from "../web/assets/legend.js";
+import { percentile } from "../web/assets/statistics.js";
 import { hideTip } from "../web/assets/tip.js";
 import { flameSection } from "./flame_graph.js";
 import { bytes, decimal, integer, percent, time } from "./quantities.js";
@@ -48,29 +49,23 @@ function acrossSection(across) {
     ranks && element("h3", {}, "ranks"), ranks, collectives && element("h3", {}, "collectives"), collectives);
 }
 
-/** Return the median of sorted numbers: of an even count the mean of the two in the middle. */
-function middle(sorted) {
-  return (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
-}
-
 function headline(entry) {
   const whole = entry.steps.filter((step) => !step.is_stub);
-  const durations = whole.map((step) => step.duration_us).sort((a, b) => a - b);
+  const durations = whole.map((step) => step.duration_us);
   const device = entry.breakdown.all;
   const part = (us) => [time(us), device.window_us ? percent(us / device.window_us) : ""];
-  const figures = [["events", integer(entry.trace.events), bytes(entry.trace.bytes)], ["recorded", time(entry.trace.duration_us), ""]];
+  const figures = [["events", integer(entry.trace.events), bytes(entry.trace.bytes)], ["recorded", time(entry.trace.duration_us)]];
   if (durations.length) {
     const longest = whole.reduce((a, b) => (b.duration_us > a.duration_us ? b : a));
     figures.push(["steps", integer(entry.steps.length), `${entry.steps[0].index} to ${entry.steps.at(-1).index}`],
-      ["median step", time(middle(durations)), ""],
+      ["median step", time(percentile(durations, 0.5))],
       ["longest step", time(longest.duration_us), `step ${longest.index}`]);
   }
   if (device.n_gpu_events) {
     figures.push(["device busy", ...part(device.busy_us)], ["device idle", ...part(device.idle_us)],
       ["exposed communication", ...part(device.exposed_comm_us)], ["exposed copies", ...part(device.exposed_memcpy_us)]);
   }
-  const notes = [];
-  notes.push(...entry.quality.notes.map((note) => `Data quality: ${note}.`));
+  const notes = entry.quality.notes.map((words) => `Data quality: ${words}.`);
   if (!durations.length) notes.push("There are no steps: the loop did not call profiler.step().");
   const onHost = device.n_gpu_events ? null : note("Nothing ran on a device.");
   return card("In short", {},

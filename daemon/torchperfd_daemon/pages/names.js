@@ -1,15 +1,13 @@
 // Colours of names: a phase has its colour of all charts, and any other name one of a few hues.
 
 import { colour } from "../web/assets/colours.js";
-import { colourOf, isPhase } from "../web/assets/phases.js";
+import { choose, colourOf, isPhase } from "../web/assets/phases.js";
 
 const HUES = [212, 28, 150, 268, 340, 90, 186, 48, 310, 4, 128, 236];
 
+// Steps and instances of a module differ by their numbers only, and look alike.
 function hue(name) {
-  let hash = 7;
-  // Steps and instances of a module differ by their numbers only, and look alike.
-  for (const character of name.replace(/\d+/g, "")) hash = (hash * 31 + character.codePointAt(0)) | 0;
-  return HUES[Math.abs(hash) % HUES.length];
+  return choose(HUES, name.replace(/\d+/g, ""));
 }
 
 // Black or white: one of both has enough contrast on any colour.

@@ -45,6 +45,8 @@ def test_page_allows_its_own_style_and_script_only(kind: PageKind) -> None:
         assert f"{tag}-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none'; ")
     assert page.count("<script") == page.count("</script") == 2
+    # Modules are joined to one script, for a browser loads none from a file.
+    assert not re.search(r"^(import|export) ", page, re.MULTILINE)
     assert "<img" not in page
     assert block(page)["name"] == HOSTILE
     # No address is fetched, and no attribute runs code or has a style: the policy would refuse both.

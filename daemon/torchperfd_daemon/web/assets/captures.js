@@ -3,11 +3,13 @@
 import { actionButton, cancel, commanded } from "./actions.js";
 import { address } from "./address.js";
 import { card, chip, element, loading, table, tiles } from "./elements.js";
+import { swatch } from "./legend.js";
 import { openMadePage } from "./made_pages.js";
 import { bytes, count, duration, isNumber, moment, ranges } from "./numbers.js";
 import { Part } from "./parts.js";
 
 const KINDS = { complete: "good", partial: "warn", failed: "bad", preparing: "busy", armed: "busy", queued: "quiet" };
+const CELLS = { good: "phase-backward", warn: "p95", bad: "bad", busy: "p50" };
 const ENDED = ["complete", "partial", "failed"];
 
 /** Return whether a capture has ended. */
@@ -218,7 +220,7 @@ function progress(one) {
   return element(
     "div",
     { class: "cells", role: "img", "aria-label": words, title: words },
-    ranks.slice(0, 64).map((rank) => element("i", { class: `cell ${KINDS[rank.state] ?? "unknown"}` })),
+    ranks.slice(0, 64).map((rank) => swatch(CELLS[KINDS[rank.state]] ?? "hatch")),
     ranks.length > 64 ? element("small", {}, ` of ${ranks.length}`) : null,
   );
 }

@@ -5,7 +5,7 @@ const ORDER = [
   "collective_wait",
 ];
 export const WAIT = "collective_wait";
-const OWN_COLOURS = 6;
+const OWN_COLOURS = [0, 1, 2, 3, 4, 5].map((number) => `phase-own-${number}`);
 // Of the parts of a step's account that are no phases.
 const PART_COLOURS = {
   loss: "bad", data: "phase-data", late_rank: "phase-own-3", uneven_work: "phase-own-0", exchange: "phase-collective_wait",
@@ -34,9 +34,14 @@ export function isPhase(name) {
 /** Return the name of a phase's colour in kit.css. */
 export function colourOf(name) {
   if (isPhase(name)) return `phase-${name}`;
+  return choose(OWN_COLOURS, name);
+}
+
+/** Return one of several by a name, the same each time. */
+export function choose(several, name) {
   let hash = 7;
   for (const character of name) hash = (hash * 31 + character.codePointAt(0)) | 0;
-  return `phase-own-${Math.abs(hash) % OWN_COLOURS}`;
+  return several[Math.abs(hash) % several.length];
 }
 
 /** Return the name of the colour of a part of a step's account: a phase has its colour of all charts. */
