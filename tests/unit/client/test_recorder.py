@@ -39,32 +39,6 @@ def spend(recorder: Recorder, clock: Clock, phase: int, ns: int) -> None:
     recorder.exit()
 
 
-def test_a_nested_phase_stops_the_clock_of_the_one_around_it() -> None:
-    recorder, clock = make()
-    recorder.enter(OPTIMIZER)
-    clock.advance(10)
-    recorder.enter(FORWARD)
-    clock.advance(200)
-    recorder.enter(DATA)
-    clock.advance(3000)
-    recorder.exit()
-    clock.advance(40_000)
-    recorder.exit()
-    clock.advance(500_000)
-    recorder.exit()
-    clock.advance(7)
-    recorder.close(TRAIN, 0)
-
-    (step,) = unpack(recorder.drain())
-    assert step.phases == {
-        "optimizer": (1, 500_010),
-        "forward": (1, 40_200),
-        "data": (1, 3000),
-        "other": (1, 7),
-    }
-    assert step.duration == 543_217
-
-
 def test_a_phase_directly_inside_itself_is_one_call() -> None:
     recorder, clock = make()
     recorder.enter(OPTIMIZER)
@@ -81,17 +55,6 @@ def test_a_phase_directly_inside_itself_is_one_call() -> None:
     (batch,) = recorder.drain()
     assert unpack([batch])[0].phases == {"optimizer": (1, 1111), "other": (1, 0)}
     assert batch.phases[OPTIMIZER].squares == 1111.0**2
-
-
-def test_a_phase_inside_itself_with_another_between_is_two_calls() -> None:
-    recorder, clock = make()
-    recorder.enter(FORWARD)
-    recorder.enter(BACKWARD)
-    spend(recorder, clock, FORWARD, 5)
-    recorder.exit()
-    recorder.exit()
-    recorder.close(TRAIN, 0)
-    assert unpack(recorder.drain())[0].phases["forward"] == (2, 5)
 
 
 def test_squares_are_of_each_call() -> None:
@@ -131,16 +94,6 @@ def test_step_starts_are_in_wall_time_as_last_read() -> None:
     assert starts == [1_000_050, 1_000_050, 2_000_050]
 
 
-def test_opening_inside_a_step_changes_nothing() -> None:
-    recorder, clock = make()
-    recorder.open()
-    clock.advance(30)
-    recorder.open()
-    clock.advance(12)
-    recorder.close(TRAIN, 0)
-    assert unpack(recorder.drain())[0].duration == 42
-
-
 def test_named_gap_counts_from_newest_boundary_until_renamed() -> None:
     recorder, clock = make()
     recorder.open()
@@ -165,29 +118,6 @@ def test_named_gap_counts_from_newest_boundary_until_renamed() -> None:
     assert batch.phases[LOSS].squares == 320.0**2
 
 
-def test_gap_named_at_step_end_is_charged_and_forgotten() -> None:
-    recorder, clock = make()
-    recorder.open()
-    recorder.name_gap(LOSS)
-    clock.advance(9)
-    recorder.close(TRAIN, 0)
-    clock.advance(5)
-    recorder.close(TRAIN, 1)
-    first, second = unpack(recorder.drain())
-    assert first.phases == {"loss": (1, 9), "other": (1, 0)}
-    assert second.phases == {"other": (1, 5)}
-
-
-def test_naming_the_gap_of_no_step_leaves_no_mark() -> None:
-    recorder, clock = make()
-    recorder.name_gap(LOSS)
-    recorder.name_gap(LOSS)
-    recorder.open()
-    clock.advance(9)
-    recorder.close(TRAIN, 0)
-    assert unpack(recorder.drain())[0].phases == {"other": (1, 9)}
-
-
 def test_a_phase_open_at_an_edge_is_one_call_on_either_side() -> None:
     recorder, clock = make()
     recorder.enter(FORWARD)
@@ -205,43 +135,6 @@ def test_a_phase_open_at_an_edge_is_one_call_on_either_side() -> None:
     assert first.phases == {"forward": (1, 5), "data": (1, 30), "other": (1, 0)}
     assert second.phases == {"forward": (1, 11), "data": (1, 700), "other": (1, 0)}
     assert [batch.phases[DATA].squares for batch in batches] == [30.0**2, 700.0**2]
-
-
-def test_a_step_may_end_at_its_newest_boundary() -> None:
-    recorder, clock = make()
-    spend(recorder, clock, OPTIMIZER, 10)
-    clock.advance(1_000_000)  # printing, saving: no step's
-    recorder.close(TRAIN, 0, at_last=True)
-    assert not recorder.is_open
-    clock.advance(1_000_000)
-    spend(recorder, clock, DATA, 3)
-    recorder.close(TRAIN, 1)
-    first, second = unpack(recorder.drain())
-    assert (first.duration, first.phases) == (10, {"optimizer": (1, 10), "other": (1, 0)})
-    assert (second.duration, second.phases) == (3, {"data": (1, 3), "other": (1, 0)})
-
-
-def test_an_exit_too_many_is_ignored() -> None:
-    recorder, clock = make()
-    recorder.exit()
-    recorder.open()
-    recorder.exit()
-    clock.advance(4)
-    recorder.close(TRAIN, 0)
-    assert recorder.depth == 0
-    assert unpack(recorder.drain())[0].phases == {"other": (1, 4)}
-
-
-def test_unwinding_leaves_every_phase_as_if_it_had_been_left() -> None:
-    recorder, clock = make()
-    recorder.enter(OPTIMIZER)
-    clock.advance(2)
-    recorder.enter(FORWARD)
-    clock.advance(30)
-    recorder.unwind()
-    clock.advance(400)
-    recorder.close(TRAIN, 0)
-    assert unpack(recorder.drain())[0].phases == {"optimizer": (1, 2), "forward": (1, 30), "other": (1, 400)}
 
 
 def test_an_abandoned_step_leaves_no_mark_on_the_next() -> None:
@@ -286,62 +179,6 @@ def test_inside_knows_every_level() -> None:
     assert not recorder.inside(OTHER)  # the gap is no phase that one is inside of
 
 
-def test_phases_beyond_the_depth_limit_join_the_deepest_one() -> None:
-    recorder, clock = make()
-    phases = (FORWARD, BACKWARD)
-    for depth in range(MAX_DEPTH + 6):
-        recorder.enter(phases[depth % 2])
-        clock.advance(1)
-    for _ in range(MAX_DEPTH + 6):
-        clock.advance(1)
-        recorder.exit()
-    assert recorder.depth == 0
-    clock.advance(1000)
-    recorder.close(TRAIN, 0)
-    (step,) = unpack(recorder.drain())
-    # Two per level followed; the 12 of the six beyond fall to the last, which is a backward.
-    assert step.phases == {
-        "forward": (MAX_DEPTH // 2, MAX_DEPTH),
-        "backward": (MAX_DEPTH // 2, MAX_DEPTH + 12),
-        "other": (1, 1000),
-    }
-
-
-def test_a_step_may_end_while_it_is_too_deep() -> None:
-    recorder, clock = make()
-    for _ in range(MAX_DEPTH + 3):
-        recorder.enter(DATA)
-    clock.advance(5)
-    recorder.close(TRAIN, 0)
-    clock.advance(60)
-    recorder.unwind()
-    recorder.close(TRAIN, 1)
-    assert [step.phases["data"] for step in unpack(recorder.drain())] == [(1, 5), (1, 60)]
-
-
-def test_steps_across_the_ring_end_are_drained_once_in_order() -> None:
-    recorder, clock = make(capacity=5)
-    recorder.open()
-    written = drained = 0
-    for burst in (3, 4, 5, 0, 1, 5, 2):
-        for _ in range(burst):
-            recorder.samples = 100 + written
-            spend(recorder, clock, DATA, written + 1)
-            recorder.close(TRAIN, written)
-            written += 1
-        batches = recorder.drain()
-        expected = range(drained, written)
-        steps = unpack(batches)
-        assert [step.index for step in steps] == list(expected)
-        assert [step.samples for step in steps] == [100 + number for number in expected]
-        assert [step.phases["data"] for step in steps] == [(1, number + 1) for number in expected]
-        squares = [(number + 1) ** 2 for number in expected]
-        assert sum(batch.phases[DATA].squares for batch in batches) == sum(squares)
-        drained = written
-    assert (recorder.recorded, recorder.dropped) == (20, 0)
-    assert recorder.drain() == []
-
-
 def test_step_batch_holds_consecutive_steps_of_one_kind() -> None:
     """A batch holds steps of one kind that follow one another; the first step is a batch of its own."""
     recorder, clock = make(capacity=16)
@@ -361,35 +198,6 @@ def test_step_batch_holds_consecutive_steps_of_one_kind() -> None:
     ]
     assert all(each.phases[OTHER].total_ns == each.total_ns for each in batches)
     assert all(each.phases[OTHER].total_calls == each.count for each in batches)
-
-
-def test_a_full_ring_keeps_the_oldest_and_counts_what_it_drops() -> None:
-    recorder, clock = make(capacity=3)
-    recorder.open()
-    for number in range(10):
-        clock.advance(1)
-        recorder.close(TRAIN, number)
-    assert (recorder.recorded, recorder.dropped) == (10, 7)
-    assert [step.index for step in unpack(recorder.drain())] == [0, 1, 2]
-    clock.advance(1)
-    recorder.close(TRAIN, 10)
-    assert recorder.dropped == 7
-    assert [step.index for step in unpack(recorder.drain())] == [10]
-
-
-def test_a_dropped_step_leaves_no_mark_on_the_next() -> None:
-    recorder, clock = make(capacity=1)
-    spend(recorder, clock, DATA, 5)
-    recorder.close(TRAIN, 0)
-    recorder.samples = 9
-    spend(recorder, clock, FORWARD, 6)
-    recorder.close(TRAIN, 1)
-    recorder.drain()
-    spend(recorder, clock, BACKWARD, 7)
-    recorder.close(TRAIN, 2)
-    (step,) = unpack(recorder.drain())
-    assert (step.index, step.samples) == (2, 0)
-    assert step.phases == {"backward": (1, 7), "other": (1, 0)}
 
 
 @given(
