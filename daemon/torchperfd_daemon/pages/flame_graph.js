@@ -1,6 +1,7 @@
 // The flame graph of a rank: host time by call path.
 
 import { card, element } from "../web/assets/elements.js";
+import { isPhase } from "../web/assets/phases.js";
 import { hideTip, showTip } from "../web/assets/tip.js";
 import { coloursOf } from "./names.js";
 import { integer, percent, time } from "./quantities.js";
@@ -108,7 +109,7 @@ export function flameSection(entry, redraws) {
   }
 
   function box(node, left, part, row, isAbove) {
-    const made = element("button", { type: "button", tabindex: "-1", class: isAbove ? "above" : "",
+    const made = element("button", { type: "button", tabindex: "-1", class: `${isAbove ? "above" : ""} ${isPhase(names[name[node]]) ? "phase" : ""}`,
       onclick: () => zoom(node === zoomed ? -1 : node, true),
       onmousemove: (event) => showTip(event, describe(node)), onmouseleave: hideTip,
       onfocus: () => { said.textContent = describe(node); } }, part * graph.clientWidth > 26 ? names[name[node]] : "");

@@ -269,3 +269,14 @@ def test_flame_labels_have_enough_contrast(hue: int, name: str) -> None:
 def test_text_has_enough_contrast(text: str, ground: str, name: str) -> None:
     colours = theme(name)
     assert contrast(of_hex(colours[text]), of_hex(colours[ground])) >= LEAST
+
+
+PHASE_COLOURS = sorted({name for name in theme("light") if re.fullmatch(r"--phase-(?!own)\w+", name)})
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+@pytest.mark.parametrize("phase", PHASE_COLOURS)
+def test_names_on_phases_have_enough_contrast(phase: str, name: str) -> None:
+    box = of_hex(theme(name)[phase])
+    words = (0.0, 0.0, 0.0) if luminance(box) > 0.179 else (1.0, 1.0, 1.0)
+    assert contrast(words, box) >= LEAST
