@@ -22,6 +22,7 @@ from typing import Final
 
 import numpy as np
 from benchmarks.accuracy.noise import KINDS, LOOPS, Float64, made_up, recorded
+from benchmarks.judge import exit_code
 
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
 from torchperfd_daemon.diagnosis.detect.onset import MIN_SECONDS
@@ -192,9 +193,7 @@ def main() -> int:
         wrong += [f"{kind}: {text}" for text in result.wrong()]
     for kind in LOOPS:
         wrong += judge_recorded(kind, options.trials, again=options.record)
-    for line in wrong:
-        print(f"FAILED: {line}")
-    return 1 if wrong else 0
+    return exit_code(wrong)
 
 
 def judge_recorded(kind: str, trials: int, *, again: bool) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Final, Literal
 import numpy as np
 from benchmarks.accuracy.noise import recorded
 from benchmarks.accuracy.streams import Change, Job
+from benchmarks.judge import exit_code
 
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.observer import Observer
@@ -137,9 +138,7 @@ def main() -> int:
         wrong.append(f"a rank takes {slope / 1024:.1f} KiB")
     if abs(slope / first - 1) > LINEAR:
         wrong.append(f"memory is not linear: {first / 1024:.1f} KiB a rank, then {slope / 1024:.1f}")
-    for line in wrong:
-        print(f"FAILED: {line}")
-    return 1 if wrong else 0
+    return exit_code(wrong)
 
 
 if __name__ == "__main__":

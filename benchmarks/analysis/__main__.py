@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.analysis import peers, synthetic
+from benchmarks.judge import exit_code
 
 EVENTS: Final = 200_000
 LONG: Final = 2_000_000
@@ -97,9 +98,7 @@ def main() -> int:
         if mine.peak_mib > MAX_MIB:
             broken.append(f"{mine.peak_mib:.0f} MiB for {EVENTS:,} events, limit {MAX_MIB:.0f}")
         broken += _judge_lengths(ours, trace, options.rounds)
-    for line in broken:
-        print(f"FAILED: {line}")
-    return 1 if broken else 0
+    return exit_code(broken)
 
 
 def _judge_lengths(python: Path, trace: Path, count: int) -> list[str]:

@@ -30,6 +30,7 @@ from typing import Final
 
 import grpc
 from benchmarks.capture.ways import WAYS
+from benchmarks.judge import exit_code
 from tests.support.node import Node, eventually
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc, session_pb2
@@ -174,9 +175,7 @@ def main() -> int:
     wrong += again_and_again(options.captures)
     wrong += through_the_daemon(options.captures)
     print(f"load {_load()} at the end")
-    for problem in wrong:
-        print(f"FAILED: {problem}")
-    return 1 if wrong else 0
+    return exit_code(wrong)
 
 
 def _load() -> str:

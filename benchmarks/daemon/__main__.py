@@ -32,6 +32,7 @@ from typing import Final
 
 from benchmarks.daemon.rank import WORLD
 from benchmarks.daemon.watch import MIB, cpu_seconds, resident_bytes, watch
+from benchmarks.judge import exit_code
 from tests.fakes.nvml import Driver, gpu, scenario
 from tests.support.node import ROOT, Node, eventually, free_port
 
@@ -296,9 +297,7 @@ def main() -> int:
     wrong += flooded()
     wrong += on_the_grid(min(60.0, seconds), *pace)
     print(f"load {Path('/proc/loadavg').read_text().split()[0]} at the end")
-    for problem in wrong:
-        print(f"FAILED: {problem}")
-    return 1 if wrong else 0
+    return exit_code(wrong)
 
 
 if __name__ == "__main__":

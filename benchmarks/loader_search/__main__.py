@@ -18,6 +18,7 @@ import sys
 import time
 from typing import Final
 
+from benchmarks.judge import exit_code
 from benchmarks.loader_search import loaders
 
 from torchperfd_cli.bench.loader_bench import LoaderBench, bench_loader
@@ -50,9 +51,7 @@ def main() -> int:
             measurer.facts()  # the imports are in neither time
             found = bench_loader(target, measurer, search_space, lambda *_: None)
             complaints += _compare_with_grid(name, found, measurer, options.rounds)
-    for complaint in complaints:
-        print(f"NOT MET: {complaint}")
-    return 1 if complaints else 0
+    return exit_code(complaints)
 
 
 def _compare_with_grid(name: str, found: LoaderBench, measurer: LoaderProcess, rounds: int) -> list[str]:

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final
 
 import torch
+from benchmarks.judge import exit_code
 from benchmarks.overhead.contest import NO_PROFILER, OURS, Contest, shares
 from benchmarks.overhead.contestants import CONTESTANTS
 from benchmarks.overhead.wall import STEP_LENGTHS
@@ -105,9 +106,7 @@ def main() -> int:
         f"a few steps off and on alternate, {rounds} rounds of {seconds}; what our threads do every few"
         "\nseconds falls on steps that are on, as often as if all were. s.e.: jackknife over rounds."
     )
-    for complaint in complaints:
-        print(f"FAILED: {complaint}")
-    return 1 if complaints else 0
+    return exit_code(complaints)
 
 
 def _print_foot(contest: Contest, rounds: int, turns: str) -> None:

@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from benchmarks.judge import exit_code
 from benchmarks.run_comparison.simulation import PHASES, simulate
 
 from torchperfd.runs.comparison import RunComparison, compare_runs
@@ -45,9 +46,7 @@ def main() -> int:
         for steps in options.steps
         for complaint in _simulated_pairs(steps, options.pairs)
     ]
-    for complaint in complaints:
-        print(f"NOT MET: {complaint}")
-    return 1 if complaints else 0
+    return exit_code(complaints)
 
 
 def _simulated_pairs(steps: int, pairs: int) -> list[str]:

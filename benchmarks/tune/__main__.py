@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from benchmarks.judge import exit_code
+
 from torchperfd_cli.bench.functions import Comparison, compare_rounds
 from torchperfd_cli.tune.candidates import Requested
 from torchperfd_cli.tune.edits import suggest_edits
@@ -48,9 +50,7 @@ def main() -> int:
             os.chdir(folder)
             complaints += _tune(name, options.pairs, options.seconds)
             os.chdir("/")
-    for complaint in complaints:
-        print(f"NOT MET: {complaint}")
-    return 1 if complaints else 0
+    return exit_code(complaints)
 
 
 def _tune(name: str, pairs: int, seconds: float) -> list[str]:
