@@ -27,7 +27,7 @@ def test_a_job_that_makes_no_steps_is_an_error_that_says_so(node: Node, tmp_path
     # A process that imports torch may not answer in time.
     script.write_text("import time, torch\nprint('imported', flush=True)\ntime.sleep(600)\n")
     node.start_daemon()
-    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
+    with node.train(script=script) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "imported\n"
         eventually(lambda: node.metric("torchperfd_clients") == 1, 30, node.log)
@@ -47,7 +47,7 @@ def test_a_job_that_ends_in_the_middle_says_so(node: Node, tmp_path: Path) -> No
     script = tmp_path / "short.py"
     script.write_text(_LOOP + "train(40)\n")
     node.start_daemon()
-    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
+    with node.train(script=script) as process:
         eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 0, 60, node.log)
         done = node.command("capture", "--steps", "1000")
         _, errors = process.communicate(timeout=60)
@@ -64,9 +64,8 @@ def test_the_scripts_own_profiler_is_left_alone(node: Node, tmp_path: Path) -> N
         "assert any(event.key == 'aten::addmm' for event in own.key_averages())\n"
     )
     captured = tmp_path / "captured"
-    command = (sys.executable, "-m", "torchperfd", "run", "--quiet", str(script), str(captured))
     node.start_daemon()
-    with node.running(*command) as process:
+    with node.train(str(captured), script=script) as process:
         eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 0, 60, node.log)
         done = node.command("capture", "--steps", "2")
         captured.touch()
@@ -117,10 +116,7 @@ def training() -> Iterator[Node]:
     """A node on which the digits example trains. Its tests come last, since it keeps a processor busy."""
     with new_node() as node:
         node.start_daemon()
-        with node.running(
-            *(sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "digits"),
-            *(str(EXAMPLE), "--epochs", "20000"),
-        ) as process:
+        with node.train("--epochs", "20000", script=EXAMPLE, TORCHPERFD_RUN="digits") as process:
             eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 50, 60, node.log)
             yield node
             assert process.poll() is None, "a capture ended the training"

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,16 +33,7 @@ def test_a_daemon_keeps_to_its_quota_and_sends_what_is_left(node: Node, tmp_path
 
 def test_daemon_on_nearly_full_disk_begins_no_capture(node: Node) -> None:
     node.start_daemon("--captures-min-free", "1000TiB")
-    script = node.directory / "train.py"
-    script.write_text(
-        "import time, torch\n"
-        "model = torch.nn.Linear(4, 4)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
-        "while True:\n"
-        "    optimizer.zero_grad(); model(torch.ones(2, 4)).sum().backward(); optimizer.step()\n"
-        "    time.sleep(0.01)\n"
-    )
-    with node.running(sys.executable, "-m", "torchperfd", "run", str(script)) as process:
+    with node.train("--pause", "0.01") as process:
         eventually(lambda: node.metric("torchperfd_clients") == 1, 60, node.log)
         done = node.command("capture", "--steps", "2")
         assert process.poll() is None
@@ -57,8 +47,7 @@ ANALYSED = 'torchperfd_captures_analyses_total{result="analysed"}'
 
 def test_a_capture_is_analysed_shown_and_listed(node: Node) -> None:
     node.start_daemon("--analyze-captures")
-    script = (sys.executable, "-m", "torchperfd", "run", "--quiet", str(EXAMPLE), "--epochs", "2000")
-    with node.running(*script) as process:
+    with node.train("--epochs", "2000", script=EXAMPLE) as process:
         eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 20, 60, node.log)
         capture_id = node.json("capture", "--steps", "3", "--with-flops", "--with-modules")["capture_id"]
         eventually(lambda: node.metric(ANALYSED) == 1, 120, node.log)

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 
 from tests.support.node import EXAMPLE, Node, eventually
@@ -36,9 +35,7 @@ def test_a_node_without_a_gpu_costs_one_log_line(node: Node) -> None:
 def test_sigterm_drains_daemon_with_live_stream_and_slow_scraper(node: Node) -> None:
     node.start_daemon()
     with (
-        node.running(
-            sys.executable, "-m", "torchperfd", "run", "--quiet", str(EXAMPLE), "--epochs", "500"
-        ) as process,
+        node.train("--epochs", "500", script=EXAMPLE) as process,
         # A scraper that has connected and never asks.
         socket.create_connection(("127.0.0.1", node.metrics_port), timeout=20) as scraper,
     ):

@@ -1,6 +1,5 @@
 """A real daemon on a fake driver: what operators see on the metrics page in each scenario."""
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -182,9 +181,8 @@ def test_slow_and_hanging_calls_affect_gpu_metrics_only(node: Node) -> None:
 
 def test_a_ranks_memory_is_its_processes(node: Node) -> None:
     driver, settled = serve(node, gpu(0), gpu(1))
-    command = (sys.executable, "-m", "torchperfd", "run", "--quiet", str(EXAMPLE), "--epochs", "500")
     # The driver is for the daemon alone: torch asks NVML too.
-    with node.running(*command, TORCHPERFD_RUN="bert", LD_LIBRARY_PATH="") as process:
+    with node.train("--epochs", "500", script=EXAMPLE, TORCHPERFD_RUN="bert", LD_LIBRARY_PATH="") as process:
         held = f"process {process.pid} {3 * GIB}"
         driver.follow(scenario(gpu(0, held), gpu(1, held, "process 999999 1")))
         eventually(lambda: node.metric("torchperfd_process_gpu_memory_bytes{"), 60, node.log)

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,10 @@ def notes(path: Path) -> dict[str, float]:
 def test_buckets_sum_to_wall_time_across_rank_and_daemon_kills(node: Node) -> None:
     script, first, second = (node.directory / name for name in ("train.py", "first.json", "second.json"))
     script.write_text(SCRIPT)
-    command = (sys.executable, "-m", "torchperfd", "run", "--quiet", str(script))
     node.start_daemon()
 
     started = time.time()
-    with node.running(*command, "0", str(first), TORCHPERFD_RUN="resumed") as process:
+    with node.train("0", str(first), script=script, TORCHPERFD_RUN="resumed") as process:
         eventually(lambda: notes(first).get("steps", 0) >= 40, 200, node.log)
         node.stop_daemon(signal.SIGKILL)
         while_away = notes(first)["steps"]
@@ -77,7 +75,7 @@ def test_buckets_sum_to_wall_time_across_rank_and_daemon_kills(node: Node) -> No
 
     time.sleep(2)  # the pause is what is measured
     resumed = time.time()
-    with node.running(*command, "80", str(second), TORCHPERFD_RUN="resumed") as process:
+    with node.train("80", str(second), script=script, TORCHPERFD_RUN="resumed") as process:
         output = process.communicate(timeout=200)
     ended = time.time()
     assert process.returncode == 0, output

@@ -4,7 +4,6 @@ import http.client
 import json
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,16 +14,6 @@ import pytest
 from tests.support.node import Node, eventually
 
 GIVE_UP_S: Final = 60
-LOOP: Final = """
-import time, torch
-model = torch.nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-while True:
-    optimizer.zero_grad()
-    model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
-    time.sleep(0.01)
-"""
 
 
 class Client:
@@ -111,12 +100,10 @@ def capture_file(client: Client, capture_id: str) -> str:
 
 @pytest.mark.slow
 def test_a_run_is_watched_captured_and_reported(node: Node) -> None:
-    script = node.directory / "train.py"
-    script.write_text(LOOP)
     node.start_daemon()
     client = Client(node)
-    command = (sys.executable, "-m", "torchperfd", "run", "--run", "web", "--quiet", str(script))
-    with node.running(*command), client.events("/api/v1/events?run=web") as found:
+    job = node.train("--pause", "0.01", TORCHPERFD_RUN="web")
+    with job, client.events("/api/v1/events?run=web") as found:
         steps = wait_for(found, "steps")["ranks"][0]
         assert steps["step_seconds"]
         wait_for(found, "seconds")

@@ -5,7 +5,6 @@ VictoriaMetrics, where it is installed, keeps what Prometheus writes to it, conf
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,9 +58,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     store = long_term_store(directory)
     written = REMOTE_WRITE.replace("victoria:8428", f"127.0.0.1:{store.port}") if store is not None else ""
     prometheus = start_prometheus(directory, {"torchperfd": node.metrics_port}, remote_write=written)
-    command = (sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "digits", str(EXAMPLE))
     try:
-        with node.running(*command, "--epochs", "5000") as process:
+        with node.train("--epochs", "5000", script=EXAMPLE, TORCHPERFD_RUN="digits") as process:
             # Eleven seconds of steps, of scrapes that did not fail. Neither the daemon's being up nor
             # the run's own series will do: both are there before torch is imported.
             phases = 'count_over_time(torchperfd_train_phase_seconds_total{run="digits"}[1m])'

@@ -242,7 +242,7 @@ def test_totals_agree_with_the_scripts_own_clock(node: Node, tmp_path: Path) -> 
 
 
 def test_an_embedded_daemon_comes_with_the_run_and_goes_with_it(node: Node) -> None:
-    with node.running(sys.executable, "-m", "torchperfd", "run", str(EXAMPLE), "--epochs", "200") as process:
+    with node.train("--epochs", "200", script=EXAMPLE, options=()) as process:
         eventually(lambda: node.command("ps").returncode == 0, 30)
         eventually(lambda: any(rank["steps"] for run in node.json("ps")["runs"] for rank in run["ranks"]), 30)
         (daemon_pid,) = _embedded_daemons(process.pid)
@@ -255,7 +255,7 @@ def test_an_embedded_daemon_comes_with_the_run_and_goes_with_it(node: Node) -> N
 
 
 def test_an_embedded_daemon_does_not_outlive_a_killed_run(node: Node) -> None:
-    with node.running(sys.executable, "-m", "torchperfd", "run", str(EXAMPLE), "--epochs", "200") as process:
+    with node.train("--epochs", "200", script=EXAMPLE, options=()) as process:
         eventually(lambda: node.command("ps").returncode == 0, 30)
         (daemon_pid,) = _embedded_daemons(process.pid)
         process.kill()

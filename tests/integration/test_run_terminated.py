@@ -1,11 +1,10 @@
 """``torchperfd run`` under SIGTERM: the run is reported and kept, and the process dies as it would have."""
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-from tests.support.node import Node, eventually, torchrun
+from tests.support.node import Node, eventually
 from tests.support.processes import processes_of
 
 from torchperfd.launch import termination
@@ -52,7 +51,7 @@ FORKS = (
 
 def terminate(node: Node, script: Path, *options: str, says: str = "trains") -> tuple[int, str]:
     """Run a script, end it once it has printed a line, and return the status and what was on stderr."""
-    with node.running(sys.executable, "-m", "torchperfd", "run", *options, str(script)) as process:
+    with node.train(script=script, options=options) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"{says}\n"
         process.send_signal(signal.SIGTERM)
@@ -105,8 +104,7 @@ def test_run_forked_child_is_terminated_at_once(node: Node, script: Path) -> Non
 
 def test_run_whose_other_rank_fails_is_kept(node: Node, script: Path) -> None:
     script.write_text(TRAINS)
-    command = (*torchrun(2), "-m", "torchperfd", "run", str(script))
-    with node.running(*command, TORCHPERFD_RUN="pair") as process:
+    with node.train(script=script, ranks=2, options=(), TORCHPERFD_RUN="pair") as process:
         _, errors = process.communicate(timeout=150)
         assert process.returncode == 1
     assert errors.count("── torchperfd · run pair ──") == 1

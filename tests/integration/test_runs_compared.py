@@ -6,23 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.node import Node, eventually
+from tests.support.node import TRAIN, Node, eventually
 from tests.support.run_documents import run_file
 
-SCRIPT = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.set_num_threads(1)
-model = nn.Linear(64, 8)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = TensorDataset(torch.randn(400, 64), torch.randint(0, 8, (400,)))
-for inputs, labels in DataLoader(data, batch_size=8):
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(inputs), labels).backward()
-    optimizer.step()
-"""
+TRAINING = (str(TRAIN), "--steps", "50", "--epoch", "50")
 
 
 def run_until_kept(node: Node, run: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -37,9 +24,7 @@ def run_until_kept(node: Node, run: str, *arguments: str) -> "subprocess.Complet
 
 @pytest.mark.slow
 def test_two_real_runs_are_kept_and_compared(node: Node, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    first = run_until_kept(node, "first", str(script), "--token", "secret")
+    first = run_until_kept(node, "first", *TRAINING, "--token", "secret")
     assert "torchperfd runs show first" in first.stderr
     report = tmp_path / "second.json"
     second = run_until_kept(
@@ -47,7 +32,7 @@ def test_two_real_runs_are_kept_and_compared(node: Node, tmp_path: Path) -> None
         "second",
         *("--quiet", "--report", str(report)),
         # A limit that no machine exceeds: what is asserted is the structure, not a time.
-        *("--baseline", "fir", "--fail-above", "100000%", str(script)),
+        *("--baseline", "fir", "--fail-above", "100000%", *TRAINING),
     )
     assert "compared with the baseline" in second.stderr
 

@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -56,8 +55,7 @@ def test_rank_with_short_steps_stop_is_found(tmp_path: Path) -> None:
 
     with new_node() as node:
         node.start_daemon()
-        command = (sys.executable, "-m", "torchperfd", "run", str(script), str(reports))
-        with node.running(*command):
+        with node.train(str(reports), script=script):
             eventually(reports_seldom, 90, node.log)
             newest = node.metric("torchperfd_train_last_step_timestamp_seconds")
             assert newest is not None

@@ -79,7 +79,7 @@ def train(case: str, directory: Path) -> tuple[Any, bool]:
     arguments, cause = {**CASES, **OWN_CODE}[case], "script code" if case in OWN_CODE else "input-bound"
     with new_node() as node:
         node.start_daemon()
-        with node.running(sys.executable, "-m", "torchperfd", "run", str(script), *arguments):
+        with node.train(*arguments, script=script, options=()):
             found: list[Any] = []
 
             def is_known() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.node import Node, eventually, new_node, torchrun
+from tests.support.node import Node, eventually, new_node
 from tests.unit.daemon.processes import process
 
 from torchperfd_daemon.service.stuck_rank_stacks import request_stacks_by_signal
@@ -198,11 +198,7 @@ def skipping(node: Node, tmp_path: Path) -> Iterator[tuple[Node, str]]:
     script = tmp_path / "skip.py"
     script.write_text(SKIP)
     node.start_daemon()
-    with node.running(
-        *torchrun(4),
-        *("-m", "torchperfd", "run", "--quiet", str(script)),
-        TORCHPERFD_RUN="skipping",
-    ) as process:
+    with node.train(script=script, ranks=4, TORCHPERFD_RUN="skipping") as process:
         try:
             yield node, SKIP
         finally:

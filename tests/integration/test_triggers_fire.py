@@ -1,7 +1,6 @@
 """A daemon acts of its own accord: on a job whose loader becomes slow, and then hangs."""
 
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -53,8 +52,7 @@ def test_a_slow_loader_is_captured_and_a_hang_leaves_stacks(node: Node) -> None:
     config.write_text(CONFIG)
     script.write_text(SCRIPT)
     node.start_daemon("--config", str(config))
-    command = (sys.executable, "-m", "torchperfd", "run", str(script))
-    with node.running(*command, FLAG=str(flag)) as process:
+    with node.train(script=script, FLAG=str(flag)) as process:
         eventually(lambda: (node.metric("torchperfd_train_steps_total") or 0) > 100, 60, node.log)
         assert captures(node) == {}
         flag.write_text("slow")

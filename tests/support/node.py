@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ Outcome = TypeVar("Outcome")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "client" / "examples" / "train_digits.py"
+TRAIN = Path(__file__).with_name("train.py")
 # The size of a terminal is in the environment of pytest's workers, and outranks the size of a test's own.
 _FOREIGN = re.compile("TORCHPERFD_|(COLUMNS|LINES)$")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
@@ -140,6 +141,19 @@ class Node:
             finally:
                 if process.poll() is None:
                     process.kill()
+
+    def train(
+        self,
+        *arguments: str,
+        script: Path = TRAIN,
+        ranks: int = 1,
+        options: Sequence[str] = ("--quiet",),
+        **extra_env: str,
+    ) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
+        """Run a script under ``torchperfd run`` with options, in the background as :meth:`running` does."""
+        launcher = torchrun(ranks) if ranks > 1 else (sys.executable,)
+        command = (*launcher, "-m", "torchperfd", "run", *options, str(script), *arguments)
+        return self.running(*command, **extra_env)
 
     def close(self) -> None:
         """End the daemon and whatever else still runs here, and remove the directories."""
