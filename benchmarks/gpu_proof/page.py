@@ -1,16 +1,19 @@
 """The page of results, docs/gpu-results.md, from the JSON files of all cards."""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.gpu_proof.checks import CHECKS
-from benchmarks.gpu_proof.outcome import Bound, Outcome
+from benchmarks.gpu_proof.outcome import Outcome
 
 LEFT_OUT: Final = ("agrees", "only torchperfd", "under 2% of the step")
 """Last cells of rows that the page only counts."""
+
+_CLAIM: Final = re.compile(r"(?P<subject>[^:]+): (?P<claim>.+?)(?:(?:; | \()(?P<value>.+?)\)?)?")
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "gpu-results.md"
 
@@ -57,11 +60,31 @@ def check_lines(result: Mapping[str, Any]) -> list[str]:
     if outcome.bounds:
         met = sum(bound.held is True for bound in outcome.bounds)
         lines += [f"{met} of {len(outcome.bounds)} limits are met."]
-        rest = [f"- {_judged(bound)}" for bound in outcome.bounds if not bound.held]
+        not_met = grouped(bound.text for bound in outcome.bounds if bound.held is False)
+        not_shown = grouped(bound.text for bound in outcome.bounds if bound.held is None)
+        rest = [
+            *(f"- **Not met**: {text}" for text in not_met),
+            *(f"- **Not shown**: {text}" for text in not_shown),
+        ]
         lines += ["", *rest] if rest else []
     if outcome.notes:
-        lines += ["", *outcome.notes] if outcome.bounds else outcome.notes
+        lines += ["", *grouped(outcome.notes)] if outcome.bounds else grouped(outcome.notes)
     return lines
+
+
+def grouped(texts: Iterable[str]) -> list[str]:
+    """Join texts that make the same claim, as in ``a (1), b (2): it holds``."""
+    by_claim: dict[str, list[tuple[str, str]]] = {}
+    for text in texts:
+        found = _CLAIM.fullmatch(text)
+        claim, subject = (found["claim"], found["subject"]) if found else (text, "")
+        if found and found["value"]:
+            subject = f"{subject} ({found['value']})"
+        by_claim.setdefault(claim, []).append((subject, text))
+    return [
+        members[0][1] if len(members) == 1 else f"{', '.join(subject for subject, _ in members)}: {claim}"
+        for claim, members in by_claim.items()
+    ]
 
 
 def is_fine(result: Mapping[str, Any]) -> bool:
@@ -69,10 +92,6 @@ def is_fine(result: Mapping[str, Any]) -> bool:
     return "outcome" in result and all(
         bound.held is not False for bound in Outcome.from_json(result["outcome"]).bounds
     )
-
-
-def _judged(bound: Bound) -> str:
-    return f"**Not shown**: {bound.text}" if bound.held is None else f"**Not met**: {bound.text}"
 
 
 def _row(cells: list[str]) -> str:
