@@ -24,7 +24,7 @@ ELSEWHERE = {
     r"\bdocker\b|\bsudo\b": ("integration/test_install.py", "Dockerfile"),
     r"\btorchperfd serve\b": ("integration/test_daemon.py", '"serve"'),
     r"\btorchperfd top\b": ("integration/test_top.py", '"top"'),
-    r"\btorchperfd captures upload\b": ("integration/test_capture_uploads.py", '"upload"'),
+    r"\btorchperfd captures upload\b": ("integration/test_captures_kept.py", '"upload"'),
     r"\btorchperfd captures cancel\b": ("integration/test_capture_faults.py", '"cancel"'),
     r"\btorchperfd capture --kind memory\b": ("unit/client/test_memory_snapshot.py", 'kind="memory"'),
     r"\btorchperfd config show\b": ("unit/daemon/test_config.py", '"config", "show"'),

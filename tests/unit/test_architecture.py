@@ -33,6 +33,17 @@ def test_architecture_names_files_that_exist() -> None:
     assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
 
 
+def test_named_test_files_exist() -> None:
+    exist = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    named = {
+        (name, path.relative_to(ROOT).as_posix())
+        for place in ("tests", "docs", "benchmarks", "tools", "CONTRIBUTING.md", "Makefile")
+        for path in written(place)
+        for name in re.findall(r"\btest_\w+\.py\b", path.read_text(encoding="utf-8"))
+    }
+    assert [each for each in sorted(named) if each[0] not in exist] == []
+
+
 def test_no_command_of_the_daemons_loads_torch() -> None:
     code = (
         "import importlib, sys\n"
