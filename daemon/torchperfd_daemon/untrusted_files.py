@@ -12,13 +12,18 @@ import gzip
 import importlib
 import io
 import lzma
+import os
 import pickle
 import re
+import stat
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+
+_PIECE: Final = 1 << 20
 
 _GZIP: Final = b"\x1f\x8b"
 _XZ: Final = b"\xfd7zXZ\x00"
@@ -67,6 +72,39 @@ def decompressed_head(raw: io.BufferedReader, most: int) -> bytes:
     except BrokenCompressionError:
         pass
     return found[:most]
+
+
+def contents(path: Path, what: str, max_bytes: int, too_large: str) -> bytes:
+    """Return the contents of a file that others may have written, decompressed.
+
+    Of damaged compression, what could be decompressed: it is judged like a file that was cut off.
+
+    Args:
+        what: What the file should be, for the messages.
+        max_bytes: The most that may be read.
+        too_large: The remedy where it holds more.
+
+    Raises:
+        NoSuchTargetError: There is no such file.
+        TorchperfdError: It is no regular file, holds more, or cannot be read.
+    """
+    data = bytearray()
+    try:
+        with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                remedy = f"copy the {what.split()[-1]} to a file first"
+                raise TorchperfdError(f"{path} is no regular file", remedy)
+            for piece in decompressed_pieces(file, _PIECE):
+                data += piece
+                if len(data) > max_bytes:
+                    raise TorchperfdError(f"{path} holds more than {max_bytes:,} bytes", too_large)
+    except BrokenCompressionError:
+        pass
+    except FileNotFoundError:
+        raise NoSuchTargetError(f"there is no {what} at {path}") from None
+    except OSError as error:
+        raise TorchperfdError(f"cannot read {path}: {error.strerror or error}") from None
+    return bytes(data)
 
 
 def _open_decompressed(raw: io.BufferedReader) -> tuple[Any, tuple[type[Exception], ...]]:

@@ -3,12 +3,10 @@
 Releases of torch differ in the fields, so all but the collectives themselves may be absent.
 """
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, Final
 
 from torchperfd_daemon import untrusted_files
@@ -16,12 +14,11 @@ from torchperfd_daemon.documents import DamagedError, decode
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, explained
 from torchperfd_daemon.stacks import Frame
 from torchperfd_daemon.text import one_line
-from torchperfd_daemon.untrusted_files import is_pickle, load_plain
+from torchperfd_daemon.untrusted_files import contents, is_pickle, load_plain
 
 MAX_BYTES: Final = 256 << 20
 """Bytes after decompression. torch keeps 2,000 collectives, of about a kilobyte each."""
 MAX_RANKS: Final = 1 << 20
-_PIECE: Final = 1 << 20
 _HEAD_BYTES: Final = 1 << 16
 _MARKS: Final = (b"collective_seq_id", b"pg_config", b"pg_status", b"nccl_comm_state", b"comm_lib_version")
 # A memory snapshot, and a trace: its header has the process groups as well.
@@ -105,31 +102,11 @@ def load(path: Path) -> Dump:
         NoSuchTargetError: There is no such file.
         TorchperfdError: It is too large, cannot be read, or is no dump. The message has the path.
     """
-    data = _contents(path)
+    data = contents(path, "Flight Recorder dump", MAX_BYTES, "name a dump")
     try:
         return _Reader(path).read(_plain(data))
     except TorchperfdError as error:
         raise TorchperfdError(f"{path}: {error.problem}", error.remedy) from error
-
-
-def _contents(path: Path) -> bytes:
-    data = bytearray()
-    try:
-        with path.open("rb") as file:
-            if not S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise TorchperfdError(f"{path} is no regular file", "copy the dump to a file first")
-            for piece in untrusted_files.decompressed_pieces(file, _PIECE):
-                data += piece
-                if len(data) > MAX_BYTES:
-                    raise TorchperfdError(f"{path} holds more than {MAX_BYTES:,} bytes", "name a dump")
-    except untrusted_files.BrokenCompressionError:
-        # What could be decompressed is judged like a file that was cut off.
-        pass
-    except FileNotFoundError:
-        raise NoSuchTargetError(f"there is no Flight Recorder dump at {path}") from None
-    except OSError as error:
-        raise TorchperfdError(f"cannot read {path}: {error.strerror or error}") from None
-    return bytes(data)
 
 
 def _plain(data: bytes) -> object:

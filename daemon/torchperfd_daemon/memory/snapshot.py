@@ -4,17 +4,14 @@ Releases of torch differ in their fields, so every field but the segments may be
 is counted and left out.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, Final, TypeGuard
 
-from torchperfd_daemon import untrusted_files
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.memory import model
 from torchperfd_daemon.memory.model import (
     Block,
@@ -28,11 +25,10 @@ from torchperfd_daemon.memory.model import (
     Stack,
     State,
 )
-from torchperfd_daemon.untrusted_files import is_pickle, load_plain
+from torchperfd_daemon.untrusted_files import contents, is_pickle, load_plain
 
 MAX_BYTES: Final = 2 << 30
 """Bytes after decompression. A larger file is refused: its objects would take ten times as much memory."""
-_PIECE: Final = 1 << 20
 _SMALL_SEGMENT: Final = 2 << 20
 _STATES: Final = {
     "active_allocated": State.ALLOCATED,
@@ -54,36 +50,13 @@ def load(path: Path, max_bytes: int = MAX_BYTES) -> Snapshot:
         NoSuchTargetError: There is no such file.
         TorchperfdError: It is too large, cannot be read, or is no memory snapshot. The message has the path.
     """
-    data = _contents(path, max_bytes)
+    data = contents(path, "memory snapshot", max_bytes, "record fewer events: max_entries of torch")
     try:
         if not is_pickle(data[:2]):
             raise TorchperfdError(_unlike(data), "name a file of `torch.cuda.memory._dump_snapshot`")
         return _Reader(path, len(data)).read(load_plain(data))
     except TorchperfdError as error:
         raise TorchperfdError(f"{path}: {error.problem}", error.remedy) from error
-
-
-def _contents(path: Path, max_bytes: int) -> bytes:
-    data = bytearray()
-    try:
-        with path.open("rb") as file:
-            if not S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise TorchperfdError(f"{path} is no regular file", "copy the snapshot to a file first")
-            for piece in untrusted_files.decompressed_pieces(file, _PIECE):
-                data += piece
-                if len(data) > max_bytes:
-                    raise TorchperfdError(
-                        f"{path} holds more than {max_bytes:,} bytes",
-                        "record fewer events: max_entries of torch",
-                    )
-    except untrusted_files.BrokenCompressionError:
-        # What could be decompressed is judged like a file that was cut off.
-        pass
-    except FileNotFoundError:
-        raise NoSuchTargetError(f"there is no memory snapshot at {path}") from None
-    except OSError as error:
-        raise TorchperfdError(f"cannot read {path}: {error.strerror or error}") from None
-    return bytes(data)
 
 
 def _unlike(data: bytes) -> str:
