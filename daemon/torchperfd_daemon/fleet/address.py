@@ -4,7 +4,7 @@ import ipaddress
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from torchperfd_daemon.errors import UsageError
@@ -16,10 +16,15 @@ _PORT: Final = re.compile(r"[0-9]{1,5}")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Address:
-    """A host, by name or number, and a TCP port."""
+    """A host, by name or number, and a TCP port.
+
+    Attributes:
+        certified_name: The name that the peer's certificate has to contain; the host if empty.
+    """
 
     host: str
     port: int
+    certified_name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

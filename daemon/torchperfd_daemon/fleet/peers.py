@@ -95,7 +95,8 @@ class Dns:
                 f"the fleet's peers cannot be found: {self.name} does not resolve ({error.strerror})",
                 "check --fleet-peers of `torchperfd serve`",
             ) from error
-        return sorted({Address(str(where[0]), self.port) for *_, where in found})
+        # Addresses of pods are not known when certificates are made: the name is what a certificate has.
+        return sorted({Address(str(where[0]), self.port, self.name) for *_, where in found})
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,10 +137,13 @@ class FanOut:
         channel = self._channels.get(address)
         if channel is None:
             secure = self._current().channel()
+            name = address.certified_name
+            certified = (("grpc.ssl_target_name_override", name),) if name else ()
+            options = (*_CHANNEL_OPTIONS, *certified)
             channel = (
-                grpc.aio.insecure_channel(str(address), options=_CHANNEL_OPTIONS)
+                grpc.aio.insecure_channel(str(address), options=options)
                 if secure is None
-                else grpc.aio.secure_channel(str(address), secure, options=_CHANNEL_OPTIONS)
+                else grpc.aio.secure_channel(str(address), secure, options=options)
             )
             self._channels[address] = channel
         return fleet_pb2_grpc.FleetStub(channel)  # type: ignore[return-value] # the same class serves both

@@ -159,12 +159,12 @@ def none_here() -> dict[str, list[Participant]]:
     return {}
 
 
-def certificates(directory: Path, name: str) -> Credentials:
-    """Make an authority, and a certificate of it for this node."""
+def certificates(directory: Path, name: str, certified: str = "IP:127.0.0.1") -> Credentials:
+    """Make an authority, and a certificate of it for this node, or for another name."""
     own = directory / name
     own.mkdir()
     extension = own / "ext"
-    extension.write_text("subjectAltName=IP:127.0.0.1\n")
+    extension.write_text(f"subjectAltName={certified}\n")
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     for command in (
         ["req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2"],

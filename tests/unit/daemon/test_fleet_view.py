@@ -1,5 +1,6 @@
 """The view over all nodes: runs, stacks, credentials, builds and clock offsets."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -14,6 +15,7 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetView, check_listening, read_credentials
 from torchperfd_daemon.fleet.credentials import parse_tokens
+from torchperfd_daemon.fleet.peers import Dns
 from torchperfd_daemon.fleet.relay import ClockOffset, Exchange
 from torchperfd_daemon.views.fleet import builds_text
 
@@ -109,6 +111,19 @@ async def test_tls_needs_certificates_of_one_authority_on_both_sides(tmp_path: P
         async with asking(tmp_path, [node.address], credentials) as (view, _):
             listed = await view.runs([], may_all)
             assert (len(listed.nodes), len(listed.unreachable)) == ((2, 0) if let_in else (1, 1))
+    await node.server.stop(None)
+
+
+@pytest.mark.needs("openssl")
+async def test_certificate_has_the_name_that_peers_were_found_by(tmp_path: Path) -> None:
+    by_name = certificates(tmp_path, "named", "DNS:localhost")
+    node = await start_node(tmp_path, [0], 1, by_name)
+    port = node.address.port
+    found = next(each for each in await Dns("localhost", port).read() if each.host == "127.0.0.1")
+    other = replace(found, certified_name="elsewhere")
+    for address, reached in ((found, 2), (node.address, 1), (other, 1)):
+        async with asking(tmp_path, [address], by_name) as (view, _):
+            assert len((await view.runs([], may_all)).nodes) == reached
     await node.server.stop(None)
 
 
