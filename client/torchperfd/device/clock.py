@@ -211,6 +211,11 @@ class DeviceTimes:
         self._sample_at = self._chance(max(1, self._budget // 2))
         self._allowed, self._ended.had_whole = self._budget, False
 
+    @property
+    def work(self) -> tuple[int, int, float]:
+        """Whole training steps that were read, their ns without waits for ranks, the sum of its squares."""
+        return self._ended.work_steps, self._ended.work_ns, self._ended.work_squares
+
     def boundary(self, phase: int, cuda_event_id: int) -> None:
         """Since the boundary before this one, the innermost open phase was ``phase``.
 
@@ -303,6 +308,7 @@ class DeviceTimes:
             ns = self._between(begin, end)
             if ns < 0:
                 self.lost += 1
+                part.is_whole = False
             else:
                 part.ns[phase] = part.ns.get(phase, 0) + ns
 

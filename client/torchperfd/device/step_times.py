@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd.steps.phases import AFTER_EVALUATION, OTHER
+from torchperfd.steps.phases import AFTER_EVALUATION, COLLECTIVE_WAIT, OTHER, TRAIN
 from torchperfd.steps.step_ring import slot_after_evaluation
 
 NO_KIND: Final = 0
@@ -42,10 +42,11 @@ class StepTimes:
         calls: Calls by phase.
         running: Phases that had an interval in a call which has not ended.
         pending: Intervals that are yet to be read.
+        own_ns: Nanoseconds of those that were given out, without waits for other ranks.
         into: The times that these were added to, if they were.
     """
 
-    __slots__ = ("calls", "into", "is_whole", "kind", "ns", "pending", "running", "weight")
+    __slots__ = ("calls", "into", "is_whole", "kind", "ns", "own_ns", "pending", "running", "weight")
 
     def __init__(self) -> None:
         self.kind = -1
@@ -55,6 +56,7 @@ class StepTimes:
         self.calls: dict[int, int] = {}
         self.running: set[int] = set()
         self.pending = 0
+        self.own_ns = 0
         self.into: StepTimes | None = None
 
     def count(self, phase: int) -> None:
@@ -78,10 +80,15 @@ class EndedSteps:
 
     Attributes:
         had_whole: Whether a whole step has ended since this was set to False.
+        work_steps: Whole training steps that were read.
+        work_ns: What they took without waits for other ranks.
+        work_squares: The sum of the squares of that.
     """
 
     def __init__(self) -> None:
         self.had_whole = False
+        self.work_steps = self.work_ns = 0
+        self.work_squares = 0.0
         # By kind: the steps since the newest that have a weight, and those of them that are whole.
         self._steps: Counter[int] = Counter()
         self._unweighted: list[StepTimes] = []
@@ -127,6 +134,11 @@ class EndedSteps:
                 if slot == phase or slot != OTHER:  # what is no phase of its own has one call a step
                     calls += step.calls.get(phase, 0) * step.weight
                 due[step.kind, slot] = ns, calls
+            step.own_ns += sum(step.ns.values()) - step.ns.get(COLLECTIVE_WAIT, 0)
+            if not step.pending and step.is_whole and step.kind == TRAIN:
+                self.work_steps += 1
+                self.work_ns += step.own_ns
+                self.work_squares += float(step.own_ns) ** 2
             step.ns.clear()
             step.calls.clear()
         self._changed = [step for step in self._changed if step.pending]

@@ -106,6 +106,7 @@ class ProcessCounters:
             self._sync_waits.start(self._replay.thread)
             totals.sync_waits = self._sync_waits.waits(totals.train, totals.validate)
             totals.device_lag = PhaseTotals(*self._accelerator.lag)
+            totals.device_work = PhaseTotals(*self._accelerator.work)
         self.fill_loader(totals)
         if not samples:
             return

@@ -129,6 +129,7 @@ def totals_to_message(
         (message.background_saves, totals.background_saves),
         (message.epoch_starts, totals.epoch_starts),
         (message.device_lag, totals.device_lag),
+        (message.device_work, totals.device_work),
     ):
         if times.calls:
             _pack_phase(packed, times)
@@ -191,6 +192,7 @@ def totals_from_message(message: session_pb2.Account, names: PhaseNames) -> Tota
         script_collectives=tuple(map(_line_from_message, message.script_collectives)),
         graph_limit=message.graph_limit,
         device_lag=_phase_from_message(message.device_lag),
+        device_work=_phase_from_message(message.device_work),
     )
     if message.HasField("host_memory"):
         memory = message.host_memory

@@ -192,6 +192,7 @@ class Totals:
         script_collectives: The lines whose own collectives took longest.
         graph_limit: A function that torch.compile has given up on, with its place; empty for none.
         device_lag: How far the device was behind the host, by samples.
+        device_work: Of training steps timed whole on the device: what it took without waits for other ranks.
     """
 
     train: KindTotals = field(default_factory=KindTotals)
@@ -226,6 +227,7 @@ class Totals:
     script_collectives: tuple[TimedLine, ...] = ()
     graph_limit: str = ""
     device_lag: PhaseTotals = field(default_factory=PhaseTotals)
+    device_work: PhaseTotals = field(default_factory=PhaseTotals)
 
     def add(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, in the order of time."""
@@ -252,6 +254,7 @@ class Totals:
             validate_pass=replace(self.validate_pass),
             epoch_starts=replace(self.epoch_starts),
             device_lag=replace(self.device_lag),
+            device_work=replace(self.device_work),
         )
 
     @property

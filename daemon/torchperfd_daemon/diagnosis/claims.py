@@ -4,6 +4,7 @@ A healthy job is a claim about all its ranks and about the whole step. The live 
 end of a run and the one of several nodes are all limited by :func:`limit_claim`.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -86,10 +87,12 @@ def limit_claim(
     # What ranks wait for may be a rank that is not seen.
     finds = [find for find in _DOUBTS if unseen <= 0 or find is not _ranks]
     account = verdict.account
-    if account is not None and _tells_waits_apart(account):
-        finds = [partial(_parted_waits, account) if find is _ranks else find for find in finds]
+    if account is not None:
+        is_apart = _tells_waits_apart(account)
+        if is_apart:
+            finds = [partial(_parted_waits, account) if find is _ranks else find for find in finds]
         exchange = account.share(PartKind.EXCHANGE)
-        if exchange >= SAID_SHARE and len(seen) > 1:
+        if exchange >= SAID_SHARE and len(seen) > 1 and (is_apart or _waits_at_most(seen) < WAIT_SHARE):
             verdict = replace(verdict, evidence=f"{verdict.evidence}; exchange takes {exchange:.0%}")
     found = [doubt for find in finds if (doubt := find(seen)) is not None]
     long_steps = _long_steps(seen, newest)
@@ -170,13 +173,26 @@ def _data(seen: Sequence[RankEvidence]) -> _Doubt | None:
 
 def _ranks(seen: Sequence[RankEvidence]) -> _Doubt | None:
     rank, share = _largest(seen, attrgetter("wait_seconds"))
-    if share < WAIT_SHARE:
+    if share < WAIT_SHARE or (share < EXCHANGE_SHARE and _waits_at_most(seen) < WAIT_SHARE):
         return None
     words = f"{_part(rank.wait_seconds, rank)} is waiting in collectives"
     if len(seen) > 1:
         least = min(each.wait_seconds / each.step_seconds for each in seen)
         words += f" on rank {rank.rank}, and at least {least:.0%} on all ranks: {_why_ranks_wait(seen)}"
     return _Doubt(share, "collective_wait", words)
+
+
+def _waits_at_most(seen: Sequence[RankEvidence]) -> float:
+    """Return the largest share of the step that devices can spend waiting for ranks that are not there yet.
+
+    Of n numbers with standard deviations of at most s, the largest is on average at most s √(n - 1) above the
+    largest mean, whatever their distribution and however they depend on each other (Arnold and Groeneveld,
+    1979). Infinite where single steps of a device are not known.
+    """
+    own = [each.own_seconds for each in seen]
+    deviations = [math.inf if (each := rank.own_deviation_seconds) is None else each for rank in seen]
+    late, uneven = max(own) - statistics.fmean(own), max(deviations) * math.sqrt(len(seen) - 1)
+    return (late + uneven) / max(rank.step_seconds for rank in seen)
 
 
 def _tells_waits_apart(account: Account) -> bool:

@@ -106,6 +106,8 @@ class RankEvidence:
         device_lag_seconds: How far the device is behind the host, by samples within steps: several steps if
             it bounds the loop, less than one if it waits for the host, or the host for it in each step. None
             without device times.
+        own_deviation_seconds: The standard deviation, over single steps, of the device's time without waits
+            for other ranks; None if it is not known.
     """
 
     rank: int
@@ -168,6 +170,7 @@ class RankEvidence:
     called_collection_seconds: float = 0.0
     collect_line: str = ""
     device_lag_seconds: float | None = None
+    own_deviation_seconds: float | None = None
 
     @property
     def own_seconds(self) -> float:

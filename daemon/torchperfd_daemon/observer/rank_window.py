@@ -81,6 +81,8 @@ class NewestRows:
 _WAIT: Final = "collective_wait"
 _DATA: Final = "data"
 _MIN_STARTS: Final = 2
+# So many steps timed on the device show by how much they differ.
+_MIN_TIMED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class WindowEdge:
     collect_calls: tuple[TimedLine, ...]
     script_collectives: tuple[TimedLine, ...]
     device_lag: PhaseTotal
+    device_work: PhaseTotal
 
     @classmethod
     def of(cls, totals: Totals) -> "WindowEdge":
@@ -104,6 +107,7 @@ class WindowEdge:
             totals.collect_calls,
             totals.script_collectives,
             totals.device_lag,
+            totals.device_work,
         )
 
 
@@ -137,6 +141,7 @@ def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -
         epoch_steps=now.train.steps / (now.epoch_starts.calls + 1) if now.epoch_starts.calls else 0.0,
         workers_respawn=now.loader is not None and now.loader.respawns_workers,
         device_lag_seconds=lag.ns / lag.calls / 1e9 if lag.calls > 0 else None,
+        own_deviation_seconds=_deviation(_minus(now.device_work, before.device_work)),
     )
 
 
@@ -163,7 +168,19 @@ def _since(before: Sequence[TimedLine], now: Sequence[TimedLine]) -> tuple[Phase
 
 
 def _minus(total: PhaseTotal, part: PhaseTotal) -> PhaseTotal:
-    return PhaseTotal(max(0, total.calls - part.calls), max(0, total.ns - part.ns))
+    return PhaseTotal(
+        max(0, total.calls - part.calls),
+        max(0, total.ns - part.ns),
+        max(0.0, total.squares - part.squares),
+    )
+
+
+def _deviation(work: PhaseTotal) -> float | None:
+    """Return the standard deviation of single calls in seconds; None for too few of them."""
+    if work.calls < _MIN_TIMED:
+        return None
+    mean = work.ns / work.calls
+    return math.sqrt(max(0.0, work.squares / work.calls - mean * mean)) / 1e9
 
 
 def _longest_wait(before: Sequence[SyncWait], now: Sequence[SyncWait]) -> str:

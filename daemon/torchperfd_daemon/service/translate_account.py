@@ -96,6 +96,7 @@ def totals_from_message(message: session_pb2.Account) -> Totals:
         script_collectives=_lines_from_messages(message.script_collectives),
         graph_limit=one_line(message.graph_limit, _MAX_REASON_CHARACTERS),
         device_lag=_phase_from_message(message.device_lag),
+        device_work=_phase_from_message(message.device_work),
         step_blocks=message.step_blocks if len(message.step_blocks) <= _MAX_BLOCKS_BYTES else b"",
     )
 
@@ -203,6 +204,7 @@ def totals_to_message(own: Totals) -> session_pb2.Account:
         collect_calls=[pack(session_pb2.TimedLine, each) for each in own.collect_calls],
         script_collectives=[pack(session_pb2.TimedLine, each) for each in own.script_collectives],
         device_lag=_phase_to_message("", own.device_lag),
+        device_work=_phase_to_message("", own.device_work),
     )
 
 

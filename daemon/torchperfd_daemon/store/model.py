@@ -213,6 +213,8 @@ class Totals:
     """A function that torch.compile has given up on, such as ``forward() at model.py:12``; empty for none."""
     device_lag: PhaseTotal = PhaseTotal()
     """How far the device was behind the host, by samples."""
+    device_work: PhaseTotal = PhaseTotal()
+    """What single training steps took on the device without waits for other ranks; calls are such steps."""
     step_blocks: bytes = b""
     """A serialised message ``StepBlocks``, passed on unread; empty while the loop runs."""
 

@@ -22,7 +22,7 @@ from torchperfd.device.clock import (
 )
 from torchperfd.device.step_times import NO_KIND, DeviceTime
 from torchperfd.hooks.cuda import CurrentStream, record_without_stream, recorder_of_events
-from torchperfd.steps.phases import BACKWARD, DATA, FORWARD, LOSS, OTHER, TRAIN, VALIDATE
+from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, LOSS, OTHER, TRAIN, VALIDATE
 from torchperfd.steps.step_ring import NO_CUDA_EVENT
 
 
@@ -596,6 +596,38 @@ def test_steps_with_all_their_events_stand_for_the_others() -> None:
     device.run()
     # The first of these began before there were events again.
     assert script.times.collect() == [DeviceTime(TRAIN, FORWARD, 988 * 100, 988 * 10)]
+
+
+def test_work_of_whole_training_steps_is_without_waits() -> None:
+    device = Device()
+    script = Script(device)
+    script.boundary(NO_PHASE)
+    for kind, work in ((TRAIN, 3_000_000), (VALIDATE, 50_000_000), (NO_KIND, 50_000_000), (TRAIN, 7_000_000)):
+        script.phase(FORWARD, work)
+        script.phase(COLLECTIVE_WAIT, 20_000_000)
+        script.phase(OTHER, 1_000_000)
+        script.times.close(kind)
+    # Half a step has been worked off: it does not count before the device has done the rest.
+    device.run(device.launched - 10_000_000)
+    script.times.collect()
+    assert script.times.work == (1, 4_000_000, 4e6**2)
+    device.run()
+    script.times.collect()
+    assert script.times.work == (2, 12_000_000, 4e6**2 + 8e6**2)
+
+
+def test_step_with_a_lost_interval_is_no_work() -> None:
+    device = Device()
+    script = Script(device)
+    script.boundary(NO_PHASE)
+    script.phase(FORWARD, 3_000_000)
+    device.launch(-2_000_000)
+    script.boundary(FORWARD)
+    script.times.close(TRAIN)
+    device.done = 3_000_000
+    script.times.collect()
+    assert script.times.lost == 1
+    assert script.times.work == (0, 0, 0.0)
 
 
 def test_kinds_of_steps_stand_for_their_own_kind() -> None:

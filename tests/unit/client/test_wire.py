@@ -201,6 +201,7 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         script_collectives=st.just(()) | st.just((TimedLine("b.py", 22, "all_reduce", 12, 8),)),
         graph_limit=st.just("") | st.just("forward() at model.py:12"),
         device_lag=_PHASE,
+        device_work=_PHASE,
     )
 )
 def test_all_that_is_known_beside_the_steps_arrives_too(totals: Totals) -> None:

@@ -92,6 +92,40 @@ def test_uneven_work_says_how_long_ranks_wait() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("deviation", "waits", "cause"),
+    [
+        (0.002, (0.24, 0.22, 0.22, 0.23), Cause.NONE),
+        # Ranks that in turn have a step 40 ms longer wait for each other for 30 ms of each.
+        (0.0173, (0.3, 0.3, 0.3, 0.3), Cause.UNKNOWN),
+        (None, (0.24, 0.22, 0.22, 0.23), Cause.UNKNOWN),
+        (0.002, (0.34, 0.34, 0.02, 0.34), Cause.UNKNOWN),
+        (0.002, (0.36, 0.36, 0.35, 0.36), Cause.UNKNOWN),
+    ],
+)
+def test_devices_that_exchange_are_no_uneven_work(
+    deviation: float | None, waits: tuple[float, ...], cause: Cause
+) -> None:
+    """By how much a rank's single steps differ bounds how long ranks can wait for each other."""
+    facts = {"on_device": True, "own_deviation_seconds": deviation}
+    ranks = [
+        rank(
+            number,
+            facts={
+                **facts,
+                "device_phase_seconds": {
+                    "forward": STEP * (0.9 - share),
+                    "backward": STEP * 0.1,
+                    "collective_wait": STEP * share,
+                },
+            },
+            loss=0.1,
+        )
+        for number, share in enumerate(waits)
+    ]
+    assert claim(*ranks).cause is cause
+
+
 def test_cause_of_all_ranks_names_their_wait() -> None:
     """Three ranks whose uneven work is code of the script."""
     own = Verdict(Cause.SCRIPT_CODE, "bert", "", None, "loss", "words", 0.04, "", step_seconds=STEP)

@@ -52,6 +52,17 @@ def test_change_is_reported_with_step_and_size(factor: float, seed: int) -> None
     assert 0.99 < onset.confidence <= 1
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_drift_before_a_change_is_no_part_of_it(seed: int) -> None:
+    """Some other program made 25 steps 6 % longer before the change of 50 %."""
+    series = normal(300, 0.04, seed)
+    series[200:] *= 1.06
+    series[225:] *= 1.5 / 1.06
+    (onset,) = reported(series)
+    assert abs(onset.step - 225) <= 3
+    assert onset.after_seconds == pytest.approx(0.15, rel=0.05)
+
+
 def test_a_change_and_its_end_are_two() -> None:
     series = normal(1200, 0.02, 1)
     series[400:800] *= 1.3

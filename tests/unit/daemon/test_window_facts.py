@@ -91,6 +91,20 @@ def test_lag_of_the_device_is_the_windows_mean() -> None:
     assert facts(replace(NOW, device_lag=PhaseTotal(10, 10**9)), before).device_lag_seconds is None
 
 
+def test_deviation_of_the_devices_work_is_the_windows() -> None:
+    before = PhaseTotal(100, 100 * 7_000_000, 100 * 7e6**2)
+    half = [9_000_000] * 15 + [5_000_000] * 15
+    squares = before.squares + sum(float(each) ** 2 for each in half)
+    now = PhaseTotal(before.calls + len(half), before.ns + sum(half), squares)
+    seen = facts(replace(NOW, device_work=now), replace(BEFORE, device_work=before))
+    assert seen.own_deviation_seconds == pytest.approx(0.002)
+    few = replace(now, calls=before.calls + 19)
+    assert (
+        facts(replace(NOW, device_work=few), replace(BEFORE, device_work=before)).own_deviation_seconds
+        is None
+    )
+
+
 def test_line_that_waits_longest_in_the_window_is_named() -> None:
     before = replace(BEFORE, sync_waits=(SyncWait("t.py", 5, "item", 900),))
     now = replace(NOW, sync_waits=(SyncWait("t.py", 5, "item", 910), SyncWait("t.py", 9, "cpu", 20)))

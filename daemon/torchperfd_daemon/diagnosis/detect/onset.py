@@ -228,7 +228,23 @@ class OnsetDetector:
             return None
         self._debounce.learn(since, before_seconds)
         confidence = 1 - 0.5 * math.erfc(score / math.sqrt(2))
-        return Onset(since, self._seen - 1, before_seconds, after_seconds, confidence)
+        first = self._first_changed(since, level)
+        after_seconds = math.exp(statistics.median(values[-(self._seen - first) :]))
+        return Onset(first, self._seen - 1, before_seconds, after_seconds, confidence)
+
+    def _first_changed(self, since: int, level: float) -> int:
+        """Return where the old and the new level describe the steps best, by absolute differences.
+
+        The sums of small changes begin with a slight drift that precedes a larger change.
+        """
+        values = self._slice(max(since, self._seen - (_RING - 1)), self._seen)
+        after = statistics.median(values[-_NEWEST:])
+        first, least, total = 0, 0.0, 0.0
+        for place, value in enumerate(values[:-_NEWEST], 1):
+            total += abs(value - level) - abs(value - after)
+            if total < least:
+                first, least = place, total
+        return self._seen - len(values) + first
 
     def _lasts(self, steps: int, bound: float, sign: int) -> bool:
         """Return whether the median of the newest ``steps``, as far as the ring has them, is beyond a bound.
