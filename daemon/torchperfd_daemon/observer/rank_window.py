@@ -82,7 +82,7 @@ _WAIT: Final = "collective_wait"
 _DATA: Final = "data"
 _MIN_STARTS: Final = 2
 # So many steps timed on the device show by how much they differ.
-_MIN_TIMED: Final = 20
+_MIN_TIMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def test_deviation_of_the_devices_work_is_the_windows() -> None:
     now = PhaseTotal(before.calls + len(half), before.ns + sum(half), squares)
     seen = facts(replace(NOW, device_work=now), replace(BEFORE, device_work=before))
     assert seen.own_deviation_seconds == pytest.approx(0.002)
-    few = replace(now, calls=before.calls + 19)
+    few = replace(now, calls=before.calls + 9)
     assert (
         facts(replace(NOW, device_work=few), replace(BEFORE, device_work=before)).own_deviation_seconds
         is None
