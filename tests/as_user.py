@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import encodings.idna
 import hashlib
-import importlib
 import io
 import itertools
 import json
@@ -104,7 +103,7 @@ def command(*arguments: str) -> tuple[int, str]:
 def become(uid: int) -> None:
     """Give up all privileges."""
     for name in main_module.COMMANDS:
-        importlib.import_module(f"torchperfd_cli.commands.{name}")
+        main_module.command_module(name)
     # gRPC imports some of its parts with the first call; this one fails, and has them imported.
     with contextlib.suppress(grpc.RpcError), grpc.insecure_channel("unix:/nonexistent") as channel:
         control_pb2_grpc.ControlStub(channel).GetInfo(control_pb2.GetInfoRequest(), timeout=0.01)

@@ -22,9 +22,8 @@ from benchmarks.judge import exit_code
 from benchmarks.loader_search import loaders
 
 from torchperfd_cli.bench.loader_bench import LoaderBench, bench_loader
-from torchperfd_cli.bench.loader_process import LoaderProcess
+from torchperfd_cli.bench.loader_process import LoaderProcess, LoaderSetting, Speed
 from torchperfd_cli.bench.search import search_space
-from torchperfd_cli.bench.settings import LoaderSetting, Speed
 
 _LOADERS: Final = ("decode_bound", "collate_bound", "tiny_items", "decode_bound_training")
 _PREFETCH: Final = (2, 4, 8)

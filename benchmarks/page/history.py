@@ -21,11 +21,10 @@ from tests.support.served import serving, short_directory
 
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
-from torchperfd_daemon.web.access import PageToken
+from torchperfd_daemon.web.access import PageToken, Parts
 from torchperfd_daemon.web.api import Api
 from torchperfd_daemon.web.app import build_app
 from torchperfd_daemon.web.endpoint import AnswerCache
-from torchperfd_daemon.web.reader import Parts
 
 LIMIT_S: Final = 0.02
 ROUNDS: Final = 7

@@ -21,10 +21,10 @@ from typing import Final
 from benchmarks.judge import exit_code
 from benchmarks.run_comparison.simulation import PHASES, simulate
 
-from torchperfd.runs.comparison import RunComparison, compare_runs
-from torchperfd.runs.comparison_text import findings, headline
-from torchperfd.runs.record import RunRecord
-from torchperfd.runs.store import read_file
+from torchperfd.report.comparison import RunComparison, compare_runs
+from torchperfd.report.comparison_text import findings, headline
+from torchperfd.report.record import RunRecord
+from torchperfd.report.store import read_file
 
 _PLANTED: Final = 0.05
 _SLOWER_MACHINE: Final = 1.08

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd.runs.record import RankBlocks, RankRecord, RunRecord
+from torchperfd.report.record import RankBlocks, RankRecord, RunRecord
 
 PHASES: Final = {"data": 0.15, "forward": 0.3, "backward": 0.4, "optimizer": 0.1, "other": 0.05}
 """Shares of a step."""

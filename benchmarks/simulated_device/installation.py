@@ -18,13 +18,13 @@ def installed() -> Device:
 
 def install() -> Device:
     """Return the device; from now on its backend can be used, and the client marks its streams."""
-    import torchperfd.device.accelerator
-    from torchperfd.device.clock import DeviceTimes
+    import torchperfd.hooks.accelerator
+    from torchperfd.hooks.device_clock import DeviceTimes
 
     device = installed()
     register(BACKEND, device)
     # In place of CUDA's events, of which there are none without a driver.
-    vars(torchperfd.device.accelerator)["cuda_device_times"] = lambda: DeviceTimes(
+    vars(torchperfd.hooks.accelerator)["cuda_device_times"] = lambda: DeviceTimes(
         device.event, lambda event: event.record()
     )
     return device

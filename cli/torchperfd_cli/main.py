@@ -1,6 +1,6 @@
 """The ``torchperfd`` command: a table of contents, examples below each help, and errors in its use.
 
-Each command is a module of its own, which is imported only when that command is used.
+A command's module is imported only when that command is used.
 """
 
 import importlib
@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any, Final
 
 import click
@@ -147,6 +148,18 @@ COMMANDS: Final = {
     "version": "Print versions.",
 }
 
+MODULES: Final = {
+    "completion": "_options",
+    "config": "serve",
+    "dashboards": "open",
+    "doctor": "serve",
+    "explain": "diagnose",
+    "goodput": "ranks",
+    "ps": "ranks",
+    "steps": "ranks",
+}
+"""The modules of commands that are in one with others; the name of any other module is its command's."""
+
 
 GROUPS: Final = {
     "Run and watch": (
@@ -171,6 +184,11 @@ _TRAINING: Final = ("run", "serve")
 """Commands that check the variables themselves: a misspelt one must not end a training or its daemon."""
 
 
+def command_module(name: str) -> ModuleType:
+    """Return the module of a command, imported."""
+    return importlib.import_module(f"torchperfd_cli.commands.{MODULES.get(name, name)}")
+
+
 class _LazyGroup(click.Group):
     """Imports a command's module only when that command is used."""
 
@@ -180,8 +198,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"torchperfd_cli.commands.{cmd_name}")
-        command: click.Command = module.command
+        command: click.Command = getattr(command_module(cmd_name), f"{cmd_name}_command")
         if not command.epilog:
             command.epilog = examples_text(cmd_name)
         return command

@@ -6,17 +6,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from torchperfd.captures.capture import CaptureOptions
 from torchperfd.captures.handle import Capture
 from torchperfd.captures.job_capture import JobCapture, chosen_ranks
+from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError
-from torchperfd.events import EventBuffer, codes
+from torchperfd.events import codes
+from torchperfd.hooks.instruments import Instruments
 from torchperfd.model.identity import read_identity
+from torchperfd.parts import Parts
 from torchperfd.report import RankReport
-from torchperfd.runtime.instruments import Instruments
-from torchperfd.runtime.parts import Parts
 from torchperfd.safety.logs import log
 from torchperfd.steps.totals import Totals
+from torchperfd.steps.wrapped import Phase
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,23 +32,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EXIT_BUDGET_S: Final = 0.8
-
-
-class Phase:
-    """A user phase; may be entered any number of times."""
-
-    __slots__ = ("_buffer", "_slot")
-
-    def __init__(self, buffer: EventBuffer, slot: int) -> None:
-        self._buffer = buffer
-        self._slot = slot
-
-    def __enter__(self) -> "Phase":
-        self._buffer.mark(codes.ENTER, self._slot)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._buffer.mark(codes.EXIT)
 
 
 class Client:
@@ -319,11 +303,7 @@ class Client:
         self._flusher.refresh()
         self._instruments.replay.finish()
         self.parts.captures.loop_ended()
-        from torchperfd.v1 import session_pb2
-
-        self._flusher.reports_blocks = True
-        self._flusher.refresh(send=True)
-        self._flusher.announce(session_pb2.RUN_STATE_FINISHED)
+        self.send_unfinished()
         self.parts.has_ended = True
         self.parts.outputs.conclude(self.report)
 
@@ -345,23 +325,6 @@ class Client:
     def send_rest(self, deadline: float) -> None:
         """Send what waits for the daemon, until ``deadline`` on the monotonic clock, and end the session."""
         self.parts.leave_daemon(deadline)
-
-    @property
-    def metrics_url(self) -> str:
-        """Where the daemon serves its metrics; empty before it has welcomed us."""
-        return self.parts.daemon_session.metrics_url
-
-    @property
-    def captures_dir(self) -> str:
-        """Where captures of this process go."""
-        return self.parts.daemon_session.captures_dir
-
-    def read_capture(self, capture_id: str, name: str, most_bytes: int) -> bytes:
-        """Return a small file of a capture, from this process's captures directory or from the daemon.
-
-        Empty if there is none, or if it has more than ``most_bytes``. Takes up to a second.
-        """
-        return self.parts.daemon_session.read_capture(capture_id, name, most_bytes)
 
     def order_automatic_capture(self, steps: int, rank: int) -> JobCapture:
         """Have the daemon capture steps of a rank for the run itself; captures of its user wait for its end.

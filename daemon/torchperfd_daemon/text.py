@@ -1,7 +1,15 @@
-"""Makes text from outside safe for a terminal, a log line and a metric label, and writes lists of ranks."""
+"""Makes text from outside safe for a terminal, a log line and a metric label; writes the daemon's log.
 
-from collections.abc import Sequence
-from typing import Any, Final
+Lines that other processes can cause are limited.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TextIO
 
 _MAX_CHARACTERS: Final = 4096
 
@@ -63,3 +71,82 @@ def ranks_phrase(ranks: Sequence[int], of: int = 0) -> str:
     if len(ranks) == of > 1:
         return f"all {of} ranks"
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
+
+
+_TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_JOURNAL: Final = "%(name)s: %(message)s"
+# syslog(3): err, warning, info, debug.
+_PRIORITIES: Final = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
+
+
+class JournalFormatter(logging.Formatter):
+    """Lines for systemd's journal: a priority in front of each, and no time, which the journal has.
+
+    See sd-daemon(3). A record of several lines, such as a traceback, is several entries of one priority.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_JOURNAL)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record with ``<N>`` in front of each line."""
+        priority = next(number for level, number in _PRIORITIES if record.levelno >= level)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).split("\n"))
+
+
+def configure_logging(level: str, stream: TextIO | None = None) -> None:
+    """Send the daemon's log to a stream.
+
+    Args:
+        level: What to log of our own; a name of logging's, in lower case. Libraries log from warnings on:
+            their debug lines would hide ours.
+        stream: Destination; standard error by default.
+    """
+    target = stream or sys.stderr
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(JournalFormatter() if is_journal(target) else logging.Formatter(_TEXT))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("torchperfd").setLevel(level.upper())
+
+
+def is_journal(stream: TextIO) -> bool:
+    """Return whether a stream is the one that systemd connected to its journal; see sd_journal(3)."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+LIMIT_PERIOD_S: Final = 10.0
+
+
+class LogLimiter:
+    """Writes each kind of line at most once in ten seconds, with the number of those that it left out.
+
+    A kind is a message without its values; there are as many as the source has.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._next: dict[str, float] = {}
+        self._left_out: Counter[str] = Counter()
+
+    def warning(self, message: str, *values: object) -> None:
+        """Log a warning, or count it."""
+        self._line(logging.WARNING, message, values, with_traceback=False)
+
+    def exception(self, message: str, *values: object) -> None:
+        """Log an error with the traceback of the exception that is handled, or count it."""
+        self._line(logging.ERROR, message, values, with_traceback=True)
+
+    def _line(self, level: int, message: str, values: tuple[object, ...], *, with_traceback: bool) -> None:
+        now = self._clock()
+        if now < self._next.get(message, now):
+            self._left_out[message] += 1
+            return
+        left_out = self._left_out.pop(message, 0)
+        more = f" ({left_out} more like this since)" if left_out else ""
+        self._next[message] = now + LIMIT_PERIOD_S
+        self._log.log(level, message + more, *values, exc_info=with_traceback)

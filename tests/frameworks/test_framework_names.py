@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from torchperfd.stacks.thread_frames import framework_around
+from torchperfd.hooks.thread_frames import framework_around
 
 
 @pytest.mark.parametrize("framework", ["lightning", "transformers", "fastai", "ignite", ""])

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from tests.support.node import Node, eventually, import_path, new_node, torchrun
 
-from torchperfd.launch.auto_capture import first_advice
+from torchperfd.launch.additions import first_advice
 
 pytestmark = pytest.mark.slow
 
@@ -17,8 +17,8 @@ WITHIN_S = 180
 """How long a test waits; on a machine that is not overloaded each ends within half a minute."""
 LAUNCHER = """
 import sys
-from torchperfd.launch import auto_capture, runner
-auto_capture.LOOK_EVERY_S, auto_capture._CUDA_DRIVER = 0.5, "/nowhere"
+from torchperfd.launch import additions, runner
+additions.LOOK_EVERY_S, additions._CUDA_DRIVER = 0.5, "/nowhere"
 runner.main(sys.argv[1:])
 """
 # Slower once the capture is ordered, so that it lasts for some seconds. Ends as the test says.

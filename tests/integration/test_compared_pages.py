@@ -9,7 +9,7 @@ from tests.browser import Browser
 from tests.support.axe import serious_violations
 from tests.support.page_documents import CAPTURES, HOSTILE, long_run, two_captures, two_runs
 
-from torchperfd.runs.store import RunStore
+from torchperfd.report.store import RunStore
 from torchperfd_cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]

@@ -153,7 +153,7 @@ before = count()
 for _ in range(6):
     client = torchperfd.attach()
     deadline = time.monotonic() + 20
-    while not client.parts.stream.has_channel and time.monotonic() < deadline:
+    while client.parts.stream.channel is None and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
     client.detach()

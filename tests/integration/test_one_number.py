@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WITHIN_S = 240
 LAUNCHER = """
 import sys
-from torchperfd.launch import auto_capture, runner
-auto_capture.LOOK_EVERY_S, auto_capture._CUDA_DRIVER = 2.0, "/nowhere"
+from torchperfd.launch import additions, runner
+additions.LOOK_EVERY_S, additions._CUDA_DRIVER = 2.0, "/nowhere"
 runner.main(sys.argv[1:])
 """
 SCRIPT = """

@@ -317,7 +317,7 @@ def test_daemon_of_a_service_is_obeyed_once_it_is_named(users: Users) -> None:
         "client = torchperfd.attach()\n"
         "deadline = time.monotonic() + float(sys.argv[1])\n"
         "while not client.connected and time.monotonic() < deadline: time.sleep(0.05)\n"
-        "print(client.connected, client.captures_dir)\n"
+        "print(client.connected, client.parts.daemon_session.captures_dir)\n"
     )
     with subprocess.Popen(
         users.command(service, "-m", "torchperfd", *serve, *options),

@@ -7,9 +7,9 @@ import pytest
 from tests.support.node import Node, eventually
 from tests.support.processes import processes_of
 
-from torchperfd.launch import termination
+from torchperfd.launch import script as script_module
 
-pytestmark = pytest.mark.skipif(not termination.HANDLES_SIGTERM, reason="its C module is not compiled")
+pytestmark = pytest.mark.skipif(not script_module.HANDLES_SIGTERM, reason="its C module is not compiled")
 
 TRAINS = """
 import os, time, torch

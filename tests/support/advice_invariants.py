@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from torchperfd_daemon.analysis.advice.rules import Advice
-from torchperfd_daemon.analysis.python_frames import is_tools
+from torchperfd_daemon.analysis.callers import is_tools
 from torchperfd_daemon.analysis.summary import Summary
 
 # Savings are sums of doubles.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from torchperfd.runs.record import RunRecord
+from torchperfd.report.record import RunRecord
 
 PREDICTED: Final[dict[str, Any]] = {
     "cause": "input-bound",

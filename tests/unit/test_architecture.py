@@ -46,9 +46,9 @@ def test_named_test_files_exist() -> None:
 
 def test_no_command_of_the_daemons_loads_torch() -> None:
     code = (
-        "import importlib, sys\n"
-        "from torchperfd_cli.main import COMMANDS\n"
-        "for name in COMMANDS: importlib.import_module(f'torchperfd_cli.commands.{name}')\n"
+        "import sys\n"
+        "from torchperfd_cli.main import COMMANDS, command_module\n"
+        "for name in COMMANDS: command_module(name)\n"
         "import torchperfd_daemon.server.daemon\n"
         "print('torch' in sys.modules)\n"
     )
@@ -57,10 +57,12 @@ def test_no_command_of_the_daemons_loads_torch() -> None:
 
 
 def test_the_command_table_and_the_modules_agree() -> None:
-    from torchperfd_cli.main import COMMANDS
+    from torchperfd_cli.main import COMMANDS, MODULES
 
     folder = ROOT / "cli" / "torchperfd_cli" / "commands"
-    assert {path.stem for path in folder.glob("[a-z]*.py")} == set(COMMANDS)
+    named = {MODULES.get(name, name) for name in COMMANDS}
+    assert {path.stem for path in folder.glob("[a-z]*.py")} == {name for name in named if name[0] != "_"}
+    assert set(MODULES) < set(COMMANDS)
 
 
 ALLOWED = {
@@ -126,9 +128,9 @@ def commands_taken(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.ImportFrom(module=str(module), names=names, lineno=line):
-                taken = ".commands." in module and any(each.name == "command" for each in names)
+                taken = ".commands." in module and any(each.name.endswith("_command") for each in names)
             case ast.Call(func=ast.Attribute(attr="invoke"), args=[first, *_], lineno=line):
-                taken = isinstance(first, ast.Attribute) and first.attr == "command"
+                taken = isinstance(first, ast.Attribute) and first.attr.endswith("_command")
             case _:
                 continue
         if taken:

@@ -22,7 +22,7 @@ from benchmarks.gpu_proof.value_comparison import (
     shown,
 )
 
-from torchperfd.device.accelerator import peak_flops
+from torchperfd.hooks.accelerator import peak_flops
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
 
 PRINTED = (Path(__file__).parents[1] / "golden" / "nvidia_smi_h200.xml").read_text(encoding="utf-8")

@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.daemon import traces
 
-from torchperfd.launch.auto_capture import first_advice
+from torchperfd.launch.additions import first_advice
 from torchperfd.launch.run_report import loader_advice_document
 from torchperfd.model.formatting import duration
 from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
-from torchperfd.model.settled_advice import SettledAdvice
-from torchperfd.runs.previous_run import newest_advised, script_digest
-from torchperfd.runs.store import RunStore
+from torchperfd.model.verdict_document import SettledAdvice
+from torchperfd.report.previous_run import newest_advised, script_digest
+from torchperfd.report.store import RunStore
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands.tune import tune_document, tune_text
 from torchperfd_cli.main import cli

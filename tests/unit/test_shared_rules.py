@@ -10,8 +10,8 @@ from tests.unit.daemon import traces
 
 from torchperfd.model.loader_workers import LoaderAdvice, LoaderFacts, WorkerCost, advise_loader, predict_step
 from torchperfd_cli.bench.loader_bench import LoaderBench
+from torchperfd_cli.bench.loader_process import LoaderDescription, LoaderSetting, RestOfStep, Speed
 from torchperfd_cli.bench.search import with_workers
-from torchperfd_cli.bench.settings import LoaderDescription, LoaderSetting, RestOfStep, Speed
 from torchperfd_cli.tune import candidates
 from torchperfd_cli.tune.trial import LOADER, THREADS, ScriptFacts, ScriptLoader, Trial
 from torchperfd_daemon import analysis

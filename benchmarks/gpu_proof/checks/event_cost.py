@@ -11,7 +11,7 @@ from benchmarks.gpu_proof.machine import Machine
 from benchmarks.gpu_proof.outcome import Bound, Outcome
 from benchmarks.gpu_proof.workloads import Training, resnet18
 
-from torchperfd.device.clock import DeviceTimes, cuda_device_times
+from torchperfd.hooks.device_clock import DeviceTimes, cuda_device_times
 from torchperfd.steps.phases import FORWARD, TRAIN
 
 TITLE: Final = "Cost of CUDA events, and CUDA graphs captured meanwhile"

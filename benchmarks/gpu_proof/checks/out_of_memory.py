@@ -37,7 +37,7 @@ def run(machine: Machine) -> Outcome:
         allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         blocks = len(held)
         held.clear()
-        folder = Path(client.captures_dir)
+        folder = Path(client.parts.daemon_session.captures_dir)
         names = sorted(path.name for path in folder.rglob("*") if path.is_file())
         (pickled,) = folder.rglob("*.memory.pickle")
         found = summarise(load(pickled))

@@ -14,18 +14,17 @@ from torchperfd.model.loader_workers import (
     advise_loader,
     predict_step,
 )
-from torchperfd.model.tables import TextTable
-from torchperfd.model.terminal_text import fold_text, text_width
-from torchperfd_cli.bench.loader_process import LoaderMeasurer
-from torchperfd_cli.bench.search import LoaderSearch, SearchSpace, with_workers
-from torchperfd_cli.bench.settings import (
+from torchperfd.model.terminal_text import TextTable, fold_text, text_width
+from torchperfd_cli.bench.loader_process import (
     LoaderDescription,
+    LoaderMeasurer,
     LoaderSetting,
     Outcome,
     RestOfStep,
     Speed,
     Unusable,
 )
+from torchperfd_cli.bench.search import LoaderSearch, SearchSpace, with_workers
 
 SCHEMA: Final = "torchperfd.bench_dataloader/1"
 

@@ -18,8 +18,8 @@ from torch.utils.data.distributed import DistributedSampler
 from torchperfd.errors import TorchperfdError
 from torchperfd.hooks.loader_use import describe_batches
 from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd.steps.cpus import available_cpus, thread_queued_ns
-from torchperfd_cli.bench.settings import DEFAULT_PREFETCH, LoaderDescription, LoaderSetting, Speed
+from torchperfd.model.process import available_cpus, thread_queued_ns
+from torchperfd_cli.bench.loader_process import DEFAULT_PREFETCH, LoaderDescription, LoaderSetting, Speed
 
 _MAX_PARTS: Final = 256
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from torchperfd.model.loader_workers import MAX_WORKERS
-from torchperfd_cli.bench.settings import (
+from torchperfd_cli.bench.loader_process import (
     DEFAULT_PREFETCH,
     LoaderDescription,
     LoaderSetting,

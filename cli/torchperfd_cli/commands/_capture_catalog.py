@@ -29,8 +29,8 @@ from torchperfd_daemon.captures import (
     manifest,
 )
 from torchperfd_daemon.captures.folder import ANALYSIS, is_file_name, is_id
-from torchperfd_daemon.documents import DamagedError, decode_clean
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, explained
+from torchperfd_daemon.untrusted_files import DamagedError, decode_clean
 
 _MIN_SPEED: Final = 1_000_000.0  # bytes per second; a daemon that sends less is assumed to be stuck
 _PATIENCE_S: Final = 60.0

@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+from torchperfd.launch.run_report import read_card
 from torchperfd.model.card import CauseCard, VerdictCard
-from torchperfd.model.formatting import duration
-from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.formatting import MAX_LARGE, count, duration, number, optional, text
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import HookState, HostMemory
-from torchperfd.model.source_lines import SyncWait
-from torchperfd.model.values import MAX_LARGE, count, number, optional, text
+from torchperfd.model.source_lines import InputStages, SyncWait
 from torchperfd.report import RankReport, phase_table
 from torchperfd.report.overview import (
     WAIT,
@@ -23,8 +22,7 @@ from torchperfd.report.overview import (
     render_overview,
     shown_ranks,
 )
-from torchperfd.runs.record import RunRecord, read_document, record_of
-from torchperfd.runs.verdict_card import read_card
+from torchperfd.report.record import RunRecord, read_document, record_of
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 
@@ -224,7 +222,7 @@ class RunOverview:
 
 
 def read_overview(content: bytes, source: str) -> RunOverview:
-    """Read a report, as :func:`torchperfd.runs.record.read_record` does.
+    """Read a report, as :func:`torchperfd.report.record.read_record` does.
 
     Raises:
         RunFileError: It is damaged, or something else.

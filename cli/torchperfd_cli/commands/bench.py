@@ -8,12 +8,10 @@ import click
 from torchperfd.model.loader_workers import MAX_WORKERS
 from torchperfd_cli.bench.functions import MIN_ROUNDS, bench_functions, functions_text
 from torchperfd_cli.bench.loader_bench import bench_loader, loader_text
-from torchperfd_cli.bench.loader_process import LoaderProcess
+from torchperfd_cli.bench.loader_process import LoaderDescription, LoaderProcess, LoaderSetting
 from torchperfd_cli.bench.search import SearchSpace, search_space
-from torchperfd_cli.bench.settings import LoaderDescription, LoaderSetting
-from torchperfd_cli.commands._measuring import results_on_sigterm, warn_if_busy
 from torchperfd_cli.commands._options import Numbers, Share
-from torchperfd_cli.commands._output import StatusLine, terminal_width
+from torchperfd_cli.commands._output import StatusLine, results_on_sigterm, terminal_width, warn_if_busy
 from torchperfd_daemon.errors import SlowerError, UsageError
 from torchperfd_daemon.text import printable
 from torchperfd_daemon.worker_cost import of_this_machine
@@ -209,9 +207,9 @@ def compare(
 
 
 @click.group("bench")
-def command() -> None:
+def bench_command() -> None:
     """Measure parts of a training script by themselves, in a process of their own."""
 
 
-command.add_command(dataloader)
-command.add_command(compare)
+bench_command.add_command(dataloader)
+bench_command.add_command(compare)

@@ -14,9 +14,15 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
 from torchperfd_cli.commands._capture_progress import conclude, state_of, watched
 from torchperfd_cli.commands._daemon import connect, unreachable_text
-from torchperfd_cli.commands._options import Age, Seconds, fleet_option, json_option, socket_option
+from torchperfd_cli.commands._options import (
+    Age,
+    Seconds,
+    complete_runs,
+    fleet_option,
+    json_option,
+    socket_option,
+)
 from torchperfd_cli.commands._scope import job_option, whole_run
-from torchperfd_cli.commands.completion import complete_runs
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,
@@ -105,7 +111,7 @@ _IS_IT_TRAINING: Final = "is the job training? see `torchperfd ps`"
 @fleet_option
 @socket_option
 @json_option
-def command(
+def capture_command(
     run: str,
     all_runs: bool,
     ranks: str,

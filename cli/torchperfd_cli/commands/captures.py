@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from torchperfd.model.formatting import did_you_mean
-from torchperfd.model.tables import TextTable
+from torchperfd.model.terminal_text import TextTable
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._capture_catalog import (
     DaemonCatalog,
@@ -21,10 +21,9 @@ from torchperfd_cli.commands._capture_catalog import (
     own_directory,
 )
 from torchperfd_cli.commands._daemon import connect
-from torchperfd_cli.commands._options import Age, Moment, json_option, socket_option
+from torchperfd_cli.commands._options import Age, Moment, complete_captures, json_option, socket_option
 from torchperfd_cli.commands._output import again, terminal_width, watch_option
 from torchperfd_cli.commands._scope import capture_argument, whole_name
-from torchperfd_cli.commands.completion import complete_captures
 from torchperfd_daemon.captures import (
     CaptureRecord,
     CaptureState,
@@ -38,7 +37,7 @@ from torchperfd_daemon.captures.destination import read_upload_marker
 from torchperfd_daemon.captures.uploader import upload
 from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
 from torchperfd_daemon.text import printable
-from torchperfd_daemon.views.captures import listing_dict, uploaded
+from torchperfd_daemon.views.documents import listing_dict, uploaded
 
 AnyCatalog = Catalog | DaemonCatalog
 
@@ -49,7 +48,7 @@ _CANCEL_S: Final = 10.0
 @click.group("captures", invoke_without_command=True)
 @captures_dir_option
 @click.pass_context
-def command(context: click.Context, captures_dir: Path | None) -> None:
+def captures_command(context: click.Context, captures_dir: Path | None) -> None:
     """List, fetch, pin and delete captures: those of the daemon, else those in this user's own directory.
 
     Without a command, list the captures, newest first; `torchperfd captures list` has options for it.
@@ -59,7 +58,7 @@ def command(context: click.Context, captures_dir: Path | None) -> None:
         context.invoke(list_captures)
 
 
-@command.command("list")
+@captures_command.command("list")
 @click.option("--run", default="", help="Only captures of this run.")
 @click.option(
     "--state",
@@ -122,7 +121,7 @@ def _list(
         )
 
 
-@command.command("get")
+@captures_command.command("get")
 @click.argument("capture_id", callback=capture_argument, shell_complete=complete_captures)
 @click.option(
     "-o",
@@ -152,7 +151,7 @@ def get_capture(
     click.echo(target)
 
 
-@command.command("show")
+@captures_command.command("show")
 @click.argument("capture_id", callback=capture_argument, shell_complete=complete_captures)
 @json_option
 @click.pass_obj
@@ -173,7 +172,7 @@ def show_capture(catalog: AnyCatalog, capture_id: str, as_json: bool) -> None:
     click.echo(printable(text), nl=False)
 
 
-@command.command("rm")
+@captures_command.command("rm")
 @click.argument("capture_ids", nargs=-1, callback=capture_argument, shell_complete=complete_captures)
 @click.option("--older-than", type=Age(), help="All that were asked for longer ago, like 7d.")
 @click.option("--dry-run", is_flag=True, help="Only print which would be deleted.")
@@ -201,7 +200,7 @@ def remove_captures(
         click.echo(f"deleted {capture_id}", err=True)
 
 
-@command.command("upload")
+@captures_command.command("upload")
 @click.argument(
     "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
 )
@@ -224,7 +223,7 @@ def upload_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...], url: str 
     asyncio.run(_upload(catalog, destination, capture_ids))
 
 
-@command.command("cancel")
+@captures_command.command("cancel")
 @click.argument("capture_id", callback=capture_argument, shell_complete=complete_captures)
 @socket_option
 def cancel_capture(capture_id: str, socket: str | None) -> None:
@@ -234,7 +233,7 @@ def cancel_capture(capture_id: str, socket: str | None) -> None:
     click.echo(f"capture {capture_id} is being cancelled; its manifest has the outcome", err=True)
 
 
-@command.command("pin")
+@captures_command.command("pin")
 @click.argument(
     "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
 )
@@ -245,7 +244,7 @@ def pin_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...]) -> None:
         catalog.pin(capture_id)
 
 
-@command.command("unpin")
+@captures_command.command("unpin")
 @click.argument(
     "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
 )

@@ -1,19 +1,30 @@
-"""``torchperfd diagnose``."""
+"""``torchperfd diagnose``, and ``torchperfd explain`` with the page of a cause."""
 
 import json
+import re
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from torchperfd.model import terminal_text
 from torchperfd.model.card import card_of
+from torchperfd.model.formatting import did_you_mean
+from torchperfd.model.terminal_text import fold_text, text_width
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
+from torchperfd.v1.contract import PHASES
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import json_option, socket_option
-from torchperfd_cli.commands._output import show, watch_option
+from torchperfd_cli.commands._output import fitted, folded_text, show, terminal_width, watch_option
 from torchperfd_cli.commands._scope import Scope, missing, scope_options
-from torchperfd_daemon.views.fleet import fleet_dict
+from torchperfd_cli.commands.open import LINK, shipped_folders
+from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.views.documents import fleet_dict
 
 
 @click.command("diagnose")
@@ -21,7 +32,7 @@ from torchperfd_daemon.views.fleet import fleet_dict
 @watch_option
 @socket_option
 @json_option
-def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as_json: bool) -> None:
+def diagnose_command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as_json: bool) -> None:
     """Explain why each run is slow: each cause with its cost, the evidence, a fix and the next command.
 
     With --fleet or --job, one verdict on the ranks of all nodes; daemons that do not answer are named
@@ -40,13 +51,152 @@ def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as
                 }
                 return json.dumps({"schema": "torchperfd.diagnosis/1", **document}), missing(answer)
             colour, width = terminal_text.wants_colour(sys.stdout), terminal_text.width_of(sys.stdout)
-            cards = [text(each, colour=colour, width=width) for each in answer.verdicts]
+            cards = [verdict_text(each, colour=colour, width=width) for each in answer.verdicts]
             return "\n\n".join(cards), missing(answer)
 
         show(frame, watch=watch, as_json=as_json)
 
 
-def text(verdict: control_pb2.Verdict, *, colour: bool = False, width: int = 80) -> str:
+def verdict_text(verdict: control_pb2.Verdict, *, colour: bool = False, width: int = 80) -> str:
     """Return the card of a verdict, below the name of its run."""
     run = terminal_text.paint(f"run {verdict.run}", "bold", colour=colour)
     return f"{run}\n{card_of(verdict).to_text(colour=colour, width=width)}"
+
+
+_ITEM: Final = re.compile(r" *(?:- |\d+\. )")
+_ALIASES: Final[Mapping[str, Cause]] = {"healthy": Cause.NONE}
+"""What screens call a cause."""
+_HOST: Final = (
+    *(Cause.HOST_BOUND, Cause.CPU_CONTENTION, Cause.GARBAGE_COLLECTION),
+    *(Cause.TOO_MANY_THREADS, Cause.INTERPRETER_LOCK, Cause.DEBUG_SWITCH, Cause.GROWING_STEPS),
+)
+_OF_PHASES: Final[Mapping[str, tuple[Cause, ...]]] = {
+    "data": (
+        *(Cause.INPUT_BOUND, Cause.SLOW_IO),
+        *(Cause.EPOCH_START, Cause.SLOW_WORKER, Cause.WORKER_OVERHEAD, Cause.CPU_AFFINITY),
+    ),
+    "h2d": (Cause.SYNCHRONISATION,),
+    "collective_wait": (*(Cause.SLOW_RANK, Cause.UNEVEN_WORK, Cause.SCRIPT_COLLECTIVES, Cause.COLLECTIVE),),
+    "checkpoint": (Cause.CHECKPOINT,),
+    "other": (Cause.SCRIPT_CODE, *_HOST),
+}
+"""The causes of a long phase; of all other phases, what makes the host slow."""
+
+
+def _complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(cause.slug) for cause in Cause if cause.slug.startswith(incomplete)]
+
+
+@click.command("explain")
+@click.argument("name", metavar="[CAUSE]", required=False, shell_complete=_complete)
+@json_option
+def explain_command(name: str | None, as_json: bool) -> None:
+    """Explain a cause of lost time: what it means, how to confirm it, and the fix.
+
+    Without CAUSE, list all causes. For a phase, such as data or forward, print the causes that make it long.
+    """
+    named = _named(name) if name else None
+    if as_json:
+        click.echo(json.dumps({"schema": "torchperfd.explain/1", **_document(named)}))
+    elif named is None:
+        click.echo(_list_text())
+    elif isinstance(named, Cause):
+        page, width = page_text(named.slug), terminal_width()
+        click.echo(page if width is None else _folded_page(page, width))
+    else:
+        click.echo(_phase_text(named))
+
+
+def _named(name: str) -> Cause | str:
+    """Return the cause of a name, or the phase.
+
+    Raises:
+        UsageError: It names neither.
+    """
+    slug = "-".join(name.lower().replace("_", " ").split())
+    causes = {**{cause.slug: cause for cause in Cause}, **_ALIASES}
+    if slug in causes:
+        return causes[slug]
+    phase = slug.replace("-", "_")
+    if phase in PHASES:
+        return phase
+    hint = did_you_mean(slug, [*causes, *PHASES])
+    raise UsageError(f"no cause {name[:80]}", hint or "`torchperfd explain` lists all")
+
+
+def _document(named: Cause | str | None) -> dict[str, Any]:
+    if isinstance(named, Cause):
+        return {"cause": named.slug, "meaning": _first_sentence(named.slug), "page": page_text(named.slug)}
+    causes = Cause if named is None else _causes_of(named)
+    listed = [{"cause": cause.slug, "meaning": _first_sentence(cause.slug)} for cause in causes]
+    return {"phase": named, "causes": listed}
+
+
+def _causes_of(phase: str) -> tuple[Cause, ...]:
+    return _OF_PHASES.get(phase, _HOST)
+
+
+def _phase_text(phase: str) -> str:
+    commands = [f"  torchperfd explain {cause.slug}" for cause in _causes_of(phase)]
+    words = (
+        f"{phase} is a phase of the step, not a cause. The page on phases, docs/phases.md, has where it"
+        " begins and ends. What can make it long:"
+    )
+    return "\n".join([folded_text(words), *commands])
+
+
+def page_text(slug: str) -> str:
+    """Return the page on a cause as plain text, without a last newline.
+
+    Raises:
+        TorchperfdError: The package was installed without its pages.
+    """
+    # The target of a link is not there in a terminal; its text remains.
+    return LINK.sub(r"\1", _page(slug).read_text(encoding="utf-8")).rstrip()
+
+
+def _folded_page(page: str, width: int) -> str:
+    """Return a page no wider than a terminal: paragraphs and items are folded anew, code line by line."""
+    if max(map(text_width, page.split("\n"))) <= width:
+        return page
+    lines: list[str] = []
+    is_code = is_text = False
+    for line in page.split("\n"):
+        is_fence = line.lstrip().startswith("```")
+        begins = is_fence or not line or _ITEM.match(line)
+        if is_text and not begins:
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+        is_code ^= is_fence
+        is_text = bool(line) and not is_code and not is_fence
+    return "\n".join(fold_text(line, width, margin=_text_begins(line)) for line in lines)
+
+
+def _text_begins(line: str) -> int:
+    """Return the column at which the text of an item or of a paragraph begins."""
+    item = _ITEM.match(line)
+    return item.end() if item else len(line) - len(line.lstrip())
+
+
+def _list_text() -> str:
+    heads = ("CAUSE", "MEANING")
+    _, *lines = fitted(
+        heads, [(each.slug, _first_sentence(each.slug)) for each in Cause], left=heads, fold="MEANING"
+    )
+    return "\n".join(lines)
+
+
+def _first_sentence(slug: str) -> str:
+    """Return the first sentence of the page on a cause, up to a colon that explains it."""
+    meaning = page_text(slug).split("\n\n", 2)[1]
+    return re.split(r"[.:](?:\s|$)", " ".join(meaning.split()), maxsplit=1)[0]
+
+
+def _page(slug: str) -> Path:
+    for folder in shipped_folders("docs/causes", "docs/causes"):
+        if (folder / f"{slug}.md").is_file():
+            return folder / f"{slug}.md"
+    raise TorchperfdError(
+        "the pages on causes are not part of this installation", "install torchperfd from its wheel"
+    )

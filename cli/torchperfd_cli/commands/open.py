@@ -1,20 +1,29 @@
-"""``torchperfd open``."""
+"""``torchperfd open`` of the live page, and ``torchperfd dashboards``.
+
+Dashboards are the files in the package, narrowed to the series with some labels.
+"""
 
 import html
+import json
 import os
+import posixpath
+import re
 import secrets
 import webbrowser
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
+import torchperfd_daemon
 from torchperfd.v1 import access, contract, control_pb2
+from torchperfd.v1.access import write_file
 from torchperfd_cli.commands._daemon import connect
-from torchperfd_cli.commands._options import socket_option
+from torchperfd_cli.commands._options import complete_runs, socket_option
 from torchperfd_cli.commands._scope import whole_run
-from torchperfd_cli.commands.completion import complete_runs
-from torchperfd_daemon.errors import DaemonUnreachableError, TorchperfdError
+from torchperfd_daemon.errors import DaemonUnreachableError, TorchperfdError, explained
 from torchperfd_daemon.web.access import read_token
 
 _TIMEOUT_S = 5.0
@@ -29,7 +38,7 @@ _PAGE = "open.html"
     help="Print the address, and open nothing. The token is in it.",
 )
 @socket_option
-def command(run: str, print_url: bool, socket: str | None) -> None:
+def open_command(run: str, print_url: bool, socket: str | None) -> None:
     """Open the daemon's live page in a browser, with the token that starting captures needs.
 
     The token is in the address's fragment, which browsers do not send. From another machine, forward the
@@ -99,3 +108,175 @@ def _daemon(socket: str | None, run: str) -> tuple[str, str, str]:
             if path == paths[-1]:
                 raise
     raise AssertionError("there is always a path")
+
+
+_MATCHERS: Final = re.compile(
+    r"""\s*[a-zA-Z_]\w*\s*(?:=~|!~|!=|=)\s*"(?:[^"\\\n]|\\.)*"\s*(?:,\s*(?=[a-zA-Z_])|$)""", re.ASCII
+)
+# Series of recording rules have a colon in their names, and no labels besides those that they are grouped by.
+_SERIES: Final = re.compile(r"(?<![\w:])(torchperfd_\w+|up(?=\{))(?![\w:])(\{)?", re.ASCII)
+_QUERIES: Final = ("expr", "query", "definition")
+_EXPRESSION: Final = re.compile(r"^(?P<indent> *)expr: \|\n(?P<lines>(?:(?P=indent) +.*\n)+)", re.MULTILINE)
+
+
+class Selector(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
+    """Matchers of labels, as PromQL has them between braces."""
+
+    name = "selector"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the matchers.
+
+        Raises:
+            click.BadParameter: They are none.
+        """
+        text = str(value).strip()
+        position = 0
+        while position < len(text) or not text:
+            match = _MATCHERS.match(text, position)
+            if match is None:
+                self.fail(f'{text[:80]!r} has no matchers such as cluster="one"', param, ctx)
+            position = match.end()
+        return text
+
+
+def narrow_query(query: str, selector: str) -> str:
+    """Return a query in PromQL, in which all metrics of torchperfd and of its scrapes have the matchers."""
+    return _SERIES.sub(lambda found: f"{found[1]}{{{selector}{',' if found[2] else '}'}", query)
+
+
+def narrow_dashboard(text: str, selector: str) -> str:
+    """Return the file of a dashboard with narrowed queries."""
+    return json.dumps(_narrowed(json.loads(text), selector), indent=2, sort_keys=True) + "\n"
+
+
+def narrow_rules(text: str, selector: str) -> str:
+    """Return the file of rules with narrowed expressions."""
+
+    def narrowed(found: re.Match[str]) -> str:
+        return f"{found['indent']}expr: |\n{narrow_query(found['lines'], selector)}"
+
+    return _EXPRESSION.sub(narrowed, text)
+
+
+def _narrowed(part: Any, selector: str) -> Any:
+    if isinstance(part, dict):
+        return {
+            name: narrow_query(value, selector)
+            if name in _QUERIES and isinstance(value, str)
+            else _narrowed(value, selector)
+            for name, value in part.items()
+        }
+    return [_narrowed(each, selector) for each in part] if isinstance(part, list) else part
+
+
+LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+"""A link in a Markdown page: its text and its target."""
+
+
+def shipped_folders(in_wheel: str, *in_checkout: str) -> tuple[Path, ...]:
+    """Return the folders that hold files of one kind; they may not exist.
+
+    Args:
+        in_wheel: The folder below the package.
+        in_checkout: The folders below the root of a checkout.
+    """
+    package = Path(torchperfd_daemon.__file__).parent
+    if (package / in_wheel).is_dir():
+        return (package / in_wheel,)
+    return tuple(package.parents[1] / name for name in in_checkout)
+
+
+_RUNBOOKS: Final = re.compile(r"(?<=runbook_url: )\S+?/(?=(?:causes/)?[\w-]+\.html#\w+$)", re.MULTILINE)
+_PROMETHEUS: Final = "http://prometheus:9090"
+_MOUNTED: Final = "/var/lib/grafana/dashboards"
+_SHIPPED: Final = ("dashboards/*.json", "alerts/*.rules.yaml", "provisioning/*/*.yaml")
+_PAGES: Final = ("runbooks.md", "causes/*.md")
+_PAGES_FOLDER: Final = "runbooks"
+
+
+@click.group("dashboards")
+def dashboards_command() -> None:
+    """Write the dashboards for Grafana and the rules for Prometheus."""
+
+
+@dashboards_command.command("export")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--prometheus", metavar="URL", default=_PROMETHEUS, show_default=True, help="Grafana's data source."
+)
+@click.option(
+    "--mount", metavar="PATH", help="Where Grafana sees the dashboards (default: where they are written)."
+)
+@click.option("--runbooks", metavar="URL", help="Where you publish the alerts' pages.")
+@click.option(
+    "--selector",
+    type=Selector(),
+    metavar="MATCHERS",
+    help="Only series with these labels, in all queries and rules, such as 'cluster=\"one\"'.",
+)
+def export(
+    directory: Path, prometheus: str, mount: str | None, runbooks: str | None, selector: str | None
+) -> None:
+    """Write dashboards, rules, provisioning and the alerts' pages (runbooks) into DIRECTORY.
+
+    Files of the same names are overwritten. Prints each file that was written.
+    """
+    mounted = mount or str((directory / "dashboards").absolute())
+    for name, text in shipped_files().items():
+        if name.startswith("alerts/"):
+            text = narrow_rules(text, selector) if selector else text
+            text = _RUNBOOKS.sub(lambda _: f"{runbooks.rstrip('/')}/", text) if runbooks else text
+        elif name.startswith("dashboards/") and selector:
+            text = narrow_dashboard(text, selector)
+        elif name.startswith("provisioning/"):
+            text = text.replace(_PROMETHEUS, prometheus).replace(_MOUNTED, mounted)
+        path = directory / name
+        with explained(f"cannot write {path}", "name a directory that you may write to"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, text.encode())
+        click.echo(str(path))
+    if not runbooks:
+        click.echo(
+            "the alerts' runbook_url is a placeholder: publish what is in "
+            f"{directory / _PAGES_FOLDER}, and set its address with --runbooks URL",
+            err=True,
+        )
+
+
+def shipped_files() -> dict[str, str]:
+    """Return the text of each file that comes with the package, by its path in the export.
+
+    Raises:
+        TorchperfdError: The package was installed without them.
+    """
+    files = _texts(shipped_folders("grafana", "grafana"), _SHIPPED)
+    pages = _texts(shipped_folders("docs", "docs"), _PAGES)
+    if not files or not pages:
+        raise TorchperfdError(
+            "the dashboards are not part of this installation", "install torchperfd from its wheel"
+        )
+    for name, text in pages.items():
+        files[f"{_PAGES_FOLDER}/{name}"] = _with_exported_links(name, text, pages)
+    return dict(sorted(files.items()))
+
+
+def _texts(folders: Collection[Path], patterns: Collection[str]) -> dict[str, str]:
+    """Return the texts of the files that match, by their path below their folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for folder in folders
+        for pattern in patterns
+        for path in folder.glob(pattern)
+    }
+
+
+def _with_exported_links(name: str, text: str, exported: Collection[str]) -> str:
+    """Return a page in which only links to exported pages remain; other links become their text."""
+
+    def kept(link: re.Match[str]) -> str:
+        page = link[2].partition("#")[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), page)) if page else name
+        return link[0] if "://" in page or target in exported else link[1]
+
+    return LINK.sub(kept, text)

@@ -1,22 +1,113 @@
-"""``torchperfd ranks``."""
+"""``torchperfd ps``, ``ranks``, ``steps`` and ``goodput``: the numbers of runs that the daemon knows."""
 
 import functools
+import io
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import click
+import numpy as np
 
 from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.model.step_account import Account
+from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._daemon import connect
-from torchperfd_cli.commands._options import json_option, socket_option
-from torchperfd_cli.commands._output import Rows, fitted_phases, folded_text, show, watch_option
-from torchperfd_cli.commands._scope import Scope, last_option, missing, scope_options
+from torchperfd_cli.commands._options import (
+    complete_past_runs,
+    complete_runs,
+    fleet_option,
+    json_option,
+    socket_option,
+)
+from torchperfd_cli.commands._output import (
+    NO_RUNS,
+    Rows,
+    again,
+    fitted,
+    fitted_phases,
+    folded_text,
+    show,
+    watch_option,
+)
+from torchperfd_cli.commands._scope import Scope, job_option, known_name, last_option, missing, scope_options
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
+from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError
+from torchperfd_daemon.service import translate_account
+from torchperfd_daemon.service.translate import rank_work_from_message
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.fleet import fleet_dict
+from torchperfd_daemon.views.documents import builds_text, fleet_dict, render_text, to_dict
+from torchperfd_daemon.views.live import run_status_dict, steps_dict
+
+_PS_TIMEOUT_S: Final = 10.0
+_RANK_HEADS: Final = ("RANK", "PID", "STATE", "STEPS", "STEP", "DATA", "LAST STEP")
+
+
+@click.command("ps")
+@job_option
+@fleet_option
+@watch_option
+@socket_option
+@json_option
+def ps_command(job: str, fleet: bool, watch: bool, socket: str | None, as_json: bool) -> None:
+    """List the runs on this node and what each rank is doing.
+
+    With --fleet or --job, those on all nodes; daemons that do not answer are named (exit code 5).
+    """
+    again(lambda: _print_runs(job, fleet, socket, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _print_runs(job: str, fleet: bool, socket: str | None, *, as_json: bool) -> None:
+    with connect(socket) as daemon:
+        info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_PS_TIMEOUT_S)
+        listed = Scope(job=job, fleet=fleet).runs(daemon)
+    if as_json:
+        document = {
+            "schema": "torchperfd.ps/1",
+            "node": info.node,
+            "metrics_url": info.metrics_url,
+            "captures_dir": info.captures_dir,
+            "runs": [run_status_dict(run) for run in listed.runs],
+            **fleet_dict(listed),
+        }
+        click.echo(json.dumps(document))
+    elif listed.runs:
+        print_table(listed.runs, with_node=bool(listed.nodes))
+    else:
+        click.echo(NO_RUNS, err=True)
+    if not as_json and (builds := builds_text(listed.nodes)):
+        click.echo(builds, err=True)
+    if silent := missing(listed):
+        raise PartialResultError(silent)
+
+
+def print_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> None:
+    """Print the ranks of runs, one a row."""
+    heads = [*(["NODE"] if with_node else []), "RUN", *_RANK_HEADS]
+    rows = [
+        [*([rank.identity.node] if with_node else []), run.run, *_rank_cells(rank)]
+        for run in runs
+        for rank in run.ranks
+    ]
+    table = fitted(heads, rows, left=("NODE", "RUN", "STATE", "LAST STEP"), lift=("RUN", "NODE"))
+    click.echo("\n".join(table))
+
+
+def _rank_cells(rank: control_pb2.RankStatus) -> list[str]:
+    data = rank.phase_seconds.get("data", 0.0)
+    last = rank.last_step_unix_seconds
+    return [
+        str(rank.identity.rank),
+        str(rank.identity.pid),
+        _view.rank_state(rank),
+        str(rank.steps),
+        f"{rank.step_seconds * 1e3:.2f} ms" if rank.step_seconds else "-",
+        f"{data / rank.step_seconds:.1%}" if rank.step_seconds else "-",
+        f"{max(0.0, time.time() - last):.0f} s ago" if last else "never",
+    ]
+
 
 _TRAINING: Final = "training"
 
@@ -27,7 +118,7 @@ _TRAINING: Final = "training"
 @watch_option
 @socket_option
 @json_option
-def command(
+def ranks_command(
     run: str, job: str, fleet: bool, last: int, watch: bool, socket: str | None, as_json: bool
 ) -> None:
     """Show how each rank spends its steps, and which rank the others wait for.
@@ -54,7 +145,7 @@ def command(
                 ]
                 document = {"runs": shown, **fleet_dict(answer)}
                 return json.dumps({"schema": "torchperfd.ranks/1", **document}), missing(answer)
-            tables = [text(each, accounts.get(each.run), fleet=bool(answer.nodes)) for each in runs]
+            tables = [ranks_text_of(each, accounts.get(each.run), fleet=bool(answer.nodes)) for each in runs]
             return "\n\n".join(tables), missing(answer)
 
         show(frame, watch=watch, as_json=as_json)
@@ -67,7 +158,7 @@ def _accounts(scope: Scope, daemon: Any, runs: Sequence[_view.RunView]) -> dict[
     return {verdict.run: Account.from_verdict(verdict) for verdict in scope.verdicts(daemon).verdicts}
 
 
-def text(view: _view.RunView, account: Account | None = None, *, fleet: bool = False) -> str:
+def ranks_text_of(view: _view.RunView, account: Account | None = None, *, fleet: bool = False) -> str:
     """Return a run's table and remarks, for the ranks of this node or of all nodes."""
     sizes = {name: max(rank.phase_seconds.get(name, 0.0) for rank in view.ranks) for name in view.phases}
     table = fitted_phases(
@@ -137,3 +228,111 @@ def _remark(slow: Straggler) -> str:
         f"rank {slow.rank} is slow: {duration(slow.excess_seconds)} per step more work than its peers"
         f" ({share:+.0%}), {duration(slow.phase_excess_seconds)} of it in {slow.phase}"
     )
+
+
+@click.command("steps")
+@click.option("--rank", type=click.IntRange(0), required=True, help="Which rank.")
+@click.option(
+    "--run",
+    default="",
+    shell_complete=complete_runs,
+    help="The run; may be omitted when only one has such a rank.",
+)
+@last_option(20)
+@watch_option
+@socket_option
+@json_option
+def steps_command(rank: int, run: str, last: int, watch: bool, socket: str | None, as_json: bool) -> None:
+    """List a rank's newest training steps, oldest first, with the milliseconds of each phase."""
+    again(lambda: _print_steps(rank, run, last, socket, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _print_steps(rank: int, run: str, last: int, socket: str | None, *, as_json: bool) -> None:
+    with connect(socket) as daemon:
+        ranks = Scope(run).whole(daemon).steps(daemon, last, [rank]).ranks
+    if len(ranks) > 1:
+        names = ", ".join(each.status.identity.run for each in ranks)
+        raise NoSuchTargetError(f"{len(ranks)} runs have a rank {rank}: {names}", "choose one with --run")
+    [steps] = ranks
+    if as_json:
+        click.echo(json.dumps(steps_dict(steps)))
+    elif steps.count:
+        click.echo("\n".join(steps_lines(steps, time.time())))
+    else:
+        click.echo(f"rank {rank} has made no training step yet", err=True)
+
+
+def steps_lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
+    """Return a rank's steps as a table, times in milliseconds on the host.
+
+    Args:
+        now: Unix seconds.
+    """
+    # Times on the device are means of many steps.
+    del steps.device_phases[:]
+    [view] = _view.runs([steps])
+    work = rank_work_from_message(steps)
+    columns = work.phase_seconds
+    phases = [*view.phases, *([_view.WAIT] if _view.spent(work, _view.WAIT) else [])]
+    ends = np.frombuffer(steps.end_ns, "<i8") / 1e9
+    durations = np.frombuffer(steps.duration_ns, "<i8") / 1e9
+    sizes = {name: float(columns[name].mean()) for name in phases}
+
+    def drawn(own: Sequence[str], summed: Sequence[str]) -> Rows:
+        heads = ["STEP", "ENDED", "MS", *("WAIT" if name == _view.WAIT else name.upper() for name in own)]
+        rows = [
+            [
+                str(steps.first_step + position),
+                f"{max(0.0, now - ends[position]):.1f} s ago",
+                milliseconds(durations[position]),
+                *(milliseconds(columns[name][position]) for name in own),
+                *([milliseconds(sum(columns[name][position] for name in summed))] if summed else []),
+            ]
+            for position in range(steps.count)
+        ]
+        return [*heads, *(["REST"] if summed else [])], rows
+
+    return fitted_phases(phases, sizes, drawn)
+
+
+_GOODPUT_TIMEOUT_S: Final = 10.0
+
+
+@click.command("goodput")
+@click.option(
+    "--run",
+    default="",
+    shell_complete=complete_past_runs,
+    help="Which run; all by default, the newest first.",
+)
+@watch_option
+@socket_option
+@json_option
+def goodput_command(run: str, watch: bool, socket: str | None, as_json: bool) -> None:
+    """Show how every rank-second of a run was spent, across its restarts.
+
+    Also covers runs that have ended: the node's daemon keeps them for 90 days.
+    """
+    again(lambda: _print_goodput(run, socket, as_json=as_json), watch=watch, as_json=as_json)
+
+
+def _print_goodput(run: str, socket: str | None, *, as_json: bool) -> None:
+    with connect(socket) as daemon:
+        if run:
+            # Runs that have ended are known to the goodput store only.
+            every = daemon.GetGoodput(control_pb2.GetGoodputRequest(), timeout=_GOODPUT_TIMEOUT_S)
+            run = known_name(run, (each.run for each in every.runs), "run")
+        answer = daemon.GetGoodput(control_pb2.GetGoodputRequest(run=run), timeout=_GOODPUT_TIMEOUT_S)
+    runs = [translate_account.run_goodput_from_message(message) for message in answer.runs]
+    if run and not runs:
+        raise NoSuchTargetError(
+            f"there is no run {run} on this node", "`torchperfd goodput` lists those there are"
+        )
+    if as_json:
+        click.echo(json.dumps(to_dict(runs)))
+    elif runs:
+        text = io.StringIO()
+        render_text(runs, text)
+        click.echo(folded_text(text.getvalue()), nl=False)
+    else:
+        click.echo(NO_RUNS, err=True)

@@ -16,7 +16,7 @@ from torchperfd.launch.options import (
     read_words,
 )
 from torchperfd.model.own_commands import script_command
-from torchperfd_cli.commands.completion import complete_file, kept_run_items
+from torchperfd_cli.commands._options import complete_file, kept_run_items
 
 
 class _Run(click.Command):
@@ -38,7 +38,7 @@ class _Run(click.Command):
     type=click.UNPROCESSED,
     shell_complete=lambda context, _, incomplete: _complete(context.params["arguments"], incomplete),
 )
-def command(arguments: tuple[str, ...]) -> None:
+def run_command(arguments: tuple[str, ...]) -> None:
     """Run a training script under torchperfd, unedited, and show where its time went."""
     # exec, not a child: the script keeps this pid, stdin, terminal and exit code.
     sys.stdout.flush()

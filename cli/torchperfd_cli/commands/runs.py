@@ -10,13 +10,18 @@ import click
 
 from torchperfd.model import terminal_text
 from torchperfd.model.formatting import milliseconds, size
-from torchperfd.runs.ending import FINISHED
-from torchperfd.runs.record import RunRecord
-from torchperfd.runs.store import KeptRun, RunStore
-from torchperfd_cli.commands._options import json_option, open_runs, runs_dir_option, whole_kept_run
+from torchperfd.report.ending import FINISHED
+from torchperfd.report.record import RunRecord
+from torchperfd.report.store import KeptRun, RunStore
+from torchperfd_cli.commands._options import (
+    complete_kept_runs,
+    json_option,
+    open_runs,
+    runs_dir_option,
+    whole_kept_run,
+)
 from torchperfd_cli.commands._output import again, fitted, folded_text, html_option, watch_option, write_page
 from torchperfd_cli.commands._run_overview import read_overview
-from torchperfd_cli.commands.completion import complete_kept_runs
 from torchperfd_daemon.errors import TorchperfdError, explained
 from torchperfd_daemon.pages import render_page
 
@@ -34,7 +39,7 @@ _OUTCOME: Final = ("CHANGE", "PROMISED")
 @watch_option
 @json_option
 @click.pass_context
-def command(
+def runs_command(
     context: click.Context, runs_dir: Path | None, limit: int | None, watch: bool, as_json: bool
 ) -> None:
     """List the runs whose reports are kept, newest first; needs no daemon.
@@ -77,7 +82,7 @@ def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
         click.echo(f"these are the newest {len(shown)} of {len(kept):,}; --limit 0 shows all", err=True)
 
 
-@command.command("show")
+@runs_command.command("show")
 @click.argument("run_id", metavar="RUN", callback=whole_kept_run, shell_complete=complete_kept_runs)
 @html_option
 @json_option
@@ -99,7 +104,7 @@ def show_run(store: RunStore, run_id: str, html: Path | None, as_json: bool) -> 
         click.echo(folded_text(f"\ncompare it: torchperfd compare {run_id} OTHER"))
 
 
-@command.command("rm")
+@runs_command.command("rm")
 @click.argument(
     "run_ids",
     metavar="RUN...",

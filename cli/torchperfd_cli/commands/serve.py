@@ -1,20 +1,30 @@
-"""``torchperfd serve``, with flags made of the table of options."""
+"""``torchperfd serve``, with flags made of the table of options; ``config`` and ``doctor`` of this node."""
 
 import asyncio
+import io
+import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from torchperfd_daemon.config.effective import SYSTEM_FILE, Config, find_files, resolve
+from torchperfd.v1 import control_pb2
+from torchperfd_cli.commands._daemon import connect
+from torchperfd_cli.commands._options import json_option, socket_option
+from torchperfd_cli.commands._output import again, folded_text, watch_option
+from torchperfd_daemon import doctor
+from torchperfd_daemon.collectors.process import RankProcess
+from torchperfd_daemon.config.effective import SYSTEM_FILE, Config, as_tables, find_files, resolve
 from torchperfd_daemon.config.kinds import Kind, Switch
 from torchperfd_daemon.config.options import OPTIONS, Option
-from torchperfd_daemon.errors import BadValueError, check_environment
-from torchperfd_daemon.logs import configure_logging
+from torchperfd_daemon.errors import BadValueError, DaemonUnreachableError, check_environment
+from torchperfd_daemon.service.translate_account import loader_facts_from_message, thread_count
+from torchperfd_daemon.text import configure_logging
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -101,7 +111,7 @@ to this time to have it again while a thread of the samplers computes."""
 @click.command("serve")
 @serve_flags(hidden=False)
 @click.pass_context
-def command(context: click.Context, /, config_file: Path | None, **_: Any) -> None:
+def serve_command(context: click.Context, /, config_file: Path | None, **_: Any) -> None:
     """Run the node's daemon in the foreground.
 
     It receives step timings over a unix socket, samples the node, and serves Prometheus
@@ -114,7 +124,7 @@ def command(context: click.Context, /, config_file: Path | None, **_: Any) -> No
     settings = config.serve_settings()
     configure_logging(settings.log_level)
     from torchperfd_daemon.server.daemon import Daemon
-    from torchperfd_daemon.server.listening import AlreadyServedError
+    from torchperfd_daemon.server.lifecycle import AlreadyServedError
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
@@ -127,3 +137,139 @@ def command(context: click.Context, /, config_file: Path | None, **_: Any) -> No
         # Two ranks may start an embedded daemon at once: one of them is enough.
         if not settings.embedded:
             raise
+
+
+SCHEMA: Final = "torchperfd.config/1"
+_COMMENT_COLUMN: Final = 52
+
+
+@click.group("config")
+def config_command() -> None:
+    """Show the configuration of `torchperfd serve`, and the origin of each value."""
+
+
+@config_command.command("show")
+@serve_flags(hidden=True)
+@click.option("--origin", is_flag=True, help="Show the origin of each value.")
+@json_option
+@click.pass_context
+def show_config(
+    context: click.Context, /, config_file: Path | None, origin: bool, as_json: bool, **_: Any
+) -> None:
+    """Print the configuration in force, as a file that could be given to --config.
+
+    Takes the flags of `serve`, too: they come before TORCHPERFD_* variables, which come before
+    --config FILE, /etc/torchperfd/config.toml and the defaults.
+    """
+    config = configuration(context, config_file)
+    if as_json:
+        click.echo(json.dumps(_document(config)))
+        return
+    for line in _lines(config, origin=origin):
+        click.echo(line)
+
+
+def _document(config: Config) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "options": {
+            key: {"value": value, "origin": config.settings[key].origin} for key, value in _values(config)
+        },
+        "triggers": {
+            "per_day": config.plan.per_day,
+            "origin": config.plan_origin,
+            "rules": as_tables(config.plan),
+        },
+    }
+
+
+def _lines(config: Config, *, origin: bool) -> Iterator[str]:
+    for key, value in _values(config):
+        line = f"# {key} is not set" if value is None else f"{key} = {_toml(value)}"
+        yield f"{line:<{_COMMENT_COLUMN}}  # {config.settings[key].origin}" if origin else line
+    plan = config.plan
+    yield "\n[triggers]" + (f"{'':<{_COMMENT_COLUMN - 10}}  # {config.plan_origin}" if origin else "")
+    yield f"per_day = {plan.per_day}"
+    for table in as_tables(plan):
+        yield "\n[[trigger]]"
+        for key, value in table.items():
+            yield f"{key} = {_toml(value)}"
+
+
+def _values(config: Config) -> Iterator[tuple[str, object]]:
+    """Yield each option's key, and its value as a file would have it."""
+    for option in OPTIONS:
+        if not option.flag_only:
+            value = config.settings[option.key].value
+            yield option.key, None if value is None else option.kind.show(value)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items()) + " }"
+    # Text, numbers, lists of them, true and false are written the same in JSON.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@click.command("doctor")
+@watch_option
+@socket_option
+@json_option
+def doctor_command(watch: bool, socket: str | None, as_json: bool) -> int:
+    """Find what keeps this node's GPUs, CPUs and loaders from full speed.
+
+    Each line names a finding, why it matters, and the command that fixes it. Nothing is
+    changed. Exits with 0 when nothing was found, with 1 otherwise; with --watch, by the last
+    answer.
+    """
+    found = 0
+
+    def once() -> None:
+        nonlocal found
+        found = _print_findings(socket, as_json=as_json)
+
+    again(once, watch=watch, as_json=as_json)
+    return 1 if found else 0
+
+
+def _print_findings(socket: str | None, *, as_json: bool) -> int:
+    """Print the findings; return how many there are."""
+    ranks, simulated = _ranks(socket)
+    facts = doctor.read_facts(ranks)
+    if simulated:
+        skipped = {**facts.skipped, "ranks": "they are simulated (`torchperfd serve --demo`)"}
+        facts = replace(facts, skipped=skipped)
+    findings = doctor.examine(facts)
+    if as_json:
+        click.echo(json.dumps(doctor.to_dict(findings, facts.skipped)))
+    else:
+        text = io.StringIO()
+        doctor.render_text(findings, facts.skipped, text)
+        click.echo(folded_text(text.getvalue()), nl=False)
+    return len(findings)
+
+
+def _ranks(socket: str | None) -> tuple[dict[RankProcess, doctor.ReportedFacts] | None, bool]:
+    """Return the connected ranks, None when no daemon answers; and whether some are simulated."""
+    try:
+        with connect(socket) as daemon:
+            runs = daemon.ListRuns(control_pb2.ListRunsRequest(), timeout=10).runs
+    except DaemonUnreachableError:
+        return None, False
+    connected = [rank for run in runs for rank in run.ranks if rank.connected]
+    real = [rank for rank in connected if rank.identity.pid]
+    found = {
+        RankProcess(
+            rank.identity.run,
+            rank.identity.rank,
+            rank.identity.pid,
+            rank.identity.pid_namespace,
+            rank.identity.process_start_ticks,
+            uid=rank.uid if rank.HasField("uid") else None,
+        ): doctor.ReportedFacts(
+            loader_facts_from_message(rank.loader) if rank.HasField("loader") else None,
+            thread_count(rank.threads),
+        )
+        for rank in real
+    }
+    return found, len(real) < len(connected)

@@ -10,20 +10,19 @@ from click.core import ParameterSource
 
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._daemon import connect, unreachable_text
-from torchperfd_cli.commands._options import Seconds, fleet_option, json_option, socket_option
+from torchperfd_cli.commands._options import Seconds, complete_runs, fleet_option, json_option, socket_option
 from torchperfd_cli.commands._output import again, folded_text, watch_option
 from torchperfd_cli.commands._scope import whole_run
 from torchperfd_cli.commands.capture import parse_ranks
-from torchperfd_cli.commands.completion import complete_runs
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
-from torchperfd_daemon.flight_recorder import report as dumps_report
-from torchperfd_daemon.flight_recorder.dumps import read_dumps
-from torchperfd_daemon.flight_recorder.verdict import judge
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import RankStacks, merge
+from torchperfd_daemon.stacks import flight_recorder as dumps_report
+from torchperfd_daemon.stacks.flight_recorder import judge
+from torchperfd_daemon.stacks.flight_recorder_dumps import read_dumps
 from torchperfd_daemon.stacks.report import render_text, to_dict
 from torchperfd_daemon.text import ranks_phrase, ranks_text
-from torchperfd_daemon.views.fleet import absent_ranks, each_once
+from torchperfd_daemon.views.documents import absent_ranks, each_once
 
 
 @click.command("stacks")
@@ -56,7 +55,7 @@ from torchperfd_daemon.views.fleet import absent_ranks, each_once
 @watch_option
 @socket_option
 @json_option
-def command(
+def stacks_command(
     dumps: tuple[Path, ...],
     run: str,
     ranks: str,

@@ -30,7 +30,7 @@ from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import merge
 from torchperfd_daemon.stacks.report import render_text
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.fleet import each_once
+from torchperfd_daemon.views.documents import each_once
 
 _CAPTURE_STEPS: Final = 5
 _CAPTURE_TIMEOUT_S: Final = 60.0
@@ -116,7 +116,7 @@ _NEWEST_STEPS: Final = 64
 @scope_options
 @socket_option
 @json_option
-def command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
+def top_command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
     """Show runs, ranks, the node's GPUs and the verdict, twice a second, until q or Ctrl-C; ? shows all keys.
 
     Off a terminal, on one without control sequences (TERM=dumb) and with --json, one frame is printed.

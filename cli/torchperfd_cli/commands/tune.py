@@ -10,11 +10,10 @@ import click
 
 from torchperfd.model.formatting import duration
 from torchperfd.model.terminal_text import fold_text
-from torchperfd.runs.previous_run import newest_advised
+from torchperfd.report.previous_run import newest_advised
 from torchperfd_cli.bench.functions import Comparison
-from torchperfd_cli.commands._measuring import results_on_sigterm, warn_if_busy
 from torchperfd_cli.commands._options import open_runs, runs_dir_option
-from torchperfd_cli.commands._output import StatusLine, terminal_width
+from torchperfd_cli.commands._output import StatusLine, results_on_sigterm, terminal_width, warn_if_busy
 from torchperfd_cli.tune.candidates import Requested
 from torchperfd_cli.tune.edits import Edits, suggest_edits
 from torchperfd_cli.tune.search import Tuning, TuningSearch
@@ -204,7 +203,7 @@ _TIME_IS_UP: Final = 124
 )
 @runs_dir_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def command(
+def tune_command(
     words: tuple[str, ...],
     module: str | None,
     seconds: float,

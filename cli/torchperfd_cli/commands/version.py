@@ -15,7 +15,7 @@ _DEPENDENCIES = ("grpcio", "protobuf", "torch")
 
 @click.command("version")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def command(as_json: bool) -> None:
+def version_command(as_json: bool) -> None:
     """Print the versions of torchperfd, of its protocol, and of its dependencies."""
     hooks = "reference" if missing_native_modules() else "native"
     document = {

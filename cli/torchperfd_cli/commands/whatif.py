@@ -10,10 +10,9 @@ import click
 from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._daemon import connect
-from torchperfd_cli.commands._options import json_option, socket_option
+from torchperfd_cli.commands._options import complete_runs, json_option, socket_option
 from torchperfd_cli.commands._output import NO_RUNS, again, fitted, folded_text, watch_option
 from torchperfd_cli.commands._scope import whole_run
-from torchperfd_cli.commands.completion import complete_runs
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
@@ -38,7 +37,7 @@ _MODELLED_NAMES: Final = frozenset(cause.value for cause in _MODELLED)
 @watch_option
 @socket_option
 @json_option
-def command(run: str, watch: bool, socket: str | None, as_json: bool) -> None:
+def whatif_command(run: str, watch: bool, socket: str | None, as_json: bool) -> None:
     """Predict how much faster a run would be without each cause of its slowness.
 
     Replays the newest recorded steps of all its ranks with one cause removed: a rank's excess over its

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from torchperfd import errors
-from torchperfd.stacks.thread_frames import line_of
-from torchperfd.steps.cpus import available_cpus
+from torchperfd.hooks.thread_frames import line_of
+from torchperfd.model.process import available_cpus
 from torchperfd_cli.tune.trial import (
     AMP,
     COMPILE,

@@ -16,7 +16,6 @@ from typing import Any, Final
 from torchperfd.captures import rank_files, tracer
 from torchperfd.captures.driver import CaptureDriver, unusable
 from torchperfd.captures.files import Handover
-from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
 from torchperfd.captures.state import (
     Action,
@@ -24,20 +23,17 @@ from torchperfd.captures.state import (
     CaptureOutcome,
     CaptureStage,
     CaptureState,
+    PauseEstimate,
+    warning,
 )
-from torchperfd.hooks.profiler import node_reader
 from torchperfd.model.capture_options import CaptureKind
 from torchperfd.model.identity import Identity
 from torchperfd.safety.interrupts import Flag, is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.steps.replay import Replay
 
-__all__ = ["CaptureOptions", "CaptureOutcome", "CaptureStage", "RankCapture"]
-
 _ARM_TIMEOUT_S: Final = 30.0
 """How long a prepared capture waits for its steps."""
-_LONGEST_COUNT_S: Final = 2.0
-"""How long a first capture waits for the two step edges between which autograd nodes are counted."""
 
 
 class RankCapture:
@@ -59,6 +55,9 @@ class RankCapture:
             None itself if no service does.
         keeps: Keep the files here as well when a service has taken them.
         pauses: What is known of pauses in this process; the capture adds to it.
+
+    Attributes:
+        state: How far it is.
     """
 
     def __init__(
@@ -83,13 +82,14 @@ class RankCapture:
         self.directory = directory
         self.ended = Flag()
         self._replay = replay
+        self.rank = identity.rank
         self._identity = identity
         self._step_seconds = step_seconds
         self._read_own_facts = own_facts
         self._on_outcome = on_outcome
         self._trigger = trigger
         self._pauses = pauses or PauseEstimate()
-        self._state = CaptureState(options)
+        self.state = CaptureState(options)
         self._driver = CaptureDriver(replay, phase_name)
         self._files = RankFiles(directory, identity.rank, options.kind, max_bytes)
         self._handover = handover
@@ -102,11 +102,6 @@ class RankCapture:
         self._watches_profilers = False
 
     @property
-    def rank(self) -> int:
-        """Of this process."""
-        return self._identity.rank
-
-    @property
     def file(self) -> str:
         """Name of this rank's file below the capture's directory."""
         return self._files.trace
@@ -114,42 +109,32 @@ class RankCapture:
     @property
     def options(self) -> CaptureOptions:
         """What is recorded, and for how many steps."""
-        return self._state.options
+        return self.state.options
 
     @property
     def stage(self) -> CaptureStage:
         """How far it is."""
-        return self._state.stage
+        return self.state.stage
 
     @property
     def start_step(self) -> int:
         """First training step of the range, counting from 0."""
-        return self._state.start_step
+        return self.state.start_step
 
     @property
     def steps_made(self) -> int:
         """Of the agreed steps, those made while the profiler was on."""
-        return self._state.steps_made
+        return self.state.steps_made
 
     @property
     def outcome(self) -> CaptureOutcome | None:
         """How it ended; None before that."""
-        return self._state.outcome
+        return self.state.outcome
 
     @property
     def pause_seconds(self) -> float:
         """How long training pauses when the capture ends: estimated, afterwards measured; 0 if unknown."""
-        return self._state.pause_seconds
-
-    @property
-    def kernel_counts(self) -> tuple[int, int]:
-        """How many launches of kernels the trace has, and how many kernels."""
-        return self._state.launches, self._state.kernels
-
-    @property
-    def ending(self) -> bool:
-        """Whether it was given up or has its outcome, so that it is over in a moment."""
-        return self._state.is_ending
+        return self.state.pause_seconds
 
     # On a thread of its own.
 
@@ -162,7 +147,7 @@ class RankCapture:
     def _move_to(self, stage: CaptureStage) -> None:
         with self._ending:
             if self.outcome is None:
-                self._state.stage = stage
+                self.state.stage = stage
 
     def prepare(self, timeout: float = _ARM_TIMEOUT_S) -> str:
         """Do ahead of time all that would stall a step or fail late; return the reason of a failure, or ''.
@@ -186,11 +171,11 @@ class RankCapture:
         self._driver.unrecorded_step_ns = round(self._step_seconds() * 1e9)
         self._driver.own_facts = self._read_own_facts()
         if self.options.kind == CaptureKind.TRACE:
-            self._count_nodes()
+            self._pauses.count_nodes(self._replay, self._step_seconds())
         # From here on the number of the newest step must be exact, not as old as the last flush.
         self._replay.go_live()
-        self._state.stage = CaptureStage.READY
-        self._state.pause_seconds = self._pauses.seconds(self.options)
+        self.state.stage = CaptureStage.READY
+        self.state.pause_seconds = self._pauses.seconds(self.options)
         # The process that asked may be gone, and reading along costs every step.
         self._deadline = threading.Timer(timeout, self._lapse)
         self._deadline.name = "torchperfd-capture-deadline"
@@ -198,24 +183,11 @@ class RankCapture:
         self._deadline.start()
         if self.outcome is not None:
             # It was cancelled meanwhile, when there was nothing of this to undo.
-            self._state.stage = CaptureStage.FAILED
-            self._forget_deadline()
-            self._replay.unwatch(self)
-            self._files.remove_leftovers()
-            self._leave_profilers()
+            self.state.stage = CaptureStage.FAILED
+            self._undo()
+            self._let_go()
             reason = self.outcome.reason
         return reason
-
-    def _count_nodes(self) -> None:
-        step_seconds = self._step_seconds()
-        read = node_reader()
-        if self._pauses.is_known or not step_seconds or read is None:
-            return
-        counter = NodeCounter(read)
-        self._replay.watch(counter)
-        if counter.ended.wait(min(_LONGEST_COUNT_S, 3 * step_seconds + 0.1)):
-            self._pauses.learn_nodes(counter.nodes)
-        self._replay.unwatch(counter)
 
     def arm(self, start_step: int | None = None, steps: int = 0) -> None:
         """Profile the training steps [start_step, start_step + steps) once the loop gets there.
@@ -227,36 +199,36 @@ class RankCapture:
         Raises:
             ValueError: No capture has so many.
         """
-        self._state.agree(start_step, steps)
+        self.state.agree(start_step, steps)
         self._forget_deadline()
         if self.ended.is_set():
             return
         if start_step is not None and self._replay.loop.train_steps >= start_step:
             self.fail(f"step {start_step} was already under way", retry=True)
             return
-        self._state.pause_seconds = self._pauses.seconds(self.options)
+        self.state.pause_seconds = self._pauses.seconds(self.options)
         text = warning(self.pause_seconds, self.options)
         # The daemon keeps the pause of the run's own capture short.
         if text and not self.options.automatic:
             log.warning("capture %s: %s", self.capture_id, text)
-        self._state.stage = CaptureStage.ARMED
+        self.state.stage = CaptureStage.ARMED
         self._replay.watch(self)
 
     def cancel(self, reason: str) -> None:
         """Give up: at once when not yet running, else at the next step edge."""
-        self._state.cancel_reason = reason
-        if self._state.can_end_at_once:
+        self.state.cancel_reason = reason
+        if self.state.can_end_at_once:
             self.fail(reason)
 
     # On the training thread.
 
     def train_edge(self, next_index: int) -> None:
         """Start, go on or stop."""
-        decision = self._state.train_edge(next_index)
+        decision = self.state.train_edge(next_index)
         if self._driver.is_lost:
             self._give_up(str(tracer.LostTraceError()))
             return
-        if self._state.is_recording:
+        if self.state.is_recording:
             self._driver.close_annotations()
         match decision.action:
             case Action.START:
@@ -272,13 +244,13 @@ class RankCapture:
 
     def validate_edge(self) -> None:
         """Go on through a short validation; give up in a long one."""
-        decision = self._state.validate_edge()
+        decision = self.state.validate_edge()
         if decision.action is Action.GIVE_UP:
             self._give_up(decision.reason, retry=decision.retry)
 
     def loop_ended(self) -> None:
         """The loop is over: no more edges will come."""
-        if self._state.is_recording:
+        if self.state.is_recording:
             done = self._replay.loop.train_steps - self.start_step
             self._give_up(f"training ended after {done} of {self.options.steps} steps")
         elif self.outcome is None and not self._ordered:
@@ -293,16 +265,16 @@ class RankCapture:
         if reason:
             self._give_up(reason)
             return
-        self._state.is_recording = True
-        self._state.stage = CaptureStage.RUNNING
+        self.state.is_recording = True
+        self.state.stage = CaptureStage.RUNNING
         self._driver.annotate(index)
 
     def _stop(self) -> None:
-        self._state.is_recording = False
+        self.state.is_recording = False
         trace = self._driver.release()
         assert trace is not None
         self._replay.unwatch(self)
-        self._state.stage = CaptureStage.EXPORTING
+        self.state.stage = CaptureStage.EXPORTING
         began = time.perf_counter()
         try:
             trace.stop()
@@ -316,7 +288,7 @@ class RankCapture:
         self._order(partial(self._export, trace, time.perf_counter() - began))
 
     def _give_up(self, reason: str, *, retry: bool = False) -> None:
-        self._state.is_recording = False
+        self.state.is_recording = False
         trace = self._driver.release()
         self._replay.unwatch(self)
         try:
@@ -352,20 +324,16 @@ class RankCapture:
 
     def _export(self, trace: tracer.Tracer, stopping_seconds: float) -> None:
         try:
-            written = self._files.write_trace(trace, self._refusal)
+            written = self._files.write_trace(trace, lambda: self.state.refusal)
         except NotWrittenError as error:
             self.fail(str(error))
             return
-        self._state.pause_seconds = stopping_seconds + written.export_seconds
+        self.state.pause_seconds = stopping_seconds + written.export_seconds
         self._pauses.learn_pause(self.pause_seconds, self.options)
-        self._state.launches, self._state.kernels = written.launches, written.kernels
+        self.state.launches, self.state.kernels = written.launches, written.kernels
         rank_files.warn_of_missing_kernels(self.capture_id, written.launches, written.kernels)
         outcome = CaptureOutcome(
-            ok=True,
-            start_step=self.start_step,
-            file=self.file,
-            bytes=written.bytes,
-            sha256=written.sha256,
+            ok=True, start_step=self.start_step, file=self.file, bytes=written.bytes, sha256=written.sha256
         )
         if self._handover is not None:
             try:
@@ -379,19 +347,22 @@ class RankCapture:
         self._end(outcome)
 
     def _write_manifest(self, outcome: CaptureOutcome) -> None:
-        manifest = rank_manifest(self.capture_id, self._trigger, self._identity, self._state, outcome)
+        manifest = rank_manifest(self.capture_id, self._trigger, self._identity, self.state, outcome)
         self._files.write_manifest(manifest)
-
-    def _refusal(self) -> str:
-        outcome = self.outcome
-        # It may have been given up meanwhile, as the process is ending.
-        return self._state.cancel_reason or (outcome.reason if outcome is not None else "")
 
     # On any thread.
 
     def _lapse(self) -> None:
         if self.stage is CaptureStage.READY:
             self.fail("no start step came within the time given; capture again")
+
+    def _undo(self) -> None:
+        self._replay.unwatch(self)
+        self._files.remove_leftovers()
+
+    def _let_go(self) -> None:
+        self._forget_deadline()
+        self._leave_profilers()
 
     def _leave_profilers(self) -> None:
         if self._watches_profilers:
@@ -404,17 +375,15 @@ class RankCapture:
 
     def fail(self, reason: str, *, retry: bool = False) -> None:
         """End without a trace; ``retry`` when another attempt may well succeed."""
-        self._replay.unwatch(self)
-        self._files.remove_leftovers()
+        self._undo()
         self._end(CaptureOutcome(ok=False, reason=reason, retry=retry, start_step=self.start_step))
 
     def _end(self, outcome: CaptureOutcome) -> None:
         with self._ending:
             if self.outcome is not None:
                 return
-            self._state.end(outcome)
-        self._forget_deadline()
-        self._leave_profilers()
+            self.state.end(outcome)
+        self._let_go()
         self._orders.put(None)
         try:
             if self._keeps:

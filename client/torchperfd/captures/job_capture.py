@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from torchperfd.captures.capture import CaptureOptions
 from torchperfd.captures.files import CaptureFolder, CapturesDirectory
 from torchperfd.captures.handle import analysis_of
+from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox
 from torchperfd.safety.interrupts import Flag

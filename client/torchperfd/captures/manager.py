@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.captures.capture import CaptureOptions, CaptureOutcome, RankCapture
+from torchperfd.captures.capture import RankCapture
 from torchperfd.captures.files import CapturesDirectory
-from torchperfd.captures.pause import PauseEstimate
+from torchperfd.captures.state import CaptureOptions, CaptureOutcome, PauseEstimate
 from torchperfd.errors import CaptureError
 from torchperfd.link.outbox import Outbox
 from torchperfd.model.identity import Identity
@@ -28,7 +28,7 @@ def result_message(
     from torchperfd.v1 import session_pb2
 
     options = capture.options
-    launches, kernels = capture.kernel_counts
+    launches, kernels = capture.state.launches, capture.state.kernels
     result = session_pb2.CaptureResult(
         capture_id=capture.capture_id,
         ok=outcome.ok,
@@ -121,7 +121,7 @@ class CaptureManager:
         def prepare_and_arm() -> None:
             if automatic is not None:
                 capture.wait_for(automatic)
-            if capture.ending:
+            if capture.state.is_ending:
                 return
             reason = self._not_ready() or capture.prepare()
             if reason:
@@ -182,7 +182,7 @@ class CaptureManager:
         reason, pause_seconds = "", 0.0
         self.torch_ready.wait(_TORCH_BUDGET_S)
         previous = self._capture
-        if previous is not None and (previous.ending or previous.options.automatic):
+        if previous is not None and (previous.state.is_ending or previous.options.automatic):
             # The daemon has done with it sooner than this process, or another node's daemon conducts.
             previous.ended.wait(_PREVIOUS_BUDGET_S)
         try:

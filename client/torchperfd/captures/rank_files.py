@@ -19,7 +19,7 @@ from torchperfd._version import __version__
 from torchperfd.captures.files import TURN_S, CaptureFolder, Handover, HandoverError
 from torchperfd.captures.state import CaptureOutcome, CaptureState
 from torchperfd.captures.tracer import LostTraceError, Tracer
-from torchperfd.device.accelerator import read_cuda_memory
+from torchperfd.hooks.accelerator import read_cuda_memory
 from torchperfd.model.capture_options import CaptureKind
 from torchperfd.model.identity import Identity
 from torchperfd.safety.logs import log

@@ -23,6 +23,7 @@ from torchperfd.steps.loop import Loop
 from torchperfd.steps.loop_rules import Decision
 from torchperfd.steps.loop_state import LoopState, StepState
 from torchperfd.steps.overhead import Overhead
+from torchperfd.steps.phase_stack import PhaseStack
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.step_ring import HeldStep, StepRing
@@ -148,7 +149,7 @@ def install_compiler(_context: HookContext) -> None:
     for module in (loop_conditions, loop_rules, step_edges):
         keep_functions_out_of_graphs(module)
     keep_classes_out_of_graphs(
-        *(Loop, LoopState, Decision, Recorder, StepRing, HeldStep, ArrivalRecorder),
+        *(Loop, LoopState, Decision, PhaseStack, Recorder, StepRing, HeldStep, ArrivalRecorder),
         *(Replay, EventHandlers, EpochTracker, Overhead),
         *(HookContext, Models, Patches, Iterators, DrawnBatches, StepState),
     )

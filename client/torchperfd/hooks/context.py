@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from torchperfd.events import Draws, EventBuffer, Timed, codes
+from torchperfd.hooks.line_times import ScriptCollectives
 from torchperfd.hooks.patches import ModuleImport, Patches, keep_out_of_graphs
-from torchperfd.hooks.script_collectives import ScriptCollectives
+from torchperfd.hooks.worker_stacks import WorkerStacks
 from torchperfd.model.process import Coordinate, ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults, log
-from torchperfd.stacks.worker_stacks import WorkerStacks
 from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.replay import Replay
 

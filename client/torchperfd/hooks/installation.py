@@ -9,9 +9,10 @@ from torchperfd.events import EventBuffer
 from torchperfd.hooks.checkpoints import BackgroundSaves
 from torchperfd.hooks.compiler import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks, Models, describe
+from torchperfd.hooks.line_times import ScriptCollectives
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.profiler import ARBITER, is_profiling
-from torchperfd.hooks.script_collectives import ScriptCollectives
+from torchperfd.hooks.worker_stacks import WorkerStacks
 from torchperfd.model.process import (
     ANOMALY_DETECTION,
     DETERMINISTIC,
@@ -22,7 +23,6 @@ from torchperfd.model.process import (
 )
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults
-from torchperfd.stacks.worker_stacks import WorkerStacks
 from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.replay import Replay
 
@@ -34,10 +34,10 @@ HOOKS: Final = {
     "compiler": "compiler",
     "closures": "optimizers",
     "models": "models",
-    "forward": "forward",
-    "compiled_models": "forward",
-    "replicas": "forward",
-    "modes": "forward",
+    "forward": "passes",
+    "compiled_models": "passes",
+    "replicas": "passes",
+    "modes": "passes",
     "new_optimizers": "optimizers",
     "loaded_models": "models",
     "loader": "loader",
@@ -46,19 +46,19 @@ HOOKS: Final = {
     "worker_queue": "loader_samples",
     "loader_use": "loader_use",
     "worker_entry": "loader",
-    "backward": "backward",
+    "backward": "passes",
     "zero_grad": "optimizers",
     "optimizers": "optimizers",
     "grad_scaler": "optimizers",
     "checkpoints": "checkpoints",
-    "collectives": "collectives",
-    "functional_collectives": "collectives",
-    "ddp_buffers": "collectives",
-    "reductions": "backward",
+    "collectives": "distributed",
+    "functional_collectives": "distributed",
+    "ddp_buffers": "distributed",
+    "reductions": "passes",
     "compilations": "compiler",
-    "device_meshes": "parallelism",
-    "pipeline_stages": "parallelism",
-    "tensor_parallel": "parallelism",
+    "device_meshes": "distributed",
+    "pipeline_stages": "distributed",
+    "tensor_parallel": "distributed",
 }
 """The module of each hook, by the hook's name: a module of this package with ``install_NAME(context)``."""
 

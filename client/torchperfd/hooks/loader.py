@@ -16,7 +16,7 @@ from torchperfd.events.reference import ONE_OR_BATCH, evaluation_flags
 from torchperfd.hooks.batches import samples_in, samples_of_one
 from torchperfd.hooks.context import HookContext, HookUnavailableError, describe, own_attribute
 from torchperfd.hooks.patches import inside_step, keep_out_of_graphs
-from torchperfd.stacks.worker_stacks import WorkerEntry
+from torchperfd.hooks.worker_stacks import WorkerEntry
 
 
 class _Never:

@@ -16,9 +16,9 @@ from typing import Any, Final
 from torchperfd.events import codes
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.patches import keep_out_of_graphs
-from torchperfd.model.loader_facts import InputStages
+from torchperfd.hooks.worker_stacks import StackLine, WorkerStacks
+from torchperfd.model.source_lines import InputStages
 from torchperfd.safety.interrupts import is_from_script
-from torchperfd.stacks.worker_stacks import StackLine, WorkerStacks
 
 
 def install_worker_queue(context: HookContext) -> None:

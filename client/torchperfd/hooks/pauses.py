@@ -15,8 +15,8 @@ from operator import itemgetter, setitem
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from torchperfd.hooks.thread_frames import line_at
 from torchperfd.model.source_lines import TimedLine
-from torchperfd.stacks.thread_frames import line_at
 
 GENERATIONS: Final = 3
 _MAX_RECENT: Final = 2048

@@ -1,15 +1,21 @@
-"""torch's process groups, read without importing it: their store, a rank's place, the Flight Recorder.
+"""torch's process groups, read without importing torch: a rank's place, the store, the Flight Recorder.
 
-The Flight Recorder records the newest collectives of each group. With NCCL, and with gloo from torch 2.13 on,
-it is kept in memory unless ``TORCH_FR_BUFFER_SIZE`` is 0.
+The store is where ranks of a job on different nodes exchange the addresses of their daemons. The Flight
+Recorder has how far this process's collectives are.
 """
 
+import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from torchperfd.model.process import Coordinate
+from torchperfd.safety.interrupts import Flag
+from torchperfd.safety.logs import log
 
 
 def are_groups_initialized() -> bool:
@@ -88,3 +94,150 @@ def dump_flight_recorder() -> bytes | None:
         (getattr(c10d, name) for name in _DUMP_FUNCTIONS if hasattr(c10d, name)), None
     )
     return found(True, True) if found is not None else None
+
+
+TIMEOUT: Final = timedelta(seconds=10)
+"""The timeout of a connection to the job's store."""
+_POLL_S: Final = 1.0
+_MAX_POLLS: Final = 600
+# Ranks of other nodes may come to it later; after this the list is taken for whole.
+_PAUSES_S: Final = (1.0, 4.0, 15.0, 60.0, 240.0, 0.0)
+_MAX_BYTES: Final = 2**20
+
+
+class Rendezvous:
+    """Exchanges the addresses of the daemons with the job's other nodes.
+
+    Args:
+        on_daemons: Takes the addresses of all daemons, this node's among them, whenever there are more.
+        environ: Of the process, as launchers set it.
+    """
+
+    def __init__(
+        self, on_daemons: Callable[[Sequence[str]], None], environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._on_daemons = on_daemons
+        # A job that was started again has other nodes, perhaps, and the same store.
+        self._key = f"torchperfd/daemons/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        nodes = environ.get("GROUP_WORLD_SIZE", "")
+        self._nodes = int(nodes) if nodes.isdecimal() else 0
+        self._over = Flag()
+        self._known: tuple[str, ...] = ()
+        self._thread: threading.Thread | None = None
+
+    def discover_peers(self, address: str) -> None:
+        """Start the exchange; if it has run before, as for a daemon that is back, report its result again.
+
+        Args:
+            address: Where other daemons reach this node's.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, args=(address,), name="torchperfd-rendezvous", daemon=True
+            )
+            self._thread.start()
+        elif self._known:
+            self._on_daemons(self._known)
+
+    def stop(self, timeout: float) -> None:
+        """End it within so many seconds."""
+        self._over.set()
+        self.join(timeout)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the exchange to end, for so many seconds; return whether it has ended."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self, address: str) -> None:
+        try:
+            store = connect_to_store(TIMEOUT) if self._wait_for_store() else None
+            if store is not None:
+                self._exchange(store, address)
+        except Exception as error:  # noqa: BLE001 - the store is the job's, and may go whenever it likes
+            log.info("this job's other daemons cannot be asked for: %s", error)
+
+    def _wait_for_store(self) -> bool:
+        """Wait until the ranks have met; return whether they have."""
+        for _ in range(_MAX_POLLS):
+            if are_groups_initialized():
+                return True
+            if self._over.wait(_POLL_S):
+                return False
+        return False
+
+    def _exchange(self, store: Any, address: str) -> None:
+        store.append(self._key, f"{address}\n")
+        for pause in _PAUSES_S:
+            listed = bytes(store.get(self._key))[:_MAX_BYTES].decode().split("\n")[:-1]
+            known = tuple(dict.fromkeys(listed))
+            if known != self._known:
+                self._known = known
+                self._on_daemons(known)
+            if len(known) >= self._nodes > 0 or self._over.wait(pause):
+                return
+
+
+_MAX_SIZES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """How far this rank is in one process group; collectives are counted from 1.
+
+    Attributes:
+        name: The same on all ranks of the group.
+        description: Such as ``default_pg``.
+        begun: The newest that this rank has come to.
+        number: The earliest that is not over; 0 when all are.
+        call: Of that one, such as ``all_reduce``.
+        sizes: Of its inputs, such as ``4x4, 10``.
+    """
+
+    name: str
+    description: str
+    begun: int
+    number: int
+    call: str
+    sizes: str
+
+
+def read(record: bytes) -> list[GroupProgress]:
+    """Return the progress of each group, in the order in which the groups were first used.
+
+    Args:
+        record: JSON, as torch writes it.
+
+    Raises:
+        ValueError: It is in no form that is known.
+    """
+    try:
+        document = json.loads(record)
+        status = document.get("pg_status", {})
+        entries: dict[str, list[Mapping[str, Any]]] = {}
+        for entry in document.get("entries", ()):
+            if not entry["is_p2p"]:
+                entries.setdefault(str(entry["pg_id"]), []).append(entry)
+        return [_group(of, status.get(group, {})) for group, of in entries.items()]
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"no record of collectives: {error!r}") from error
+
+
+def _group(entries: Iterable[Mapping[str, Any]], status: Mapping[str, Any]) -> GroupProgress:
+    ordered = sorted(entries, key=lambda entry: int(entry["collective_seq_id"]))
+    name, description = ordered[0]["process_group"]
+    waiting = next(
+        (entry for entry in ordered if not entry["retired"] and entry["state"] != "completed"), None
+    )
+    sizes = waiting["input_sizes"] if waiting is not None else []
+    return GroupProgress(
+        str(name),
+        str(description),
+        max(int(ordered[-1]["collective_seq_id"]), int(status.get("last_enqueued_collective", 0))),
+        int(waiting["collective_seq_id"]) if waiting is not None else 0,
+        str(waiting["profiling_name"]).rpartition(":")[2] if waiting is not None else "",
+        ", ".join("x".join(map(str, each)) or "1" for each in sizes[:_MAX_SIZES])
+        + (", …" if len(sizes) > _MAX_SIZES else ""),
+    )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.client import Client
-    from torchperfd.runtime.parts import IntegrationPort
+    from torchperfd.parts import IntegrationPort
 
 # A name from these holds for every rank, and outranks what a framework calls its run.
 _NAMED_BY_LAUNCHER: Final = ("TORCHPERFD_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "POD_UID")

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.launch.termination import Terminated, cause_elsewhere, failure_words
+from torchperfd.launch.script import Terminated, cause_elsewhere, failure_words
 from torchperfd.safety.logs import log
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
-    from torchperfd.launch.auto_capture import AutoCapture
+    from torchperfd.launch.additions import AutoCapture, EmbeddedDaemon
     from torchperfd.launch.runner import RunOptions
-    from torchperfd.link.embedded import EmbeddedDaemon
     from torchperfd.report import RankReport
-    from torchperfd.runs.record import RunRecord
+    from torchperfd.report.record import RunRecord
     from torchperfd.v1 import control_pb2
 
 # Together they keep the promise that an exit is never delayed by more than a second.
@@ -106,7 +105,7 @@ class Conclusion:
         from torchperfd.model import terminal_text
         from torchperfd.model.terminal_text import terminal_width
         from torchperfd.report import run_document
-        from torchperfd.runs.ending import TERMINATED, Ending
+        from torchperfd.report.ending import TERMINATED, Ending
         from torchperfd.v1.access import write_file
 
         client, options, auto = self.client, self.options, self.auto
@@ -140,8 +139,8 @@ class Conclusion:
             # Shown here only: what is kept has no arguments, which may hold secrets.
             answer.verdict.script = options.script.command
         facts += [("note", note) for note in notes]
-        if self.daemon is None and client.metrics_url:
-            facts.append(("metrics", client.metrics_url))
+        if self.daemon is None and client.parts.daemon_session.metrics_url:
+            facts.append(("metrics", client.parts.daemon_session.metrics_url))
         writer = run_report.ReportWriter(options.keeping, document) if options.keeping.is_kept else None
         try:
             if options.report is not None:
@@ -200,7 +199,7 @@ def _whole_run(client: "Client") -> "control_pb2.GetRunResponse | None":
 
     Where the job has ranks on other nodes, their daemons are asked for the verdict while they live.
     """
-    from torchperfd.runtime.parts import END_VERDICT_S
+    from torchperfd.parts import END_VERDICT_S
     from torchperfd.v1 import session_pb2
 
     world = client.parts.identity.world_size

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.errors import TorchperfdError
 from torchperfd.launch.options import KeepingOptions
-from torchperfd.runs.previous_run import MAX_BYTES, outcome_of, script_digest, script_marker
-from torchperfd.runs.promise import PromiseOutcome
-from torchperfd.runs.record import RunFileError, RunRecord, read_record, record_of
-from torchperfd.runs.store import RunStore, read_file
+from torchperfd.report.previous_run import MAX_BYTES, outcome_of, script_digest, script_marker
+from torchperfd.report.promise import PromiseOutcome
+from torchperfd.report.record import RunFileError, RunRecord, read_record, record_of
+from torchperfd.report.store import RunStore, read_file
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def compare_with_baseline(
         The exit code: 0; 7 where the step is slower by more than is allowed; 5 where that is not known of all
         ranks; 1 where it cannot be judged.
     """
-    from torchperfd.runs.comparison import compare_runs
-    from torchperfd.runs.comparison_text import comparison_text
+    from torchperfd.report.comparison import compare_runs
+    from torchperfd.report.comparison_text import comparison_text
 
     try:
         comparison = compare_runs(baseline, read_record(json.dumps(document).encode(), "this run"))

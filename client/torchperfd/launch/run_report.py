@@ -1,7 +1,4 @@
-"""The report of a run at its end: its document with the verdict, the kept file, the text on the terminal.
-
-Imported when the script has ended.
-"""
+"""The report of a run at its end: its document with the verdict, the kept file, the text on the terminal."""
 
 import contextlib
 import os
@@ -15,19 +12,68 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd._version import __version__
 from torchperfd.launch.options import KeepingOptions
-from torchperfd.launch.termination import exit_document
-from torchperfd.model.card import VerdictCard
+from torchperfd.launch.script import exit_document
+from torchperfd.model.card import VerdictCard, card_of, unknown_card
+from torchperfd.model.verdict_document import verdict_from_report
 from torchperfd.report import RankReport
-from torchperfd.report.overview import Percentiles, account_table, render_overview
+from torchperfd.report.ending import Ending, failure_remedy
+from torchperfd.report.overview import Percentiles, account_table, render_overview, validation_waits
 from torchperfd.report.rank import blocks_document
-from torchperfd.runs.ending import Ending
-from torchperfd.runs.store import RunStore
-from torchperfd.runs.verdict_card import ended_card
-from torchperfd.v1 import contract
+from torchperfd.report.record import RunRecord
+from torchperfd.report.store import RunStore
+from torchperfd.v1 import contract, control_pb2
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
     from torchperfd.v1 import control_pb2
+
+
+def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[RankReport]) -> VerdictCard:
+    """Return the card that the end of the run has shown, as far as its report has it.
+
+    Args:
+        document: Of schema ``torchperfd.run/1``.
+        record: The same run.
+        reports: Those of its ranks.
+    """
+    kept, verdict = document.get("verdict"), None
+    if kept is not None:
+        verdict = verdict_from_report(kept, record.run, record.step_seconds or 0.0)
+    card = ended_card(record.run, reports, verdict, record.ending)
+    return replace(card, outcome=record.outcome.words if record.outcome is not None else "")
+
+
+def ended_card(
+    run: str,
+    reports: Sequence[RankReport],
+    verdict: control_pb2.Verdict | None,
+    ending: Ending,
+    advice: str = "",
+) -> VerdictCard:
+    """Return the card of a run that has ended. A failure comes first, whatever was seen before it.
+
+    Args:
+        reports: Those of its ranks.
+        verdict: None if no daemon has answered.
+        advice: What to do where training was seen but no step of it; empty if unknown.
+    """
+    failure, also = ending.failure, tuple(validation_waits(reports))
+    remedy = failure_remedy(failure)
+    if not any(each.totals.train.steps for each in reports):
+        why = ending.why_untrained(advice)
+        if failure:
+            return VerdictCard(run, failure=why, remedy=remedy)
+        return replace(unknown_card(run, why), also=also)
+    if verdict is None:
+        card = unknown_card(run, "no daemon has answered, so nothing compared the steps")
+    else:
+        card = card_of(verdict)
+    if failure and remedy:
+        # Such as a dead worker, for which the loop has waited: what the steps lost comes from it. Memory that
+        # grew may be why.
+        beside = tuple(cause for cause in card.causes if not cause.cost_seconds)
+        return VerdictCard(run, beside, failure=failure, remedy=remedy)
+    return replace(card, also=(*card.also, *also), failure=failure)
 
 
 _DAEMON_S: Final = 0.2
@@ -129,7 +175,7 @@ def verdict_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, A
 
 def loader_advice_document(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
     """Return what the run was advised on its loaders; None if that was not settled."""
-    from torchperfd.model.settled_advice import SettledAdvice
+    from torchperfd.model.verdict_document import SettledAdvice
 
     if answer is None or not answer.HasField("loader_advice"):
         return None

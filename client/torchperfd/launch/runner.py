@@ -30,7 +30,7 @@ from torchperfd.v1.variables import known_environment
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
-    from torchperfd.runs.record import RunRecord
+    from torchperfd.report.record import RunRecord
 
 
 def announce_page(client: "Client", *, quiet: bool, open_page: bool) -> None:
@@ -191,10 +191,10 @@ def _options(line: CommandLine) -> RunOptions:
 
 def _run(options: RunOptions) -> None:
     from torchperfd.attachment import attach
-    from torchperfd.launch import auto_capture
+    from torchperfd.launch import additions
     from torchperfd.launch.conclusion import Conclusion
-    from torchperfd.launch.termination import TerminationWatch
-    from torchperfd.link import embedded, stream
+    from torchperfd.launch.script import TerminationWatch
+    from torchperfd.link import stream
     from torchperfd.safety.logs import log
 
     script = options.script
@@ -208,13 +208,13 @@ def _run(options: RunOptions) -> None:
     baseline = _baseline(options)
     daemon = None
     if options.start_daemon and int(os.environ.get("LOCAL_RANK", "0") or 0) == 0:
-        daemon = embedded.start_unless_one_answers()
+        daemon = additions.start_unless_one_answers()
     if daemon is not None:
         stream.load_grpc()
     client = attach(run=options.run, job=options.job or _job_name(script), on_oom=options.on_oom)
     announce_page(client, quiet=options.quiet, open_page=options.open_page)
     launcher = LightningLauncher(client.run, options.job or _job_name(script))
-    auto = auto_capture.begin(client, quiet=options.quiet, switched_off=not options.advise)
+    auto = additions.begin(client, quiet=options.quiet, switched_off=not options.advise)
     conclusion = Conclusion(client, daemon, options, baseline, auto)
     termination = TerminationWatch(conclusion.conclude_terminated)
     ended: BaseException | None = None

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+from torchperfd.hooks.instruments import ProcessCounters
+from torchperfd.hooks.thread_frames import framework_around
 from torchperfd.link.outbox import FlushState, NextFlush, Outbox, next_flush
-from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.process import available_cpus
 from torchperfd.safety.logs import Faults
-from torchperfd.stacks.thread_frames import framework_around
-from torchperfd.steps.cpus import available_cpus
 from torchperfd.steps.phases import TRAIN, PhaseNames, StepBatch
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.step_series import Pace, StepBlocks

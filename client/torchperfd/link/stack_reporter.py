@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.events import EventBuffer
+from torchperfd.hooks.thread_frames import frames_at_random
+from torchperfd.hooks.worker_stacks import MAX_WORKERS, StackLine, WorkerStacks, stack_lines
 from torchperfd.link.outbox import Outbox
 from torchperfd.safety.logs import Faults, log
-from torchperfd.stacks.thread_frames import frames_at_random
-from torchperfd.stacks.worker_stacks import MAX_WORKERS, StackLine, WorkerStacks, stack_lines
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
 from torchperfd.v1 import contract

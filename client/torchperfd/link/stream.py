@@ -23,8 +23,7 @@ from torchperfd.safety.logs import Faults, log
 from torchperfd.v1 import access, contract
 
 if TYPE_CHECKING:
-    from torchperfd.v1 import control_pb2, session_pb2
-
+    from torchperfd.v1 import control_pb2, control_pb2_grpc, session_pb2
 
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 2.0
@@ -49,26 +48,24 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 
-_warned: Final[set[str]] = set()
-"""Warnings that were logged, each once: their cause recurs every two seconds."""
 _is_grpc_inherited = False
 """Whether this process was forked while gRPC was active: its locks and threads are unusable since."""
 
 
-def answers(path: str) -> bool:
-    """Return whether a daemon that may be trusted accepts connections on a unix socket.
+def usable(sockets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return them, or none for now if even finding a daemon takes one of few descriptors."""
+    return () if are_descriptors_scarce() else sockets
+
+
+def find_listener(path: str) -> access.Listener | None:
+    """Return who listens at a unix socket; None when no daemon does that may be trusted.
 
     One that may not be is logged, once per reason.
     """
-    return _listening(path) is not None
-
-
-def _listening(path: str) -> access.Listener | None:
-    """Return who listens there; None when no daemon does that may be trusted."""
     try:
         return access.find_listener(path)
     except access.UntrustedError as error:
-        _warn_once(f"not connected to the socket {path}: {error}")
+        log.warn_once(f"not connected to the socket {path}: {error}")
     except OSError as error:
         if is_from_script(error):
             raise
@@ -113,7 +110,8 @@ class Stream:
         self._bundles = False
         self._refused = False
         self._run_there = ""
-        self._channel: Any = None
+        self.channel: Any = None
+        """The connection that is open, or is being opened; None without one."""
         self._uses_grpc = False
         self._call: Any = None
         self._thread = threading.Thread(target=self._run, name="torchperfd-stream", daemon=True)
@@ -126,7 +124,7 @@ class Stream:
 
     def start(self) -> None:
         """Begin to look for a daemon; loads grpc on the calling thread when one is there already."""
-        if any(map(answers, self._usable_sockets())):
+        if any(map(find_listener, usable(self._sockets))):
             load_grpc()
         self._thread.start()
 
@@ -141,11 +139,6 @@ class Stream:
         return self._is_welcomed
 
     @property
-    def has_channel(self) -> bool:
-        """Whether a connection is open, or is being opened."""
-        return self._channel is not None
-
-    @property
     def session(self) -> int:
         """The number of the open session, 0 between sessions."""
         return self.connections if self.connected else 0
@@ -157,21 +150,18 @@ class Stream:
 
         Args:
             timeout: Seconds to wait for the daemon.
-            end_seconds: If the run ends, for how much of that time the daemon asks other nodes for the
-                verdict.
+            end_seconds: At a run's end, for how much of that the daemon asks other nodes for the verdict.
         """
-        channel = self._channel
-        if channel is None or not self.connected:
+        control = self._control()
+        if control is None:
             return None
         import grpc
 
-        from torchperfd.v1 import control_pb2, control_pb2_grpc
+        from torchperfd.v1 import control_pb2
 
+        asked = control_pb2.GetRunRequest(run=self._run_there or run, end_seconds=end_seconds)
         try:
-            return control_pb2_grpc.ControlStub(channel).GetRun(
-                control_pb2.GetRunRequest(run=self._run_there or run, end_seconds=end_seconds),
-                timeout=timeout,
-            )
+            return control.GetRun(asked, timeout=timeout)
         except grpc.RpcError as error:
             log.debug("no totals of the run from the daemon: %s", error)
             return None
@@ -182,17 +172,17 @@ class Stream:
         Raises:
             OSError: The daemon does not send it whole within ``timeout`` seconds.
         """
-        channel = self._channel
-        if channel is None or not self.connected:
+        control = self._control()
+        if control is None:
             raise ConnectionError("no daemon is connected")
         import grpc
 
-        from torchperfd.v1 import control_pb2, control_pb2_grpc
+        from torchperfd.v1 import control_pb2
 
         request = control_pb2.DownloadRequest(capture_id=capture_id, file=file)
         digest, claimed = hashlib.sha256(), ""
         try:
-            for piece in control_pb2_grpc.ControlStub(channel).Download(request, timeout=timeout):
+            for piece in control.Download(request, timeout=timeout):
                 digest.update(piece.data)
                 claimed = piece.sha256
                 if piece.data:
@@ -204,14 +194,22 @@ class Stream:
         if claimed != digest.hexdigest():
             raise ConnectionError("it was damaged in transfer")
 
+    def _control(self) -> "control_pb2_grpc.ControlStub | None":
+        """Return what calls the daemon's commands; None while no daemon is connected."""
+        channel = self.channel
+        if channel is None or not self.connected:
+            return None
+        from torchperfd.v1 import control_pb2_grpc
+
+        return control_pb2_grpc.ControlStub(channel)
+
     def stop(self, timeout: float) -> None:
         """End the session after what was already taken from the outbox, within ``timeout`` seconds."""
         self._stopping.set()
         self._outbox.close()
         if self._thread.is_alive():
             self._thread.join(timeout / 2)
-        call = self._call
-        if call is not None:
+        if (call := self._call) is not None:
             call.cancel()
         if self._thread.is_alive():
             self._thread.join(timeout / 2)
@@ -225,11 +223,11 @@ class Stream:
         global _is_grpc_inherited
         _is_grpc_inherited = _is_grpc_inherited or self._uses_grpc
         self._leak()
-        self._channel = self._call = None
+        self.channel = self._call = None
 
     def _leak(self) -> None:
         """Keep the connection's objects for as long as the process lives."""
-        for each in (self._channel, self._call):
+        for each in (self.channel, self._call):
             if each is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
@@ -238,10 +236,6 @@ class Stream:
             self._keep_connected()
         except Exception as error:  # noqa: BLE001 - a thread of ours may die, training may not
             self._faults.note("stream", error)
-
-    def _usable_sockets(self) -> tuple[str, ...]:
-        """Return where a daemon may listen; none for now if even finding out takes one of few descriptors."""
-        return () if are_descriptors_scarce() else self._sockets
 
     def _keep_connected(self) -> None:
         delay = _FIRST_DELAY_S
@@ -268,8 +262,8 @@ class Stream:
     def _find_daemon(self) -> tuple[str, access.Listener | None]:
         """Return the first socket where a daemon listens, and the listener; None if there is no daemon."""
         with self._guard.opening():
-            for path in self._usable_sockets():
-                listener = _listening(path)
+            for path in usable(self._sockets):
+                listener = find_listener(path)
                 if listener is not None:
                     return path, listener
         return "", None
@@ -286,9 +280,9 @@ class Stream:
         try:
             with self._guard.opening():
                 self._guard.begin_connecting(listener.name)
-                self._channel = channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
-                stub = session_pb2_grpc.SessionStub(channel)
-                self._call = call = stub.Attach(self._messages(session_over))
+                self.channel = channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
+                messages = self._messages(session_over)
+                self._call = call = session_pb2_grpc.SessionStub(channel).Attach(messages)
             for message in call:
                 if message.HasField("welcome"):
                     self.connections += 1
@@ -307,7 +301,9 @@ class Stream:
                 log.warning("the daemon at %s refuses this process: %s", path, error.details())
                 return False
             if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
-                self._refuse(path, error.details())
+                if not self._refused:
+                    log.warning("the daemon at %s has no room for this process: %s", path, error.details())
+                self._refused = True
             log.debug("the session with %s ended: %s", path, error)
         finally:
             self._is_welcomed = False
@@ -315,7 +311,7 @@ class Stream:
             if self._is_lost:
                 # Closing it would close the numbers of descriptors that are another's now.
                 self._leak()
-            self._call = self._channel = None
+            self._call = self.channel = None
             if channel is not None and not self._is_lost:
                 channel.close()
         return not self._is_lost
@@ -327,26 +323,11 @@ class Stream:
         descriptors for longer.
         """
         self._is_dropped = True
-        call = self._call
-        if call is not None:
+        if (call := self._call) is not None:
             call.cancel()
         deadline = time.monotonic() + _DROP_BUDGET_S
         while time.monotonic() < deadline and self._guard.find_grpc():
             time.sleep(_DROP_POLL_S)
-
-    def _give_up_connection(self) -> None:
-        """End the session without another: gRPC would use a core, for it waits on what is no poller."""
-        log.debug("the session has ended: its descriptors were closed or replaced")
-        self._is_lost = True
-        call = self._call
-        if call is not None:
-            call.cancel()
-
-    def _refuse(self, path: str, why: str | None) -> None:
-        """Log once that a daemon has no room for this process, and pause before the next attempt."""
-        if not self._refused:
-            self._refused = True
-            log.warning("the daemon at %s has no room for this process: %s", path, why)
 
     def _messages(self, session_over: threading.Event) -> Iterator["session_pb2.ClientMessage"]:
         from torchperfd.v1 import session_pb2
@@ -356,7 +337,11 @@ class Stream:
         while not session_over.is_set():
             taken = self._outbox.take(_IDLE_POLL_S, _MAX_IN_A_BUNDLE if self._bundles else 1)
             if self._guard.has_lost_poller():
-                self._give_up_connection()
+                # Without another session: gRPC would use a core, for it waits on what is no poller.
+                log.debug("the session has ended: its descriptors were closed or replaced")
+                self._is_lost = True
+                if self._call is not None:
+                    self._call.cancel()
                 return
             if len(taken) > 1:
                 yield session_pb2.ClientMessage(bundle=session_pb2.Bundle(messages=taken))
@@ -379,13 +364,13 @@ def load_grpc() -> bool:
     same packages at once may see each other's half-made modules.
     """
     if _is_grpc_inherited:
-        _warn_once(
+        log.warn_once(
             "this process was forked from one that was connected to a daemon, and gRPC would end it;"
             " start it with spawn to stream to the daemon (steps are still timed in this process)"
         )
         return False
     if os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "0").lower() in ("1", "true"):
-        _warn_once(
+        log.warn_once(
             "GRPC_ENABLE_FORK_SUPPORT=1 makes forked DataLoader workers hang; "
             "unset it to stream to the daemon (steps are still timed in this process)"
         )
@@ -412,9 +397,3 @@ def _grpc_settings() -> Iterator[None]:
     finally:
         for name in added:
             os.unsetenv(name)
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        log.warning("%s", message)

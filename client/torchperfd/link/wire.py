@@ -9,12 +9,11 @@ from google.protobuf.message import DecodeError
 
 from torchperfd._version import __revision__, __version__
 from torchperfd.events import NATIVE
-from torchperfd.link.flight_recorder import GroupProgress
+from torchperfd.hooks.process_groups import GroupProgress
 from torchperfd.model.identity import Identity
-from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import Coordinate, CpuBinding, HookState, HostMemory
-from torchperfd.model.source_lines import SyncWait, TimedLine
+from torchperfd.model.source_lines import InputStages, SyncWait, TimedLine
 from torchperfd.steps.phases import TRAIN, VALIDATE, PhaseNames, StepBatch
 from torchperfd.steps.step_series import Arrivals, BlockSums
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals

@@ -4,12 +4,14 @@ A logger has one thread, between the totals and a tracker that may be slow or br
 steps between two readings of the totals. A tracker makes one section of each part in front of a slash, and
 sorts by name: what people look at first is in ``torchperfd/``, and the phases, validation and memory have one
 section each.
+
+The page is for those who have no daemon. It is opt-in, on loopback, and small.
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from torchperfd.model.identity import Identity
 from torchperfd.safety.interrupts import Flag
@@ -18,9 +20,88 @@ from torchperfd.steps.phases import COLLECTIVE_WAIT, DATA, PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals
 
 if TYPE_CHECKING:
-    from torchperfd.loggers.exporter import Exporter
     from torchperfd.model.card import VerdictCard
+    from torchperfd.model.fields import Field
     from torchperfd.report import RankReport
+
+_LABELS: Final = ("run", "rank")
+
+
+class Exporter:
+    """Serves one rank's totals on ``http://127.0.0.1:<port>/metrics``.
+
+    Args:
+        port: 0 for any free one.
+        run: Value of the ``run`` label.
+        rank: Value of the ``rank`` label.
+        names: Phase names.
+        totals: Returns the current totals.
+
+    Raises:
+        OSError: The port is taken.
+    """
+
+    def __init__(
+        self, port: int, *, run: str, rank: int, names: PhaseNames, totals: Callable[[], Totals]
+    ) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._labels = [run, str(rank)]
+        self._names = names
+        self._totals = totals
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+        self.port: int = self._server.server_port
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metric families, as prometheus_client asks for them."""
+        from torchperfd.model import fields
+
+        totals = self._totals()
+        train = totals.train
+        yield self._family(fields.STEPS, train.steps)
+        yield self._family(fields.STEP_SECONDS, train.ns / 1e9)
+        yield self._phases(train)
+        if train.samples:
+            yield self._family(fields.SAMPLES, train.samples)
+        if train.tokens:
+            yield self._family(fields.TOKENS, train.tokens)
+        utilization = totals.flops_utilization(train)
+        if utilization is not None:
+            yield self._family(fields.FLOPS_UTILIZATION, utilization)
+        if totals.overhead is not None:
+            yield self._family(fields.OVERHEAD, totals.overhead)
+
+    def _phases(self, train: KindTotals) -> Any:
+        from prometheus_client.core import CounterMetricFamily
+
+        phases = CounterMetricFamily(
+            "torchperfd_train_phase_seconds", "Exclusive host time by phase.", labels=(*_LABELS, "phase")
+        )
+        for slot in range(len(self._names)):
+            if train.phases[slot].calls:
+                phases.add_metric([*self._labels, self._names.name(slot)], train.phases[slot].seconds)
+        return phases
+
+    def _family(self, field: "Field", value: float) -> Any:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        kind = CounterMetricFamily if field.kind == "counter" else GaugeMetricFamily
+        family = kind(f"torchperfd_{field.metric}", field.help, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def close(self) -> threading.Thread:
+        """Stop serving; return a thread that ends when that is done, which takes up to half a second."""
+        closing = threading.Thread(target=self._close, name="torchperfd-exporter", daemon=True)
+        closing.start()
+        return closing
+
+    def _close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 class Logger(Protocol):
@@ -281,7 +362,6 @@ class Outputs:
         """Serve the metrics page on a loopback port, unless it is served already; a taken port is logged."""
         if self.exporter is not None:
             return
-        from torchperfd.loggers.exporter import Exporter
 
         run, rank = self._identity.run, self._identity.rank
         try:

@@ -1,10 +1,12 @@
-"""How durations, sizes and suggestions for mistyped names are written.
+"""How durations, sizes and suggestions for mistyped names are written, and how values of reports are read.
 
-Reports, commands and verdicts all write them this way.
+Reports, commands and verdicts all write them this way. Anyone may have written a report that is read again:
+numbers are kept within bounds, and text is safe for a terminal.
 """
 
+import math
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 _PAIRS: Final = (("min", 60, "s", 1), ("h", 3600, "min", 60), ("d", 86_400, "h", 3600))
 
@@ -87,3 +89,53 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
     ranked = sorted((-alike(name), name) for name in set(names))
     near = [name for score, name in ranked if -score >= _MIN_ALIKE]
     return f"did you mean {' or '.join(near[:_MAX_SUGGESTED])}?" if near else ""
+
+
+_MAX_TEXT: Final = 400
+MAX_NUMBER: Final = 1e12
+"""Seconds and steps beyond any run; products of such numbers do not overflow."""
+MAX_LARGE: Final = 1e21
+"""The same for what a run has more of: tokens, bytes and floating-point operations."""
+MAX_INT: Final = 2**31 - 1
+"""The largest whole number that any field of a message holds."""
+
+
+def number(value: Any, most: float = MAX_NUMBER) -> float:
+    """Return a number from 0 to ``most``.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not 0 <= found <= most:
+        raise ValueError("a number is missing, negative or not finite")
+    return found
+
+
+def optional(value: Any, most: float = MAX_NUMBER) -> float | None:
+    """Return a number, or None for null."""
+    return None if value is None else number(value, most)
+
+
+def count(value: Any, most: float = MAX_NUMBER) -> int:
+    """Return a number without its fraction."""
+    return int(number(value, most))
+
+
+def text(value: Any) -> str:
+    """Return a text that cannot drive a terminal; an empty one for null.
+
+    Raises:
+        ValueError: It is no text.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError("a text is missing")
+    return clean(value)
+
+
+def clean(words: str) -> str:
+    """Return the beginning of a text, without characters that cannot be printed."""
+    words = words[:_MAX_TEXT]
+    return words if words.isprintable() else "".join(each if each.isprintable() else "?" for each in words)

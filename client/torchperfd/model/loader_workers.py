@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from torchperfd.model.formatting import duration
-from torchperfd.model.loader_facts import InputStages
+from torchperfd.model.source_lines import InputStages
 
 MAX_WORKERS: Final = 16
 """More are never advised: what takes longer wants cheaper items."""

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from torchperfd.model.formatting import duration
-from torchperfd.model.values import count, number, text
+from torchperfd.model.formatting import count, duration, number, text
 
 MIN_SHOWN_SHARE: Final = 0.01
 """Parts below this share of the step are summed as the rest, wherever people read an account."""

@@ -1,4 +1,4 @@
-"""The report: one set of totals as the phase table, for people, and as a versioned document. Pure.
+"""Reports: a rank's totals as a table and as a document; whole runs, which are kept, read again and compared.
 
 ``numbers`` computes every figure once; the renderers in ``phase_table`` only lay them out, so they cannot
 disagree.

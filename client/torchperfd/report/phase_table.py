@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from html import escape
 
 from torchperfd.model.formatting import duration, size
-from torchperfd.model.tables import TextTable, escape_markdown, markdown_table
-from torchperfd.model.terminal_text import beginning, fold_text, text_width
+from torchperfd.model.terminal_text import (
+    TextTable,
+    beginning,
+    escape_markdown,
+    fold_text,
+    markdown_table,
+    text_width,
+)
 from torchperfd.report.numbers import Row, Table
 
 NOTHING = "-"

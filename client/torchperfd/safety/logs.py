@@ -30,6 +30,7 @@ class Log:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
         self._held: deque[str] | None = None
+        self._warned: set[str] = set()
 
     def hold(self) -> None:
         """Write nothing from now on and keep the newest warnings: the script has not asked for this package.
@@ -54,6 +55,12 @@ class Log:
     def warning(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
         """Write what a user should know."""
         self._write(logging.WARNING, message, args, exc_info)
+
+    def warn_once(self, message: str) -> None:
+        """Write what a user should know, and whose cause recurs."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self.warning("%s", message)
 
     def exception(self, message: str, *args: object) -> None:
         """Write an error with the traceback of the exception that is being handled."""

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from torchperfd.events import codes
 from torchperfd.steps.epochs import EpochTracker
 from torchperfd.steps.loop import Loop
+from torchperfd.steps.phase_stack import Clock
 from torchperfd.steps.phases import BACKWARD, DATA
-from torchperfd.steps.recorder import Clock, Recorder
+from torchperfd.steps.recorder import Recorder
 
 
 class EventHandlers:

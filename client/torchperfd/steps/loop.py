@@ -24,7 +24,7 @@ from typing import Final
 
 from torchperfd.steps import loop_rules
 from torchperfd.steps.loop_conditions import drew_beside_training
-from torchperfd.steps.loop_state import UNKNOWN, LoopState, StepWatcher
+from torchperfd.steps.loop_state import UNKNOWN, LoopState
 from torchperfd.steps.phases import (
     AFTER_EVALUATION,
     BACKWARD,
@@ -38,57 +38,11 @@ from torchperfd.steps.phases import (
 )
 from torchperfd.steps.step_edges import close_train
 
-__all__ = ["Loop", "StepWatcher"]
-
 _MAX_UNSTEPPED: Final = 16
-_COUNTS: Final = (
-    *("train_steps", "validate_steps", "micro_batches", "tokens", "backward_calls"),
-    *("optimizer_calls", "refused", "unused"),
-)
 
 
 class Loop(LoopState):
-    """Follows one training loop.
-
-    Attributes:
-        saves: Checkpoints written between steps.
-        save_ns: What they took; those within a step are its phase ``checkpoint``.
-        save_squares: Sum over them of squared nanoseconds.
-        saving: How many saves are under way, one within the other.
-    """
-
-    saves = 0
-    save_ns = 0
-    save_squares = 0.0
-    saving = 0
-    _saving_since = 0
-
-    # For what repeats steps.
-
-    def state_key(self) -> tuple[object, ...]:
-        """Return all that decides what an event means; counts decide nothing, but that there are any."""
-        return (
-            *self.step.key(),
-            *((self.held, *self.held_step.key()) if self.held else ()),
-            *(self.first_draw, self.inner_samples, self.uncounted),
-            *(self.draws, self.draws_ahead, self.loader_ended, self.explicit),
-            *(self.closer, self.newest_optimizers, self.in_backward),
-            *(frozenset(self.unstepped), self.acts, self.model_trains),
-            *(self.trains_in_eval_mode, self.evaluates_unseen, self.loss_follows, self.evaluating),
-            *(self.closes_alone, self.followers),
-            self.seen_evaluating == self.drawn.current,
-            *(self.has_stepped, self.saving, self.watcher is None, self.train_steps > 0),
-            *self.drawn.state(),
-        )
-
-    def counts(self) -> dict[str, int]:
-        """Return what only ever grows, by name."""
-        return {name: getattr(self, name) for name in _COUNTS}
-
-    def count_on(self, counted: dict[str, int], times: int) -> None:
-        """Have each count grow so many times by so much."""
-        for name, growth in counted.items():
-            setattr(self, name, getattr(self, name) + times * growth)
+    """Follows one training loop."""
 
     # Draws.
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from torchperfd.steps.drawn_batches import DrawnBatches
-from torchperfd.steps.recorder import Clock, Recorder
+from torchperfd.steps.phase_stack import Clock
+from torchperfd.steps.recorder import Recorder
 
 
 class StepState:
@@ -137,6 +138,12 @@ class StepWatcher(Protocol):
         """A validation step has ended."""
 
 
+_COUNTS: Final = (
+    *("train_steps", "validate_steps", "micro_batches", "tokens", "backward_calls"),
+    *("optimizer_calls", "refused", "unused"),
+)
+
+
 class LoopState:
     """What is known of one training loop.
 
@@ -186,6 +193,10 @@ class LoopState:
         draws_for_evaluation: Of the event: whether the draw looks like one for evaluation.
         optimizer: Of the event: the optimizer that steps.
         drew_once: Of the event: whether the iterator that was left gave one batch only.
+        saves: Checkpoints written between steps.
+        save_ns: What they took; those within a step are its phase ``checkpoint``.
+        save_squares: Sum over them of squared nanoseconds.
+        saving: How many saves are under way, one within the other.
     """
 
     def __init__(
@@ -195,6 +206,8 @@ class LoopState:
         self.clock = clock
         self.present = present
         self.watcher: StepWatcher | None = None
+        self.saves = self.save_ns = self.saving = self._saving_since = 0
+        self.save_squares = 0.0
         self.train_steps = self.validate_steps = self.micro_batches = 0
         self.tokens = self.warmup_tokens = 0
         self.backward_calls = self.optimizer_calls = self.refused = self.unused = 0
@@ -227,3 +240,28 @@ class LoopState:
         """Optimizer steps that were called off: refused, or their gradients zeroed unused."""
         # Where no optimizer is ever seen, it steps inside a compiled graph.
         return self.refused + (self.unused if self.has_stepped else 0)
+
+    def state_key(self) -> tuple[object, ...]:
+        """Return all that decides what an event means; counts decide nothing, but that there are any."""
+        return (
+            *self.step.key(),
+            *((self.held, *self.held_step.key()) if self.held else ()),
+            *(self.first_draw, self.inner_samples, self.uncounted),
+            *(self.draws, self.draws_ahead, self.loader_ended, self.explicit),
+            *(self.closer, self.newest_optimizers, self.in_backward),
+            *(frozenset(self.unstepped), self.acts, self.model_trains),
+            *(self.trains_in_eval_mode, self.evaluates_unseen, self.loss_follows, self.evaluating),
+            *(self.closes_alone, self.followers),
+            self.seen_evaluating == self.drawn.current,
+            *(self.has_stepped, self.saving, self.watcher is None, self.train_steps > 0),
+            *self.drawn.state(),
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Return what only ever grows, by name."""
+        return {name: getattr(self, name) for name in _COUNTS}
+
+    def count_on(self, counted: dict[str, int], times: int) -> None:
+        """Have each count grow so many times by so much."""
+        for name, growth in counted.items():
+            setattr(self, name, getattr(self, name) + times * growth)

@@ -16,7 +16,8 @@ from torchperfd.safety.logs import Faults
 from torchperfd.steps import templates
 from torchperfd.steps.epochs import EpochTracker
 from torchperfd.steps.event_handlers import EventHandlers
-from torchperfd.steps.loop import Loop, StepWatcher
+from torchperfd.steps.loop import Loop
+from torchperfd.steps.loop_state import StepWatcher
 from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.phases import StepBatch
 from torchperfd.steps.recorder import Recorder

@@ -16,8 +16,9 @@ from typing import Any, Final
 from torchperfd._version import NATIVE_ABI
 from torchperfd.events import codes
 from torchperfd.steps.loop import Loop
+from torchperfd.steps.phase_stack import MAX_DEPTH
 from torchperfd.steps.phases import AFTER_EVALUATION, COLLECTIVE_WAIT, OTHER, TRAIN, PhaseColumns, StepBatch
-from torchperfd.steps.recorder import MAX_DEPTH, Recorder
+from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_ring import slot_after_evaluation
 from torchperfd.steps.step_series import ARRIVAL_BYTES
 

@@ -1,4 +1,4 @@
-"""What :meth:`torchperfd.client.Client.wrap` returns."""
+"""What :meth:`torchperfd.client.Client.wrap` and :meth:`torchperfd.client.Client.phase` return."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -7,6 +7,23 @@ from typing import Any, Generic, TypeVar
 from torchperfd.events import EventBuffer, codes
 
 T = TypeVar("T")
+
+
+class Phase:
+    """A user phase; may be entered any number of times."""
+
+    __slots__ = ("_buffer", "_slot")
+
+    def __init__(self, buffer: EventBuffer, slot: int) -> None:
+        self._buffer = buffer
+        self._slot = slot
+
+    def __enter__(self) -> "Phase":
+        self._buffer.mark(codes.ENTER, self._slot)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._buffer.mark(codes.EXIT)
 
 
 class WrappedIterator(Generic[T], Iterator[T]):

@@ -50,8 +50,6 @@ from torchperfd_daemon.analysis.operators import GroupBy as GroupBy
 from torchperfd_daemon.analysis.operators import MemorySteps as MemorySteps
 from torchperfd_daemon.analysis.operators import Samples as Samples
 from torchperfd_daemon.analysis.operators import operators as operators
-from torchperfd_daemon.analysis.quality import Quality as Quality
-from torchperfd_daemon.analysis.quality import quality_lines as quality_lines
 from torchperfd_daemon.analysis.ranks import Request as Request
 from torchperfd_daemon.analysis.ranks import analyse as analyse
 from torchperfd_daemon.analysis.report import SCHEMA as SCHEMA
@@ -61,8 +59,10 @@ from torchperfd_daemon.analysis.report import to_dict as to_dict
 from torchperfd_daemon.analysis.steps import Step as Step
 from torchperfd_daemon.analysis.steps import phases as phases
 from torchperfd_daemon.analysis.steps import steps as steps
+from torchperfd_daemon.analysis.summary import Quality as Quality
 from torchperfd_daemon.analysis.summary import Summary as Summary
 from torchperfd_daemon.analysis.summary import SummaryTable as SummaryTable
+from torchperfd_daemon.analysis.summary import quality_lines as quality_lines
 from torchperfd_daemon.analysis.summary import summarise as summarise
 from torchperfd_daemon.analysis.trace import Trace as Trace
 from torchperfd_daemon.analysis.trace_files import RankFile as RankFile

@@ -13,6 +13,7 @@ import numpy as np
 
 from torchperfd_daemon.analysis.across import Across, render_across
 from torchperfd_daemon.analysis.advice import Advice
+from torchperfd_daemon.analysis.callers import is_library
 from torchperfd_daemon.analysis.comparison import ComparedTable, Comparison
 from torchperfd_daemon.analysis.comparison_report import (
     COMPARED_HEADS,
@@ -21,11 +22,9 @@ from torchperfd_daemon.analysis.comparison_report import (
     change_to_dict,
 )
 from torchperfd_daemon.analysis.layout import escaped, ms, printable
-from torchperfd_daemon.analysis.picture import Picture, StepPicture
-from torchperfd_daemon.analysis.python_frames import is_library
+from torchperfd_daemon.analysis.picture import Lane, Picture, StepPicture
 from torchperfd_daemon.analysis.report import doubts, facts, hidden_operators, operator_table, to_dict
 from torchperfd_daemon.analysis.summary import Summary, SummaryTable
-from torchperfd_daemon.analysis.timeline import Lane
 from torchperfd_daemon.analysis.trace import Int64
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.pages import render_page

@@ -9,11 +9,10 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from torchperfd_daemon.analysis.breakdown import LAUNCHES
+from torchperfd_daemon.analysis.callers import PYTHON, Links, is_library, is_tools
 from torchperfd_daemon.analysis.intervals import ByThread, Cover, Spans, outermost
-from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.operator_sums import ASYNC_PREFIXES
 from torchperfd_daemon.analysis.overhead import find_overheads
-from torchperfd_daemon.analysis.python_frames import PYTHON, is_library, is_tools
 from torchperfd_daemon.analysis.steps import drawing
 from torchperfd_daemon.analysis.trace import Int32, Int64, Trace
 

@@ -39,11 +39,11 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.analysis.breakdown import DeviceTime
+from torchperfd_daemon.analysis.callers import Links, find_links
 from torchperfd_daemon.analysis.host_activity import CAUSES as CAUSES
 from torchperfd_daemon.analysis.host_activity import COLLECTIVE_WAIT, NOWHERE, OTHER, Host, Kinds, Launches
 from torchperfd_daemon.analysis.host_activity import Cause as Cause
 from torchperfd_daemon.analysis.intervals import Cover
-from torchperfd_daemon.analysis.links import Links, find_links
 from torchperfd_daemon.analysis.overhead import find_overheads
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace

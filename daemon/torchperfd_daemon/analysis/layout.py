@@ -8,8 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from torchperfd.model.tables import TextTable, escape_markdown, markdown_table
-from torchperfd.model.terminal_text import fold_text, shortened
+from torchperfd.model.terminal_text import TextTable, escape_markdown, fold_text, markdown_table, shortened
 from torchperfd_daemon import text as texts
 
 PLAIN_WIDTH: Final = 110

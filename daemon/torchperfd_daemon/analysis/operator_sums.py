@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from torchperfd_daemon.analysis.breakdown import DEVICE
+from torchperfd_daemon.analysis.callers import Links
 from torchperfd_daemon.analysis.intervals import Nesting, nest
-from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 # Device events are rows of their own too, in torch's table and in this one.

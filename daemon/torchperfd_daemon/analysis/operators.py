@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 import numpy as np
 
-from torchperfd_daemon.analysis.links import Links, find_links
+from torchperfd_daemon.analysis.callers import PYTHON, Callers, Links, find_links
 from torchperfd_daemon.analysis.operator_sums import (
     DEVICE_MEMORY,
     HOST_MEMORY,
@@ -20,7 +20,6 @@ from torchperfd_daemon.analysis.operator_sums import (
     memory_outside,
     sum_calls,
 )
-from torchperfd_daemon.analysis.python_frames import PYTHON, Callers
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 

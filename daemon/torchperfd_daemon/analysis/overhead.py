@@ -17,10 +17,10 @@ from typing import Final
 import numpy as np
 
 from torchperfd.model.formatting import ns_text
+from torchperfd_daemon.analysis.callers import Links
 from torchperfd_daemon.analysis.categories import LAUNCHES, OPERATOR
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.layout import printable
-from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 OVERHEAD: Final = "overhead"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchperfd.model.own_commands import own_command
-from torchperfd.model.settled_advice import SettledAdvice
+from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GroupBy
 from torchperfd_daemon.analysis.summary import Summary, summarise

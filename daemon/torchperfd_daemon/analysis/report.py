@@ -18,8 +18,7 @@ from torchperfd_daemon.analysis.layout import (
     printable,
 )
 from torchperfd_daemon.analysis.operator_sums import SORT_KEYS, Operator
-from torchperfd_daemon.analysis.quality import quality_lines, quality_to_dict
-from torchperfd_daemon.analysis.summary import Summary
+from torchperfd_daemon.analysis.summary import Summary, quality_lines, quality_to_dict
 
 SCHEMA: Final = "torchperfd.analysis/1"
 # Short names for the most common orders, in addition to torch's own names, for any device.

@@ -15,8 +15,8 @@ from typing import Final, Literal
 import numpy as np
 
 from torchperfd_daemon.analysis.breakdown import KERNEL
+from torchperfd_daemon.analysis.callers import Links
 from torchperfd_daemon.analysis.intervals import outermost
-from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.operator_sums import ASYNC_PREFIXES
 from torchperfd_daemon.analysis.trace import Int64, Trace
 

@@ -24,9 +24,8 @@ from typing import Final, Literal
 import numpy as np
 
 from torchperfd.v1.contract import PHASES
+from torchperfd_daemon.analysis.callers import PYTHON, Links, find_links
 from torchperfd_daemon.analysis.intervals import Spans, outermost
-from torchperfd_daemon.analysis.links import Links, find_links
-from torchperfd_daemon.analysis.python_frames import PYTHON
 from torchperfd_daemon.analysis.step_marks import Mark, infer_marks, on_the_device
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 

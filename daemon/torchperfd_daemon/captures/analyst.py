@@ -23,7 +23,7 @@ from typing import IO, Final
 import msgspec
 
 from torchperfd.model.own_commands import own_file_command
-from torchperfd_daemon import documents
+from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import folder, low_priority
 from torchperfd_daemon.captures.analysis_child import (
@@ -265,7 +265,7 @@ def _shares(document: IO[bytes]) -> tuple[RankShares, ...]:
     try:
         # Mapped, so that a long one costs this process no memory of its own.
         with mmap.mmap(document.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-            ranks = documents.decode(mapped, _Document).ranks
+            ranks = untrusted_files.decode(mapped, _Document).ranks
     except ValueError as error:
         raise TorchperfdError("the analyser wrote no analysis") from error
     return tuple(

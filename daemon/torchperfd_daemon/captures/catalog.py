@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +19,11 @@ from torchperfd_daemon.captures.folder import Found
 from torchperfd_daemon.captures.index import Index, Listing, Query
 from torchperfd_daemon.captures.manifest import RECEIPT_FILE as RECEIPT
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, Receipt
-from torchperfd_daemon.captures.retention import Quota, delete_tree, owner_of
+from torchperfd_daemon.captures.retention import Quota, discard, purge
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError, explained
 
 log = logging.getLogger("torchperfd.captures")
 
-_REMOVED: Final = ".removed-"
 _MAX_ANALYSIS_BYTES: Final = 256 * 2**20
 _LISTED: Final = "list them with `torchperfd captures list`"
 
@@ -341,22 +339,11 @@ class Catalog:
         """
         path = self.folder(capture_id)
         self.check_removable(capture_id)
-        # Renamed to a name that no capture has, so that a listing never sees half of it.
-        trash = f"{_REMOVED}{secrets.token_hex(8)}"
         with (
             explained(f"cannot delete {path}", "delete it as its owner"),
             folder.opened(self.directory) as held,
         ):
-            os.rename(path.name, trash, src_dir_fd=held, dst_dir_fd=held)
-            try:
-                delete_tree(trash, held)
-            except FileNotFoundError:
-                # The retention worker purged the trash at this moment.
-                return
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.rename(trash, path.name, src_dir_fd=held, dst_dir_fd=held)
-                raise
+            discard(path.name, held)
 
     def purge_trash(self) -> None:
         """Delete the remains of captures whose deletion was interrupted, as far as one round allows.
@@ -366,21 +353,8 @@ class Catalog:
         Raises:
             OSError: Some of them cannot be deleted; the others are gone.
         """
-        failed: OSError | None = None
         with contextlib.suppress(FileNotFoundError), folder.opened(self.directory) as held:
-            trusted = folder.trusted_users(self.directory)
-            with os.scandir(held) as entries:
-                names = [entry.name for entry in entries if entry.name.startswith(_REMOVED)]
-            for name in names:
-                if owner_of(name, held) in trusted:
-                    try:
-                        delete_tree(name, held)
-                    except FileNotFoundError:
-                        continue
-                    except OSError as error:
-                        failed = error
-        if failed is not None:
-            raise failed
+            purge(held, folder.trusted_users(self.directory))
 
     def _missing(self, capture_id: str) -> NoSuchTargetError:
         return NoSuchTargetError(f"no capture {capture_id} in {self.directory}", _LISTED)

@@ -16,7 +16,7 @@ from typing import Final
 
 from torchperfd._version import __version__
 from torchperfd.model.capture_options import CaptureKind
-from torchperfd.model.settled_advice import SettledAdvice
+from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.v1.contract import new_capture_id
 from torchperfd_daemon.captures.attempt import SOON, Attempt, Progress, QueueEntry, RunQueue, When
 from torchperfd_daemon.captures.catalog import Catalog

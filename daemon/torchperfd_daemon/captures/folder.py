@@ -30,8 +30,8 @@ from torchperfd_daemon.captures.manifest import (
     first_reason,
     overall_state,
 )
-from torchperfd_daemon.documents import DamagedError, decode_clean
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.untrusted_files import DamagedError, decode_clean
 
 MODE: Final = 0o700
 FILE_MODE: Final = 0o600

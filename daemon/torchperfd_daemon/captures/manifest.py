@@ -8,7 +8,7 @@ import msgspec
 
 from torchperfd.model import capture_options
 from torchperfd.model.capture_options import CaptureKind
-from torchperfd.model.settled_advice import SettledAdvice
+from torchperfd.model.verdict_document import SettledAdvice
 
 SCHEMA: Final = "torchperfd.capture/1"
 FILE_NAME: Final = "manifest.json"

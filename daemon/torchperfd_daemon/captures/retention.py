@@ -9,7 +9,7 @@ import itertools
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -152,6 +152,7 @@ def _reason(each: Kept, total: _Usage, own: _Usage, quota: Quota, share: Quota, 
     return None
 
 
+_REMOVED: Final = ".removed-"
 MAX_ENTRIES: Final = 100_000
 """Entries that one call deletes or moves at most. The next call continues with the rest."""
 
@@ -184,6 +185,47 @@ def delete_tree(name: str, parent: int, most: int = MAX_ENTRIES) -> bool:
         os.close(top)
     os.rmdir(name, dir_fd=parent)
     return True
+
+
+def discard(name: str, held: int) -> None:
+    """Delete a directory in an open one; listings no longer show it at once.
+
+    Raises:
+        OSError: It cannot be deleted, and stays.
+    """
+    # Renamed to a name that no capture has, so that a listing never sees half of it.
+    trash = f"{_REMOVED}{secrets.token_hex(8)}"
+    os.rename(name, trash, src_dir_fd=held, dst_dir_fd=held)
+    try:
+        delete_tree(trash, held)
+    except FileNotFoundError:
+        # The retention worker purged the trash at this moment.
+        return
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rename(trash, name, src_dir_fd=held, dst_dir_fd=held)
+        raise
+
+
+def purge(held: int, trusted: Container[int]) -> None:
+    """Delete the remains in an open directory that belong to trusted users, as far as one round allows.
+
+    Raises:
+        OSError: Some of them cannot be deleted; the others are gone.
+    """
+    failed: OSError | None = None
+    with os.scandir(held) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith(_REMOVED)]
+    for name in names:
+        if owner_of(name, held) in trusted:
+            try:
+                delete_tree(name, held)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failed = error
+    if failed is not None:
+        raise failed
 
 
 def owner_of(name: str, parent: int) -> int | None:

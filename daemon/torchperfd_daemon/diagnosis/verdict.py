@@ -10,10 +10,9 @@ from enum import Enum
 from typing import Final
 
 from torchperfd.model.card import command_after_run
-from torchperfd.model.loader_facts import InputStages
-from torchperfd.model.source_lines import SlowLine
+from torchperfd.model.source_lines import InputStages, SlowLine
 from torchperfd.model.step_account import Account
-from torchperfd_daemon.diagnosis.detect.stall import Stall
+from torchperfd_daemon.diagnosis.detect.straggler import Stall
 
 INPUT_BOUND_SHARE: Final = 0.2
 """Waiting for data is reported from this share of the step on."""

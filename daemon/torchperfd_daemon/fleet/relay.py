@@ -19,7 +19,7 @@ from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.address import Address
+from torchperfd_daemon.fleet.credentials import Address
 from torchperfd_daemon.fleet.transport import PeerError, reason_of
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.service.targets import answer_later

@@ -16,10 +16,8 @@ import grpc
 
 from torchperfd.v1 import fleet_pb2_grpc
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.fleet.address import Address
-from torchperfd_daemon.fleet.credentials import Current, check_listening, server_credentials
-from torchperfd_daemon.logs import LogLimiter
-from torchperfd_daemon.text import one_line
+from torchperfd_daemon.fleet.credentials import Address, Current, check_listening, server_credentials
+from torchperfd_daemon.text import LogLimiter, one_line
 
 Answer = TypeVar("Answer")
 

@@ -12,10 +12,10 @@ from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from torchperfd_daemon.captures import Coordinator, Participant
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.address import Address
+from torchperfd_daemon.fleet.credentials import Address
 from torchperfd_daemon.fleet.peers import PeerAddresses
 from torchperfd_daemon.fleet.relay import Relay, RemoteRank, keep_pinging
-from torchperfd_daemon.fleet.surveys import each_once, shown_verdicts
+from torchperfd_daemon.fleet.translate import each_once, shown_verdicts
 from torchperfd_daemon.fleet.transport import Answers, FanOut, Unreachable, unreachable_text
 from torchperfd_daemon.service.targets import MayCommand, RankSelection, Redact, whole_job
 

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from torchperfd.v1 import access
-from torchperfd_daemon import documents
+from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.goodput.totals import GoodputTotals
 
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
@@ -190,7 +190,7 @@ class GoodputStore:
             path = ":memory:"
             if self._folder is not None:
                 file = _private_file(self._folder) / self._file
-                documents.check_database(file)
+                untrusted_files.check_database(file)
                 path = str(file)
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
@@ -249,8 +249,8 @@ def _read_rows(
     )
     for run, rank, document in rows:
         if isinstance(run, str) and isinstance(rank, int) and 0 <= rank <= _MAX_RANK:
-            with suppress(documents.DamagedError):
-                yield (run, rank), documents.decode(document, GoodputTotals)
+            with suppress(untrusted_files.DamagedError):
+                yield (run, rank), untrusted_files.decode(document, GoodputTotals)
 
 
 def _checked_text(raw: bytes) -> str:

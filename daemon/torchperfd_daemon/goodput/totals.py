@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from torchperfd_daemon.diagnosis.detect.stall import limit_seconds
+from torchperfd_daemon.diagnosis.detect.straggler import limit_seconds
 from torchperfd_daemon.store import State
 
 # Bounded by the int32 fields of the messages that carry it.

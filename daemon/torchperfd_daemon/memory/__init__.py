@@ -4,13 +4,13 @@
 ``to_dict`` show one `MemorySummary` to people and to programs.
 """
 
-from torchperfd_daemon.memory.files import SnapshotFile as SnapshotFile
-from torchperfd_daemon.memory.files import find_snapshots as find_snapshots
 from torchperfd_daemon.memory.model import Snapshot as Snapshot
 from torchperfd_daemon.memory.report import SCHEMA as SCHEMA
 from torchperfd_daemon.memory.report import render_text as render_text
 from torchperfd_daemon.memory.report import to_dict as to_dict
 from torchperfd_daemon.memory.report import write_page as write_page
+from torchperfd_daemon.memory.snapshot import SnapshotFile as SnapshotFile
+from torchperfd_daemon.memory.snapshot import find_snapshots as find_snapshots
 from torchperfd_daemon.memory.snapshot import load as load
 from torchperfd_daemon.memory.summary import MAX_STACKS as MAX_STACKS
 from torchperfd_daemon.memory.summary import DeviceMemory as DeviceMemory

@@ -22,7 +22,7 @@ from torchperfd.model.loader_workers import (
     making_seconds,
     step_with,
 )
-from torchperfd.model.settled_advice import SettledAdvice
+from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
 
 FEWEST_SAMPLES: Final = 3

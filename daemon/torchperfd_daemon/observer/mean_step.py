@@ -10,12 +10,17 @@ from typing import Final
 import numpy as np
 
 from torchperfd.model.formatting import duration
-from torchperfd.model.settled_advice import SettledAdvice
+from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.diagnosis import RankEvidence, Verdict, diagnose
 from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
-from torchperfd_daemon.observer.rank_watch import host_work, is_on_device, stage_of
-from torchperfd_daemon.observer.rank_window import WindowEdge, with_window_facts
+from torchperfd_daemon.observer.rank_window import (
+    WindowEdge,
+    host_work,
+    is_on_device,
+    stage_of,
+    with_window_facts,
+)
 from torchperfd_daemon.store import Rank, Totals, p50_and_p95
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 

@@ -1,7 +1,7 @@
 """The newest samples of one rank's counters, and the evidence that follows from them."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -20,19 +20,21 @@ from torchperfd_daemon.observer.rank_window import (
     StepGrowth,
     StepsBesideSaves,
     WindowEdge,
+    count_saves,
     error_of_means,
+    healthy_until,
+    host_work,
+    is_on_device,
+    stage_of,
     with_window_facts,
 )
-from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
-from torchperfd_daemon.store.model import rank_in
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, State
 
 _KEPT: Final = 18
 # Ranks with steps below 5 ms report every four seconds, and samples are a second apart.
 _LONGEST_REPORT_DELAY_S: Final = 5.0
 # The verdict on a hang is due at the limit: samples are a second apart, and reading stacks takes time.
 _EARLY_S: Final = 1.5
-_MIN_PAST: Final = 0.5
-_ALIKE: Final = 1.02
 _PHASES: Final = 32
 _AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S = range(10)
 _COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _ENDED, _BESIDE_NS, _SYNC_NS, _BUSY_S = range(10, 18)
@@ -156,7 +158,7 @@ class RankWatch:
         """
         rows = [row for back in range(len(self._rows)) if (row := self._rows[back])[_AT] <= until]
         if self._first is not None and rows:
-            end = _healthy_until(self._first, rows)
+            end = healthy_until(self._first, rows, _STEPS, _NS)
             past = self._between(self._first, end)
             error = error_of_means(np.array(rows[::-1]), _NS, _STEPS) / 1e9
             if past:
@@ -205,22 +207,14 @@ class RankWatch:
                 name: np.array([sample.get(name, 0.0) for sample in samples]) - usual.get(name, 0.0)
                 for name in self._names
             },
-            self._stage,
+            stage_of(self.rank.totals),
             are_means=True,
         )
-
-    @property
-    def _is_on_device(self) -> bool:
-        return is_on_device(self.rank.totals)
-
-    @property
-    def _stage(self) -> int | None:
-        return stage_of(self.rank.totals)
 
     def _follow(self, now: float, wall: float) -> None:
         rank = self.rank
         totals = rank.totals
-        made = (rank.history.seen, totals.train.steps, totals.validate.steps, _saves(totals))
+        made = (rank.history.seen, totals.train.steps, totals.validate.steps, count_saves(totals))
         if made != self._step_counts:
             # The step ended before its report arrived. The wall clock may have been set in between.
             late = wall - rank.last_step_unix_seconds if made[0] != self._step_counts[0] else 0.0
@@ -249,7 +243,7 @@ class RankWatch:
             context.memory_seconds,
             gpu.throttled_seconds,
             totals.compiled.ns if totals.compiled else 0,
-            _saves(totals),
+            count_saves(totals),
             context.resident.get(key, 0.0),
             context.exchange_queued.get(key, 0.0),
             self._ended,
@@ -303,7 +297,9 @@ class RankWatch:
         def per_step(column: int) -> float:
             return float(change[column] * inside / steps)
 
-        identity = self.rank.identity
+        identity, totals = self.rank.identity, self.rank.totals
+        ran, others_ran, queued = map(per_step, (_RAN_S, _OTHERS_RAN_S, _QUEUED_S))
+        on_device = is_on_device(totals)
         grows_by, grows_for = growth
         free = self._memory.free_bytes
         return RankEvidence(
@@ -313,31 +309,27 @@ class RankWatch:
             phase_seconds=phases,
             device_phase_seconds=self._on_device(changes, step_seconds),
             collected_seconds=change[_GC_NS] / steps / 1e9,
-            queued_seconds=per_step(_QUEUED_S),
+            queued_seconds=queued,
             exchange_queued_seconds=per_step(_EXCHANGE_S),
             blocked_seconds=blocked_seconds(
                 phases,
-                ran=per_step(_RAN_S),
-                queued=per_step(_QUEUED_S),
-                others_ran=per_step(_OTHERS_RAN_S),
-                threads=self.rank.totals.threads,
-                on_device=self._is_on_device,
+                ran=ran,
+                queued=queued,
+                others_ran=others_ran,
+                threads=totals.threads,
+                on_device=on_device,
             ),
-            ran_seconds=per_step(_RAN_S),
-            other_threads_seconds=strangers_seconds(
-                ran=per_step(_RAN_S),
-                others_ran=per_step(_OTHERS_RAN_S),
-                threads=self.rank.totals.threads,
-            ),
+            ran_seconds=ran,
+            other_threads_seconds=strangers_seconds(ran=ran, others_ran=others_ran, threads=totals.threads),
             throttled_seconds=per_step(_THROTTLED_S),
             disk_seconds=min(per_step(_DISK_S), phases.get("data", 0.0)),
             reclaim_seconds=per_step(_MEMORY_S),
             compiled_seconds=change[_COMPILED_NS] / steps / 1e9,
             checkpoint_seconds=self._saved_per_step(first, last),
             background_save_seconds=_saving(changes) * self._beside_saves.extra_seconds,
-            on_device=self._is_on_device,
-            hides_script_code=self.rank.totals.hides_script_code,
-            forward_unseen=self.rank.totals.forward_unseen,
+            on_device=on_device,
+            hides_script_code=totals.hides_script_code,
+            forward_unseen=totals.forward_unseen,
             sync_seconds=change[_SYNC_NS] / steps / 1e9,
             device_busy=min(1.0, change[_BUSY_S] / span) if self._gpu.is_known else None,
             device_throttled=min(1.0, change[_GPU_S] / span),
@@ -347,12 +339,12 @@ class RankWatch:
             full_in_seconds=None if free is None or not grows_by else free / grows_by,
             before=before,
             window_seconds=span,
-            loader=self.rank.totals.loader,
-            threads=self.rank.totals.threads,
-            cpus=self.rank.totals.cpus,
-            binding=self.rank.totals.binding,
+            loader=totals.loader,
+            threads=totals.threads,
+            cpus=totals.cpus,
+            binding=totals.binding,
             world_size=identity.world_size,
-            stage=self._stage,
+            stage=stage_of(totals),
         )
 
     def _on_device(self, change: Float64, step_seconds: float) -> dict[str, float]:
@@ -397,56 +389,6 @@ class RankWatch:
         return replace(seen, device_shared=min(1.0, seen.late_seconds / work))
 
 
-def host_work(rank: Rank, count: int, usual: Mapping[str, float] | None = None) -> RankWork:
-    """Return the newest steps of a rank on its host, as far as the store still has them.
-
-    Args:
-        count: How many.
-        usual: Seconds by which each phase was always longer than the other ranks'; subtracted.
-    """
-    usually = usual or {}
-    return RankWork(
-        rank.identity.rank,
-        {
-            name: np.asarray(column, dtype=np.int64) / 1e9 - usually.get(name, 0.0)
-            for name, column in rank.history.newest(count).phases.items()
-        },
-        stage_of(rank.totals),
-    )
-
-
-def is_on_device(totals: Totals) -> bool:
-    """Return whether a rank's phases are timed on a device as well as on the host."""
-    return any(phase.device_calls for phase in totals.train.phases.values())
-
-
-def stage_of(totals: Totals) -> int | None:
-    """Return a rank's pipeline stage; None without pipeline parallelism."""
-    return rank_in("pipeline", totals.coordinates)
-
-
-def _healthy_until(first: Float64, rows: Sequence[Float64]) -> Float64:
-    """Return the newest sample up to which the mean step is close to its minimum; ``rows`` descend in time.
-
-    A slowdown of every tenth step is detected late. Its first slow steps must not become part of the past.
-    """
-    steps = rows[0][_STEPS] - first[_STEPS]
-    means = [
-        (row[_NS] - first[_NS]) / (row[_STEPS] - first[_STEPS])
-        if row[_STEPS] - first[_STEPS] > steps * _MIN_PAST
-        else np.inf
-        for row in rows
-    ]
-    least = min(means)
-    return next(row for row, mean in zip(rows, means, strict=True) if mean <= least * _ALIKE)
-
-
 def _saving(change: Float64) -> float:
     """Return for which part of the time between two samples a checkpoint was saved in the background."""
     return float(min(1.0, change[_BESIDE_NS] / 1e9 / max(1e-9, change[_AT])))
-
-
-def _saves(totals: Totals) -> int:
-    """Return the number of checkpoints within steps and between them."""
-    within = totals.train.phases.get("checkpoint")
-    return (within.calls if within else 0) + (totals.checkpoint.calls if totals.checkpoint else 0)

@@ -6,8 +6,8 @@ All of it works in memory of fixed size.
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Final
 
@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from torchperfd.model.source_lines import SyncWait, TimedLine
 from torchperfd_daemon.diagnosis import RankEvidence
+from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
 from torchperfd_daemon.diagnosis.detect.trends import theil_sen
-from torchperfd_daemon.store import GcTotal, PhaseTotal, Totals
+from torchperfd_daemon.store import GcTotal, PhaseTotal, Rank, Totals
+from torchperfd_daemon.store.model import rank_in
 
 Float64 = npt.NDArray[np.float64]
 
@@ -78,6 +80,8 @@ class NewestRows:
         return most
 
 
+_MIN_PAST: Final = 0.5
+_ALIKE: Final = 1.02
 _WAIT: Final = "collective_wait"
 _DATA: Final = "data"
 _MIN_STARTS: Final = 2
@@ -100,15 +104,8 @@ class WindowEdge:
     @classmethod
     def of(cls, totals: Totals) -> "WindowEdge":
         """Return what is kept of a rank's totals."""
-        return cls(
-            totals.train.steps,
-            totals.gc,
-            totals.sync_waits,
-            totals.collect_calls,
-            totals.script_collectives,
-            totals.device_lag,
-            totals.device_work,
-        )
+        kept = (each.name for each in fields(cls)[1:])
+        return cls(totals.train.steps, *(getattr(totals, name) for name in kept))
 
 
 def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -> RankEvidence:
@@ -168,11 +165,8 @@ def _since(before: Sequence[TimedLine], now: Sequence[TimedLine]) -> tuple[Phase
 
 
 def _minus(total: PhaseTotal, part: PhaseTotal) -> PhaseTotal:
-    return PhaseTotal(
-        max(0, total.calls - part.calls),
-        max(0, total.ns - part.ns),
-        max(0.0, total.squares - part.squares),
-    )
+    squares = max(0.0, total.squares - part.squares)
+    return PhaseTotal(max(0, total.calls - part.calls), max(0, total.ns - part.ns), squares)
 
 
 def _deviation(work: PhaseTotal) -> float | None:
@@ -343,3 +337,58 @@ def _mean(samples: Sequence[_Sample]) -> float:
 def _error(samples: Sequence[_Sample]) -> float:
     """Return the standard error of the mean step, from the means of samples."""
     return statistics.stdev(each.seconds / each.steps for each in samples) / math.sqrt(len(samples))
+
+
+def host_work(rank: Rank, count: int, usual: Mapping[str, float] | None = None) -> RankWork:
+    """Return the newest steps of a rank on its host, as far as the store still has them.
+
+    Args:
+        count: How many.
+        usual: Seconds by which each phase was always longer than the other ranks'; subtracted.
+    """
+    usually = usual or {}
+    return RankWork(
+        rank.identity.rank,
+        {
+            name: np.asarray(column, dtype=np.int64) / 1e9 - usually.get(name, 0.0)
+            for name, column in rank.history.newest(count).phases.items()
+        },
+        stage_of(rank.totals),
+    )
+
+
+def is_on_device(totals: Totals) -> bool:
+    """Return whether a rank's phases are timed on a device as well as on the host."""
+    return any(phase.device_calls for phase in totals.train.phases.values())
+
+
+def stage_of(totals: Totals) -> int | None:
+    """Return a rank's pipeline stage; None without pipeline parallelism."""
+    return rank_in("pipeline", totals.coordinates)
+
+
+def count_saves(totals: Totals) -> int:
+    """Return the number of checkpoints within steps and between them."""
+    within = totals.train.phases.get("checkpoint")
+    return (within.calls if within else 0) + (totals.checkpoint.calls if totals.checkpoint else 0)
+
+
+def healthy_until(first: Float64, rows: Sequence[Float64], steps: int, ns: int) -> Float64:
+    """Return the newest sample up to which the mean step is close to its minimum; ``rows`` descend in time.
+
+    A slowdown of every tenth step is detected late. Its first slow steps must not become part of the past.
+
+    Args:
+        first: The sample before all of them.
+        steps: The column with the number of steps.
+        ns: The column with their time.
+    """
+    made = rows[0][steps] - first[steps]
+    means = [
+        (row[ns] - first[ns]) / (row[steps] - first[steps])
+        if row[steps] - first[steps] > made * _MIN_PAST
+        else np.inf
+        for row in rows
+    ]
+    least = min(means)
+    return next(row for row, mean in zip(rows, means, strict=True) if mean <= least * _ALIKE)

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from torchperfd_daemon.collectors.process import has_users, own_namespace
 from torchperfd_daemon.collectors.procfs import parse_stat, read
-from torchperfd_daemon.logs import LogLimiter
+from torchperfd_daemon.text import LogLimiter
 
 log = logging.getLogger("torchperfd.access")
 

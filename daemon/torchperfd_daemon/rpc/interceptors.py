@@ -18,8 +18,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from torchperfd.v1 import session_pb2
-from torchperfd_daemon.logs import LogLimiter
 from torchperfd_daemon.rpc.callers import COMMANDS, CallerDirectory, UserRate
+from torchperfd_daemon.text import LogLimiter
 
 log = logging.getLogger("torchperfd.session")
 

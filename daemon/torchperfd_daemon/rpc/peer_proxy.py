@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Final
 
 from torchperfd.v1 import contract
-from torchperfd_daemon.logs import LogLimiter
 from torchperfd_daemon.rpc.callers import BYTES, UNKNOWN, Caller, CallerDirectory, UserRate, read_caller
+from torchperfd_daemon.text import LogLimiter
 
 OnHandover = Callable[[socket.socket, Caller], None]
 """Takes over a connection that hands files of captures over, and its socket."""

@@ -1,10 +1,11 @@
-"""The daemon's work after a capture: uploads it if configured, and checks that steps are not slower.
+"""The daemon's work on captures: quota, analysis, uploads, and a check that steps are not slower afterwards.
 
 A profiler that stays in the process slows training for the rest of the run: CUPTI did, unless it was removed
 (docs/captures.md). The check needs no part of the training process: the store has the durations.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import statistics
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.model.formatting import duration
-from torchperfd_daemon.background import WorkerHealth
-from torchperfd_daemon.captures import Catalog, Destination, Uploader
+from torchperfd_daemon.background import WorkerHealth, run_in_background
+from torchperfd_daemon.captures import Analyst, Catalog, Destination, Quota, RetentionWorker, Uploader
 from torchperfd_daemon.captures.destination import remove_upload_marker, write_upload_marker
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
 from torchperfd_daemon.config.options import ServeSettings
@@ -24,26 +25,68 @@ from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.store import Rank, Store
 
 
-def uploader_of(settings: ServeSettings, catalog: Catalog) -> Uploader | None:
-    """Return the uploader of captures, if configured.
+class CaptureWorkers:
+    """What works on the captures directory: its quota, and analysis and uploads if configured.
+
+    Attributes:
+        catalog: The captures directory.
+        retention: Keeps it within its quota.
 
     Raises:
-        UsageError: The destination is the captures' own directory, or within it.
+        UsageError: Captures are uploaded to their own directory, or within it.
     """
-    if settings.captures_upload is None:
-        return None
-    destination = Destination(settings.captures_upload)
-    destination.check_apart(settings.captures_dir)
-    return Uploader(catalog, destination)
 
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        quota = Quota(
+            bytes=settings.captures_max_bytes,
+            age_seconds=settings.captures_max_age_seconds,
+            count=settings.captures_max_count,
+            capture_bytes=settings.captures_max_bytes_each,
+            free_bytes=settings.captures_min_free_bytes,
+        )
+        self.catalog = Catalog(settings.captures_dir, quota)
+        self.uploader: Uploader | None = None
+        if settings.captures_upload is not None:
+            destination = Destination(settings.captures_upload)
+            destination.check_apart(settings.captures_dir)
+            self.uploader = Uploader(self.catalog, destination)
+        self.retention = RetentionWorker(self.catalog, uploads=self.uploader is not None)
+        self.analyst = Analyst(self.catalog) if settings.analyze_captures else None
 
-def mark_uploads(settings: ServeSettings, uploader: Uploader | None) -> None:
-    """Write the upload marker beside the captures, for commands that do not connect to a daemon."""
-    if uploader is not None:
-        write_upload_marker(settings.captures_dir, uploader.url)
-    elif not settings.embedded:
-        # A run's own daemon leaves the marker of the user's other daemons alone.
-        remove_upload_marker(settings.captures_dir)
+    @property
+    def health(self) -> list[WorkerHealth]:
+        """The health of each worker there is."""
+        workers = (self.retention, self.uploader, self.analyst)
+        return [worker.health for worker in workers if worker is not None]
+
+    def start(self, stack: contextlib.AsyncExitStack) -> None:
+        """Start the workers; they stop with the stack."""
+        if self._settings.is_service:
+            self.catalog.make_private()
+        self._mark_uploads()
+        self.retention.start()
+        stack.callback(self.retention.stop)
+        if self.analyst is not None:
+            self.analyst.start()
+            stack.callback(self.analyst.stop)
+        if self.uploader is not None:
+            # Joined at the end: it must release its references before the interpreter ends.
+            run_in_background(stack, self.uploader.run(), seconds=min(1.0, self._settings.drain_seconds))
+
+    def _mark_uploads(self) -> None:
+        """Write the upload marker beside the captures, for commands that do not connect to a daemon."""
+        if self.uploader is not None:
+            write_upload_marker(self._settings.captures_dir, self.uploader.url)
+        elif not self._settings.embedded:
+            # A run's own daemon leaves the marker of the user's other daemons alone.
+            remove_upload_marker(self._settings.captures_dir)
+
+    def submit(self, record: CaptureRecord) -> None:
+        """Have a capture that has ended analysed."""
+        # A run's own daemon shares its cores: it analyses only what the end of the run shows.
+        if self.analyst is not None and (record.options.automatic or not self._settings.embedded):
+            self.analyst.submit(record)
 
 
 log = logging.getLogger("torchperfd.captures")

@@ -9,20 +9,13 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
-from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
-from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.background import StoppedWorkers, run_in_background
 from torchperfd_daemon.captures import (
-    Analyst,
     CaptureRecord,
-    Catalog,
     Coordinator,
-    Quota,
-    RetentionWorker,
 )
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.fleet import (
@@ -42,9 +35,13 @@ from torchperfd_daemon.fleet import (
 from torchperfd_daemon.fleet import listen as listen_to_fleet
 from torchperfd_daemon.goodput import FOLDER, GoodputStore, GoodputTracker
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.metrics.daemon_health import (
+from torchperfd_daemon.metrics.page import (
+    DEFAULT_SERIES,
+    SeriesCap,
+    Source,
     analysis_metrics,
     background_metrics,
+    by_age,
     fleet_metrics,
     goodput_metrics,
     node_metrics,
@@ -52,14 +49,20 @@ from torchperfd_daemon.metrics.daemon_health import (
     trigger_metrics,
     upload_metrics,
 )
-from torchperfd_daemon.metrics.page import DEFAULT_SERIES, SeriesCap, Source, by_age
 from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
 from torchperfd_daemon.observer import LineSampler, Observer
 from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
-from torchperfd_daemon.server.after_capture import StepCheck, mark_uploads, uploader_of
-from torchperfd_daemon.server.lifecycle import Lifetime, keep_watchdog_quiet, notify_systemd
-from torchperfd_daemon.server.listening import LivePage, listen, own_socket, public_host
+from torchperfd_daemon.server.after_capture import CaptureWorkers, StepCheck
+from torchperfd_daemon.server.lifecycle import (
+    Lifetime,
+    LivePage,
+    announce,
+    keep_watchdog_quiet,
+    listen,
+    metrics_url,
+    own_socket,
+)
 from torchperfd_daemon.server.node_samplers import NodeSamplers
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.handover import CaptureHandovers
@@ -68,16 +71,10 @@ from torchperfd_daemon.service.rank_session import UserWatch
 from torchperfd_daemon.simulated import SimulatedRanks
 from torchperfd_daemon.store import Store
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
+from torchperfd_daemon.web.access import Parts
 from torchperfd_daemon.web.config_file import WebConfigFile
-from torchperfd_daemon.web.reader import Parts
 
 log = logging.getLogger("torchperfd.server")
-
-_SERVICES: Final = (
-    session_pb2.DESCRIPTOR.services_by_name["Session"].full_name,
-    control_pb2.DESCRIPTOR.services_by_name["Control"].full_name,
-    "",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +114,8 @@ class Daemon:
             most_per_user=settings.max_sessions_per_user,
             most=settings.max_sessions,
         )
-        quota = Quota(
-            bytes=settings.captures_max_bytes,
-            age_seconds=settings.captures_max_age_seconds,
-            count=settings.captures_max_count,
-            capture_bytes=settings.captures_max_bytes_each,
-            free_bytes=settings.captures_min_free_bytes,
-        )
-        self._catalog = Catalog(settings.captures_dir, quota)
-        self._uploader = uploader_of(settings, self._catalog)
-        self._retention = RetentionWorker(self._catalog, uploads=self._uploader is not None)
-        self._analyst = Analyst(self._catalog) if settings.analyze_captures else None
+        self._captures = CaptureWorkers(settings)
+        self._catalog = self._captures.catalog
         self._step_check = StepCheck(self._store, self._catalog)
         self._catalog.on_armed = self._step_check.begin
         self._catalog.on_ended = self._after_capture
@@ -155,9 +143,7 @@ class Daemon:
 
     def _after_capture(self, record: CaptureRecord) -> None:
         self._step_check.end(record)
-        # A run's own daemon shares its cores: it analyses only what the end of the run shows.
-        if self._analyst is not None and (record.options.automatic or not self._settings.embedded):
-            self._analyst.submit(record)
+        self._captures.submit(record)
         self._on_capture(record)
 
     async def run(self) -> None:
@@ -178,12 +164,12 @@ class Daemon:
             listener = stack.enter_context(listen(settings))
             node = Node(
                 socket.gethostname(),
-                _metrics_url(listener, web_config),
+                metrics_url(listener, web_config),
                 settings.captures_dir,
                 settings.is_service,
             )
             samplers = self._collect(stack)
-            self._keep_captures(stack)
+            self._captures.start(stack)
             clients = self._admit_clients(stack, node)
             observed = self._observe(stack, samplers, clients.sessions)
             control = self._control(samplers, clients, observed.observer)
@@ -218,20 +204,6 @@ class Daemon:
             run_in_background(stack, ranks.run())
         return samplers
 
-    def _keep_captures(self, stack: contextlib.AsyncExitStack) -> None:
-        """Start the workers that enforce the quota, and analyse and upload captures if configured."""
-        if self._settings.is_service:
-            self._catalog.make_private()
-        mark_uploads(self._settings, self._uploader)
-        self._retention.start()
-        stack.callback(self._retention.stop)
-        if self._analyst is not None:
-            self._analyst.start()
-            stack.callback(self._analyst.stop)
-        if self._uploader is not None:
-            # Joined at the end: it must release its references before the interpreter ends.
-            run_in_background(stack, self._uploader.run(), seconds=min(1.0, self._settings.drain_seconds))
-
     def _admit_clients(self, stack: contextlib.AsyncExitStack, node: Node) -> _Clients:
         """Build what serves training processes and reaches the daemons of other nodes."""
         settings = self._settings
@@ -257,7 +229,7 @@ class Daemon:
         """Account for goodput, and build what watches the runs and the page that shows them."""
         stack.callback(self._goodput.close)
         run_in_background(stack, self._goodput.run())
-        owners = samplers.owners
+        owners, captures = samplers.owners, self._captures
         observer = Observer(
             self._store,
             sessions.stacks_of,
@@ -286,14 +258,12 @@ class Daemon:
             counts=self._triggers,
         )
         workers = [
-            self._retention.health,
+            *self._captures.health,
             self._goodput.health,
             observer.health,
             self._step_check.health,
             samplers.health,
             *([triggers.health] if triggers.has_work else []),
-            *([self._uploader.health] if self._uploader else []),
-            *([self._analyst.health] if self._analyst else []),
         ]
         cap = SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store))
         page = MetricsPage(
@@ -301,17 +271,21 @@ class Daemon:
                 TrainingMetrics(self._store, owners.of, cap).families,
                 DiagnosisMetrics(self._store, observer, cap).families,
                 partial(node_metrics, samplers.samplers),
-                partial(own_metrics, self._store, self._coordinator.counts, self._retention.counts),
+                partial(own_metrics, self._store, self._coordinator.counts, captures.retention.counts),
                 partial(background_metrics, workers),
                 partial(trigger_metrics, self._triggers),
                 partial(goodput_metrics, self._goodput.settled_seconds),
-                *([partial(upload_metrics, self._uploader.counts)] if self._uploader else []),
+                *([partial(upload_metrics, captures.uploader.counts)] if captures.uploader else []),
                 *(
                     [partial(fleet_metrics, lambda: self._interceptor.refused_calls, self._dropped_peers)]
                     if self._fleet_address
                     else []
                 ),
-                *([partial(analysis_metrics, self._store, self._analyst.counts)] if self._analyst else []),
+                *(
+                    [partial(analysis_metrics, self._store, captures.analyst.counts)]
+                    if captures.analyst
+                    else []
+                ),
             ],
             cap,
         )
@@ -416,15 +390,4 @@ class Daemon:
 
     async def _announce(self, checks: health.HealthServicer, *, ready: bool) -> None:
         self._ready = ready
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        for service in _SERVICES:
-            await checks.set(service, status)
-        notify_systemd("READY=1" if ready else "STOPPING=1")
-
-
-def _metrics_url(listener: socket.socket, web_config: WebConfigFile | None) -> str:
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if web_config is not None and web_config.current().tls else "http"
-    return f"{scheme}://{public_host(host)}:{port}/metrics"
+        await announce(checks, ready=ready)

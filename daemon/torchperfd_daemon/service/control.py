@@ -1,7 +1,6 @@
 """The control service: requests of the command line and of Python."""
 
 import asyncio
-import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
@@ -10,18 +9,19 @@ import grpc
 
 from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, fleet_pb2, session_pb2
-from torchperfd_daemon.captures import Catalog, Coordinator, Participant
+from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.observer.mean_step import loader_advice_of
 from torchperfd_daemon.service import (
+    caller_captures,
     node_survey,
-    stored_captures,
     translate,
     translate_account,
     translate_diagnosis,
 )
+from torchperfd_daemon.service.caller_captures import Captures
 from torchperfd_daemon.service.node_survey import (
     DeviceWork,
     EndVerdicts,
@@ -35,13 +35,11 @@ from torchperfd_daemon.service.node_survey import (
 from torchperfd_daemon.service.permissions import AuditLine, Permissions, Rights, subject_of
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.service.stack_requests import choose
-from torchperfd_daemon.service.targets import PeerDirectory, Targets, merged, whole_job
+from torchperfd_daemon.service.targets import PeerDirectory, Targets, merged
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 
-_TIMEOUT_S: Final = 60.0
 _STACKS_TIMEOUT_S: Final = 5.0
 _LONGEST_STACKS_S: Final = 600.0
-_NOT_CONNECTED: Final = "is not connected to this daemon; ranks on other nodes need --job and --fleet-peers"
 
 _Wide = (
     control_pb2.ListRunsRequest
@@ -77,6 +75,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._coordinator = coordinator
         self._node = node
         self._others = others
+        self._captures = Captures(store, sessions.of_run, coordinator, others)
         self._families = families
         self._goodput = goodput
         self._end_verdicts = EndVerdicts(others, lambda asked: survey(store, verdict, device_work, asked))
@@ -222,16 +221,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             translate.check_capture(request)
             if self._is_of_fleet(request):
-                async for message in self._capture_fleet(request, targets, rights, line):
-                    yield message
-                return
-            if request.all_runs:
-                async for message in merged(self._each_run(request, targets, rights)):
-                    yield message
-                return
-            run = targets.run(request.run, request.job)
-            here = functools.partial(self._here, run, request, targets)
-            async for message in self._capture(request, run, here, line):
+                messages = self._captures.of_fleet(request, targets, rights, line)
+            elif request.all_runs:
+                messages = merged(self._captures.of_each_run(request, targets, rights))
+            else:
+                messages = self._captures.of_run(request, targets, line)
+            async for message in messages:
                 yield message
         except TorchperfdError as error:
             line.failed(error)
@@ -263,7 +258,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         rights = self._permissions.of(context)
         line = rights.request("download", f"{request.file} of capture {request.capture_id}")
         try:
-            async for piece in stored_captures.download_pieces(self._catalog, request, rights, line):
+            async for piece in caller_captures.download_pieces(self._catalog, request, rights, line):
                 yield piece
         except TorchperfdError as error:
             line.failed(error)
@@ -279,7 +274,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             # On a thread: it reads the disk.
             found = await asyncio.to_thread(
-                lambda: [*stored_captures.list_captures(self._catalog, request, rights)]
+                lambda: [*caller_captures.list_captures(self._catalog, request, rights)]
             )
             for message in found:
                 yield message
@@ -290,7 +285,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.PinCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.PinCaptureResponse:
         """Protect a capture from removal, or no longer."""
-        await self._change_kept("pin" if request.pinned else "unpin", stored_captures.pin, request, context)
+        await self._change_kept("pin" if request.pinned else "unpin", caller_captures.pin, request, context)
         return control_pb2.PinCaptureResponse()
 
     async def RemoveCapture(  # noqa: N802
@@ -298,7 +293,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.RemoveCaptureResponse:
         """Remove a capture, or find out whether it may be removed."""
         action = "check for removal" if request.dry_run else "removal"
-        await self._change_kept(action, stored_captures.remove, request, context)
+        await self._change_kept(action, caller_captures.remove, request, context)
         return control_pb2.RemoveCaptureResponse()
 
     async def _change_kept(
@@ -383,87 +378,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 f"run {request.run} has no such rank on any node that answers",
                 "`torchperfd ps --fleet` lists those there are",
             )
-
-    async def _capture_fleet(
-        self, request: control_pb2.CaptureRequest, targets: Targets, rights: Rights, line: AuditLine
-    ) -> AsyncIterator[control_pb2.CaptureProgress]:
-        if request.all_runs:
-            raise UsageError("the captures of all runs are of one node", "leave --all or --fleet out")
-
-        def own() -> dict[str, list[Participant]]:
-            return {run: [*self._sessions.of_run(run)] for run in targets.runs(request.job)}
-
-        wanted = rights.own_name(request.run, self._store.runs())
-        async with self._others.gather(
-            wanted, request.ranks, own, rights.may_command, request.job
-        ) as gathered:
-            async for message in self._capture(request, gathered.run, lambda: gathered.participants, line):
-                message.unreachable.extend(gathered.unreachable)
-                for rank in message.ranks:
-                    node = gathered.elsewhere.get(rank.rank, "")
-                    rank.node = translate.node_of_trace(message.directory, rank.file, node)
-                yield message
-
-    async def _capture(
-        self,
-        request: control_pb2.CaptureRequest,
-        run: str,
-        choose_ranks: Callable[[], list[Participant]],
-        line: AuditLine,
-    ) -> AsyncIterator[control_pb2.CaptureProgress]:
-        async for progress in self._coordinator.capture(
-            run,
-            choose_ranks(),
-            translate.capture_options_from_message(request.options),
-            request.timeout_seconds or _TIMEOUT_S,
-            when=translate.when_from_message(request),
-            queue=request.queue,
-            choose_again=choose_ranks,
-        ):
-            line.allowed(progress.record.users, progress.record.capture_id)
-            yield translate.progress_to_message(progress)
-
-    def _here(self, run: str, request: control_pb2.CaptureRequest, targets: Targets) -> list[Participant]:
-        """Return the ranks to capture: by default all of the job, so that a missing one fails by name."""
-        sessions = targets.ranks(run, request.ranks)
-        if request.options.kind == session_pb2.CAPTURE_KIND_MEMORY:
-            for session in sessions:
-                if not session.supports_kinds:
-                    raise TorchperfdError(
-                        f"the torchperfd of rank {session.rank} makes traces only",
-                        "install the same version on both sides",
-                    )
-        found: dict[int, Participant] = {session.rank: session for session in sessions}
-        wanted = [*found] if request.ranks else ()
-        return whole_job(run, wanted, found, _NOT_CONNECTED, self._coordinator)
-
-    def _each_run(
-        self, request: control_pb2.CaptureRequest, targets: Targets, rights: Rights
-    ) -> list[AsyncIterator[control_pb2.CaptureProgress]]:
-        """Return a capture of each run; what one of them cannot do ends itself only.
-
-        Each is a line of its own in the audit log.
-
-        Raises:
-            NoSuchTargetError: There is no run.
-        """
-
-        async def tried(run: str) -> AsyncIterator[control_pb2.CaptureProgress]:
-            line = rights.request("capture", f"all ranks of run {run}")
-            try:
-                ranks = functools.partial(self._here, run, request, targets)
-                async for message in self._capture(request, run, ranks, line):
-                    yield message
-            except TorchperfdError as error:
-                line.failed(error)
-                yield control_pb2.CaptureProgress(
-                    run=run, state=control_pb2.CAPTURE_STATE_FAILED, reason=str(error)
-                )
-
-        runs = targets.runs()
-        if not runs:
-            targets.run("")
-        return [tried(run) for run in runs]
 
 
 def _status_of(error: TorchperfdError) -> grpc.StatusCode:

@@ -13,8 +13,6 @@ import grpc
 from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Coordinator
-from torchperfd_daemon.captures.intake import Sender
-from torchperfd_daemon.logs import LogLimiter
 from torchperfd_daemon.rpc.callers import (
     Caller,
     CallerDirectory,
@@ -25,13 +23,14 @@ from torchperfd_daemon.rpc.callers import (
 )
 from torchperfd_daemon.rpc.interceptors import Unreadable
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.service.command_handler import CommandHandler
-from torchperfd_daemon.service.message_receiver import MessageReceiver, PeerExchange
+from torchperfd_daemon.service.handover import Sender
+from torchperfd_daemon.service.message_receiver import CommandHandler, MessageReceiver, PeerExchange
 from torchperfd_daemon.service.rank_session import FrequentReports, Session
 from torchperfd_daemon.service.stack_requests import StackRequests
 from torchperfd_daemon.service.targets import PeerDirectory
 from torchperfd_daemon.stacks import RankStacks, Thread
 from torchperfd_daemon.store import Rank, RankIdentity, Store
+from torchperfd_daemon.text import LogLimiter
 
 log = logging.getLogger("torchperfd.session")
 

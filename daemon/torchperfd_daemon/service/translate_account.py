@@ -4,10 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HostMemory
-from torchperfd.model.source_lines import SyncWait, TimedLine
+from torchperfd.model.source_lines import InputStages, SyncWait, TimedLine
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.goodput import Bucket, RankGoodput, RunGoodput
 from torchperfd_daemon.service.message_fields import count, moment, nanoseconds, pack, quantity, unpack

@@ -1,13 +1,13 @@
 """Merges the stacks of a run's ranks and finds the ranks that differ. Pure, without I/O."""
 
+from torchperfd_daemon.stacks.activity import Loading as Loading
 from torchperfd_daemon.stacks.activity import Part as Part
 from torchperfd_daemon.stacks.activity import ScriptLine as ScriptLine
+from torchperfd_daemon.stacks.activity import Stage as Stage
 from torchperfd_daemon.stacks.activity import host_part as host_part
+from torchperfd_daemon.stacks.activity import loading as loading
 from torchperfd_daemon.stacks.activity import running_line as running_line
 from torchperfd_daemon.stacks.activity import script_lines as script_lines
-from torchperfd_daemon.stacks.loading import Loading as Loading
-from torchperfd_daemon.stacks.loading import Stage as Stage
-from torchperfd_daemon.stacks.loading import loading as loading
 from torchperfd_daemon.stacks.merge import Group as Group
 from torchperfd_daemon.stacks.merge import Merged as Merged
 from torchperfd_daemon.stacks.merge import ThreadGroup as ThreadGroup

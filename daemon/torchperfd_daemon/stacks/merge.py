@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchperfd_daemon.stacks.activity import Activity, Kind, activity
-from torchperfd_daemon.stacks.loading import Loading, loading, worker_frames
+from torchperfd_daemon.stacks.activity import Activity, Kind, Loading, activity, loading, worker_frames
 from torchperfd_daemon.stacks.model import Frame, GroupProgress, RankStacks, Thread
 
 

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any, Final, TextIO
 
-from torchperfd_daemon.stacks.activity import Activity, Kind
-from torchperfd_daemon.stacks.loading import Stage
+from torchperfd_daemon.stacks.activity import Activity, Kind, Stage
 from torchperfd_daemon.stacks.merge import Group, Merged, Missed, WorkerGroup
 from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
 from torchperfd_daemon.text import ranks_phrase, ranks_text

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd.model.settled_advice import SettledAdvice
+from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.store.history import ArrivalHistory, Histogram, History, SecondHistory
 from torchperfd_daemon.store.model import ProcessKey, RankIdentity, State, StepColumns, Totals
 

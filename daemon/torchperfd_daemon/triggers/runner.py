@@ -14,11 +14,11 @@ from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Que
 from torchperfd_daemon.captures.attempt import BusyError
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.store import Rank, Store
-from torchperfd_daemon.triggers.actions import Actions, timeout_of
 from torchperfd_daemon.triggers.conditions import ConditionInputs, Finding, FindingsOf, condition_of
 from torchperfd_daemon.triggers.rules import (
     SETTLE_S,
     Action,
+    Actions,
     CostMeter,
     Plan,
     Result,
@@ -27,6 +27,7 @@ from torchperfd_daemon.triggers.rules import (
     TriggerCounts,
     TriggerQuota,
     When,
+    timeout_of,
 )
 
 log = logging.getLogger("torchperfd.triggers")

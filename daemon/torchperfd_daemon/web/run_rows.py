@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from torchperfd.v1 import access, control_pb2
-from torchperfd_daemon import documents
+from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.store import Rank, RankIdentity, State, Totals
 from torchperfd_daemon.text import clean_fields
@@ -199,10 +199,10 @@ class RunsFile:
         try:
             with self._opened() as held, open(folder.open_file(held, self._file), "rb") as file:  # noqa: PTH123
                 content = file.read(MAX_RUNS_FILE_BYTES + 1)
-            runs = documents.decode(content, list[KeptRun])
+            runs = untrusted_files.decode(content, list[KeptRun])
         except FileNotFoundError:
             return []
-        except (OSError, documents.DamagedError) as error:
+        except (OSError, untrusted_files.DamagedError) as error:
             log.warning("what was kept of earlier runs is not shown: %s", error)
             return []
         for run in runs:

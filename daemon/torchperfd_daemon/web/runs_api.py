@@ -13,15 +13,14 @@ from torchperfd._version import __revision__, __version__
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.goodput.report import to_dict as goodput_dict
 from torchperfd_daemon.store import HISTORY_SECONDS, HISTORY_STEPS, PRESENT_S, Rank
 from torchperfd_daemon.views import history, live
-from torchperfd_daemon.views.fleet import fleet_dict
+from torchperfd_daemon.views.documents import fleet_dict
+from torchperfd_daemon.views.documents import to_dict as goodput_dict
 from torchperfd_daemon.views.live import steps_dict
-from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.access import Access, Parts, Reader
 from torchperfd_daemon.web.endpoint import flag, json_answer, number, rank_list, rank_number, view_dict
 from torchperfd_daemon.web.past_runs import PastRuns
-from torchperfd_daemon.web.reader import Parts, Reader
 from torchperfd_daemon.web.run_rows import add_percentiles, run_row
 
 T = TypeVar("T")

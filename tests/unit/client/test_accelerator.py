@@ -10,9 +10,9 @@ from tests.support.torches import needs_flops
 from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_model, train
 
 import torchperfd
-from torchperfd.device.accelerator import read_cuda_memory
-from torchperfd.device.clock import MARKS, DeviceTimes
+from torchperfd.hooks.accelerator import read_cuda_memory
 from torchperfd.hooks.cuda import record_without_stream
+from torchperfd.hooks.device_clock import MARKS, DeviceTimes
 from torchperfd.link.outbox import NextFlush
 from torchperfd.steps.phases import FORWARD
 from torchperfd.steps.totals import CudaMemory
@@ -39,7 +39,7 @@ class Event:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "torchperfd.device.accelerator.cuda_device_times", lambda: DeviceTimes(Event, record_without_stream)
+        "torchperfd.hooks.accelerator.cuda_device_times", lambda: DeviceTimes(Event, record_without_stream)
     )
 
 
@@ -129,7 +129,7 @@ def test_client_without_device_reports_none(client: torchperfd.Client) -> None:
 
 def test_memory_is_reported_unchanged(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = CudaMemory(allocated=1, reserved=2, peak=3)
-    monkeypatch.setattr("torchperfd.device.accelerator.read_cuda_memory", lambda: memory)
+    monkeypatch.setattr("torchperfd.hooks.accelerator.read_cuda_memory", lambda: memory)
     assert client.report().totals.cuda == memory
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from torchperfd.errors import CaptureError
-from torchperfd.launch import auto_capture
-from torchperfd.launch.auto_capture import STABLE_LOOKS, AutoCapture, StableVerdict, first_advice
+from torchperfd.launch import additions
+from torchperfd.launch.additions import STABLE_LOOKS, AutoCapture, StableVerdict, first_advice
 from torchperfd.v1 import control_pb2, session_pb2
 
 
@@ -149,14 +149,14 @@ def test_begin_is_none_where_no_capture_is_wanted(
     monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert auto_capture.begin(FakeClient(verdict(), rank), **options) is None  # type: ignore[arg-type]
+    assert additions.begin(FakeClient(verdict(), rank), **options) is None  # type: ignore[arg-type]
 
 
 def test_begin_is_none_beside_a_cuda_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TORCHPERFD_NO_ADVISE", raising=False)
-    monkeypatch.setattr(auto_capture, "_CUDA_DRIVER", str(tmp_path))
+    monkeypatch.setattr(additions, "_CUDA_DRIVER", str(tmp_path))
     client: Any = FakeClient(verdict())
-    assert auto_capture.begin(client, quiet=False, switched_off=False) is None
+    assert additions.begin(client, quiet=False, switched_off=False) is None
 
 
 def test_first_advice_is_one_line_with_its_saving() -> None:
@@ -188,11 +188,11 @@ def test_begin_keeps_kineto_quiet_on_every_rank(rank: int, monkeypatch: pytest.M
     monkeypatch.delenv("TORCHPERFD_NO_ADVISE", raising=False)
     monkeypatch.setenv("KINETO_LOG_LEVEL", "")
     monkeypatch.delenv("KINETO_LOG_LEVEL")
-    monkeypatch.setattr(auto_capture, "_CUDA_DRIVER", "/nowhere")
+    monkeypatch.setattr(additions, "_CUDA_DRIVER", "/nowhere")
     monkeypatch.setattr(AutoCapture, "start", lambda _: None)
     client: Any = FakeClient(verdict(), rank)
-    assert (auto_capture.begin(client, quiet=False, switched_off=False) is not None) == (rank == 0)
+    assert (additions.begin(client, quiet=False, switched_off=False) is not None) == (rank == 0)
     assert os.environ["KINETO_LOG_LEVEL"] == "6"
     monkeypatch.setenv("KINETO_LOG_LEVEL", "1")
-    auto_capture.begin(client, quiet=False, switched_off=False)
+    additions.begin(client, quiet=False, switched_off=False)
     assert os.environ["KINETO_LOG_LEVEL"] == "1"

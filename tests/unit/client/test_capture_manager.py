@@ -11,8 +11,7 @@ import torch
 import torchperfd
 from torchperfd.captures.handle import Capture
 from torchperfd.captures.manager import CaptureManager
-from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
-from torchperfd.captures.state import CaptureOptions
+from torchperfd.captures.state import CaptureOptions, NodeCounter, PauseEstimate, warning
 from torchperfd.errors import CaptureError
 from torchperfd.hooks.profiler import node_reader
 from torchperfd.launch import conclusion

@@ -14,8 +14,8 @@ from tests.unit.client.training import loader, open_phases, tiny_model, train
 from torch import nn
 
 import torchperfd
+from torchperfd.hooks.thread_frames import framework_around
 from torchperfd.report import RankReport
-from torchperfd.stacks.thread_frames import framework_around
 
 
 def threads() -> set[str]:
@@ -30,13 +30,13 @@ def test_attach_takes_names_from_call_and_rank_from_launcher(
     assert (client.run, client.rank, client.parts.identity.job_name) == ("bert-17", 3, "bert")
     assert client.attached
     assert not client.connected
-    assert client.metrics_url == ""
+    assert client.parts.daemon_session.metrics_url == ""
 
 
 def test_captures_dir_is_the_environments_until_a_daemon_sets_it(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    assert client.captures_dir == f"{tmp_path}/captures"
+    assert client.parts.daemon_session.captures_dir == f"{tmp_path}/captures"
 
 
 def test_it_has_two_threads_while_attached_and_none_after() -> None:

@@ -13,17 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperfd.device.clock import (
-    MARKS,
-    NO_PHASE,
-    DeviceTimes,
-    apart_from_captures,
-    cuda_device_times,
-)
-from torchperfd.device.step_times import NO_KIND, DeviceTime
 from torchperfd.hooks.cuda import CurrentStream, record_without_stream, recorder_of_events
+from torchperfd.hooks.device_clock import MARKS, NO_PHASE, DeviceTimes, apart_from_captures, cuda_device_times
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, LOSS, OTHER, TRAIN, VALIDATE
 from torchperfd.steps.step_ring import NO_CUDA_EVENT
+from torchperfd.steps.step_series import NO_KIND, DeviceTime
 
 
 class Device:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchperfd.link import embedded
+from torchperfd.launch import additions
 
 # Like the daemon, these live until their stdin is closed, or for as long as others need them.
 PATIENT = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
@@ -36,7 +36,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         TimeoutExpired = subprocess.TimeoutExpired
         Popen = started
 
-    monkeypatch.setattr(embedded, "subprocess", Fake)
+    monkeypatch.setattr(additions, "subprocess", Fake)
     return started
 
 
@@ -55,7 +55,7 @@ def test_nothing_is_started_where_a_socket_answers(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(directory / "d.sock"))
         listener.listen()
-        assert embedded.start_unless_one_answers() is None
+        assert additions.start_unless_one_answers() is None
     assert started == []
 
 
@@ -68,7 +68,7 @@ def test_the_users_own_daemon_will_do_where_no_socket_is_named(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(directory / "torchperfd/daemon.sock"))
         listener.listen()
-        assert embedded.start_unless_one_answers() is None
+        assert additions.start_unless_one_answers() is None
     assert started == []
 
 
@@ -85,7 +85,7 @@ def test_one_is_started_where_none_answers(
             gone.bind(str(path))
     elif left == "a file":
         path.write_text("not a socket")
-    daemon = embedded.start_unless_one_answers()
+    daemon = additions.start_unless_one_answers()
     assert daemon is not None
     ((command, options),) = started
     assert command[1:] == ["-P", "-m", "torchperfd_daemon", "serve", "--embedded", "--socket", str(path)]
@@ -105,7 +105,7 @@ def test_the_directory_it_makes_is_this_users_alone(
     monkeypatch.delenv("TORCHPERFD_SOCKET")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
     monkeypatch.setattr("torchperfd.v1.contract.SYSTEM_SOCKET", str(directory / "no service"))
-    daemon = embedded.start_unless_one_answers()
+    daemon = additions.start_unless_one_answers()
     assert daemon is not None
     daemon.leave(20)
     assert (directory / "torchperfd").stat().st_mode & 0o777 == 0o700
@@ -117,7 +117,7 @@ def test_where_none_can_be_started_the_log_says_so(
 ) -> None:
     (directory / "file").write_text("in the way")
     monkeypatch.setenv("TORCHPERFD_SOCKET", str(directory / "file" / "d.sock"))
-    assert embedded.start_unless_one_answers() is None
+    assert additions.start_unless_one_answers() is None
     assert started == []
     (record,) = caplog.records
     assert record.getMessage().startswith("cannot start a daemon: ")
@@ -126,7 +126,7 @@ def test_where_none_can_be_started_the_log_says_so(
 def test_leaving_a_daemon_that_others_need_does_not_wait_for_it() -> None:
     busy = subprocess.Popen(BUSY, stdin=subprocess.PIPE)
     try:
-        embedded.EmbeddedDaemon(busy, Path("log")).leave(0.01)
+        additions.EmbeddedDaemon(busy, Path("log")).leave(0.01)
         assert busy.poll() is None
     finally:
         busy.kill()
@@ -136,6 +136,6 @@ def test_leaving_a_daemon_that_others_need_does_not_wait_for_it() -> None:
 def test_leaving_a_daemon_that_has_died_is_no_error() -> None:
     gone = subprocess.Popen([sys.executable, "-S", "-c", ""], stdin=subprocess.PIPE)
     gone.wait()
-    daemon = embedded.EmbeddedDaemon(gone, Path("log"))
+    daemon = additions.EmbeddedDaemon(gone, Path("log"))
     daemon.leave(20)
     daemon.leave(20)

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import torchperfd
 from torchperfd.launch import runner
 from torchperfd.launch.runner import parse
-from torchperfd.loggers.exporter import Exporter
+from torchperfd.loggers.outputs import Exporter
 from torchperfd.safety.logs import Faults
 from torchperfd.steps.phases import FORWARD, PhaseNames
 from torchperfd.steps.totals import Totals
@@ -125,7 +125,7 @@ class Session:
     """As much of a daemon session as names its page."""
 
     def __init__(self) -> None:
-        from torchperfd.runtime.daemon_session import DaemonSession
+        from torchperfd.parts import DaemonSession
 
         unused: Any = SimpleNamespace(
             directory=SimpleNamespace(on_welcome=lambda *_: "", path=""),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchperfd
-from torchperfd.link.flight_recorder import GroupProgress, read
+from torchperfd.hooks.process_groups import GroupProgress, read
 from torchperfd.v1 import session_pb2
 
 C10D = "torch._C._distributed_c10d"

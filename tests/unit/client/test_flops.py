@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from torchperfd.device.accelerator import peak_flops
+from torchperfd.hooks.accelerator import peak_flops
 from torchperfd.hooks.flops import StepFlops
 
 pytestmark = needs_flops

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchperfd.hooks.backward import GradientTimes
+from torchperfd.hooks.passes import GradientTimes
 
 
 class Reducer:

@@ -13,8 +13,9 @@ import pytest
 from tests.unit.client.test_rank_capture import Prepared, step
 
 from torchperfd.captures import rank_files
-from torchperfd.captures.capture import CaptureOptions, RankCapture
+from torchperfd.captures.capture import RankCapture
 from torchperfd.captures.files import Handover, HandoverError
+from torchperfd.captures.state import CaptureOptions
 from torchperfd.hooks.profiler import ARBITER
 from torchperfd.model.identity import read_identity
 from torchperfd.steps.phases import PhaseNames

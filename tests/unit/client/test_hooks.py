@@ -17,15 +17,15 @@ from torch.utils.data import Dataset, IterableDataset
 
 import torchperfd
 from torchperfd.events import EventBuffer, Forward
-from torchperfd.hooks import forward, models
+from torchperfd.hooks import models, passes
 from torchperfd.hooks.batches import samples_in
 from torchperfd.hooks.checkpoints import BackgroundSaves
 from torchperfd.hooks.compiler import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.models import RootModels, roots
+from torchperfd.hooks.worker_stacks import WorkerStacks
 from torchperfd.safety.logs import Faults
-from torchperfd.stacks.worker_stacks import WorkerStacks
 from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.replay import Replay
 
@@ -400,7 +400,7 @@ def make_roots() -> RootModels:
     buffer, faults = EventBuffer(16), Faults()
     links = HookLinks(Iterators(buffer), LoaderSampler(), Compilations(), BackgroundSaves(), WorkerStacks())
     replay = Replay(buffer, 4, faults)
-    forward.install_forward(HookContext("forward", buffer, replay, faults, links))
+    passes.install_forward(HookContext("forward", buffer, replay, faults, links))
     return RootModels(HookContext("models", buffer, replay, faults, links))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import torchperfd
-from torchperfd.hooks.live_objects import LiveObjects
+from torchperfd.hooks.models import LiveObjects
 from torchperfd.safety import interrupts
 from torchperfd.safety.interrupts import Flag, is_from_script
 from torchperfd.safety.logs import Faults, Log

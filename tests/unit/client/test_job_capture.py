@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.captures.capture import CaptureOptions
 from torchperfd.captures.job_capture import JobCapture, JobCaptureOrders, chosen_ranks
+from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox
 from torchperfd.v1 import contract, session_pb2

@@ -16,10 +16,10 @@ import torchperfd
 from torchperfd.launch.earlier_runs import SLOWER, UNSEEN, compare_with_baseline, read_baseline
 from torchperfd.launch.options import KeepingOptions
 from torchperfd.launch.run_report import ReportWriter, add_facts
-from torchperfd.launch.termination import Terminated
+from torchperfd.launch.script import Terminated
 from torchperfd.report import run_document
-from torchperfd.runs.record import NoSuchRunError, read_record
-from torchperfd.runs.store import RunStore
+from torchperfd.report.record import NoSuchRunError, read_record
+from torchperfd.report.store import RunStore
 
 
 class BrokenTextError(Exception):

@@ -9,8 +9,7 @@ from tests.support.golden import check_golden
 
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd_cli.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader, loader_text
-from torchperfd_cli.bench.search import SearchSpace
-from torchperfd_cli.bench.settings import (
+from torchperfd_cli.bench.loader_process import (
     LoaderDescription,
     LoaderSetting,
     Outcome,
@@ -18,6 +17,7 @@ from torchperfd_cli.bench.settings import (
     Speed,
     Unusable,
 )
+from torchperfd_cli.bench.search import SearchSpace
 
 Measure = Callable[[LoaderSetting], Outcome]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperfd_cli.bench.loader_process import LoaderDescription, LoaderSetting, Outcome, Speed, Unusable
 from torchperfd_cli.bench.search import LoaderSearch, SearchSpace, search_space
-from torchperfd_cli.bench.settings import LoaderDescription, LoaderSetting, Outcome, Speed, Unusable
 
 Curve = Callable[[LoaderSetting], float | None]
 NO_WORKERS = LoaderSetting(0, 32)

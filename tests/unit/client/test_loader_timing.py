@@ -16,9 +16,9 @@ from torch.utils.data import (
 )
 
 from torchperfd.errors import TorchperfdError
-from torchperfd_cli.bench.ceiling import measure_ceiling, predict_ceiling
+from torchperfd_cli.bench.in_process import measure_ceiling, predict_ceiling
+from torchperfd_cli.bench.loader_process import LoaderSetting
 from torchperfd_cli.bench.loader_timing import loader_description, measure_loader, with_setting
-from torchperfd_cli.bench.settings import LoaderSetting
 
 
 def dataset(items: int = 40) -> TensorDataset:

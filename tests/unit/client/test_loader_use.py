@@ -23,8 +23,7 @@ from torch.utils.data import (
 
 from torchperfd.hooks.loader_samples import SlowWorker, WorkerStarts, has_all_indices
 from torchperfd.hooks.loader_use import LoaderSampler, describe_loader
-from torchperfd.model.process import ANOMALY_DETECTION, ProcessSettings
-from torchperfd.steps.cpus import available_cpus
+from torchperfd.model.process import ANOMALY_DETECTION, ProcessSettings, available_cpus
 
 
 class Iterator:

@@ -11,7 +11,7 @@ import torch
 
 import torchperfd
 from torchperfd.captures import driver
-from torchperfd.captures.capture import CaptureOptions
+from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError
 
 MODEL = torch.nn.Linear(4, 1)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from torchperfd.stacks.thread_frames import LONGEST_S, frames_at_random
-from torchperfd.stacks.worker_stacks import stack_lines
+from torchperfd.hooks.thread_frames import LONGEST_S, frames_at_random
+from torchperfd.hooks.worker_stacks import stack_lines
 
 
 @pytest.fixture(autouse=True)

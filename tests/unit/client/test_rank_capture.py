@@ -14,9 +14,9 @@ from torch.autograd import profiler
 
 import torchperfd
 from torchperfd.captures import tracer
-from torchperfd.captures.capture import CaptureOptions, CaptureOutcome, CaptureStage, RankCapture
+from torchperfd.captures.capture import RankCapture
 from torchperfd.captures.handle import Capture
-from torchperfd.captures.pause import PauseEstimate
+from torchperfd.captures.state import CaptureOptions, CaptureOutcome, CaptureStage, PauseEstimate
 from torchperfd.errors import CaptureError
 from torchperfd.events import EventBuffer, codes
 from torchperfd.hooks.profiler import ARBITER

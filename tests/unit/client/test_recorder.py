@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
+from torchperfd.steps.phase_stack import MAX_DEPTH
 from torchperfd.steps.phases import (
     BACKWARD,
     DATA,
@@ -23,7 +24,7 @@ from torchperfd.steps.phases import (
     VALIDATE,
     ZERO_GRAD,
 )
-from torchperfd.steps.recorder import MAX_DEPTH, Recorder
+from torchperfd.steps.recorder import Recorder
 
 
 def make(capacity: int = 8) -> tuple[Recorder, Clock]:

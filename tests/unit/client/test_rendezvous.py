@@ -12,8 +12,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 import torchperfd
-from torchperfd.link import rendezvous
-from torchperfd.link.rendezvous import Rendezvous
+from torchperfd.hooks import process_groups
+from torchperfd.hooks.process_groups import Rendezvous
 from torchperfd.v1 import session_pb2
 
 C10D = "torch.distributed.distributed_c10d"
@@ -27,7 +27,7 @@ def _store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(
         sys.modules, C10D, SimpleNamespace(is_initialized=lambda: True, _get_default_store=lambda: found[0])
     )
-    monkeypatch.setattr(rendezvous, "_PAUSES_S", (0.05,) * 200)
+    monkeypatch.setattr(process_groups, "_PAUSES_S", (0.05,) * 200)
     yield
     # It serves for as long as anybody has it.
     found.clear()
@@ -98,7 +98,7 @@ def test_exchange_without_store_reports_nothing_and_can_end(
     monkeypatch.setitem(
         sys.modules, C10D, SimpleNamespace(is_initialized=lambda: meets, _get_default_store=lambda: store)
     )
-    monkeypatch.setattr(rendezvous, "TIMEOUT", rendezvous.TIMEOUT / 100)
+    monkeypatch.setattr(process_groups, "TIMEOUT", process_groups.TIMEOUT / 100)
     nodes.append(JobNode())
     with caplog.at_level("INFO", "torchperfd"):
         nodes[0].rendezvous.discover_peers("a:1")

@@ -15,18 +15,17 @@ from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 from tests.support.run_documents import run_file
 
-from torchperfd.model.significance import quantile_95, two_sided
+from torchperfd.model.significance import compare_means, quantile_95, two_sided
 from torchperfd.model.step_account import Account, Part, PartKind
-from torchperfd.runs.comparison import Difference, RunComparison, compare_runs
-from torchperfd.runs.comparison_text import (
+from torchperfd.report.comparison import Difference, RunComparison, compare_runs
+from torchperfd.report.comparison_text import (
     comparison_document,
     comparison_markdown,
     comparison_text,
     findings,
     headline,
 )
-from torchperfd.runs.noise import compare_means
-from torchperfd.runs.record import RankBlocks, RunFileError, RunRecord, read_record
+from torchperfd.report.record import RankBlocks, RunFileError, RunRecord, read_record
 
 STEPS = 600
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchperfd.launch.termination import cause_elsewhere, exit_document
-from torchperfd.runs.ending import Ending, RankFailure, explain_error, failure_remedy, first_failure
+from torchperfd.launch.script import cause_elsewhere, exit_document
+from torchperfd.report.ending import Ending, RankFailure, explain_error, failure_remedy, first_failure
 from torchperfd.v1 import control_pb2, session_pb2
 
 ELSEWHERE = "rank 1 failed before its first step: ValueError: bad"

@@ -13,7 +13,7 @@ from torchperfd.model.process import HostMemory, read_host_memory
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.report import RankReport, run_document
 from torchperfd.report.overview import render_overview
-from torchperfd.runs.record import RunFileError
+from torchperfd.report.record import RunFileError
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd_cli.commands._run_overview import MAX_TABLES, RunOverview, read_overview

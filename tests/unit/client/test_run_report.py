@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
 from torchperfd.model.formatting import duration, size
-from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd.model.source_lines import SyncWait
+from torchperfd.model.source_lines import InputStages, SyncWait
 from torchperfd.report import RankReport, run_document
 from torchperfd.report.phase_table import rate
 from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames

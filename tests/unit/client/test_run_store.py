@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.run_documents import PREDICTED, kept_run, run_file
 
-from torchperfd.runs.promise import CHANGED, PromiseOutcome
-from torchperfd.runs.record import NoSuchRunError, RunFileError, RunRecord, read_record
-from torchperfd.runs.store import RunStore, file_id, read_file
+from torchperfd.report.promise import CHANGED, PromiseOutcome
+from torchperfd.report.record import NoSuchRunError, RunFileError, RunRecord, read_record
+from torchperfd.report.store import RunStore, file_id, read_file
 from torchperfd.v1 import access
 from torchperfd_cli.commands._run_overview import read_overview
 

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchperfd
 from torchperfd.client import Client
-from torchperfd.hooks.script_collectives import ScriptCollectives
+from torchperfd.hooks.line_times import ScriptCollectives
 from torchperfd.model.source_lines import TimedLine
 
 

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchperfd.hooks import loader_samples
 from torchperfd.hooks.loader_samples import StageSamples, stage_of
-from torchperfd.model.loader_facts import InputStages
-from torchperfd.stacks.worker_stacks import StackLine, WorkerStack, WorkerStacks
+from torchperfd.hooks.worker_stacks import StackLine, WorkerStack, WorkerStacks
+from torchperfd.model.source_lines import InputStages
 
 TORCH = "/env/site-packages/torch/utils/data/_utils"
 FETCHES = StackLine(f"{TORCH}/worker.py", 374, "_worker_loop", "fetch")

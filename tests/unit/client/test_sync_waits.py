@@ -11,10 +11,10 @@ import torch
 from benchmarks.simulated_device.device import Device
 from torch.utils.data import DataLoader, Dataset
 
-from torchperfd.device.sync_waits import SyncWaits
+from torchperfd.hooks.line_times import SyncWaits
+from torchperfd.hooks.thread_frames import called_name
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.safety.logs import Faults
-from torchperfd.stacks.thread_frames import called_name
 from torchperfd.steps.totals import KindTotals
 
 

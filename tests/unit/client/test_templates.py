@@ -16,8 +16,8 @@ from tests.unit.client.scripted import Step, all_names, unpack
 from torchperfd.events import codes
 from torchperfd.safety.logs import Faults
 from torchperfd.steps import replay, templates
+from torchperfd.steps.phase_stack import MAX_DEPTH
 from torchperfd.steps.phases import LOSS, OTHER, PHASE_SLOTS, StepBatch
-from torchperfd.steps.recorder import MAX_DEPTH
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.step_series import Arrivals
 from torchperfd.steps.totals import KindTotals, Totals

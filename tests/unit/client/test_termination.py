@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from torchperfd.launch import termination
+from torchperfd.launch import script as script_module
 
-pytestmark = pytest.mark.skipif(not termination.HANDLES_SIGTERM, reason="its C module is not compiled")
+pytestmark = pytest.mark.skipif(not script_module.HANDLES_SIGTERM, reason="its C module is not compiled")
 
 BEGIN = """
 import os, signal, sys, threading, time
 from torchperfd.launch import _sigterm
-from torchperfd.launch.termination import TerminationWatch
+from torchperfd.launch.script import TerminationWatch
 def terminate(): os.kill(os.getpid(), signal.SIGTERM)
 def say(*words): print(*words, flush=True)
 watch = TerminationWatch(lambda: say("concluded", threading.current_thread().name))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from torchperfd.model.tables import TextTable
-from torchperfd.model.terminal_text import fold_text, shortened, text_width
+from torchperfd.model.terminal_text import TextTable, fold_text, shortened, text_width
 
 HEADS = ("operator", "calls", "self CPU ms", "total CPU ms")
 ROWS = [

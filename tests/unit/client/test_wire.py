@@ -14,10 +14,9 @@ from torchperfd import __version__
 from torchperfd.events import NATIVE
 from torchperfd.link import wire
 from torchperfd.model.identity import read_identity
-from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HookState, HostMemory
-from torchperfd.model.source_lines import SyncWait, TimedLine
+from torchperfd.model.source_lines import InputStages, SyncWait, TimedLine
 from torchperfd.steps.phases import DATA, FORWARD, PHASE_SLOTS, TRAIN, VALIDATE, PhaseNames, StepBatch
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_series import BlockSums

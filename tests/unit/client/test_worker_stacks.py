@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import worker as torchs_worker
 
 import torchperfd
-from torchperfd.stacks import worker_stacks
-from torchperfd.stacks.thread_frames import line_of
-from torchperfd.stacks.worker_stacks import WorkerStack, WorkerStacks, answer_requests, stack_lines
+from torchperfd.hooks import worker_stacks
+from torchperfd.hooks.thread_frames import line_of
+from torchperfd.hooks.worker_stacks import WorkerStack, WorkerStacks, answer_requests, stack_lines
 from torchperfd.v1 import session_pb2
 
 METHODS = ("fork", "forkserver", "spawn")

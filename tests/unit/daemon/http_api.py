@@ -11,12 +11,11 @@ from tests.support.served import Served, serving, short_directory, with_fixtures
 
 from torchperfd_daemon.captures.analysis_child import ChildFiles
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.web.access import PageToken
+from torchperfd_daemon.web.access import PageToken, Parts
 from torchperfd_daemon.web.api import Api
 from torchperfd_daemon.web.app import build_app
-from torchperfd_daemon.web.capture_pages import Reports, command_for
+from torchperfd_daemon.web.captures_api import Reports, command_for
 from torchperfd_daemon.web.endpoint import AnswerCache
-from torchperfd_daemon.web.reader import Parts
 
 P = ParamSpec("P")
 

@@ -16,16 +16,17 @@ from torchperfd.model.formatting import ns_text
 from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import rules
-from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, AdviceContext
+from torchperfd_daemon.analysis.advice.context import AdviceContext
+from torchperfd_daemon.analysis.advice.edits import Edit
 from torchperfd_daemon.analysis.advice.recording import (
     AFTER_NS,
+    DISPATCH_NS,
     EVENT_NS,
     FRAME_NS,
     MEMORY_NS,
     OUTERMOST_NS,
     SHAPES_NS,
 )
-from torchperfd_daemon.analysis.advice.replay import Edit
 from torchperfd_daemon.analysis.advice.rules import MIN_NS, MIN_SHARE, Advice, Finding, gather, weigh
 
 US, MS = 1_000, 1_000_000

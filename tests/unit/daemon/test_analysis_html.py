@@ -16,8 +16,7 @@ from tests.support.values import some
 from tests.unit.daemon.traces import document, event, trace_of
 
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.picture import draw
-from torchperfd_daemon.analysis.timeline import Lane
+from torchperfd_daemon.analysis.picture import Lane, draw
 
 SMALL = Path(__file__).parents[2] / "golden" / "trace_small.json"
 HOSTILE = '</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>"&'

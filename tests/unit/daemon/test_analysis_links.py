@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.daemon import traces
 
 from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis.callers import find_links
 from torchperfd_daemon.analysis.intervals import Spans, outermost
-from torchperfd_daemon.analysis.links import find_links
 
 
 def launch(correlation: int, start: int, end: int, **more: Any) -> str:

@@ -10,8 +10,8 @@ from tests.unit.daemon.traces import event, trace_of
 
 from torchperfd_cli.commands._traces import capture_facts
 from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis.callers import is_library
 from torchperfd_daemon.analysis.picture import StepPicture
-from torchperfd_daemon.analysis.python_frames import is_library
 from torchperfd_daemon.captures import Catalog
 
 

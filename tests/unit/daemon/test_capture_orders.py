@@ -12,8 +12,8 @@ from tests.unit.daemon.test_coordinator import FIVE, CapturingNode, Rank, done, 
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, When
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.captures.rank_attempts import Result
-from torchperfd_daemon.documents import decode_clean
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.untrusted_files import decode_clean
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RankTrace
 from torchperfd_daemon.captures.manifest import CaptureOptions, first_reason, overall_state
 from torchperfd_daemon.captures.retention import delete_tree
-from torchperfd_daemon.documents import decode_clean
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.untrusted_files import decode_clean
 
 HOSTILE_IDS = [
     "",
@@ -167,7 +167,7 @@ def test_removed_capture_leaves_the_list_before_its_files(
         seen.append((listed(catalog), sorted(os.listdir(catalog.directory / name))))
         return delete_tree(name, parent)
 
-    monkeypatch.setattr("torchperfd_daemon.captures.catalog.delete_tree", watched)
+    monkeypatch.setattr("torchperfd_daemon.captures.retention.delete_tree", watched)
     catalog.remove("one")
     assert seen == [([], ["manifest.json"])]
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_deleted_is_said(catalog: Catalog, monkeypatch: pytest.Mo
     def refuse(name: str, parent: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("torchperfd_daemon.captures.catalog.delete_tree", refuse)
+    monkeypatch.setattr("torchperfd_daemon.captures.retention.delete_tree", refuse)
     with pytest.raises(TorchperfdError, match=r"cannot delete .*/one: Operation not permitted; "):
         catalog.remove("one")
     assert catalog.get("one") == record("one"), "it is back in its place"

@@ -12,9 +12,9 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_cli import main
 from torchperfd_daemon.analysis.layout import console_for
 from torchperfd_daemon.captures import manifest
-from torchperfd_daemon.documents import decode_clean
 from torchperfd_daemon.service.message_fields import clean
 from torchperfd_daemon.text import one_line, printable
+from torchperfd_daemon.untrusted_files import decode_clean
 
 EVIL = "a\x1b]0;x\x07\x9b31m\u202eb\r\n\x7f\u2028"
 TAME = "a?]0;x??31m?b????"

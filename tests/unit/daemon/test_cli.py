@@ -16,7 +16,7 @@ from tests.support.values import some
 
 from torchperfd._version import NATIVE_ABI, NATIVE_MODULES, __revision__, __version__, missing_native_modules
 from torchperfd.model.own_commands import script_command
-from torchperfd.runs.store import RunStore
+from torchperfd.report.store import RunStore
 from torchperfd_cli import main
 from torchperfd_cli.commands import version
 from torchperfd_cli.main import EXAMPLES

@@ -14,7 +14,7 @@ from torchperfd_daemon.collectors.base import (
     Sampler,
 )
 from torchperfd_daemon.collectors.nvml import NvmlCollector
-from torchperfd_daemon.metrics.daemon_health import node_metrics
+from torchperfd_daemon.metrics.page import node_metrics
 
 GIVE_UP_S = 20
 

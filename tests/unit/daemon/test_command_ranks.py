@@ -15,8 +15,7 @@ from tests.support.golden import check_golden
 from tests.support.served import Served
 from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
 
-from torchperfd.model.loader_facts import InputStages
-from torchperfd.model.source_lines import SlowLine
+from torchperfd.model.source_lines import InputStages, SlowLine
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import _top_state as _node_view
@@ -35,7 +34,7 @@ from torchperfd_daemon.views.live import behind_text
 @pytest.fixture
 def command(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command two seconds after the daemon's newest step."""
-    monkeypatch.setattr("torchperfd_cli.commands.steps.time", SimpleNamespace(time=lambda: NOW + 2))
+    monkeypatch.setattr("torchperfd_cli.commands.ranks.time", SimpleNamespace(time=lambda: NOW + 2))
     return command
 
 
@@ -130,7 +129,7 @@ def test_the_frames_of_top_are_the_golden_file() -> None:
 
 
 def test_the_verdicts_are_the_golden_file() -> None:
-    check_golden("diagnose.txt", "\n\n".join(map(diagnose.text, VERDICTS.values())) + "\n")
+    check_golden("diagnose.txt", "\n\n".join(map(diagnose.verdict_text, VERDICTS.values())) + "\n")
 
 
 def test_bars_are_colours_on_a_terminal_and_letters_without() -> None:

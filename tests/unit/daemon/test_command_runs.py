@@ -14,9 +14,9 @@ from tests.support.golden import check_golden
 from tests.support.run_documents import PREDICTED, document_of, kept_run, run_file
 from tests.support.values import some
 
-from torchperfd.runs.previous_run import outcome_of
-from torchperfd.runs.record import record_of
-from torchperfd.runs.store import RunStore
+from torchperfd.report.previous_run import outcome_of
+from torchperfd.report.record import record_of
+from torchperfd.report.store import RunStore
 
 
 @pytest.fixture

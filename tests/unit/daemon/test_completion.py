@@ -1,7 +1,6 @@
 """What shells complete: through click itself, and through the real bash with the script that is printed."""
 
 import contextlib
-import importlib
 import os
 import shlex
 import subprocess
@@ -14,7 +13,7 @@ from click.shell_completion import ShellComplete
 from tests.support.run_documents import run_file
 
 from torchperfd.launch.options import OPTIONS
-from torchperfd.runs.store import RunStore
+from torchperfd.report.store import RunStore
 from torchperfd.v1 import control_pb2
 from torchperfd_cli import main
 from torchperfd_cli.commands import _daemon
@@ -111,7 +110,7 @@ def test_completion_has_names_of_runs(name: str, monkeypatch: pytest.MonkeyPatch
 
     # A command that is imported only now would keep the fake for the tests that follow.
     for command in (name, "goodput"):
-        importlib.import_module(f"torchperfd_cli.commands.{command}")
+        main.command_module(command)
     monkeypatch.setattr(_daemon, "connect", connect)
     assert names(f"{name} --socket /run/x.sock --run be") == ["bert-17", "bert-18"]
     assert asked == ["/run/x.sock"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.served import GIVE_UP_S
 from tests.support.values import some
 
-from torchperfd.model.settled_advice import SettledAdvice
+from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, RankFacts, attempt
 from torchperfd_daemon.captures.attempt import start_step

@@ -17,10 +17,10 @@ from tests.unit.daemon.kept import BASE, add, ids
 from torchperfd_cli.main import cli
 from torchperfd_daemon.captures import Analyst, Catalog, Quota, RetentionWorker, folder, manifest
 from torchperfd_daemon.captures.index import FILE, FOLDER
-from torchperfd_daemon.documents import DamagedError, decode, decode_clean
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.store import GoodputStore, packed
 from torchperfd_daemon.goodput.totals import GoodputTotals
+from torchperfd_daemon.untrusted_files import DamagedError, decode, decode_clean
 
 DEEP = b"[" * 100_000
 BAD_BYTES = {

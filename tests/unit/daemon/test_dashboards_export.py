@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from tests.support.node import ROOT
 
 import torchperfd_daemon
-from torchperfd_cli.commands.dashboards import shipped_files
+from torchperfd_cli.commands.open import shipped_files
 from torchperfd_cli.main import cli, run_command
 
 

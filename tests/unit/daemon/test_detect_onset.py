@@ -23,9 +23,8 @@ from torchperfd_daemon.diagnosis.detect.onset import (
     OnsetDetector,
 )
 from torchperfd_daemon.diagnosis.detect.robust_statistics import LENGTHS, BlockNoise
-from torchperfd_daemon.diagnosis.detect.spikes import SpikeDetector
-from torchperfd_daemon.diagnosis.detect.stall import StallDetector
-from torchperfd_daemon.diagnosis.detect.trends import RegressionDetector
+from torchperfd_daemon.diagnosis.detect.straggler import StallDetector
+from torchperfd_daemon.diagnosis.detect.trends import RegressionDetector, SpikeDetector
 
 Float64 = npt.NDArray[np.float64]
 

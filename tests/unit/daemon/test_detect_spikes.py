@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.values import some
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.detect.spikes import SpikeCause, SpikeDetector, find_period
+from torchperfd_daemon.diagnosis.detect.trends import SpikeCause, SpikeDetector, find_period
 from torchperfd_daemon.observer.slowdown import PeriodicityTracker
 from torchperfd_daemon.store import StepColumns
 

@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.values import some
 
-from torchperfd_daemon.diagnosis.detect.stall import Doing, StallDetector
-from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork, find_stragglers
+from torchperfd_daemon.diagnosis.detect.straggler import (
+    MIN_STEPS,
+    Doing,
+    RankWork,
+    StallDetector,
+    find_stragglers,
+)
 
 PHASES = {"data": 0.005, "forward": 0.03, "backward": 0.05, "optimizer": 0.01}
 

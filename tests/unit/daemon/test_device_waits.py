@@ -9,13 +9,13 @@ from tests.support.values import some
 from tests.unit.daemon.test_observer import RUN, Watched, collecting
 
 from torchperfd.v1 import control_pb2, fleet_pb2
-from torchperfd_cli.commands import ranks, steps, whatif
+from torchperfd_cli.commands import ranks, whatif
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf
 from torchperfd_daemon.diagnosis.waits import compare
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.surveys import judge_all
+from torchperfd_daemon.fleet.translate import judge_all
 from torchperfd_daemon.fleet.transport import PeerError
 from torchperfd_daemon.service import node_survey
 from torchperfd_daemon.store import Rank
@@ -78,7 +78,7 @@ def test_ranks_shows_the_late_rank_and_its_times_on_the_device() -> None:
     assert slow.phase == "backward"
     assert slow.excess_seconds == pytest.approx(LATE_S, rel=0.1)
     assert view.ranks[0].phase_seconds[WAIT] == pytest.approx(LATE_S, rel=0.5)
-    lines = ranks.text(view).splitlines()
+    lines = ranks.ranks_text_of(view).splitlines()
     assert lines[0].endswith("milliseconds per step on the devices")
     assert lines[-1].startswith(f"rank {SLOW} is slow: ")
     document = _view.run_dict(view)
@@ -97,7 +97,7 @@ def test_single_steps_are_those_of_the_host() -> None:
         each for each in steps_of(watched, watched.observer.device_work) if each.status.identity.rank == SLOW
     ]
     assert message.device_phases
-    head, *lines = steps.lines(message, watched.job.wall)
+    head, *lines = ranks.steps_lines(message, watched.job.wall)
     assert head.split()[-1] == "REST", "the shortest phases: the host only launches collectives"
     assert max(float(line.split()[-1]) for line in lines) < 1, "milliseconds"
 
@@ -143,7 +143,7 @@ def test_waits_that_no_mark_shows_are_said_to_be_unknown() -> None:
     [view] = _view.runs(steps_of(watched, hiding))
     assert (view.on_device, view.hidden) == (False, True)
     assert not any(each.slow or each.behind_seconds for each in view.ranks)
-    assert ranks.text(view).splitlines()[-1].startswith("cannot determine which rank is slow")
+    assert ranks.ranks_text_of(view).splitlines()[-1].startswith("cannot determine which rank is slow")
     assert _view.run_dict(view)["waits_measured"] is False
     predictions = some(whatif.replay_newest(steps_of(watched, hiding), 0))
     assert not predictions.synchronous

@@ -18,7 +18,7 @@ from tests.unit.daemon.kept import add
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.captures import Catalog
-from torchperfd_daemon.service import stored_captures
+from torchperfd_daemon.service import caller_captures
 
 HUGE = "x" * 10_000_000
 HOSTILE = ["", ".", "..", "../one", "a/b", "/etc/passwd", "rank0.json\0", "-rf", ".pinned", "é", "\n", HUGE]
@@ -27,7 +27,7 @@ TRACE = bytes(range(256)) * 1000
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_captures, "_PIECE_BYTES", 10_000)
+    monkeypatch.setattr(caller_captures, "_PIECE_BYTES", 10_000)
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_what_only_ranks_wrote_down_comes_too(served: Served, get: Get, tmp_path
 
 def test_any_file_comes_whole_from_any_start(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     # Short files in shorter pieces: as many pieces as of a long file, and ends that meet more often.
-    monkeypatch.setattr(stored_captures, "_PIECE_BYTES", 10)
+    monkeypatch.setattr(caller_captures, "_PIECE_BYTES", 10)
     names = (f"capture{number}" for number in itertools.count())
 
     @settings(max_examples=100)

@@ -16,7 +16,7 @@ from torchperfd.v1 import contract, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.fleet import Address, FleetView
-from torchperfd_daemon.service.command_handler import CommandHandler
+from torchperfd_daemon.service.message_receiver import CommandHandler
 
 ID = "20260101-000000-abcdef"
 

@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.errors import TorchperfdError, UsageError
-from torchperfd_daemon.fleet.address import Address, expand_hostlist, parse_address
-from torchperfd_daemon.fleet.credentials import Credentials, Tls
-from torchperfd_daemon.fleet.job_peers import LISTS, MAX_PER_USER, JobPeers, check_trust
-from torchperfd_daemon.fleet.peers import Peers, TargetsFile, parse_peers, parse_targets
+from torchperfd_daemon.fleet.credentials import Address, Credentials, Tls, expand_hostlist, parse_address
+from torchperfd_daemon.fleet.peers import (
+    LISTS,
+    MAX_PER_USER,
+    JobPeers,
+    Peers,
+    TargetsFile,
+    check_trust,
+    parse_peers,
+    parse_targets,
+)
 from torchperfd_daemon.store import ProcessKey, Rank, RankIdentity
 
 LITERAL = st.text("abcxyz._", min_size=1, max_size=4)

@@ -26,7 +26,7 @@ from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.fleet import Address, AuthInterceptor, Credentials, FleetService, listen
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.surveys import shown_verdicts
+from torchperfd_daemon.fleet.translate import shown_verdicts
 from torchperfd_daemon.fleet.transport import PeerError
 from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service import SessionService, node_survey, translate

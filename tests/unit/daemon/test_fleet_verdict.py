@@ -108,7 +108,7 @@ CASES = {
 
 def test_the_verdicts_are_the_golden_file() -> None:
     reported = [
-        f"# {name}\n{diagnose.text(translate_diagnosis.verdict_to_message(judge(RUN, case)))}"
+        f"# {name}\n{diagnose.verdict_text(translate_diagnosis.verdict_to_message(judge(RUN, case)))}"
         for name, case in CASES.items()
     ]
     text = "\n\n".join(reported) + "\n"

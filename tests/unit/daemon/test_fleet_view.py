@@ -17,7 +17,7 @@ from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetView, che
 from torchperfd_daemon.fleet.credentials import parse_tokens
 from torchperfd_daemon.fleet.peers import Dns
 from torchperfd_daemon.fleet.relay import ClockOffset, Exchange
-from torchperfd_daemon.views.fleet import builds_text
+from torchperfd_daemon.views.documents import builds_text
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

@@ -13,7 +13,7 @@ from tests.support.commands import Run
 
 from torchperfd_cli import main
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
-from torchperfd_daemon.flight_recorder.dumps import is_dump, load, read_dumps
+from torchperfd_daemon.stacks.flight_recorder_dumps import is_dump, load, read_dumps
 
 
 def entry(number: int, done: bool = True, **more: Any) -> dict[str, Any]:

@@ -26,10 +26,9 @@ from torchperfd_daemon.goodput import (
     RunGoodput,
     by_run,
 )
-from torchperfd_daemon.goodput.report import render_text, to_dict
 from torchperfd_daemon.goodput.store import Clocks, packed
 from torchperfd_daemon.goodput.tracker import Exit, ExitOf, exit_of
-from torchperfd_daemon.metrics.daemon_health import goodput_metrics
+from torchperfd_daemon.metrics.page import goodput_metrics
 from torchperfd_daemon.service import translate_account
 from torchperfd_daemon.store import (
     CudaMemory,
@@ -41,6 +40,7 @@ from torchperfd_daemon.store import (
     Store,
     Totals,
 )
+from torchperfd_daemon.views.documents import render_text, to_dict
 
 S = 1_000_000_000
 BOOTED = 1_700_000_000.0

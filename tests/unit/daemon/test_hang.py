@@ -7,7 +7,7 @@ from tests.support.values import some
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import Stall
-from torchperfd_daemon.observer.hang import find_culprit
+from torchperfd_daemon.observer.stragglers import find_culprit
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread, merge
 from torchperfd_daemon.stacks.merge import Missed, culprits, missed
 from torchperfd_daemon.stacks.report import sentence

@@ -17,10 +17,9 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.store import RankIdentity, State, StepColumns, p50_and_p95
 from torchperfd_daemon.views import live
-from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.access import Access, Reader
 from torchperfd_daemon.web.app import build_app
 from torchperfd_daemon.web.config_file import WebConfigFile
-from torchperfd_daemon.web.reader import Reader
 
 NS = 1_000_000_000
 

@@ -11,8 +11,8 @@ import pytest
 from tests.support.values import some
 
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RankTrace
-from torchperfd_daemon.captures.intake import Sender, take
 from torchperfd_daemon.errors import DiskFullError, NotAllowedError, TorchperfdError, UsageError
+from torchperfd_daemon.service.handover import Sender, take
 
 ID = "20260726-101502-3fa1c2"
 ADA, BOB = 61_001, 61_002

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from tests.support.values import some
 
-from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.loader_workers import (
     MAX_WORKERS,
     LoaderAdvice,
@@ -17,6 +16,7 @@ from torchperfd.model.loader_workers import (
     most_computing_workers,
 )
 from torchperfd.model.process import CpuBinding
+from torchperfd.model.source_lines import InputStages
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, diagnose, rank_causes
 from torchperfd_daemon.diagnosis.remedies import (
     RuleCounsel,

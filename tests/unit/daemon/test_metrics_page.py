@@ -45,9 +45,11 @@ from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.goodput import Bucket
 from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
-from torchperfd_daemon.metrics.daemon_health import (
+from torchperfd_daemon.metrics.page import (
+    SeriesCap,
     analysis_metrics,
     background_metrics,
+    by_age,
     fleet_metrics,
     goodput_metrics,
     node_metrics,
@@ -55,7 +57,6 @@ from torchperfd_daemon.metrics.daemon_health import (
     trigger_metrics,
     upload_metrics,
 )
-from torchperfd_daemon.metrics.page import SeriesCap, by_age
 from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import Owner
@@ -274,8 +275,8 @@ class Observed(Observer):
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
     """A page over two runs, a good collector and a failing one, at fixed times."""
-    monkeypatch.setattr("torchperfd_daemon.metrics.daemon_health.__version__", "1.2.3")
-    monkeypatch.setattr("torchperfd_daemon.metrics.daemon_health.__revision__", "6ba749a4c0de")
+    monkeypatch.setattr("torchperfd_daemon.metrics.page.__version__", "1.2.3")
+    monkeypatch.setattr("torchperfd_daemon.metrics.page.__revision__", "6ba749a4c0de")
     monkeypatch.setattr(platform, "python_version", lambda: "3.11.0")
     samplers = []
     for collector in (host(), FixedCollector("nvml", []), gpus(), ownership()):

@@ -20,7 +20,7 @@ from torchperfd.steps.phases import FORWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import PHASES
-from torchperfd_cli.commands import explain
+from torchperfd_cli.commands import diagnose
 from torchperfd_cli.main import cli, run_command
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.verdict import next_command
@@ -191,7 +191,7 @@ def test_explain_of_a_phase_leads_to_pages_that_exist(phase: str) -> None:
 def test_explain_without_pages_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(explain, "shipped_folders", lambda *_: (tmp_path,))
+    monkeypatch.setattr(diagnose, "shipped_folders", lambda *_: (tmp_path,))
     assert run_command(["explain", "hang"]) == 1
     assert "install torchperfd from its wheel" in capsys.readouterr().err
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_cli.commands._daemon import _translated
-from torchperfd_cli.commands._measuring import INTERRUPTED, results_on_sigterm, warn_if_busy
 from torchperfd_cli.commands._options import Age, Moment, Numbers, Share
+from torchperfd_cli.commands._output import INTERRUPTED, results_on_sigterm, warn_if_busy
 from torchperfd_cli.main import run_command
 from torchperfd_daemon.config.kinds import parse_size
 from torchperfd_daemon.errors import (

@@ -11,7 +11,7 @@ import pytest
 from tests.support.commands import Run
 from tests.support.page_documents import CAPTURES, HOSTILE, long_run, two_captures, two_runs
 
-from torchperfd.runs.store import RunStore
+from torchperfd.report.store import RunStore
 from torchperfd_daemon import analysis
 from torchperfd_daemon.pages import PageKind, render_page
 

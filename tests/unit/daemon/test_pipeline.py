@@ -12,7 +12,7 @@ from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
 from torchperfd_daemon.diagnosis.predictions import Removed
 from torchperfd_daemon.diagnosis.waits import find_imbalance
-from torchperfd_daemon.fleet.surveys import judge_all
+from torchperfd_daemon.fleet.translate import judge_all
 from torchperfd_daemon.store.model import PARALLELISM_KINDS, coordinates_text, parallelism_kind, rank_in
 from torchperfd_daemon.views import live as _view
 
@@ -33,7 +33,7 @@ def test_ranks_of_a_longer_stage_are_not_slow() -> None:
     [view] = _view.runs(steps_of(watched, watched.observer.device_work))
     assert [each.rank for each in view.ranks if each.slow] == []
     assert max(abs(each.behind_ratio or 0.0) for each in view.ranks) < 0.05
-    lines = ranks.text(view).splitlines()
+    lines = ranks.ranks_text_of(view).splitlines()
     assert lines[1].split()[:3] == ["RANK", "PLACE", "NODE"]
     assert [line.split()[1] for line in lines[2:18]] == ["pp=0"] * 8 + ["pp=1"] * 8
     document = _view.run_dict(view)

@@ -16,8 +16,7 @@ from torchperfd.steps.totals import Totals
 from torchperfd_daemon.captures import CaptureCounts, RetentionCounts
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.metrics.daemon_health import own_metrics
-from torchperfd_daemon.metrics.page import SeriesCap, by_age
+from torchperfd_daemon.metrics.page import SeriesCap, by_age, own_metrics
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.store import Rank, RankIdentity, StepColumns, Store
 

@@ -25,8 +25,8 @@ from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon.config.kinds import Address, Mode
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.server.daemon import _SERVICES, Daemon
-from torchperfd_daemon.server.listening import listen, public_host
+from torchperfd_daemon.server.daemon import Daemon
+from torchperfd_daemon.server.lifecycle import listen, public_host
 
 
 @pytest.fixture
@@ -217,8 +217,8 @@ async def health(channel: grpc.aio.Channel, service: str) -> str:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_daemon_is_ready_serves_and_drains(life: Life, number: signal.Signals) -> None:
     async with life.running() as (channel, metrics_url):
-        assert sorted(_SERVICES) == ["", "torchperfd.v1.Control", "torchperfd.v1.Session"]
-        assert [await health(channel, service) for service in _SERVICES] == ["SERVING"] * 3
+        services = ("", "torchperfd.v1.Control", "torchperfd.v1.Session")
+        assert [await health(channel, service) for service in services] == ["SERVING"] * 3
         assert stat.S_IMODE((life.directory / "run" / "d.sock").stat().st_mode) == 0o600
         assert stat.S_IMODE((life.directory / "run").stat().st_mode) == 0o700
         rank = RankStream(channel)

@@ -187,7 +187,7 @@ def test_own_frames_are_left_out_unless_they_hang() -> None:
 
 def test_ddp_buffer_broadcast_is_a_collective_without_our_frame() -> None:
     """DDP broadcasts buffers ahead of a forward: the call goes through our wrapper into C++."""
-    ours = Frame(f"{PACKAGE}hooks/collectives.py", 68, "broadcast")
+    ours = Frame(f"{PACKAGE}hooks/distributed.py", 68, "broadcast")
     replication = f"{TORCH}/nn/parallel/distributed.py"
     frames = (
         Frame(replication, 2132, "_distributed_broadcast_coalesced"),

@@ -13,7 +13,7 @@ from tests.support.wide_files import write_wide_files
 
 from torchperfd.v1 import control_pb2
 from torchperfd_cli import main
-from torchperfd_cli.commands import explain
+from torchperfd_cli.commands import diagnose
 from torchperfd_cli.commands._capture_progress import conclude
 from torchperfd_daemon.diagnosis import Cause
 
@@ -91,7 +91,7 @@ def test_markdown_and_csv_are_whole_on_a_terminal(render: Render) -> None:
 @pytest.mark.parametrize("cause", Cause)
 def test_explain_folds_paragraphs_as_a_whole(render: Render, cause: Cause) -> None:
     shown, piped = render(["explain", cause.slug], 80), render(["explain", cause.slug], None)
-    assert piped == f"{explain.page_text(cause.slug)}\n"
+    assert piped == f"{diagnose.page_text(cause.slug)}\n"
     assert shown.split() == piped.split()
     assert widest(shown) <= 80
     assert shown.count("\n\n") == piped.count("\n\n")

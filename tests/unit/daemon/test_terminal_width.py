@@ -12,7 +12,7 @@ from tests.support.run_documents import run_file
 from tests.support.terminal import Stdout
 from tests.unit.daemon.live_runs import train
 
-from torchperfd.runs.store import RunStore
+from torchperfd.report.store import RunStore
 from torchperfd.v1 import control_pb2
 from torchperfd_cli import main
 from torchperfd_cli.commands._output import fitted, fitted_phases, folded_text
@@ -146,12 +146,12 @@ def render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Render:
     monkeypatch.setenv("TORCHPERFD_CAPTURES_DIR", str(tmp_path / "captures"))
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
     monkeypatch.setenv("NO_COLOR", "1")
-    for name in ("ps", "ranks", "steps", "diagnose", "whatif", "goodput", "stacks"):
+    for name in ("ranks", "diagnose", "whatif", "stacks"):
         monkeypatch.setattr(
             f"torchperfd_cli.commands.{name}.connect", lambda _: contextlib.nullcontext(FakeDaemon())
         )
     finding = Finding("ranks", f"rank 2 of {RUN}", f"has 2 CPUs on {HOSTS}", "its loader waits", "taskset -a")
-    monkeypatch.setattr("torchperfd_cli.commands.doctor.doctor.examine", lambda _: [finding])
+    monkeypatch.setattr("torchperfd_cli.commands.serve.doctor.examine", lambda _: [finding])
 
     def call(arguments: Sequence[str], *, is_terminal: bool) -> str:
         if arguments[0] == "captures":

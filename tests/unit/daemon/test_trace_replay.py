@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperfd_daemon.analysis.advice.replay import (
+from torchperfd_daemon.analysis.advice.edits import (
     NOTHING,
     DeviceEvents,
     DeviceWork,
     Edit,
     HostCost,
     HostTime,
-    Timeline,
     Waits,
 )
+from torchperfd_daemon.analysis.advice.replay import Timeline
 from torchperfd_daemon.analysis.trace import Int64
 
 US = 1_000

@@ -12,10 +12,9 @@ from tests.support.accounts import uneven_account
 from tests.support.served import columns, steps_message
 from tests.support.values import some
 
-from torchperfd.model.loader_facts import InputStages
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import Coordinate, HostMemory
-from torchperfd.model.source_lines import SlowLine, SyncWait
+from torchperfd.model.source_lines import InputStages, SlowLine, SyncWait
 from torchperfd.model.step_account import Part, PartKind
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, session_pb2

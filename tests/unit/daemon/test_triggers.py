@@ -24,7 +24,7 @@ from torchperfd_daemon.errors import (
     UsageError,
 )
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.metrics.daemon_health import trigger_metrics
+from torchperfd_daemon.metrics.page import trigger_metrics
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import (

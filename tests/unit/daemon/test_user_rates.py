@@ -14,7 +14,6 @@ from tests.support.served import RankStream, Served, hello, short_directory, ste
 from torchperfd.v1 import session_pb2
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_daemon.errors import DaemonUnreachableError
-from torchperfd_daemon.logs import LIMIT_PERIOD_S, LogLimiter
 from torchperfd_daemon.rpc.callers import (
     BYTES,
     MESSAGES,
@@ -33,6 +32,7 @@ from torchperfd_daemon.rpc.interceptors import (
     check_client_message,
     check_request,
 )
+from torchperfd_daemon.text import LIMIT_PERIOD_S, LogLimiter
 
 ADA, BOB = 1001, 1002
 RANKS = 512

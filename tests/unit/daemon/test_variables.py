@@ -15,8 +15,8 @@ from torchperfd_daemon.captures import Catalog, RetentionWorker
 from torchperfd_daemon.collectors.base import Sampler
 from torchperfd_daemon.collectors.node import CpuCollector
 from torchperfd_daemon.config.options import OPTIONS
-from torchperfd_daemon.logs import JournalFormatter, configure_logging, is_journal
 from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.text import JournalFormatter, configure_logging, is_journal
 from torchperfd_daemon.web.app import PageCache
 
 REPOSITORY = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from tests.unit.daemon.http_api import OWNER, Page, with_page
 from tests.unit.daemon.live_runs import train
 
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.logs import LogLimiter
+from torchperfd_daemon.text import LogLimiter
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.endpoint import MAX_RANK, rank_list, rank_number
 from torchperfd_daemon.web.event_hub import MAX_STREAMS, MOST_OF_STRANGERS

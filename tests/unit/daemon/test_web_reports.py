@@ -15,8 +15,8 @@ from tests.unit.daemon.kept import add
 from torchperfd_daemon.captures import CaptureState, Catalog
 from torchperfd_daemon.captures.analysis_child import ChildFiles
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
-from torchperfd_daemon.web import capture_pages
-from torchperfd_daemon.web.capture_pages import MAX_KEPT, Reports, command_for
+from torchperfd_daemon.web import captures_api
+from torchperfd_daemon.web.captures_api import MAX_KEPT, Reports, command_for
 
 CAPTURE = "20260101-000000-abcdef"
 LATER = "20260101-000100-abcdef"
@@ -94,7 +94,7 @@ async def test_a_failure_has_its_reason_and_can_be_tried_again(catalog: Catalog)
 async def test_an_analysis_that_takes_too_long_is_ended(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_pages, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(captures_api, "TIMEOUT_S", 0.05)
     add(catalog, CAPTURE)
     async with reports(catalog, hanging) as made:
         report = made.request(CAPTURE)

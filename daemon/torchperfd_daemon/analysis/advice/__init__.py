@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from torchperfd_daemon.analysis.advice import communication, launching, loading, precision, updating
+from torchperfd_daemon.analysis.advice import communication, launching, settings, updating
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.rules import (
     LONG_ENOUGH,
@@ -25,12 +25,12 @@ from torchperfd_daemon.analysis.advice.rules import (
 __all__ = ["RULES", "Advice", "AdviceContext", "advice_to_dict", "advise", "gather", "render_advice"]
 
 RULES: Final[tuple[Rule, ...]] = (
-    *loading.RULES,
+    *settings.LOADING_RULES,
     *updating.RULES,
-    *precision.RULES,
+    *settings.PRECISION_RULES,
     *launching.RULES,
     *communication.RULES,
-    *precision.MEMORY_RULES,
+    *settings.MEMORY_RULES,
 )
 _WITHIN: Final = {
     "loader-workers": "data",

@@ -7,8 +7,9 @@ import numpy as np
 
 from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
+from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.advice.exchanges import Exposed, exposed_exchanges
-from torchperfd_daemon.analysis.advice.replay import DeviceWork, Edit, HostTime
+from torchperfd_daemon.analysis.advice.recording import kinds_of
 from torchperfd_daemon.analysis.advice.rules import (
     IDLE_KNOWN,
     ON_DEVICE,
@@ -275,7 +276,7 @@ def _on_the_host(context: AdviceContext) -> float:
 def _sending_buffers(context: AdviceContext) -> Cover:
     """Return when DDP sends its module's buffers: from its forward's begin to the module's first operator."""
     forwards, rows = context.annotated(_DDP_FORWARD), context.outer.row
-    rows = rows[context.during(rows, forwards)]
+    rows = rows[forwards.around(context.trace, rows)]
     rows = rows[np.argsort(context.trace.start[rows], kind="stable")]
     starts = context.trace.start[rows]
     sent, own = starts[context.named(_BROADCAST)[rows]], starts[~context.named(*_SEND_BUFFERS)[rows]]
@@ -306,7 +307,7 @@ def _slowed(context: AdviceContext, handling: Cover) -> float:
     spans = context.annotated(_GLOO)
     exchange = Cover(spans.start, spans.end)
     beside = exchange.up_to(trace.end[rows]) > exchange.up_to(trace.start[rows])
-    groups, kind = np.unique(context.kinds(rows), return_inverse=True)
+    groups, kind = np.unique(kinds_of(context.trace, rows), return_inverse=True)
     (times_beside, sum_beside), (times_alone, sum_alone) = (
         (
             np.bincount(kind[each], minlength=len(groups)),

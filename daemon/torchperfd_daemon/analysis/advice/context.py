@@ -1,26 +1,31 @@
 """The inputs of rules: the steps of one trace and the calls in them, corrected for the cost of recording."""
 
-import functools
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from torchperfd.model.formatting import ns_text
 from torchperfd.model.loader_workers import UNMEASURED_COST, WorkerCost
-from torchperfd.model.settled_advice import SettledAdvice
-from torchperfd_daemon.analysis.advice.recording import IdleShare, RecordingCost
-from torchperfd_daemon.analysis.advice.replay import Edit, HostCost, HostTime
+from torchperfd.model.verdict_document import SettledAdvice
+from torchperfd_daemon.analysis.advice.edits import Edit, HostCost, HostTime
+from torchperfd_daemon.analysis.advice.recording import (
+    MAX_BETWEEN_NS,
+    Calls,
+    IdleShare,
+    Outer,
+    RecordingCost,
+    Spans,
+    within_windows,
+)
 from torchperfd_daemon.analysis.advice.run_facts import RunFacts
 from torchperfd_daemon.analysis.advice.savings import HostCalls, Savings, find_host_calls, timeline
 from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown, DeviceTime
+from torchperfd_daemon.analysis.callers import Links, find_links
 from torchperfd_daemon.analysis.idle import Cause, Idle
 from torchperfd_daemon.analysis.intervals import Cover, outermost
-from torchperfd_daemon.analysis.links import Links, find_links
 from torchperfd_daemon.analysis.overhead import (
     ColdStart,
     find_cold_start,
@@ -33,84 +38,12 @@ from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 Float64 = npt.NDArray[np.float64]
 
-# The part of an operator's own time that is dispatch, whatever its inputs' size.
-DISPATCH_NS: Final = 2_000
-# Longer times between two operators contain more than the Python around them.
-_BETWEEN_NS: Final = 20_000
 
 OPERATOR: Final = "cpu_op"
 DRAW: Final = "enumerate(DataLoader)#"
 _FROM_WORKERS: Final = f"{DRAW}_MultiProcessing"
 ANNOTATION: Final = "user_annotation"
 _OF_MODEL: Final = ("forward", "loss", "backward")
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Annotated spans of host time within steps, as parallel columns in order of start.
-
-    Attributes:
-        row: Each one's row in the trace.
-        start: In ns.
-        end: In ns.
-    """
-
-    row: Int64
-    start: Int64
-    end: Int64
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """The operators within steps as parallel columns, thread after thread, a parent before its children.
-
-    Attributes:
-        row: Each one's row in the trace.
-        depth: How many operators it is within.
-        own_ns: Its time less that of the operators in it.
-        between_ns: Of a call within no other, the Python until the next one.
-        gap_ns: The same as it was recorded.
-    """
-
-    row: Int64
-    depth: Int64
-    own_ns: Int64
-    between_ns: Int64
-    gap_ns: Int64
-
-    @property
-    def work_ns(self) -> Int64:
-        """Each one's own time beyond dispatch."""
-        return np.maximum(self.own_ns - DISPATCH_NS, 0)
-
-    @property
-    def overhead_ns(self) -> Int64:
-        """The rest of its own time, and the Python after it."""
-        # An estimate of overhead may be negative for one call; it is their sum that counts.
-        return self.own_ns - self.work_ns + self.between_ns
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-
-@dataclass(frozen=True, slots=True)
-class Outer:
-    """The operators that are in no other, as parallel columns.
-
-    Attributes:
-        row: Each one's row in the trace.
-        at: Its place among the calls; those in it follow.
-        work_ns: The work in it and in all within it.
-        overhead_ns: The same of overhead.
-    """
-
-    row: Int64
-    at: Int64
-    work_ns: Int64
-    overhead_ns: Int64
 
 
 class AdviceContext:
@@ -226,11 +159,8 @@ class AdviceContext:
     @property
     def each_step(self) -> str:
         """The whole that figures are parts of, in words, with its length."""
-        return (
-            f"the {ns_text(self.step_ns)} recorded"
-            if self.is_whole
-            else f"each step of {ns_text(self.step_ns)}"
-        )
+        length = ns_text(self.step_ns)
+        return f"the {length} recorded" if self.is_whole else f"each step of {length}"
 
     @property
     def on_device(self) -> bool:
@@ -354,7 +284,7 @@ class AdviceContext:
 
     def within(self, moments: Int64) -> Flags:
         """Return which moments of the host lie in a step."""
-        return _inside(moments, self._starts, self._ends)
+        return within_windows(moments, self._starts, self._ends)
 
     def recording(self, starts: Int64, ends: Int64) -> Int64:
         """Return the cost of recording within each span, in ns."""
@@ -385,25 +315,6 @@ class AdviceContext:
         wanted = np.fromiter((name.startswith(prefixes) for name in self.trace.names), np.bool_)
         found: Flags = wanted[self.trace.name]
         return found
-
-    def kinds(self, rows: Int64) -> Int64:
-        """Return one number for each name and shape of inputs: the name times the shapes, plus the shape."""
-        trace = self.trace
-        kinds: Int64 = trace.name[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
-        return kinds
-
-    def during(self, rows: Int64, spans: Spans) -> Flags:
-        """Return which events begin within one of the spans and on its thread."""
-        trace = self.trace
-        inside = np.zeros(len(rows), dtype=np.bool_)
-        threads = trace.thread[spans.row]
-        for thread in np.unique(threads).tolist():
-            those = threads == thread
-            starts, ends = spans.start[those], np.maximum.accumulate(spans.end[those])
-            moments = trace.start[rows]
-            at = np.searchsorted(starts, moments, side="right") - 1
-            inside |= (trace.thread[rows] == thread) & (at >= 0) & (moments < ends[np.maximum(at, 0)])
-        return inside
 
     @cached_property
     def calls(self) -> Calls:
@@ -436,9 +347,9 @@ class AdviceContext:
             : len(outer)
         ]
         between, gap = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
-        gap[outer] = np.where(same, np.clip(gaps, 0, _BETWEEN_NS), 0)
+        gap[outer] = np.where(same, np.clip(gaps, 0, MAX_BETWEEN_NS), 0)
         recorded = round(self._recording.outermost_ns)
-        between[outer] = np.where(same, np.clip(gaps, recorded, _BETWEEN_NS) - recorded, 0)
+        between[outer] = np.where(same, np.clip(gaps, recorded, MAX_BETWEEN_NS) - recorded, 0)
         return Calls(rows, depth, own, between, gap)
 
     @cached_property
@@ -455,8 +366,7 @@ class AdviceContext:
     @cached_property
     def device_rows(self) -> Int64:
         """The rows of device events that began within the steps, on the clock of the steps' times."""
-        rows = np.flatnonzero(self.trace.of_categories(DEVICE))
-        return rows[_inside(self.trace.start[rows], self._windows[:, 0], self._windows[:, 1])]
+        return self.in_steps(np.flatnonzero(self.trace.of_categories(DEVICE)))
 
     @property
     def all_device_rows(self) -> Int64:
@@ -465,7 +375,7 @@ class AdviceContext:
 
     def in_steps(self, rows: Int64) -> Int64:
         """Return those of some device events that are among `device_rows`."""
-        inside: Int64 = rows[_inside(self.trace.start[rows], self._windows[:, 0], self._windows[:, 1])]
+        inside: Int64 = rows[within_windows(self.trace.start[rows], self._windows[:, 0], self._windows[:, 1])]
         return inside
 
     @cached_property
@@ -487,27 +397,3 @@ class AdviceContext:
     def operator_of(self, events: Int64) -> Int64:
         """Return the row of the operator that launched each of some device events, -1 for none."""
         return self._links.operator[np.searchsorted(self._links.event, events)]
-
-
-def _inside(moments: Int64, starts: Int64, ends: Int64) -> Flags:
-    """Return which moments lie in one of some windows, which are in order."""
-    at = np.searchsorted(starts, moments, side="right") - 1
-    inside: Flags = (at >= 0) & (moments < ends[np.maximum(at, 0)])
-    return inside
-
-
-def decoded(texts: list[str]) -> Callable[[int], list[Any]]:
-    """Return a function that decodes the ``shapes`` or ``types`` of a trace by number, each once.
-
-    Anything but a list is decoded as an empty list.
-    """
-
-    @functools.cache
-    def decode(number: int) -> list[Any]:
-        try:
-            value = json.loads(texts[number] or "[]")
-        except ValueError:
-            return []
-        return value if isinstance(value, list) else []
-
-    return decode

@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 
 from torchperfd.model.formatting import ns_text
-from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, DRAW, AdviceContext, Spans
-from torchperfd_daemon.analysis.advice.replay import Edit, HostTime
+from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext
+from torchperfd_daemon.analysis.advice.edits import Edit, HostTime
+from torchperfd_daemon.analysis.advice.recording import DISPATCH_NS, Spans, kinds_of
 from torchperfd_daemon.analysis.advice.rules import (
     COMPILES,
     HAS_GRAPHS,
@@ -65,10 +66,10 @@ def small_operators(context: AdviceContext) -> Iterator[Finding]:
     counts is whether it idles: see `host_bound`.
     """
     trace, calls = context.trace, context.calls
-    free = ~context.during(calls.row, context.annotated(STEP, ZERO_GRAD, DRAW, _ACCUMULATE))
+    free = ~context.annotated(STEP, ZERO_GRAD, DRAW, _ACCUMULATE).around(context.trace, calls.row)
     if not free.any():
         return
-    groups, group = np.unique(context.kinds(calls.row), return_inverse=True)
+    groups, group = np.unique(kinds_of(context.trace, calls.row), return_inverse=True)
     times = np.bincount(group[free], minlength=len(groups))
     parameters = len(context.annotated(_ACCUMULATE)) / context.count
     often = (times / context.count >= _LOOP) & (times / context.count > _CALLS_OF_A_PARAMETER * parameters)
@@ -234,7 +235,7 @@ def host_compute(context: AdviceContext) -> Iterator[Finding]:
     draws = context.annotated(DRAW)
     loads = len(draws) > 0
     rows = context.host_calls.computing
-    computing = context.spans_of(rows[~context.during(rows, draws)])
+    computing = context.spans_of(rows[~draws.around(context.trace, rows)])
     yield Finding(
         "host-compute",
         f"the device idles {ns_text(idle)} of {context.each_step} while the host computes;"

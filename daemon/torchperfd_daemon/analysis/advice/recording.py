@@ -17,15 +17,132 @@ If most steps are affected, the kept ones are as well, and hardly show the cost 
 `IdleShare` is the device's idle time in a step that is not recorded, by cause.
 """
 
-from collections.abc import Sequence
-from typing import Final
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
+from torchperfd_daemon.analysis.callers import PYTHON
 from torchperfd_daemon.analysis.idle import CAUSES, Cause, Idle
 from torchperfd_daemon.analysis.intervals import Cover
-from torchperfd_daemon.analysis.python_frames import PYTHON
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+
+# The part of an operator's own time that is dispatch, whatever its inputs' size.
+DISPATCH_NS: Final = 2_000
+# Longer times between two operators contain more than the Python around them.
+MAX_BETWEEN_NS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Annotated spans of host time within steps, as parallel columns in order of start.
+
+    Attributes:
+        row: Each one's row in the trace.
+        start: In ns.
+        end: In ns.
+    """
+
+    row: Int64
+    start: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def around(self, trace: Trace, rows: Int64) -> Flags:
+        """Return which events begin within one of the spans and on its thread."""
+        inside = np.zeros(len(rows), dtype=np.bool_)
+        threads = trace.thread[self.row]
+        for thread in np.unique(threads).tolist():
+            those = threads == thread
+            starts, ends = self.start[those], np.maximum.accumulate(self.end[those])
+            inside |= (trace.thread[rows] == thread) & within_windows(trace.start[rows], starts, ends)
+        return inside
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The operators within steps as parallel columns, thread after thread, a parent before its children.
+
+    Attributes:
+        row: Each one's row in the trace.
+        depth: How many operators it is within.
+        own_ns: Its time less that of the operators in it.
+        between_ns: Of a call within no other, the Python until the next one.
+        gap_ns: The same as it was recorded.
+    """
+
+    row: Int64
+    depth: Int64
+    own_ns: Int64
+    between_ns: Int64
+    gap_ns: Int64
+
+    @property
+    def work_ns(self) -> Int64:
+        """Each one's own time beyond dispatch."""
+        return np.maximum(self.own_ns - DISPATCH_NS, 0)
+
+    @property
+    def overhead_ns(self) -> Int64:
+        """The rest of its own time, and the Python after it."""
+        # An estimate of overhead may be negative for one call; it is their sum that counts.
+        return self.own_ns - self.work_ns + self.between_ns
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """The operators that are in no other, as parallel columns.
+
+    Attributes:
+        row: Each one's row in the trace.
+        at: Its place among the calls; those in it follow.
+        work_ns: The work in it and in all within it.
+        overhead_ns: The same of overhead.
+    """
+
+    row: Int64
+    at: Int64
+    work_ns: Int64
+    overhead_ns: Int64
+
+
+def within_windows(moments: Int64, starts: Int64, ends: Int64) -> Flags:
+    """Return which moments lie in one of some windows, which are in order."""
+    at = np.searchsorted(starts, moments, side="right") - 1
+    inside: Flags = (at >= 0) & (moments < ends[np.maximum(at, 0)])
+    return inside
+
+
+def kinds_of(trace: Trace, rows: Int64) -> Int64:
+    """Return one number for each name and shape of inputs: the name times the shapes, plus the shape."""
+    kinds: Int64 = trace.name[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
+    return kinds
+
+
+def decoded(texts: list[str]) -> Callable[[int], list[Any]]:
+    """Return a function that decodes the ``shapes`` or ``types`` of a trace by number, each once.
+
+    Anything but a list is decoded as an empty list.
+    """
+
+    @functools.cache
+    def decode(number: int) -> list[Any]:
+        try:
+            value = json.loads(texts[number] or "[]")
+        except ValueError:
+            return []
+        return value if isinstance(value, list) else []
+
+    return decode
+
 
 # The cost of recording one event, as benchmarks/advice measures it: the time of steps with the profiler less
 # that of steps without it, divided by the number of events.

@@ -17,19 +17,32 @@ first step is what the edited steps themselves leave behind. Consecutive device 
 two waits are one node, so an edit costs a few array operations, linear in events.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from torchperfd_daemon.analysis.advice.edits import (
+    CLOCKS_NS,
+    NO_EVENT,
+    DeviceEvents,
+    DeviceNodes,
+    Edit,
+    Float64,
+    HostCost,
+    HostNodes,
+    HostTime,
+    HostWork,
+    Replayed,
+    Waits,
+    covers,
+    disjoint_waits,
+    distinct,
+    wait_around,
+    with_silent,
+)
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Flags, Int64
 
-Float64 = npt.NDArray[np.float64]
-
-_NONE: Final = -1
 _NEVER: Final = -np.inf
 _LOWEST: Final = np.iinfo(np.int64).min
 # A launch takes so long to reach the device, and a stream so long to its next event, where no event shows it.
@@ -41,111 +54,6 @@ _HELD_NS: Final = 20_000
 # It was held up by the event of another stream that ended last, if no more than this before.
 _SIGNALLED_NS: Final = 100_000
 _HELD_LATENCIES: Final = 3
-# A host without a call that was silent for so many times the time since the device's last work waited for it.
-_WORKED: Final = 3
-# The clocks of host and device agree to this; a wait may seem to end before the event that ends it.
-_CLOCKS_NS: Final = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceEvents:
-    """Device events as parallel columns, in any order.
-
-    Attributes:
-        row: Unique numbers of them, which edits name.
-        stream: The stream of each.
-        called: When the host began to launch it, in ns, which decides on its step.
-        launched: The moment of the host from which it could begin, in ns.
-        start: In ns.
-        end: In ns.
-    """
-
-    row: Int64
-    stream: Int64
-    called: Int64
-    launched: Int64
-    start: Int64
-    end: Int64
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """Waits of the host for the device as parallel columns.
-
-    Attributes:
-        row: Unique numbers of them, which edits name.
-        start: In ns.
-        end: In ns.
-    """
-
-    row: Int64
-    start: Int64
-    end: Int64
-
-
-@dataclass(frozen=True, slots=True)
-class HostTime:
-    """Spans of the host's time, in ns, of which the part ``keep`` (0 to 1) remains."""
-
-    start: Int64
-    end: Int64
-    keep: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceWork:
-    """Device events, by row, of whose duration the part ``keep`` (0 to 1) remains.
-
-    Attributes:
-        joined: They become parts of one event, so that no time passes between them.
-    """
-
-    row: Int64
-    keep: float = 0.0
-    joined: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """A change of what a step does.
-
-    Attributes:
-        host: Host time that is removed or shortened; where spans overlap the shortest counts.
-        waits: Rows of waits that the host no longer makes.
-        device: Device events that are removed or shortened, likewise.
-        host_share: The part of all host work that is removed besides, 0 to 1.
-    """
-
-    host: tuple[HostTime, ...] = ()
-    waits: tuple[Int64, ...] = ()
-    device: tuple[DeviceWork, ...] = ()
-    host_share: float = 0.0
-
-    def __add__(self, other: "Edit") -> "Edit":
-        return Edit(
-            self.host + other.host,
-            self.waits + other.waits,
-            self.device + other.device,
-            min(self.host_share + other.host_share, 1.0),
-        )
-
-
-NOTHING: Final = Edit()
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """The result of one replay.
-
-    Attributes:
-        step_ns: The mean length of the steps once they follow each other in this way.
-        marks: When the host comes to each step mark in the first pass, in ns.
-        ends: When each device event that ends a node ends in the first pass, by ``Timeline.ending``.
-    """
-
-    step_ns: float
-    marks: Float64
-    ends: Float64
 
 
 class Timeline:
@@ -174,14 +82,14 @@ class Timeline:
         ends: Int64,
         carried: DeviceEvents | None = None,
     ) -> None:
-        waits = _with_silent(waits, silent, events)
-        self._waits = _disjoint(waits, int(starts[0]), int(ends[-1]))
+        waits = with_silent(waits, silent, events)
+        self._waits = disjoint_waits(waits, int(starts[0]), int(ends[-1]))
         order = np.lexsort((events.end, events.start, events.stream))
         self._row = events.row[order]
         self._stream = np.unique(events.stream[order], return_inverse=True)[1].astype(np.int64)
         self._start, self._end = events.start[order], events.end[order]
         launched = np.clip(np.minimum(events.launched[order], self._start), starts[0], ends[-1])
-        self._inside = _inside(launched, self._waits)
+        self._inside = wait_around(launched, self._waits)
         waiting = self._inside >= 0
         # A launch within a wait counts from the begin of the wait.
         self._launched = np.where(
@@ -195,7 +103,7 @@ class Timeline:
             self._carried[number] = float(ended.max()) if len(ended) else _NEVER
         self._nodes(starts, ends, np.clip(events.called[order], starts[0], None))
         moments = (self._launched, self._waits.start, self._node_end, starts[:1])
-        self._points = _distinct(np.concatenate(moments))
+        self._points = distinct(np.concatenate(moments))
         self._delays()
         self._targets(carried_ends)
         self._runs()
@@ -204,14 +112,14 @@ class Timeline:
         """Order waits and step marks of the host, and find between which of them each event was launched."""
         waits = self._waits
         marks = np.unique(np.concatenate((starts, ends)))
-        inside = _inside(marks, waits)
+        inside = wait_around(marks, waits)
         moved = np.where(inside >= 0, waits.end[inside] if len(waits.row) else marks, marks)
         begin = np.concatenate((waits.start, moved))
         end = np.concatenate((waits.end, moved))
         is_mark = np.arange(len(begin)) >= len(waits.row)
         order = np.lexsort((is_mark, end))
         self._node_start, self._node_end = begin[order], end[order]
-        self._wait_of = np.where(is_mark, _NONE, np.arange(len(begin)))[order]
+        self._wait_of = np.where(is_mark, NO_EVENT, np.arange(len(begin)))[order]
         self._first = int(starts[0])
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
@@ -250,7 +158,7 @@ class Timeline:
 
     def _held_by(self, held: Int64, least: Float64) -> tuple[Int64, Float64]:
         """Return for each event the one of another stream that held it up, -1 for none, and the lag."""
-        cause = np.full(len(self._start), _NONE, dtype=np.int64)
+        cause = np.full(len(self._start), NO_EVENT, dtype=np.int64)
         lag = np.zeros(len(self._start))
         if not len(held):
             return cause, lag
@@ -279,12 +187,12 @@ class Timeline:
         waits = self._waits
         count = len(waits.row)
         best = np.full(count, _NEVER)
-        target = np.full(count, _NONE, dtype=np.int64)
+        target = np.full(count, NO_EVENT, dtype=np.int64)
         drained = np.zeros(count, dtype=np.bool_)
         edges = np.flatnonzero(np.diff(self._stream, prepend=-1, append=-2))
         for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             ends = np.maximum.accumulate(self._end[first:last])
-            ended = np.searchsorted(ends, waits.end + _CLOCKS_NS, side="right")
+            ended = np.searchsorted(ends, waits.end + CLOCKS_NS, side="right")
             begun = np.searchsorted(np.maximum.accumulate(self._launched[first:last]), waits.start, "right")
             # Those that begin when the wait is over did not end it.
             ended = np.minimum(ended, np.searchsorted(self._start[first:last], waits.end))
@@ -298,9 +206,9 @@ class Timeline:
         waited = best > waits.start
         usual = np.minimum(self.latency_ns, length)
         # A wait for earlier work ends as recorded. Where the steps follow each other it has no such work.
-        before = np.append(_LOWEST, carried)[np.searchsorted(carried, waits.end + _CLOCKS_NS, side="right")]
+        before = np.append(_LOWEST, carried)[np.searchsorted(carried, waits.end + CLOCKS_NS, side="right")]
         is_carried = ~waited & (before > waits.start)
-        target[is_carried] = _NONE
+        target[is_carried] = NO_EVENT
         waited |= is_carried
         self._fixed = np.where(is_carried, waits.end, _NEVER)
         self._target = target
@@ -332,17 +240,19 @@ class Timeline:
         self._order = np.where(is_run, number, -1 - number)[order].tolist()
         self._run_stream = self._stream[self._run_first].tolist()
         self._run_segment = self._segment[self._run_first]
-        self._run_cause = np.where(cause >= 0, self._run_of[cause], _NONE).tolist()
+        self._run_cause = np.where(cause >= 0, self._run_of[cause], NO_EVENT).tolist()
         wait = self._wait_of
-        target = np.where(wait >= 0, self._target[wait] if len(self._target) else _NONE, _NONE)
-        self._node_target = np.where(target >= 0, self._run_of[target] if count else _NONE, _NONE).tolist()
+        target = np.where(wait >= 0, self._target[wait] if len(self._target) else NO_EVENT, NO_EVENT)
+        self._node_target = np.where(
+            target >= 0, self._run_of[target] if count else NO_EVENT, NO_EVENT
+        ).tolist()
 
     @property
     def busy(self) -> bool:
         """Whether a device event is in the graph."""
         return len(self._row) > 0
 
-    def replay(self, edit: Edit, base: "HostCost | None" = None, *, explained: bool = False) -> Replayed:
+    def replay(self, edit: Edit, base: HostCost | None = None, *, explained: bool = False) -> Replayed:
         """Return the steps with an edit.
 
         Args:
@@ -352,20 +262,20 @@ class Timeline:
         work = self._work(edit, base or HostCost())
         named = edit.waits and len(self._waits.row)
         removed = np.isin(self._waits.row, np.concatenate(edit.waits), kind="table") if named else None
-        host = _Host(work, self._host_nodes(edit, removed))
+        host = self._host_nodes(edit, removed)
         nodes = self._device_nodes(edit, work, removed, explained=explained)
-        first, second = self._sweep(host, nodes)
+        first, second = self._sweep(work, host, nodes)
         mean = float((second[1][self._stops] - second[1][self._begins]).mean())
         return Replayed(mean, first[0][self._marks], first[2])
 
-    def _work(self, edit: Edit, base: "HostCost") -> "_Work":
+    def _work(self, edit: Edit, base: HostCost) -> HostWork:
         """Return the host's work up to each moment that matters, waits left out."""
         waits = self._waits
         edges = [each for spans in (*edit.host, *base.scaled) for each in (spans.start, spans.end)]
         points = self._points
         if edges:
             edge = np.clip(np.concatenate(edges), self._first, self._node_end[-1])
-            points = _distinct(np.concatenate((points, edge)))
+            points = distinct(np.concatenate((points, edge)))
         waiting = Cover(waits.start, waits.end)
         plain = (points - waiting.up_to(points)).astype(np.float64)
         if base.up_to is not None:
@@ -373,18 +283,18 @@ class Timeline:
         grown = np.diff(np.maximum.accumulate(plain))
         keep = np.ones(len(grown))
         for spans in edit.host:
-            keep = np.minimum(keep, np.where(_covers(spans, points), spans.keep, 1.0))
+            keep = np.minimum(keep, np.where(covers(spans, points), spans.keep, 1.0))
         speed = np.full(len(grown), base.speed)
         for spans in base.scaled:
-            speed = np.where(_covers(spans, points), spans.keep, speed)
+            speed = np.where(covers(spans, points), spans.keep, speed)
         grown *= keep * speed * (1 - edit.host_share)
-        return _Work(points, np.append(0.0, np.cumsum(grown)))
+        return HostWork(points, np.append(0.0, np.cumsum(grown)))
 
-    def _host_nodes(self, edit: Edit, removed: Flags | None) -> "_HostNodes":
+    def _host_nodes(self, edit: Edit, removed: Flags | None) -> HostNodes:
         wait = self._wait_of
         if not len(self._target):
             never = np.full(len(wait), _NEVER)
-            return _HostNodes(np.zeros(len(wait)), never, never, self._node_target)
+            return HostNodes(np.zeros(len(wait)), never, never, self._node_target)
         call = self._call_ns.copy()
         for spans in edit.host:
             cover = Cover(spans.start, spans.end)
@@ -396,7 +306,7 @@ class Timeline:
             call = np.where(removed, np.minimum(call, self.latency_ns), call)
             lag = np.where(removed, _NEVER, lag)
         is_wait = wait >= 0
-        return _HostNodes(
+        return HostNodes(
             np.where(is_wait, call[wait], 0.0),
             np.where(is_wait, lag[wait], _NEVER),
             np.where(is_wait, self._fixed[wait], _NEVER),
@@ -404,8 +314,8 @@ class Timeline:
         )
 
     def _device_nodes(
-        self, edit: Edit, work: "_Work", removed: Flags | None, *, explained: bool
-    ) -> "_DeviceNodes":
+        self, edit: Edit, work: HostWork, removed: Flags | None, *, explained: bool
+    ) -> DeviceNodes:
         lasts = (self._end - self._start).astype(np.float64)
         keep = np.ones(len(lasts))
         latency, gap = self._latency, self._gap
@@ -424,25 +334,25 @@ class Timeline:
             latency = np.where(at_once, np.minimum(latency, self.latency_ns), latency)
         first, last = self._run_first, self._run_last
         if not len(first):
-            return _DeviceNodes([], [], [])
+            return DeviceNodes([], [], [])
         total = np.cumsum(gap + lasts)
         ready = work.at(self._launched) + latency + lasts - total
         through = total[last] - total[first] + (gap + lasts)[first]
         by_launch = total[last] + np.maximum.reduceat(ready, first)
         by_cause = self._cause_lag[first] + through - gap[first]
-        return _DeviceNodes(through.tolist(), by_launch.tolist(), by_cause.tolist())
+        return DeviceNodes(through.tolist(), by_launch.tolist(), by_cause.tolist())
 
     def _sweep(
-        self, host: "_Host", device: "_DeviceNodes"
+        self, work: HostWork, host: HostNodes, device: DeviceNodes
     ) -> tuple[tuple[Float64, Float64, Float64], tuple[Float64, Float64, Float64]]:
         """Return for each of two passes the host's nodes, these or the device's work, and the runs' ends."""
         through, by_launch, by_cause = device.through, device.by_launch, device.by_cause
         stream_of, cause_of = self._run_stream, self._run_cause
         segment_of = self._run_segment.tolist()
-        fixed = host.nodes.fixed.tolist()
-        work_start = host.work.at(self._node_start).tolist()
-        work_end = host.work.at(self._node_end).tolist()
-        call, lag, target_of = host.nodes.call.tolist(), host.nodes.lag.tolist(), host.nodes.target
+        fixed = host.fixed.tolist()
+        work_start = work.at(self._node_start).tolist()
+        work_end = work.at(self._node_end).tolist()
+        call, lag, target_of = host.call.tolist(), host.lag.tolist(), host.target
         streams = list(self._carried)
         ends = [_NEVER] * len(through)
         offset = float(self._first)
@@ -479,109 +389,3 @@ class Timeline:
             reached = max(reached, float(run_ends.max(initial=_NEVER)))
             offset = nodes[-1]
         return passes[0], passes[1]
-
-
-@dataclass(frozen=True, slots=True)
-class HostCost:
-    """What is taken off the host's recorded time before any edit.
-
-    Attributes:
-        up_to: Returns what recording has cost by each moment, in ns; None for nothing.
-        scaled: Spans that take another part of their time when nothing is recorded.
-        speed: The part of all other host work that remains when nothing is recorded.
-    """
-
-    up_to: Callable[[Int64], Int64] | None = None
-    scaled: tuple[HostTime, ...] = ()
-    speed: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The host's work up to some moments, in order."""
-
-    points: Int64
-    done: Float64
-
-    def at(self, moments: Int64) -> Float64:
-        """Return the work done by moments that are among the points, or outside them."""
-        found: Float64 = self.done[np.clip(np.searchsorted(self.points, moments), 0, len(self.points) - 1)]
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _HostNodes:
-    """For each node of the host its own time, the lag behind its target, and its end in the first pass."""
-
-    call: Float64
-    lag: Float64
-    fixed: Float64
-    target: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Host:
-    work: _Work
-    nodes: _HostNodes
-
-
-@dataclass(frozen=True, slots=True)
-class _DeviceNodes:
-    """For each run how long it takes after its stream, its launches and what held it up."""
-
-    through: list[float]
-    by_launch: list[float]
-    by_cause: list[float]
-
-
-def _with_silent(waits: Waits, silent: HostTime, events: DeviceEvents) -> Waits:
-    """Return the waits, and those silent spans in which the device's last work ended late."""
-    if not len(events.row) or not len(silent.start):
-        return waits
-    order = np.argsort(events.start, kind="stable")
-    reached = np.append(0, np.maximum.accumulate(events.end[order]))
-    # The device is idle at the end of the span.
-    last = reached[np.searchsorted(events.start[order], silent.end)]
-    late = (last <= silent.end + _CLOCKS_NS) & (last > silent.start)
-    late &= _WORKED * (silent.end - last) <= silent.end - silent.start
-    start, end = silent.start[late], silent.end[late]
-    # They have no row, so that no edit names them.
-    none = np.full(len(start), _NONE, dtype=np.int64)
-    return Waits(
-        *(np.concatenate(pair) for pair in ((waits.row, none), (waits.start, start), (waits.end, end)))
-    )
-
-
-def _disjoint(waits: Waits, begin: int, end: int) -> Waits:
-    """Return the waits that lie between two moments, in order; of overlapping ones the first."""
-    chosen = np.flatnonzero((waits.start >= begin) & (waits.end <= end))
-    chosen = chosen[np.lexsort((-waits.end[chosen], waits.start[chosen]))]
-    start, stop = waits.start[chosen], waits.end[chosen]
-    while len(start) > 1:
-        reached = np.maximum.accumulate(stop)
-        clear = np.append(True, start[1:] >= reached[:-1])
-        if clear.all():
-            break
-        chosen, start, stop = chosen[clear], start[clear], stop[clear]
-    return Waits(waits.row[chosen], start, stop)
-
-
-def _inside(moments: Int64, waits: Waits) -> Int64:
-    """Return the wait in which each moment lies, its ends not included; -1 for none."""
-    if not len(waits.row):
-        return np.full(len(moments), _NONE, dtype=np.int64)
-    at = np.searchsorted(waits.start, moments) - 1
-    return np.where((at >= 0) & (moments < waits.end[np.maximum(at, 0)]), at, _NONE)
-
-
-def _distinct(moments: Int64) -> Int64:
-    """Return the moments in order, each once; faster than numpy's, which hashes them."""
-    moments = np.sort(moments)
-    distinct: Int64 = moments[np.append(True, np.diff(moments) > 0)]
-    return distinct
-
-
-def _covers(spans: HostTime, points: Int64) -> Flags:
-    """Return which intervals between neighbouring points lie in the spans, whose ends are such points."""
-    covered: Flags = np.diff(Cover(spans.start, spans.end).up_to(points)) > 0
-    return covered

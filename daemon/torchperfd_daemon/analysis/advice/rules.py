@@ -13,7 +13,7 @@ from rich.text import Text
 
 from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
-from torchperfd_daemon.analysis.advice.replay import NOTHING, Edit
+from torchperfd_daemon.analysis.advice.edits import NOTHING, Edit
 from torchperfd_daemon.analysis.layout import PLAIN_WIDTH, console_for, printable
 from torchperfd_daemon.text import ranks_phrase
 

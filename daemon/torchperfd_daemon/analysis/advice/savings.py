@@ -13,18 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd_daemon.analysis.advice.replay import (
-    NOTHING,
-    DeviceEvents,
-    Edit,
-    HostCost,
-    HostTime,
-    Timeline,
-    Waits,
-)
+from torchperfd_daemon.analysis.advice.edits import NOTHING, DeviceEvents, Edit, HostCost, HostTime, Waits
+from torchperfd_daemon.analysis.advice.replay import Timeline
+from torchperfd_daemon.analysis.callers import Links
 from torchperfd_daemon.analysis.categories import LAUNCHES, OPERATOR
 from torchperfd_daemon.analysis.host_activity import COMPUTING_EACH_NS, Kinds, Launches, collective_spans
-from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.overhead import Overheads
 from torchperfd_daemon.analysis.steps import drawing
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace

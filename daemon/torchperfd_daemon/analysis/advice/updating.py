@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from torchperfd.model.formatting import ns_text
-from torchperfd_daemon.analysis.advice.context import AdviceContext, Spans, decoded
-from torchperfd_daemon.analysis.advice.replay import DeviceWork, Edit, HostTime
+from torchperfd_daemon.analysis.advice.context import AdviceContext
+from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime
+from torchperfd_daemon.analysis.advice.recording import Spans, decoded
 from torchperfd_daemon.analysis.advice.rules import COMPILES, IDLE_KNOWN, ON_DEVICE, TRAINS, Finding, Rule
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
@@ -162,7 +163,7 @@ def _updates(context: AdviceContext) -> list[_Update]:
     innermost = sorted(spans_of, key=lambda name: -float((spans_of[name].end - spans_of[name].start).mean()))
     owner = np.full(len(outer.row), -1, dtype=np.int64)
     for name in innermost:
-        owner[context.during(outer.row, spans_of[name])] = name
+        owner[spans_of[name].around(trace, outer.row)] = name
     plain = ~np.fromiter((_NOT_PLAIN.match(name) is not None for name in trace.names), np.bool_)
     compiled = np.fromiter((_COMPILED.match(name) is not None for name in trace.names), np.bool_)
     marks = np.flatnonzero(compiled[trace.name])
@@ -182,7 +183,7 @@ def _updates(context: AdviceContext) -> list[_Update]:
                 spans,
                 chosen,
                 int(chosen.sum()) / context.count,
-                bool(context.during(marks, spans).any()),
+                bool(spans.around(trace, marks).any()),
             )
         )
     return found
@@ -246,11 +247,11 @@ def zero_grad(context: AdviceContext) -> Iterator[Finding]:
         return
     trace = context.trace
     rows = context.calls.row
-    fills = rows[context.named("aten::zero_", "aten::_foreach_zero_")[rows] & context.during(rows, spans)]
+    fills = rows[context.named("aten::zero_", "aten::_foreach_zero_")[rows] & spans.around(trace, rows)]
     if not len(fills):
         return
     adds = rows[context.named("aten::add_")[rows]]
-    adds = adds[context.during(adds, context.annotated(_ACCUMULATE))]
+    adds = adds[context.annotated(_ACCUMULATE).around(trace, adds)]
     ours = min(1.0, len(fills) / len(adds)) if len(adds) else 0.0
     if context.on_device:
         kernels = [context.launched_by(each) for each in (_with_children(context, fills), adds)]
@@ -280,7 +281,7 @@ def zero_grad(context: AdviceContext) -> Iterator[Finding]:
 def _colder(context: AdviceContext, fills: Int64) -> int:
     """Return by how much backward's fills are longer than those in ``fills`` of the same shapes, in ns."""
     trace, rows = context.trace, context.calls.row
-    others = rows[context.named("aten::zero_")[rows] & context.during(rows, context.annotated(_BACKWARD))]
+    others = rows[context.named("aten::zero_")[rows] & context.annotated(_BACKWARD).around(trace, rows)]
     longer = 0.0
     for shape in set(trace.shape[fills].tolist()) - {0}:
         ours, theirs = (
@@ -295,7 +296,7 @@ def _written_cold(context: AdviceContext, fills: Int64) -> int:
     """Return by how much products are longer that write new gradients to memory in no cache, in ns."""
     trace, rows = context.trace, context.calls.row
     dims_of = decoded(trace.shapes)
-    products = rows[context.named("aten::mm")[rows] & context.during(rows, context.annotated(_BACKWARD))]
+    products = rows[context.named("aten::mm")[rows] & context.annotated(_BACKWARD).around(trace, rows)]
     written = {_product_of(dims_of(shape)) for shape in set(trace.shape[products].tolist())} - {()}
     filled = [_first_of(dims_of(shape)) for shape in trace.shape[fills].tolist()]
     if _ELEMENT * sum(map(math.prod, filled)) < _CACHES * context.count:
@@ -324,7 +325,7 @@ def _with_children(context: AdviceContext, operators: Int64) -> Int64:
     chosen: Flags = np.isin(calls.row, operators)
     order = np.argsort(trace.start[operators], kind="stable")
     spans = Spans(operators[order], trace.start[operators][order], trace.end[operators][order])
-    return calls.row[chosen | context.during(calls.row, spans)]
+    return calls.row[chosen | spans.around(trace, calls.row)]
 
 
 RULES: Final = (

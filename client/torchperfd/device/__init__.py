@@ -1,1 +1,0 @@
-"""Device: what an accelerator's streams, memory and arithmetic cost."""

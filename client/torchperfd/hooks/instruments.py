@@ -1,0 +1,329 @@
+"""The instruments: all that measures this process, from the hooks into torch to the totals' sources."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from torchperfd.events import OUTDATED, EventBuffer, codes
+from torchperfd.hooks import Hooks
+from torchperfd.hooks.accelerator import Accelerator
+from torchperfd.hooks.batches import counts_itself, samples_in
+from torchperfd.hooks.checkpoints import BackgroundSaves
+from torchperfd.hooks.compiler import Compilations
+from torchperfd.hooks.line_times import ScriptCollectives, SyncWaits
+from torchperfd.hooks.loader_use import LoaderSampler
+from torchperfd.hooks.patches import ModuleImport, keep_classes_out_of_graphs, when_torch_is_imported
+from torchperfd.hooks.pauses import FitPauses, GcPauses
+from torchperfd.hooks.worker_stacks import WorkerStacks
+from torchperfd.model.process import (
+    UNBOUND,
+    Coordinate,
+    HookState,
+    ProcessSettings,
+    available_cpus,
+    read_host_memory,
+)
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import Faults, log
+from torchperfd.steps.epochs import EpochStarts, Iterators
+from torchperfd.steps.overhead import Overhead
+from torchperfd.steps.phases import DATA, PhaseNames, StepBatch
+from torchperfd.steps.replay import Replay
+from torchperfd.steps.totals import GcTotals, PhaseTotals, Totals
+from torchperfd.steps.wrapped import WrappedIterator
+
+T = TypeVar("T")
+
+
+class ProcessCounters:
+    """Reads the counters of the loop, the garbage collector, the compiler and the device; no lock.
+
+    Args:
+        replay: Whose loop, passes and overhead to read.
+        pauses: The garbage collector's.
+        compilations: The compiler's.
+        background_saves: Those of checkpoints beside the steps.
+        accelerator: Device memory, times and FLOPs.
+        loader: Samples how the loader is used.
+        sync_waits: Samples where the training thread waits for the device.
+        settings: Threads, CPUs and switches of the process.
+        script_collectives: Counts the collectives that the script starts itself.
+        hooks: Returns which hooks are on.
+        coordinates: Returns the rank's place in each dimension of its job.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        pauses: GcPauses,
+        compilations: Compilations,
+        background_saves: BackgroundSaves,
+        accelerator: Accelerator,
+        loader: LoaderSampler,
+        sync_waits: SyncWaits,
+        settings: ProcessSettings,
+        script_collectives: ScriptCollectives,
+        hooks: Callable[[], tuple[HookState, ...]] = tuple,
+        coordinates: Callable[[], tuple[Coordinate, ...]] = tuple,
+    ) -> None:
+        self._replay = replay
+        self._loop = replay.loop
+        self._pauses = FitPauses(pauses)
+        self._began_ns = 0
+        self._compilations = compilations
+        self._background_saves = background_saves
+        self._accelerator = accelerator
+        self._loader = loader
+        self._sync_waits = sync_waits
+        self._settings = settings
+        self._script_collectives = script_collectives
+        self._cpus = 0.0
+        self._epoch_starts = EpochStarts()
+        self._hooks = hooks
+        self._coordinates = coordinates
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written right now."""
+        return self._loop.saving > 0
+
+    def fill(self, totals: Totals, *, samples: bool = True) -> None:
+        """Update the totals, after the drained steps were added. They may be a step ahead of those.
+
+        Args:
+            samples: Whether to have another draw sampled, and more events recorded on the device: their cost
+                is per flush.
+        """
+        loop = self._loop
+        totals.train.micro_batches = loop.micro_batches
+        totals.train.skipped = loop.skipped
+        totals.checkpoint = PhaseTotals(loop.saves, loop.save_ns, loop.save_squares)
+        self._count_pauses(totals)
+        self._compilations.follow()
+        totals.compiled = PhaseTotals(self._compilations.calls, self._compilations.ns)
+        totals.graph_limit = self._compilations.graph_limit
+        totals.background_saves = PhaseTotals(self._background_saves.calls, self._background_saves.ns())
+        totals.ready = loop.ready if loop.ready >= 0 else None
+        totals.train.tokens, totals.warmup.tokens = loop.tokens, loop.warmup_tokens
+        epochs = self._replay.epochs
+        totals.epoch_starts = replace(self._epoch_starts.totals)
+        totals.epoch = replace(epochs.epoch)
+        totals.train_pass = replace(epochs.train)
+        totals.validate_pass = replace(epochs.validate)
+        overhead = self._replay.overhead
+        totals.overhead, totals.degradation_level = overhead.ratio, overhead.degradation_level
+        totals.cuda = self._accelerator.memory()
+        totals.host_memory = read_host_memory() or totals.host_memory
+        totals.flops_per_step, totals.peak_flops = self._accelerator.flops()
+        totals.script_collectives = self._script_collectives.longest()
+        totals.hooks = self._hooks()
+        # Once the script has ended its process groups, nothing shows the place any more.
+        totals.coordinates = self._coordinates() or totals.coordinates
+        if self._accelerator.is_timed:
+            self._sync_waits.start(self._replay.thread)
+            totals.sync_waits = self._sync_waits.waits(totals.train, totals.validate)
+            totals.device_lag = PhaseTotals(*self._accelerator.lag)
+            totals.device_work = PhaseTotals(*self._accelerator.work)
+        self.fill_loader(totals)
+        if not samples:
+            return
+        self._loader.arm()
+        for spent in self._accelerator.times():
+            phase = totals.of(spent.kind).phases[spent.phase]
+            phase.device_ns += spent.ns
+            phase.device_calls += spent.calls
+
+    def add_steps(self, drained: Sequence[StepBatch]) -> None:
+        """Add the steps that were drained just now, ahead of :meth:`fill`."""
+        begun = self._replay.epochs.begun
+        count = len(begun)
+        self._epoch_starts.add(drained, begun[:count], self._loader.workers)
+        del begun[:count]
+
+    def fill_loader(self, totals: Totals) -> None:
+        """Bring what is known of the loader up to date, and what is sampled beside it."""
+        train = totals.train
+        totals.loader = self._loader.use(
+            train.phases[DATA].calls / train.steps if train.steps else 0.0, train.steps
+        )
+        settings = self._settings
+        totals.threads, totals.switches = settings.threads, settings.switches
+        totals.binding = settings.binding or UNBOUND
+        self._cpus = self._cpus or available_cpus()
+        totals.cpus = min(self._cpus, totals.binding.allowed or self._cpus)
+
+    def _count_pauses(self, totals: Totals) -> None:
+        # Steps have Unix times, collections those of the monotonic clock. The wall clock may be set during
+        # training: the start is converted once, while the offset is that of the first step.
+        offset = self._replay.recorder.wall_offset
+        if totals.began_ns and not self._began_ns:
+            self._began_ns = totals.began_ns - offset
+        self._pauses.settle(self._began_ns, totals.ended_ns - offset)
+        totals.gc = tuple(
+            GcTotals(calls, ns) for calls, ns in zip(self._pauses.calls, self._pauses.ns, strict=True)
+        )
+        totals.collect_calls = self._pauses.longest_calls
+
+
+_BUFFER_EVENTS: Final = 131_072
+_RING_STEPS: Final = 4096
+_SAMPLER_STOP_S: Final = 0.1
+
+
+class Instruments:
+    """Puts the parts that measure together; torch is touched once it has been imported.
+
+    Args:
+        inert: Take next to no memory, and measure nothing.
+        max_overhead: See :func:`torchperfd.attach`.
+        flops: Count the operations of a training step.
+        peak_flops: Operations per second that the device can do; looked up when None.
+
+    Attributes:
+        faults: Where failures of ours are counted.
+        names: Phase names.
+        buffer: What hooks write to.
+        replay: Reads it.
+        pauses: Pauses of the garbage collector.
+        compilations: What torch.compile takes.
+        background_saves: Checkpoints that are saved beside the steps.
+        settings: Threads and switches of the process.
+        script_collectives: Counts the collectives that the script starts itself.
+        loader: Samples how the loader is used.
+        worker_stacks: Reads the stacks of the loader's workers.
+        accelerator: Times the device.
+        sync_waits: Samples where the training thread waits for the device.
+        hooks: Where torch is touched.
+    """
+
+    def __init__(
+        self, *, inert: bool, max_overhead: float | None, flops: bool, peak_flops: float | None
+    ) -> None:
+        self.faults = Faults()
+        self.names = PhaseNames()
+        self.buffer = EventBuffer(16 if inert else _BUFFER_EVENTS, codes.CUDA_EVENT)
+        if inert:
+            self.buffer.thread = 0
+        self.sync_waits = SyncWaits(self.faults)
+        overhead = Overhead(
+            self.buffer,
+            max_overhead,
+            thread_clock=lambda: time.thread_time() + self.sync_waits.cpu_seconds,
+        )
+        self.replay = Replay(self.buffer, 16 if inert else _RING_STEPS, self.faults, overhead)
+        self.pauses = GcPauses()
+        self.compilations = Compilations()
+        self.background_saves = BackgroundSaves()
+        self.worker_stacks = WorkerStacks()
+        self.settings = ProcessSettings()
+        self.script_collectives = ScriptCollectives()
+        self.loader = LoaderSampler(self.worker_stacks)
+        self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
+        self._iterators = Iterators(self.buffer)
+        self.hooks = Hooks(
+            self.buffer,
+            self.replay,
+            self.faults,
+            self.loader,
+            self._iterators,
+            self.compilations,
+            self.background_saves,
+            self.worker_stacks,
+            self.settings,
+            self.script_collectives,
+        )
+        self._pending_torch: ModuleImport | None = None
+
+    def hook_states(self) -> tuple[HookState, ...]:
+        """Return which hooks are on, and why one is not; empty until torch has been imported."""
+        states, flops = self.hooks.states, self.accelerator.flops_state
+        return states if flops is None else (*states, flops)
+
+    def install(self, then: Callable[[], None], untraced: type) -> None:
+        """Put the hooks on as soon as torch has been imported, now or later.
+
+        Args:
+            then: Called afterwards.
+            untraced: A class whose methods hooks may run: they are kept out of compiled graphs as well.
+        """
+
+        def torch_is_there() -> None:
+            try:
+                keep_classes_out_of_graphs(untraced)
+                self.hooks.install()
+                self.accelerator.watch()
+            except BaseException as error:  # runs inside the script's `import torch`
+                self.hooks.uninstall()
+                if is_from_script(error):
+                    raise
+                self.faults.note("hooks", error)
+            then()
+
+        if OUTDATED:
+            log.warning(
+                "hooks run in Python, at ten times the cost: %s; install it again from its checkout, with "
+                "`pip install --force-reinstall --no-deps .` or `pip install -e .`",
+                OUTDATED,
+            )
+        self.pauses.install()
+        self._pending_torch = when_torch_is_imported(torch_is_there)
+
+    def uninstall(self) -> None:
+        """Take everything off again; what was measured stays."""
+        if self._pending_torch is not None:
+            self._pending_torch.cancel()
+        self.hooks.uninstall()
+        self.pauses.uninstall()
+        self.compilations.uninstall()
+        self.accelerator.end("training ended before a step was counted")
+        self.sync_waits.stop(_SAMPLER_STOP_S)
+        self.buffer.thread = 0
+
+    def wrap(self, iterable: Iterable[T]) -> Iterator[T]:
+        """Iterate over something, timing each ``next()`` as ``data``."""
+        begin, count = self._guarded(self._iterators.begin, None), self._guarded(samples_in, 0)
+        exact = self._guarded(counts_itself, False)(iterable)
+        return WrappedIterator(iterable, self.buffer, begin, (lambda _: 0) if exact else count)
+
+    @property
+    def advice(self) -> str:
+        """What to do where training was seen but no step of it, in one line; empty where steps were seen."""
+        loop = self.replay.loop
+        if loop.train_steps:
+            return ""
+        if loop.backward_calls:
+            return (
+                f"{loop.backward_calls} backward passes were seen, but no optimizer of torch's that stepped: "
+                "call client.step() once per training step, or use the framework's integration"
+            )
+        if loop.validate_steps or "torch" not in sys.modules:
+            return ""
+        if loop.draws:
+            return (
+                "batches were drawn, but no backward pass and no optimizer step was seen: if the script "
+                "trains with torch.func or updates parameters itself, call client = torchperfd.attach() "
+                "once, and client.step(samples=...) at the end of each training step"
+            )
+        words = (
+            "no backward pass was seen in this process: if it starts processes that train, call "
+            "torchperfd.attach() in the function that they run"
+        )
+        # A launcher has started this one.
+        return words if os.environ.get("LOCAL_RANK") else f"{words}, or start them with torchrun"
+
+    def _guarded(self, function: Callable[[object], T], otherwise: T) -> Callable[[object], T]:
+        """Return a function for a wrapped iterator to call: a failure of ours gives ``otherwise``."""
+
+        def call(argument: object) -> T:
+            try:
+                return function(argument)
+            except Exception as error:
+                if is_from_script(error):
+                    raise
+                self.faults.note("wrap", error)
+                return otherwise
+
+        return call

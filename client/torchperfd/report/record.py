@@ -1,0 +1,265 @@
+"""A run as its report has it: reads documents of schema ``torchperfd.run/1``, also damaged and old ones."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+from torchperfd.errors import TorchperfdError
+from torchperfd.model.formatting import MAX_LARGE, clean, count, number, optional, text
+from torchperfd.model.step_account import Account
+from torchperfd.model.verdict_document import SettledAdvice
+from torchperfd.report.ending import Ending
+from torchperfd.report.promise import Promise, PromiseOutcome, RunSource, promises_of
+
+SCHEMA: Final = "torchperfd.run/1"
+_MAX_BLOCKS: Final = 4096
+
+T = TypeVar("T")
+
+
+class RunFileError(TorchperfdError):
+    """A file is no report of a run, or cannot be read."""
+
+
+class NoSuchRunError(TorchperfdError):
+    """No kept run has the name, or several begin with it."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RankBlocks:
+    """Mean times of consecutive blocks of training steps, in seconds per step.
+
+    Attributes:
+        steps: Steps in each block.
+        step: By block, oldest first.
+        phases: The same by phase, for phases that occurred.
+    """
+
+    steps: int
+    step: tuple[float, ...]
+    phases: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """One rank of a run.
+
+    Attributes:
+        rank: Its number.
+        steps: Training steps, the first included.
+        step_seconds: Mean time of the training steps after the first; None without one.
+        phase_seconds: Parts of ``step_seconds`` by phase.
+        blocks: None where they were not kept.
+        samples_per_step: Mean of the same steps; 0 if unknown.
+    """
+
+    rank: int
+    steps: int
+    step_seconds: float | None
+    phase_seconds: dict[str, float]
+    blocks: RankBlocks | None
+    samples_per_step: float = 0.0
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Part of a step in ``collective_wait``, waiting for other ranks."""
+        return self.phase_seconds.get("collective_wait", 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run.
+
+    Attributes:
+        run: Its name.
+        script: Name of the script; empty in reports of older versions.
+        host: Where rank 0 ran.
+        started: Unix seconds; None in reports of older versions.
+        ended: The same, when the script had ended.
+        world_size: Ranks of the job.
+        exit_state: ``finished``, ``failed``, ``interrupted`` or ``terminated``; empty if unknown.
+        environment: Versions, device, CPUs and threads, by name.
+        cause: Name of the verdict's cause; empty without a verdict.
+        verdict: The verdict in one sentence; empty without one.
+        ranks: By number.
+        exit_error: What has made it fail, in one line; empty if nothing has, or that is unknown.
+        exit_cause: The failure of another rank, because of which it ended; empty without one.
+        unseen_ranks: Ranks of the job that the verdict knows nothing about.
+        loader_advice: What it was advised on its loaders; None if that was not settled.
+        account: Where each millisecond of the step went; None without one, and in reports of older versions.
+        source: What it has executed; None in reports of older versions.
+        settings: Workers and batch size of its loader, by name, as far as they are known.
+        promises: What its verdict promises, in the order of the card.
+        outcome: What it has made of the promise of an earlier run; None without one.
+    """
+
+    run: str
+    script: str
+    host: str
+    started: float | None
+    ended: float | None
+    world_size: int
+    exit_state: str
+    environment: dict[str, str] = field(default_factory=dict)
+    cause: str = ""
+    verdict: str = ""
+    ranks: tuple[RankRecord, ...] = ()
+    exit_error: str = ""
+    exit_cause: str = ""
+    unseen_ranks: int = 0
+    loader_advice: SettledAdvice | None = None
+    account: Account | None = None
+    source: RunSource | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    promises: tuple[Promise, ...] = ()
+    outcome: PromiseOutcome | None = None
+
+    @property
+    def in_effect(self) -> dict[str, str]:
+        """Versions, device, CPUs, threads and settings of the loader, by name."""
+        return {**self.environment, **self.settings}
+
+    @property
+    def samples_per_step(self) -> float:
+        """Samples in a step of one rank, as a mean over ranks; 0 if unknown."""
+        known = [rank.samples_per_step for rank in self.ranks if rank.samples_per_step]
+        return sum(known) / len(known) if known else 0.0
+
+    @property
+    def ending(self) -> Ending:
+        """How its script has ended."""
+        return Ending(self.exit_state, self.exit_error, self.exit_cause)
+
+    @property
+    def steps(self) -> int:
+        """Training steps of the rank that made most."""
+        return max((rank.steps for rank in self.ranks), default=0)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean step time over all ranks, first steps left out; None if unknown."""
+        known = [rank.step_seconds for rank in self.ranks if rank.step_seconds is not None]
+        return sum(known) / len(known) if known else None
+
+
+def read_record(content: bytes, source: str) -> RunRecord:
+    """Read a report; text in it is made safe for a terminal.
+
+    Args:
+        content: The whole file.
+        source: Its name, for messages.
+
+    Raises:
+        RunFileError: It is damaged, or something else.
+    """
+    return read_document(content, source, record_of)
+
+
+def read_document(content: bytes, source: str, read: Callable[[dict[str, Any]], T]) -> T:
+    """Return what a function reads from a report's document.
+
+    Args:
+        content: The whole file.
+        source: Its name, for messages.
+        read: May raise whatever a missing or wrong value in the document leads to.
+
+    Raises:
+        RunFileError: It is damaged, or something else.
+    """
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RunFileError(
+            f"{source} is no report of a run: not JSON, or cut off",
+            "`torchperfd run --report FILE` writes one",
+        ) from error
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise RunFileError(
+            f"{source} is no report of a run: its schema is not {SCHEMA}",
+            "`torchperfd run --report FILE` writes one",
+        )
+    try:
+        return read(document)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise RunFileError(f"the report in {source} is damaged ({clean(str(error))})") from error
+
+
+def record_of(document: dict[str, Any]) -> RunRecord:
+    """Return a run by its document; see :func:`read_document` for errors."""
+    verdict, ending = document.get("verdict") or {}, Ending.of_document(document.get("exit") or {})
+    account = verdict.get("account")
+    ranks = tuple(sorted((_rank(each) for each in document["ranks"]), key=lambda rank: rank.rank))
+    facts = {**(document.get("versions") or {}), **(document.get("environment") or {})}
+    record = RunRecord(
+        run=text(document["run"]),
+        script=text(document.get("script")),
+        host=text(document.get("host")),
+        started=optional(document.get("started_seconds")),
+        ended=optional(document.get("ended_seconds")),
+        world_size=count(document.get("world_size") or len(ranks)),
+        exit_state=ending.state,
+        environment=_texts(facts),
+        cause=text(verdict.get("cause")),
+        verdict=text(verdict.get("summary")),
+        ranks=ranks,
+        exit_error=ending.error,
+        exit_cause=ending.cause,
+        unseen_ranks=count(verdict.get("unseen_ranks") or 0),
+        loader_advice=SettledAdvice.from_dict(document.get("loader_advice")),
+        account=None if account is None else Account.from_document(account),
+        source=RunSource.of_document(document.get("source")),
+        settings=_texts(document.get("settings") or {}),
+        outcome=PromiseOutcome.of_document(document.get("promise")),
+    )
+    return replace(record, promises=promises_of(verdict, record.step_seconds))
+
+
+def _texts(facts: dict[str, Any]) -> dict[str, str]:
+    return {text(name): text(str(value)) for name, value in facts.items() if value is not None}
+
+
+def _rank(document: dict[str, Any]) -> RankRecord:
+    train, first = document["train"], document.get("warmup") or {}
+    steps = count(train["steps"])
+    # As in the report: the first step is left out once another has followed.
+    is_apart = steps > 1 and count(first.get("steps", 0)) > 0
+    steady = steps - 1 if is_apart else steps
+    seconds, phases = number(train["step_seconds_total"]), _phases(train)
+    samples = number(train.get("samples") or 0, MAX_LARGE)
+    if is_apart:
+        seconds -= number(first["step_seconds_total"])
+        samples -= number(first.get("samples") or 0, MAX_LARGE)
+        for name, part in _phases(first).items():
+            phases[name] = phases.get(name, 0.0) - part
+    return RankRecord(
+        rank=count(document["rank"]),
+        steps=steps,
+        step_seconds=max(0.0, seconds) / steady if steady else None,
+        phase_seconds={name: max(0.0, each) / steady for name, each in phases.items() if steady},
+        blocks=_blocks(document.get("blocks")),
+        samples_per_step=max(0.0, samples) / steady if steady else 0.0,
+    )
+
+
+def _phases(kind: dict[str, Any]) -> dict[str, float]:
+    phases = kind.get("phases") or {}
+    return {text(name): number(phase["seconds_total"]) for name, phase in phases.items()}
+
+
+def _blocks(document: dict[str, Any] | None) -> RankBlocks | None:
+    if document is None:
+        return None
+    steps, step = count(document["steps"]), _column(document["step_seconds"])
+    phases = {text(name): _column(values) for name, values in document["phases"].items()}
+    if steps < 1 or any(len(column) != len(step) for column in phases.values()):
+        raise ValueError("its blocks are of different lengths")
+    return RankBlocks(steps, step, phases)
+
+
+def _column(values: list[Any]) -> tuple[float, ...]:
+    if len(values) > _MAX_BLOCKS:
+        raise ValueError("it has too many blocks")
+    return tuple(map(number, values))

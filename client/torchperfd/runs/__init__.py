@@ -1,1 +1,0 @@
-"""Whole runs: their reports are kept, read again, and compared."""

@@ -1,1 +1,0 @@
-"""The parts of an attached client, and the session with its daemon."""

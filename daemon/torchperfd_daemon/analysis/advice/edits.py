@@ -1,0 +1,219 @@
+"""What a replay of steps is made of: device events and waits, and the edits that take time away."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.trace import Flags, Int64
+
+Float64 = npt.NDArray[np.float64]
+NO_EVENT: Final = -1
+# A host without a call that was silent for so many times the time since the device's last work waited for it.
+_WORKED: Final = 3
+# The clocks of host and device agree to this; a wait may seem to end before the event that ends it.
+CLOCKS_NS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvents:
+    """Device events as parallel columns, in any order.
+
+    Attributes:
+        row: Unique numbers of them, which edits name.
+        stream: The stream of each.
+        called: When the host began to launch it, in ns, which decides on its step.
+        launched: The moment of the host from which it could begin, in ns.
+        start: In ns.
+        end: In ns.
+    """
+
+    row: Int64
+    stream: Int64
+    called: Int64
+    launched: Int64
+    start: Int64
+    end: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Waits of the host for the device as parallel columns.
+
+    Attributes:
+        row: Unique numbers of them, which edits name.
+        start: In ns.
+        end: In ns.
+    """
+
+    row: Int64
+    start: Int64
+    end: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Spans of the host's time, in ns, of which the part ``keep`` (0 to 1) remains."""
+
+    start: Int64
+    end: Int64
+    keep: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """Device events, by row, of whose duration the part ``keep`` (0 to 1) remains.
+
+    Attributes:
+        joined: They become parts of one event, so that no time passes between them.
+    """
+
+    row: Int64
+    keep: float = 0.0
+    joined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of what a step does.
+
+    Attributes:
+        host: Host time that is removed or shortened; where spans overlap the shortest counts.
+        waits: Rows of waits that the host no longer makes.
+        device: Device events that are removed or shortened, likewise.
+        host_share: The part of all host work that is removed besides, 0 to 1.
+    """
+
+    host: tuple[HostTime, ...] = ()
+    waits: tuple[Int64, ...] = ()
+    device: tuple[DeviceWork, ...] = ()
+    host_share: float = 0.0
+
+    def __add__(self, other: "Edit") -> "Edit":
+        return Edit(
+            self.host + other.host,
+            self.waits + other.waits,
+            self.device + other.device,
+            min(self.host_share + other.host_share, 1.0),
+        )
+
+
+NOTHING: Final = Edit()
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """What is taken off the host's recorded time before any edit.
+
+    Attributes:
+        up_to: Returns what recording has cost by each moment, in ns; None for nothing.
+        scaled: Spans that take another part of their time when nothing is recorded.
+        speed: The part of all other host work that remains when nothing is recorded.
+    """
+
+    up_to: Callable[[Int64], Int64] | None = None
+    scaled: tuple[HostTime, ...] = ()
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """The host's work up to some moments, in order."""
+
+    points: Int64
+    done: Float64
+
+    def at(self, moments: Int64) -> Float64:
+        """Return the work done by moments that are among the points, or outside them."""
+        found: Float64 = self.done[np.clip(np.searchsorted(self.points, moments), 0, len(self.points) - 1)]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class HostNodes:
+    """For each node of the host its own time, the lag behind its target, and its end in the first pass."""
+
+    call: Float64
+    lag: Float64
+    fixed: Float64
+    target: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNodes:
+    """For each run how long it takes after its stream, its launches and what held it up."""
+
+    through: list[float]
+    by_launch: list[float]
+    by_cause: list[float]
+
+
+def with_silent(waits: Waits, silent: HostTime, events: DeviceEvents) -> Waits:
+    """Return the waits, and those silent spans in which the device's last work ended late."""
+    if not len(events.row) or not len(silent.start):
+        return waits
+    order = np.argsort(events.start, kind="stable")
+    reached = np.append(0, np.maximum.accumulate(events.end[order]))
+    # The device is idle at the end of the span.
+    last = reached[np.searchsorted(events.start[order], silent.end)]
+    late = (last <= silent.end + CLOCKS_NS) & (last > silent.start)
+    late &= _WORKED * (silent.end - last) <= silent.end - silent.start
+    start, end = silent.start[late], silent.end[late]
+    # They have no row, so that no edit names them.
+    none = np.full(len(start), NO_EVENT, dtype=np.int64)
+    return Waits(
+        *(np.concatenate(pair) for pair in ((waits.row, none), (waits.start, start), (waits.end, end)))
+    )
+
+
+def disjoint_waits(waits: Waits, begin: int, end: int) -> Waits:
+    """Return the waits that lie between two moments, in order; of overlapping ones the first."""
+    chosen = np.flatnonzero((waits.start >= begin) & (waits.end <= end))
+    chosen = chosen[np.lexsort((-waits.end[chosen], waits.start[chosen]))]
+    start, stop = waits.start[chosen], waits.end[chosen]
+    while len(start) > 1:
+        reached = np.maximum.accumulate(stop)
+        clear = np.append(True, start[1:] >= reached[:-1])
+        if clear.all():
+            break
+        chosen, start, stop = chosen[clear], start[clear], stop[clear]
+    return Waits(waits.row[chosen], start, stop)
+
+
+def wait_around(moments: Int64, waits: Waits) -> Int64:
+    """Return the wait in which each moment lies, its ends not included; -1 for none."""
+    if not len(waits.row):
+        return np.full(len(moments), NO_EVENT, dtype=np.int64)
+    at = np.searchsorted(waits.start, moments) - 1
+    return np.where((at >= 0) & (moments < waits.end[np.maximum(at, 0)]), at, NO_EVENT)
+
+
+def distinct(moments: Int64) -> Int64:
+    """Return the moments in order, each once; faster than numpy's, which hashes them."""
+    moments = np.sort(moments)
+    distinct: Int64 = moments[np.append(True, np.diff(moments) > 0)]
+    return distinct
+
+
+def covers(spans: HostTime, points: Int64) -> Flags:
+    """Return which intervals between neighbouring points lie in the spans, whose ends are such points."""
+    covered: Flags = np.diff(Cover(spans.start, spans.end).up_to(points)) > 0
+    return covered
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The result of one replay.
+
+    Attributes:
+        step_ns: The mean length of the steps once they follow each other in this way.
+        marks: When the host comes to each step mark in the first pass, in ns.
+        ends: When each device event that ends a node ends in the first pass, by ``Timeline.ending``.
+    """
+
+    step_ns: float
+    marks: Float64
+    ends: Float64

@@ -1,0 +1,240 @@
+"""What commands and HTTP show of captures, of the answers of daemons, and of goodput.
+
+Names of runs and captures are found by unique prefixes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import Any, Final, Protocol, TextIO
+
+import msgspec
+
+from torchperfd.model.formatting import duration
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.captures import Listed, Listing, Upload
+from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
+from torchperfd_daemon.stacks import Outcome, RankStacks
+
+Answer = control_pb2.ListRunsResponse | control_pb2.GetStepsResponse | control_pb2.DiagnoseResponse
+
+_MAX_NAMES: Final = 4
+
+
+def fleet_dict(answer: Answer) -> dict[str, Any]:
+    """Return which daemons have answered and which not, for a document; empty without a fleet request."""
+    if not answer.nodes:
+        return {}
+    return {
+        "nodes": [
+            {
+                "node": node.node,
+                "address": node.address or None,
+                "version": node.version,
+                "revision": node.revision or None,
+                "connected_ranks": node.ranks,
+            }
+            for node in answer.nodes
+        ],
+        "unreachable": [{"address": peer.address, "reason": peer.reason} for peer in answer.unreachable],
+    }
+
+
+def builds_text(nodes: Iterable[control_pb2.FleetNode]) -> str:
+    """Return which nodes run which build of torchperfd, in a line; empty if all run the same one."""
+    builds: dict[str, list[str]] = {}
+    for node in nodes:
+        name = f"{node.version} ({node.revision})" if node.revision else node.version
+        builds.setdefault(name, []).append(node.node)
+    if len(builds) < 2:
+        return ""
+    by_size = sorted(builds.items(), key=lambda build: -len(build[1]))
+    return "the nodes run different builds of torchperfd: " + "; ".join(
+        f"{name} on {_some(names)}" for name, names in by_size
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= _MAX_NAMES else f"{len(names)} nodes"
+
+
+_MAX_RANKS: Final = 100_000
+
+
+def each_once(ranks: Sequence[RankStacks]) -> list[RankStacks]:
+    """Return one answer of each rank, in order: a rank that has moved is reported as gone by its old node."""
+    once: dict[int, RankStacks] = {}
+    for rank in sorted(ranks, key=lambda rank: rank.outcome is Outcome.GONE):
+        once.setdefault(rank.rank, rank)
+    return [once[number] for number in sorted(once)]
+
+
+def absent_ranks(ranks: Sequence[RankStacks], wanted: Sequence[int]) -> list[int]:
+    """Return the ranks asked for, by default all of the run, that are not in the answers."""
+    world = min(max(rank.world_size for rank in ranks), _MAX_RANKS)
+    found = {rank.rank for rank in ranks}
+    return [rank for rank in wanted or range(world) if rank not in found]
+
+
+_MAX_NAMED: Final = 8
+
+
+def whole_name(given: str, names: Iterable[str], what: str) -> str:
+    """Return the only name with a prefix; the prefix itself where there is none, or where it is empty.
+
+    Raises:
+        NoSuchTargetError: Several have the prefix, and none is equal to it.
+    """
+    known = set(names)
+    found = sorted(name for name in known if name.startswith(given))
+    if not given or given in known or not found:
+        return given
+    if len(found) > 1:
+        some = ", ".join(found[:_MAX_NAMED])
+        raise NoSuchTargetError(f"{len(found)} {what}s begin with {given[:80]}: {some}", "write more of one")
+    return found[0]
+
+
+class Captures(Protocol):
+    """Captures in a directory, read by this process or through a daemon."""
+
+    @property
+    def directory(self) -> Path:
+        """The directory."""
+
+    @property
+    def uploads(self) -> bool:
+        """Whether a daemon uploads them."""
+
+    def has_analysis(self, capture_id: str, /) -> bool:
+        """Return whether the daemon has analysed one."""
+
+
+def listing_dict(catalog: Captures, listing: Listing) -> dict[str, Any]:
+    """Return the document of a listing."""
+    uploads = catalog.uploads
+    return {
+        "schema": "torchperfd.captures/1",
+        "directory": str(catalog.directory),
+        "total": listing.total,
+        "captures": [listed_dict(catalog, listed, uploads=uploads) for listed in listing.captures],
+    }
+
+
+def listed_dict(catalog: Captures, listed: Listed, *, uploads: bool) -> dict[str, Any]:
+    """Return a capture: its manifest, and what the directory has of it.
+
+    Args:
+        uploads: Whether a daemon uploads captures.
+    """
+    return {
+        **msgspec.to_builtins(listed.record),
+        "pinned": listed.pinned,
+        "uploaded": uploaded(listed, uploads=uploads),
+        "analysed": catalog.has_analysis(listed.record.capture_id),
+        "disk_bytes": listed.bytes,
+    }
+
+
+def uploaded(listed: Listed, *, uploads: bool) -> str:
+    """Return whether a capture is uploaded, or will be if a daemon uploads captures."""
+    if listed.upload is Upload.DONE:
+        return "yes"
+    return "pending" if uploads and listed.upload is Upload.PENDING else "no"
+
+
+SCHEMA: Final = "torchperfd.goodput/1"
+
+_NAMES: Final = {
+    Bucket.START_UP: "start-up",
+    Bucket.PRODUCTIVE: "productive steps",
+    Bucket.DATA_WAIT: "data wait",
+    Bucket.COMMUNICATION_WAIT: "communication wait",
+    Bucket.VALIDATION: "validation",
+    Bucket.CHECKPOINT: "checkpoint",
+    Bucket.STALL: "stall",
+    Bucket.RESTART_GAP: "restart gap",
+    Bucket.SHUTDOWN: "shutdown",
+}
+_LABEL_WIDTH: Final = 20
+
+
+def to_dict(runs: Sequence[RunGoodput]) -> dict[str, Any]:
+    """Return the document of schema :data:`SCHEMA`."""
+    return {"schema": SCHEMA, "runs": [_run_dict(run) for run in runs]}
+
+
+def render_text(runs: Sequence[RunGoodput], out: TextIO, zone: tzinfo | None = None) -> None:
+    """Write one table per run; dates are in the given time zone, by default the local one."""
+    for number, run in enumerate(runs):
+        if number:
+            out.write("\n")
+        for line in _run_lines(run, zone):
+            out.write(f"{line}\n")
+
+
+def _run_dict(run: RunGoodput) -> dict[str, Any]:
+    gpu_hours = run.gpu_hours
+    lost = None
+    if gpu_hours is not None:
+        lost = {bucket.value: hours for bucket, hours in gpu_hours.items() if bucket is not Bucket.PRODUCTIVE}
+    return {
+        "run": run.run,
+        "since_unix_seconds": run.since_unix_seconds,
+        "until_unix_seconds": run.until_unix_seconds,
+        "restarts": run.restarts,
+        "goodput_ratio": run.ratio,
+        "rank_seconds": run.total_seconds,
+        "bucket_seconds": _by_name(run.seconds),
+        "lost_gpu_hours": lost,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "running": rank.running,
+                "since_unix_seconds": rank.since_unix_seconds,
+                "until_unix_seconds": rank.until_unix_seconds,
+                "starts": rank.starts,
+                "gpus": rank.gpus,
+                "goodput_ratio": rank.ratio,
+                "bucket_seconds": _by_name(rank.seconds),
+            }
+            for rank in run.ranks
+        ],
+    }
+
+
+def _run_lines(run: RunGoodput, zone: tzinfo | None) -> Iterator[str]:
+    ranks, restarts = len(run.ranks), run.restarts
+    since = datetime.fromtimestamp(run.since_unix_seconds, zone).strftime("%Y-%m-%d %H:%M:%S")
+    yield (
+        f"{run.run}: goodput {run.ratio:.1%} of {duration(run.total_seconds)} of rank time,"
+        f" {ranks} rank{_s(ranks)}, {restarts} restart{_s(restarts)}, since {since}"
+    )
+    hours = run.gpu_hours
+    yield f"  {'BUCKET':<{_LABEL_WIDTH}} {'TIME':>11} {'SHARE':>7}" + (f" {'GPU HOURS':>10}" if hours else "")
+    for bucket, seconds in run.seconds.items():
+        share = seconds / run.total_seconds if run.total_seconds else 0.0
+        line = f"  {_NAMES[bucket]:<{_LABEL_WIDTH}} {duration(seconds):>11} {share:>7.1%}"
+        yield line + (f" {hours[bucket]:>10.2f}" if hours else "")
+    if ranks > 1:
+        yield f"  {'RANK':<{_LABEL_WIDTH}} {'TIME':>11} {'GOODPUT':>7}  MOST LOST TO"
+        for rank in run.ranks:
+            yield (
+                f"  {rank.rank:<{_LABEL_WIDTH}} {duration(rank.total_seconds):>11} {rank.ratio:>7.1%}"
+                f"  {_worst(rank)}"
+            )
+
+
+def _worst(rank: RankGoodput) -> str:
+    losses = {bucket: seconds for bucket, seconds in rank.seconds.items() if bucket is not Bucket.PRODUCTIVE}
+    worst = max(losses, key=losses.__getitem__)
+    return f"{_NAMES[worst]} ({duration(losses[worst])})" if losses[worst] else "-"
+
+
+def _by_name(seconds: Mapping[Bucket, float]) -> dict[str, float]:
+    return {bucket.value: value for bucket, value in seconds.items()}
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
