@@ -18,7 +18,7 @@ from unittest import mock
 
 from benchmarks.plain_step import EVENTS, plain_step
 
-from torchperfd.events import NATIVE, EventBuffer, reference_buffer
+from torchperfd.events import NATIVE, EventBuffer, codes
 from torchperfd.safety.logs import Faults
 from torchperfd.steps import templates as step_templates
 from torchperfd.steps.replay import Replay
@@ -36,7 +36,7 @@ def cpu_ns(action: Callable[[], object], times: int = STEPS) -> float:
 
 
 def main() -> int:
-    kinds: dict[str, Any] = {"in Python": reference_buffer.EventBuffer}
+    kinds: dict[str, Any] = {"in Python": codes.EventBuffer}
     if NATIVE:
         kinds["in C"] = EventBuffer
     measured: dict[str, list[float]] = {"perf_counter_ns, ten times": []}

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from torch.autograd import profiler
 
 import torchperfd
-from torchperfd.captures.handle import Capture
+from torchperfd.captures.manager import Capture
 
 WAITING: Final = "waiting"
 RUNNING: Final = "running"

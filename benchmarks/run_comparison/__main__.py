@@ -22,7 +22,7 @@ from benchmarks.judge import exit_code
 from benchmarks.run_comparison.simulation import PHASES, simulate
 
 from torchperfd.report.comparison import RunComparison, compare_runs
-from torchperfd.report.comparison_text import findings, headline
+from torchperfd.report.previous_runs import findings, headline
 from torchperfd.report.record import RunRecord
 from torchperfd.report.store import read_file
 

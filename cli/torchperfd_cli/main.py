@@ -156,6 +156,7 @@ MODULES: Final = {
     "explain": "diagnose",
     "goodput": "ranks",
     "ps": "ranks",
+    "stacks": "diagnose",
     "steps": "ranks",
 }
 """The modules of commands that are in one with others; the name of any other module is its command's."""

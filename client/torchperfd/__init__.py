@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from torchperfd._version import __version__
     from torchperfd.attachment import attach
-    from torchperfd.captures.handle import Capture
     from torchperfd.captures.job_capture import JobCapture
+    from torchperfd.captures.manager import Capture
     from torchperfd.client import Client
     from torchperfd.errors import CaptureError, CaptureTimeoutError, TorchperfdError
 

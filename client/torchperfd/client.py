@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from torchperfd.captures.handle import Capture
 from torchperfd.captures.job_capture import JobCapture, chosen_ranks
+from torchperfd.captures.manager import Capture
 from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError
 from torchperfd.events import codes

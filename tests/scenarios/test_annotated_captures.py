@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import torchperfd
 from torchperfd.captures import driver
-from torchperfd.captures.handle import Capture
+from torchperfd.captures.manager import Capture
 from torchperfd.errors import CaptureError
 from torchperfd.hooks.profiler import ARBITER
 from torchperfd.steps.phases import TRAIN, StepBatch

@@ -16,7 +16,7 @@ from torchperfd.launch.run_report import loader_advice_document
 from torchperfd.model.formatting import duration
 from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 from torchperfd.model.verdict_document import SettledAdvice
-from torchperfd.report.previous_run import newest_advised, script_digest
+from torchperfd.report.previous_runs import newest_advised, script_digest
 from torchperfd.report.store import RunStore
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands.tune import tune_document, tune_text

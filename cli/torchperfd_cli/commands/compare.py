@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from torchperfd.model.formatting import did_you_mean
 from torchperfd.model.terminal_text import wants_colour
 from torchperfd.report.comparison import compare_runs
-from torchperfd.report.comparison_text import comparison_document, comparison_markdown, comparison_text
+from torchperfd.report.previous_runs import comparison_document, comparison_markdown, comparison_text
 from torchperfd.report.record import SCHEMA, RunRecord
 from torchperfd.report.store import RunStore, read_file
 from torchperfd_cli.commands._capture_catalog import captures_dir_option, open_catalog

@@ -10,7 +10,7 @@ import click
 
 from torchperfd.model.formatting import duration
 from torchperfd.model.terminal_text import fold_text
-from torchperfd.report.previous_run import newest_advised
+from torchperfd.report.previous_runs import newest_advised
 from torchperfd_cli.bench.functions import Comparison
 from torchperfd_cli.commands._options import open_runs, runs_dir_option
 from torchperfd_cli.commands._output import StatusLine, results_on_sigterm, terminal_width, warn_if_busy

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from torchperfd.model.formatting import duration
 from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderAdvice, WorkerCost
-from torchperfd.report.previous_run import AdvisedRun
+from torchperfd.report.previous_runs import AdvisedRun
 from torchperfd_cli.bench.functions import Comparison, compare_rounds
 from torchperfd_cli.tune.candidates import Group, Requested, propose
 from torchperfd_cli.tune.trial import THREADS, Change, LossCheck, Trial, change, check_losses, merged, repeats

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from torchperfd.captures.files import CaptureFolder, CapturesDirectory
-from torchperfd.captures.handle import analysis_of
+from torchperfd.captures.manager import analysis_of
 from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox

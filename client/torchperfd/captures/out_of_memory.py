@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from torchperfd.captures.driver import MemoryTracer
 from torchperfd.captures.files import CapturesDirectory
-from torchperfd.captures.handle import analysis_of
+from torchperfd.captures.manager import analysis_of
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
 from torchperfd.captures.state import CaptureOptions, CaptureOutcome, CaptureState
 from torchperfd.errors import CaptureError

@@ -19,8 +19,8 @@ try:
 
     NATIVE = True
 except ImportError:
+    from torchperfd.events.codes import EventBuffer  # type: ignore[assignment]
     from torchperfd.events.reference import Draws, Forward, IndexLists, Steps, Timed  # type: ignore[assignment]
-    from torchperfd.events.reference_buffer import EventBuffer  # type: ignore[assignment]
 
     NATIVE = False
 

@@ -11,8 +11,9 @@ from torchperfd.events.codes import (
     DRAW_WITHOUT_GRADIENTS,
     EVALUATE_IN_TRAINING_MODE,
     EVALUATE_WITH_GRADIENTS,
+    EventBuffer,
+    call_back,
 )
-from torchperfd.events.reference_buffer import EventBuffer, call_back
 
 ONE_OR_BATCH: Final = -1
 

@@ -24,9 +24,9 @@ from torchperfd.steps.loop_rules import Decision
 from torchperfd.steps.loop_state import LoopState, StepState
 from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.phase_stack import PhaseStack
+from torchperfd.steps.phases import HeldStep, StepRing
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.step_ring import HeldStep, StepRing
 from torchperfd.steps.step_series import ArrivalRecorder
 
 _CALLBACK_MODULE: Final = "torch._dynamo.callback"

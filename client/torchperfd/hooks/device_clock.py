@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol, TypeVar
 from torchperfd.hooks.cuda import recorder_of_events
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
-from torchperfd.steps.step_ring import NO_CUDA_EVENT
+from torchperfd.steps.phases import NO_CUDA_EVENT
 from torchperfd.steps.step_series import DeviceTime, EndedSteps, StepTimes
 
 NO_PHASE: Final = -1

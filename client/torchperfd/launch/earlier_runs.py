@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.errors import TorchperfdError
 from torchperfd.launch.options import KeepingOptions
-from torchperfd.report.previous_run import MAX_BYTES, outcome_of, script_digest, script_marker
+from torchperfd.report.previous_runs import MAX_BYTES, outcome_of, script_digest, script_marker
 from torchperfd.report.promise import PromiseOutcome
 from torchperfd.report.record import RunFileError, RunRecord, read_record, record_of
 from torchperfd.report.store import RunStore, read_file
@@ -71,7 +71,7 @@ def compare_with_baseline(
         ranks; 1 where it cannot be judged.
     """
     from torchperfd.report.comparison import compare_runs
-    from torchperfd.report.comparison_text import comparison_text
+    from torchperfd.report.previous_runs import comparison_text
 
     try:
         comparison = compare_runs(baseline, read_record(json.dumps(document).encode(), "this run"))

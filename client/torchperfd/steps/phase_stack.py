@@ -9,15 +9,19 @@ from typing import Final, Protocol
 from torchperfd.steps.phases import (
     AFTER_EVALUATION,
     BACKWARD,
+    CALLS,
     COLLECTIVE_WAIT,
     DATA,
     FORWARD,
     LOSS,
+    NO_CUDA_EVENT,
+    NS,
     OPTIMIZER,
     OTHER,
+    SQUARES,
     ZERO_GRAD,
+    DeviceClock,
 )
-from torchperfd.steps.step_ring import CALLS, NO_CUDA_EVENT, NS, SQUARES, DeviceClock
 from torchperfd.steps.step_series import ArrivalRecorder
 
 MAX_DEPTH: Final = 64

@@ -1,29 +1,27 @@
 """The recorder: exclusive phase times of one thread, step by step, in fixed memory.
 
 The reader of the ring buffer writes into the live row of the ring of steps
-(:mod:`torchperfd.steps.step_ring`), which the flusher drains. Dropped steps are counted.
+(:mod:`torchperfd.steps.phases`), which the flusher drains. Dropped steps are counted.
 """
 
 from array import array
 
 from torchperfd.steps.phase_stack import MAX_DEPTH, Clock, PhaseStack
 from torchperfd.steps.phases import (
-    OTHER,
-    TRAIN,
-    StepBatch,
-)
-from torchperfd.steps.step_ring import (
     CALLS,
     DURATION,
     INDEX,
     KIND,
     NO_CUDA_EVENT,
     NS,
+    OTHER,
     SAMPLES,
     SQUARES,
     START,
+    TRAIN,
     ZERO_ROW,
     HeldStep,
+    StepBatch,
     StepRing,
     split,
 )

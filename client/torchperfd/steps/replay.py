@@ -19,9 +19,8 @@ from torchperfd.steps.event_handlers import EventHandlers
 from torchperfd.steps.loop import Loop
 from torchperfd.steps.loop_state import StepWatcher
 from torchperfd.steps.overhead import Overhead
-from torchperfd.steps.phases import StepBatch
+from torchperfd.steps.phases import DeviceClock, StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_ring import DeviceClock
 from torchperfd.steps.templates import StepTemplates, TemplateRecorder
 
 _EVENT_BYTES: Final = calcsize(codes.EVENT_FORMAT)

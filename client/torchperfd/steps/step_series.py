@@ -9,8 +9,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd.steps.phases import AFTER_EVALUATION, COLLECTIVE_WAIT, OTHER, TRAIN, StepBatch
-from torchperfd.steps.step_ring import slot_after_evaluation
+from torchperfd.steps.phases import (
+    AFTER_EVALUATION,
+    COLLECTIVE_WAIT,
+    OTHER,
+    TRAIN,
+    StepBatch,
+    slot_after_evaluation,
+)
 
 _MAX_ARRIVAL_STEPS: Final = 4096
 _ARRIVAL_COLUMNS: Final = 3

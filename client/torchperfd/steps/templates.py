@@ -17,9 +17,16 @@ from torchperfd._version import NATIVE_ABI
 from torchperfd.events import codes
 from torchperfd.steps.loop import Loop
 from torchperfd.steps.phase_stack import MAX_DEPTH
-from torchperfd.steps.phases import AFTER_EVALUATION, COLLECTIVE_WAIT, OTHER, TRAIN, PhaseColumns, StepBatch
+from torchperfd.steps.phases import (
+    AFTER_EVALUATION,
+    COLLECTIVE_WAIT,
+    OTHER,
+    TRAIN,
+    PhaseColumns,
+    StepBatch,
+    slot_after_evaluation,
+)
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_ring import slot_after_evaluation
 from torchperfd.steps.step_series import ARRIVAL_BYTES
 
 try:

@@ -53,7 +53,6 @@ from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
 from torchperfd_daemon.observer import LineSampler, Observer
 from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
-from torchperfd_daemon.server.after_capture import CaptureWorkers, StepCheck
 from torchperfd_daemon.server.lifecycle import (
     Lifetime,
     LivePage,
@@ -63,7 +62,7 @@ from torchperfd_daemon.server.lifecycle import (
     metrics_url,
     own_socket,
 )
-from torchperfd_daemon.server.node_samplers import NodeSamplers
+from torchperfd_daemon.server.workers import CaptureWorkers, NodeSamplers, StepCheck
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.handover import CaptureHandovers
 from torchperfd_daemon.service.permissions import Permissions, group_id

@@ -19,7 +19,7 @@ from torchperfd_daemon.store import HISTORY_STEPS, Rank
 from torchperfd_daemon.views import history, live
 from torchperfd_daemon.web.access import Access, Parts
 from torchperfd_daemon.web.captures_api import capture_dict
-from torchperfd_daemon.web.event_stream import EventStream, event
+from torchperfd_daemon.web.endpoint import EventStream, event
 from torchperfd_daemon.web.run_rows import run_state
 
 log = logging.getLogger("torchperfd.http")

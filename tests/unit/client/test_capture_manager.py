@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import torchperfd
-from torchperfd.captures.handle import Capture
-from torchperfd.captures.manager import CaptureManager
+from torchperfd.captures.manager import Capture, CaptureManager
 from torchperfd.captures.state import CaptureOptions, NodeCounter, PauseEstimate, warning
 from torchperfd.errors import CaptureError
 from torchperfd.hooks.profiler import node_reader

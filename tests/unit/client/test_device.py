@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 
 from torchperfd.hooks.cuda import CurrentStream, record_without_stream, recorder_of_events
 from torchperfd.hooks.device_clock import MARKS, NO_PHASE, DeviceTimes, apart_from_captures, cuda_device_times
-from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, LOSS, OTHER, TRAIN, VALIDATE
-from torchperfd.steps.step_ring import NO_CUDA_EVENT
+from torchperfd.steps.phases import (
+    BACKWARD,
+    COLLECTIVE_WAIT,
+    DATA,
+    FORWARD,
+    LOSS,
+    NO_CUDA_EVENT,
+    OTHER,
+    TRAIN,
+    VALIDATE,
+)
 from torchperfd.steps.step_series import NO_KIND, DeviceTime
 
 

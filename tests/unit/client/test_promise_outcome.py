@@ -17,7 +17,7 @@ from torchperfd.launch.earlier_runs import EarlierRuns, settings_of, source_docu
 from torchperfd.launch.options import KeepingOptions
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.report import RankReport
-from torchperfd.report.previous_run import outcome_of
+from torchperfd.report.previous_runs import outcome_of
 from torchperfd.report.promise import MINUS, PromiseOutcome, promises_of, short_fix
 from torchperfd.report.record import RunRecord, record_of
 from torchperfd.report.store import MAX_HEADS, RunStore

@@ -15,7 +15,7 @@ from torch.autograd import profiler
 import torchperfd
 from torchperfd.captures import tracer
 from torchperfd.captures.capture import RankCapture
-from torchperfd.captures.handle import Capture
+from torchperfd.captures.manager import Capture
 from torchperfd.captures.state import CaptureOptions, CaptureOutcome, CaptureStage, PauseEstimate
 from torchperfd.errors import CaptureError
 from torchperfd.events import EventBuffer, codes

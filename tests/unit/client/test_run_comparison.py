@@ -18,7 +18,7 @@ from tests.support.run_documents import run_file
 from torchperfd.model.significance import compare_means, quantile_95, two_sided
 from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd.report.comparison import Difference, RunComparison, compare_runs
-from torchperfd.report.comparison_text import (
+from torchperfd.report.previous_runs import (
     comparison_document,
     comparison_markdown,
     comparison_text,

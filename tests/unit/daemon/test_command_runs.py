@@ -14,7 +14,7 @@ from tests.support.golden import check_golden
 from tests.support.run_documents import PREDICTED, document_of, kept_run, run_file
 from tests.support.values import some
 
-from torchperfd.report.previous_run import outcome_of
+from torchperfd.report.previous_runs import outcome_of
 from torchperfd.report.record import record_of
 from torchperfd.report.store import RunStore
 

@@ -12,7 +12,7 @@ from tests.support.values import some
 
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
-from torchperfd_daemon.server.after_capture import GIVE_UP_S, StepCheck, compare_steps
+from torchperfd_daemon.server.workers import GIVE_UP_S, StepCheck, compare_steps
 from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, StepColumns, Store
 
 RUN = "bert-17"

@@ -15,10 +15,10 @@ from tests.unit.daemon.live_runs import NOW, STEPS, train
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, RankTrace
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.store import Rank, State, StepColumns
-from torchperfd_daemon.web import event_hub, event_stream
+from torchperfd_daemon.web import endpoint, event_hub
 from torchperfd_daemon.web.access import Access
+from torchperfd_daemon.web.endpoint import MAX_WAITING, EventStream, event
 from torchperfd_daemon.web.event_hub import MAX_STREAMS, EventHub
-from torchperfd_daemon.web.event_stream import MAX_WAITING, EventStream, event
 
 NS = 1_000_000_000
 
@@ -217,7 +217,7 @@ def test_waiting_events_are_bounded_in_bytes() -> None:
 
 
 async def test_a_quiet_stream_has_heartbeats_and_ends_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(endpoint, "HEARTBEAT_S", 0.001)
     stream = EventStream("a", None, Access.STRANGER)
     extended: list[int] = []
     chunks: AsyncIterator[bytes] = stream.chunks(lambda: extended.append(1))

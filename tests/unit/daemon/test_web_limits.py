@@ -11,9 +11,8 @@ from tests.unit.daemon.live_runs import train
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.text import LogLimiter
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.endpoint import MAX_RANK, rank_list, rank_number
+from torchperfd_daemon.web.endpoint import MAX_RANK, EventStream, rank_list, rank_number
 from torchperfd_daemon.web.event_hub import MAX_STREAMS, MOST_OF_STRANGERS
-from torchperfd_daemon.web.event_stream import EventStream
 from torchperfd_daemon.web.guard import Guard, Sites
 
 HUGE = "9" * 5000

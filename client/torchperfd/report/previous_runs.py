@@ -1,0 +1,372 @@
+"""Earlier runs of the same script, and a comparison of two runs in words.
+
+An earlier run has given advice on the loader, and may have promised a gain. A comparison is written for a
+terminal, for a pull request, and beside its numbers as JSON.
+"""
+
+import hashlib
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Final
+
+from torchperfd.errors import TorchperfdError
+from torchperfd.model.formatting import milliseconds
+from torchperfd.model.significance import MIN_BLOCKS
+from torchperfd.model.terminal_text import TextTable, fold_text, markdown_table, paint
+from torchperfd.model.verdict_document import SettledAdvice
+from torchperfd.report.comparison import PhaseChange, RunComparison, compare_runs
+from torchperfd.report.ending import FAILED
+from torchperfd.report.promise import CHANGED, MACHINE, NOISE, UNCHANGED, Promise, PromiseOutcome
+from torchperfd.report.record import RankBlocks, RankRecord, RunFileError, RunRecord, read_record
+from torchperfd.report.store import RunStore
+
+_HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "")
+_PART_HEADS = ("where a step goes", "A ms", "B ms", "change ms")
+_CONTEXT = len("differs    ")
+
+
+def comparison_document(comparison: RunComparison) -> dict[str, Any]:
+    """Return the document of schema ``torchperfd.run_comparison/1``, with the sentences of the text."""
+    return {**comparison.to_dict(), "headline": headline(comparison), "findings": findings(comparison)}
+
+
+def comparison_text(comparison: RunComparison, *, colour: bool = False, width: int | None = None) -> str:
+    """Return lines for people, without a newline at the end; slower is red, and faster is green.
+
+    Args:
+        width: Columns of the terminal; None if the text is not for one.
+    """
+    sides = (("A", comparison.before), ("B", comparison.after))
+    lines = [
+        *(fold_text(f"{name}  {_side(run)}", width, margin=3) for name, run in sides),
+        "",
+        paint(fold_text(headline(comparison), width), _style(comparison), colour=colour),
+        *(fold_text(line, width) for line in findings(comparison)),
+        "",
+    ]
+    rows = [_cells(phase) for phase in comparison.phases]
+    drawn = TextTable(
+        _HEADS, rows, left=(_HEADS[0], _HEADS[-1]), shorten=_HEADS[0], lift=_HEADS[:1], folds_heads=True
+    ).draw(width)
+    lines += [paint(line, "dim", colour=colour) for line in drawn.head]
+    for phase, row in zip(comparison.phases, drawn.rows, strict=True):
+        style = _phase_style(phase)
+        lines += [paint(line, style, colour=colour) if style else line for line in row]
+    if comparison.parts:
+        drawn = TextTable(
+            _PART_HEADS, _part_cells(comparison), left=_PART_HEADS[:1], lift=_PART_HEADS[:1], folds_heads=True
+        ).draw(width)
+        lines += ["", *(paint(line, "dim", colour=colour) for line in drawn.head), *chain(*drawn.rows)]
+    context = [fold_text(line, width, margin=_CONTEXT) for line in _context(comparison)]
+    return "\n".join([*lines, "", *context]).rstrip()
+
+
+def comparison_markdown(comparison: RunComparison) -> str:
+    """Return the same as GitHub-flavoured Markdown, without a newline at the end."""
+    lines = [f"**{_escaped(headline(comparison))}**", ""]
+    lines += [f"- {_escaped(line)}" for line in findings(comparison)]
+    rows = [[_escaped(cell) for cell in _cells(phase)] for phase in comparison.phases]
+    marks = ["**" if phase.is_changed else "" for phase in comparison.phases]
+    rows = [[f"{mark}{cell}{mark}" for cell in row] for mark, row in zip(marks, rows, strict=True)]
+    lines += ["", *markdown_table((*_HEADS[:-1], "verdict"), "|:--|--:|--:|--:|--:|:--|", rows)]
+    if comparison.parts:
+        rows = [[_escaped(cell) for cell in cells] for cells in _part_cells(comparison)]
+        lines += ["", *markdown_table(_PART_HEADS, "|:--|--:|--:|--:|", rows)]
+    lines += ["", f"- A: {_escaped(_side(comparison.before))}", f"- B: {_escaped(_side(comparison.after))}"]
+    lines += [f"- {_escaped(line)}" for line in _context(comparison)]
+    return "\n".join(lines)
+
+
+def headline(comparison: RunComparison) -> str:
+    """Return the change of the step time in one line."""
+    step = comparison.step
+    words = "no change beyond noise"
+    if comparison.is_changed:
+        words = "slower" if step.difference > 0 else "faster"
+    elif comparison.is_step_changed:
+        words = "the machine's speed changed, not the run"
+    return (
+        f"step time {_ms(step.before)} → {_ms(step.after)} ms, {_percent(comparison.ratio)}"
+        f" ± {100 * comparison.ratio_margin:.1f} %: {words}{' (spikes clipped)' if step.is_clipped else ''}"
+    )
+
+
+def findings(comparison: RunComparison) -> list[str]:
+    """Return what explains the change, a line each; empty where nothing changed."""
+    lines = []
+    factor = comparison.machine_factor
+    if factor is not None:
+        other = "what differs below" if comparison.differences else "a change of the whole script"
+        lines.append(f"all phases changed alike, by {_percent(factor - 1)}: machine speed, or {other}")
+    for phase in comparison.changed_phases:
+        beyond = " beyond that" if factor is not None else ""
+        lines.append(f"{phase.name} changed by {_percent(phase.share)} of the step{beyond}")
+    if comparison.is_changed and not lines:
+        lines.append("no single phase stands out from noise")
+    slow = comparison.slow_ranks
+    if slow[0] != slow[1]:
+        before, after = ("none" if rank is None else str(rank) for rank in slow)
+        lines.append(f"slow rank {before} → {after}")
+    return lines
+
+
+def _context(comparison: RunComparison) -> list[str]:
+    lines = []
+    if comparison.machine_factor is not None:
+        lines.append(f"A's times count {comparison.machine_factor:.2f} times for the changes of phases")
+    if any(phase.mean.is_clipped for phase in comparison.changed_phases):
+        lines.append("spikes clipped: the change leaves spikes out, A and B do not")
+    for name, run in (("A", comparison.before), ("B", comparison.after)):
+        if run.verdict:
+            lines.append(f"verdict {name}  {run.verdict}")
+    if comparison.differences:
+        lines.append(f"differs    {'; '.join(each.words for each in comparison.differences)}")
+    return lines
+
+
+def _side(run: RunRecord) -> str:
+    parts = [run.run]
+    if run.started is not None:
+        parts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)))
+    parts.append(f"{run.steps:,} steps")
+    if run.world_size > 1:
+        parts.append(f"{run.world_size} ranks")
+    if run.exit_state not in ("", "finished"):
+        parts.append(run.exit_state)
+    return "  ".join(parts)
+
+
+def _cells(phase: PhaseChange) -> tuple[str, ...]:
+    return (
+        phase.name,
+        _ms(phase.before),
+        _ms(phase.after),
+        _difference(phase.mean.difference),
+        _percent(phase.share),
+        _outcome(phase),
+    )
+
+
+def _part_cells(comparison: RunComparison) -> list[tuple[str, ...]]:
+    return [
+        (words, _ms(before), _ms(after), _difference(after - before))
+        for words, before, after in comparison.parts
+    ]
+
+
+def _difference(seconds: float) -> str:
+    return f"{1e3 * seconds:+.3f}" if abs(seconds) < 1e-3 else f"{1e3 * seconds:+.2f}"
+
+
+def _style(comparison: RunComparison) -> str:
+    if not comparison.is_changed:
+        return "bold"
+    return "bad" if comparison.step.difference > 0 else "good"
+
+
+def _phase_style(phase: PhaseChange) -> str:
+    if not phase.is_changed:
+        return ""
+    return "bad" if phase.share > 0 else "good"
+
+
+def _outcome(phase: PhaseChange) -> str:
+    if not phase.is_changed:
+        return "within noise"
+    return "changed (spikes clipped)" if phase.mean.is_clipped else "changed"
+
+
+def _ms(seconds: float) -> str:
+    return milliseconds(seconds, 3)
+
+
+def _percent(share: float) -> str:
+    text = f"{100 * share:+.1f} %"
+    return "0.0 %" if text in ("+0.0 %", "-0.0 %") else text
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{each}" if each in "\\|*_`<>[]" else each for each in text)
+
+
+MAX_BYTES: Final = 8 << 20
+"""Larger reports of earlier runs are not read."""
+_MAX_RUNS: Final = 4
+_DIGITS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AdvisedRun:
+    """What the card of a kept run advised.
+
+    Attributes:
+        run_id: Of the run, as ``torchperfd runs show`` takes it.
+        settled: What it was advised on its loaders.
+    """
+
+    run_id: str
+    settled: SettledAdvice
+
+
+def newest_advised(store: RunStore, script: str) -> AdvisedRun | None:
+    """Return what the newest run of a script on this machine was advised; None without such a run.
+
+    Args:
+        script: Path of the script.
+    """
+    host = os.environ.get("NODE_NAME") or socket.gethostname()
+    with suppress(OSError):
+        for run_id, content in store.newest_with(script_marker(script), _MAX_RUNS, MAX_BYTES):
+            with suppress(TorchperfdError):
+                record = read_record(content, run_id)
+                if record.loader_advice is not None and record.host == host:
+                    return AdvisedRun(run_id, record.loader_advice)
+    return None
+
+
+def script_marker(script: str) -> bytes:
+    """Return the text by which :meth:`RunStore.newest_with` finds the runs of a script.
+
+    Args:
+        script: Its path.
+    """
+    return f'"path":"{script_digest(os.path.realpath(script))}"'.encode()
+
+
+def script_digest(path: str) -> str:
+    """Return the digest of a script's resolved path that reports contain in its place."""
+    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:_DIGITS]
+
+
+_SAME_BATCH: Final = 0.05
+"""Batches whose mean sizes differ by a smaller part are alike: the last one of an epoch may be smaller."""
+_MIN_CHANGE: Final = 0.01
+_NOT_THE_USERS: Final = frozenset({"host", "torchperfd"})
+"""What may differ between two runs without a change by their user that a step depends on."""
+
+
+def outcome_of(run: RunRecord, earlier: Iterable[tuple[str, RunRecord]]) -> PromiseOutcome | None:
+    """Return what a run has made of the newest promise before it.
+
+    Args:
+        run: The new one.
+        earlier: Kept runs with their ids, the newest first.
+
+    Returns:
+        None without a promise, and where one of both runs has failed or has too few steps to compare. A run
+        that has answered a promise closes it: later ones are compared with what that run promises.
+    """
+    if not _is_comparable(run) or run.source is None:
+        return None
+    for run_id, before in earlier:
+        if not _is_comparable(before) or not _is_alike(before, run):
+            continue
+        if _is_unchanged(before, run):
+            return PromiseOutcome(run_id, UNCHANGED)
+        if before.promises:
+            try:
+                return _judge(run_id, before, run)
+            except RunFileError:
+                continue
+        if before.outcome is not None:
+            return None
+    return None
+
+
+def _is_comparable(run: RunRecord) -> bool:
+    has_blocks = any(rank.blocks and len(rank.blocks.step) >= MIN_BLOCKS for rank in run.ranks)
+    return run.exit_state != FAILED and has_blocks
+
+
+def _is_alike(before: RunRecord, after: RunRecord) -> bool:
+    """Return whether it is the same script and kind of job; its arguments may differ."""
+    return (
+        before.source is not None
+        and after.source is not None
+        and before.source.path == after.source.path
+        and before.world_size == after.world_size
+        and before.environment.get("device") == after.environment.get("device")
+    )
+
+
+def _is_unchanged(before: RunRecord, after: RunRecord) -> bool:
+    """Return whether script, arguments, versions and settings are the same, as far as both are known."""
+    if not before.source or not before.source.code or before.source != after.source:
+        return False
+    old, new = (
+        {name: value for name, value in run.in_effect.items() if name not in _NOT_THE_USERS}
+        for run in (before, after)
+    )
+    return all(old[name] == new[name] for name in old.keys() & new.keys())
+
+
+def _judge(run_id: str, before: RunRecord, after: RunRecord) -> PromiseOutcome:
+    promise = _answered(before, after)
+    size, new_size = before.samples_per_step, after.samples_per_step
+    is_per_sample = bool(size and new_size) and abs(math.log(new_size / size)) > _SAME_BATCH
+    if is_per_sample:
+        before, after = _scaled(before, 1 / size), _scaled(after, 1 / new_size)
+    comparison = compare_runs(before, after)
+    is_own = is_per_sample or any(each.name not in _NOT_THE_USERS for each in comparison.differences)
+    factor = None if is_own or not comparison.is_step_changed else comparison.machine_factor
+    speed = factor or 1.0
+    step, state = comparison.step, NOISE
+    beyond = step.after / (speed * step.before) - 1
+    if comparison.is_step_changed:
+        state = CHANGED
+        if factor is not None and (not comparison.changed_phases or abs(beyond) < _MIN_CHANGE):
+            state, factor, speed, beyond = MACHINE, None, 1.0, comparison.ratio
+    return PromiseOutcome(
+        run=run_id,
+        state=state,
+        cause=promise.cause,
+        fix=promise.fix,
+        promised_ratio=None if promise.saving is None else _rounded(-promise.saving),
+        cost_ratio=_rounded(promise.cost),
+        before_seconds=_rounded(speed * step.before),
+        after_seconds=_rounded(step.after),
+        ratio=_rounded(beyond),
+        ratio_margin=_rounded(comparison.ratio_margin / speed),
+        machine_ratio=None if factor is None else _rounded(factor - 1),
+        is_per_sample=is_per_sample,
+        has_unseen_ranks=bool(before.unseen_ranks or after.unseen_ranks),
+    )
+
+
+def _rounded(number: float) -> float:
+    """Return a number as blocks of steps are kept: to five digits."""
+    return float(f"{number:.5g}")
+
+
+def _answered(before: RunRecord, after: RunRecord) -> Promise:
+    """Return the promise whose setting the later run has; the first one if it has none of them."""
+    old, new = before.in_effect, after.in_effect
+    return next((each for each in before.promises if each.is_kept_by(old, new)), before.promises[0])
+
+
+def _scaled(run: RunRecord, factor: float) -> RunRecord:
+    """Return a run all times of which are multiplied."""
+    return replace(run, ranks=tuple(_scaled_rank(rank, factor) for rank in run.ranks))
+
+
+def _scaled_rank(rank: RankRecord, factor: float) -> RankRecord:
+    blocks = rank.blocks
+    if blocks is not None:
+        phases = {name: _times(column, factor) for name, column in blocks.phases.items()}
+        blocks = RankBlocks(blocks.steps, _times(blocks.step, factor), phases)
+    return replace(
+        rank,
+        step_seconds=None if rank.step_seconds is None else factor * rank.step_seconds,
+        phase_seconds={name: factor * each for name, each in rank.phase_seconds.items()},
+        blocks=blocks,
+    )
+
+
+def _times(column: Iterable[float], factor: float) -> tuple[float, ...]:
+    return tuple(factor * each for each in column)
