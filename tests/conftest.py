@@ -66,11 +66,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"{tool} is not installed here")
 
 
+_KUBE = Path(__file__).parents[1] / ".venv-kube" / "bin"
+"""Where tools/kube_tools.sh puts Helm and kubectl."""
+
+
 def _installed(tool: str) -> bool:
     if tool.startswith("lib"):
         return ctypes.util.find_library(tool.removeprefix("lib")) is not None
     # What pip has installed is beside the interpreter, which is not on every PATH.
-    return (shutil.which(tool) or shutil.which(tool, path=Path(sys.executable).parent)) is not None
+    beside = os.pathsep.join(map(str, (Path(sys.executable).parent, _KUBE)))
+    return (shutil.which(tool) or shutil.which(tool, path=beside)) is not None
 
 
 @pytest.fixture(autouse=True)

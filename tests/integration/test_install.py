@@ -40,6 +40,7 @@ def copy_build_context(target: Path) -> None:
             if (ROOT / source).is_dir():
                 shutil.copytree(ROOT / source, target / source, ignore=ignored)
             else:
+                (target / source).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / source, target / source)
 
 

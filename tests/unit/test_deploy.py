@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd" / "torchperfd.service"
 DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
+# The chart with its default values; tests/deploy compares it with the chart, and has the others.
+MANIFEST = DEPLOY / "kubernetes" / "base" / "torchperfd.yaml"
 SBATCH = DEPLOY / "slurm" / "train.sbatch"
 # The client's default socket of the node's daemon.
 SOCKET = "/run/torchperfd/daemon.sock"
@@ -43,7 +45,7 @@ def compose() -> dict[str, Any]:
 
 
 def daemonset_pod() -> dict[str, Any]:
-    pod: dict[str, Any] = kind(DEPLOY / "kubernetes" / "daemonset.yaml", "DaemonSet")["spec"]["template"]
+    pod: dict[str, Any] = kind(MANIFEST, "DaemonSet")["spec"]["template"]
     return pod
 
 
@@ -67,7 +69,7 @@ def serve_commands() -> dict[str, list[str]]:
         "systemd": shlex.split(unit_settings()["ExecStart"])[1:],
         "docker": image_command(),
         "daemonset": daemonset_pod()["spec"]["containers"][0]["args"],
-        "sidecar": sidecar_pod()["spec"]["initContainers"][0]["args"],
+        "sidecar": sidecar_pod()["spec"]["initContainers"][1]["args"],
         "compose": compose()["daemon"]["command"],
     }
 
@@ -185,7 +187,7 @@ def test_the_image_is_built_from_files_that_reach_the_build() -> None:
         for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
         if line.startswith("!")
     }
-    copies = re.findall(r"^COPY (.+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    copies = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
     sources = {source for copy in copies for source in copy.split()[:-1]}
     assert sources == allowed
     assert all((ROOT / source).exists() for source in sources)
@@ -213,15 +215,15 @@ def test_health_check_of_the_image_needs_no_http() -> None:
 # Kubernetes
 
 
-@pytest.mark.parametrize("name", ["daemonset.yaml", "sidecar-example.yaml"])
+@pytest.mark.parametrize("name", ["daemonset", "sidecar"])
 def test_pods_are_scraped_at_the_port_that_the_daemon_serves(name: str) -> None:
-    pod = daemonset_pod() if name == "daemonset.yaml" else sidecar_pod()
+    pod = daemonset_pod() if name == "daemonset" else sidecar_pod()
     daemon = next(
         container
-        for container in pod["spec"]["containers"] + pod["spec"]["initContainers"]
+        for container in pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
         if "serve" in container.get("args", [])
     )
-    assert daemon["ports"] == [{"name": "metrics", "containerPort": PORT}]
+    assert daemon["ports"][0] == {"name": "metrics", "containerPort": PORT}
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(PORT)
     context = daemon["securityContext"]
     assert context["capabilities"] == {"drop": ["ALL"]}
@@ -229,15 +231,15 @@ def test_pods_are_scraped_at_the_port_that_the_daemon_serves(name: str) -> None:
     assert context["readOnlyRootFilesystem"]
 
 
-def test_daemonset_mounts_socket_and_captures_at_host_paths() -> None:
+def test_daemonset_shares_the_sockets_directory_alone() -> None:
     spec = daemonset_pod()["spec"]
     on_host = {
         volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume
     }
-    for container in spec["initContainers"] + spec["containers"]:
-        mounted = mounts(container)
-        for path in (str(Path(SOCKET).parent), CAPTURES):
-            assert on_host[mounted[path]] == path
+    (daemon,) = spec["containers"]
+    assert on_host[mounts(daemon)[str(Path(SOCKET).parent)]] == str(Path(SOCKET).parent)
+    # Clients hand their captures over: the daemon makes its directory below a volume of the pod.
+    assert mounts(daemon)[str(Path(CAPTURES).parent)] not in on_host
 
 
 def test_the_daemonset_sees_every_gpu_and_takes_none() -> None:
@@ -260,16 +262,9 @@ def test_daemonset_can_ask_kubelet_and_see_gpu_processes() -> None:
     assert on_host == {"path": str(POD_RESOURCES.parent), "type": "Directory"}
 
 
-def test_the_network_policy_selects_the_daemons_pods_and_port() -> None:
-    policy = kind(DEPLOY / "kubernetes" / "daemonset.yaml", "NetworkPolicy")["spec"]
-    labels = daemonset_pod()["metadata"]["labels"]
-    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
-    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == [PORT]
-
-
 def test_sidecar_shares_its_socket_alone_and_lets_job_end() -> None:
     spec = sidecar_pod()["spec"]
-    (daemon,), (train,) = spec["initContainers"], spec["containers"]
+    (_, daemon), (train,) = spec["initContainers"], spec["containers"]
     assert daemon["restartPolicy"] == "Always"
     assert environment(train)["TORCHPERFD_SOCKET"] == options(daemon["args"])["--socket"]
     assert mounts(daemon)[str(Path(SOCKET).parent)] == mounts(train)[str(Path(SOCKET).parent)]

@@ -52,6 +52,11 @@ def _isolation() -> list[str]:
 if __name__ == "__main__":
     if not sys.flags.safe_path:
         del sys.path[0]  # this file's directory: its modules are not top-level ones
+    # Where the package was put on the path by hand, as in a container that was given it, children find it.
+    model = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    package_root = os.path.dirname(os.path.dirname(model))  # noqa: PTH120
+    if package_root not in sys.path:
+        sys.path.append(package_root)
     del sys.argv[0]
     from importlib import import_module
 
