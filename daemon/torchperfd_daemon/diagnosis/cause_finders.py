@@ -1,7 +1,7 @@
 """Finds the causes that show by comparing ranks, or in what the measured causes leave of a step. Pure."""
 
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,23 +10,22 @@ from torchperfd_daemon.diagnosis.cause_table import (
     COLLECTIVES_SHARE,
     EXPLAINED,
     HOST_BOUND,
-    MIN_CAUSE_SHARE,
     MIN_COLLECTIVES,
     SMALL_BATCH,
     SMALL_BATCH_SHARE,
     SYNCHRONISATION,
     UNEVEN_SHARE,
-    device_idle,
     script_code,
     script_code_phase,
 )
 from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk, idled_words
 from torchperfd_daemon.diagnosis.edits import DATA, Edit, both, equal_work, less_exchange, less_host
-from torchperfd_daemon.diagnosis.evidence import full_first
+from torchperfd_daemon.diagnosis.evidence import FULL_SOON_S
 from torchperfd_daemon.diagnosis.step_model import StepModel
-from torchperfd_daemon.diagnosis.verdict import Cause
-from torchperfd_daemon.diagnosis.waits import find_imbalance
+from torchperfd_daemon.diagnosis.verdict import Cause, of_step
 
+FORESIGHT: Final = 150.0
+"""Growth is extrapolated to at most this multiple of the time over which it was observed."""
 _AS_LATE: Final = 0.9
 """Ranks whose lateness reaches this share of the longest one differ only by chance."""
 _HALF: Final = 0.5
@@ -41,32 +40,20 @@ def find_script_collectives(walk: Walk) -> None:
     Their time on the rank that waits least is the exchange; the rest is the wait for the last rank, which
     they do not cause.
     """
-    ranks = walk.job.ranks
-    if min(rank.script_collectives for rank in ranks) < MIN_COLLECTIVES or not walk.job.together:
+    if min(rank.script_collectives for rank in walk.ranks) < MIN_COLLECTIVES or not walk.job.together:
         return
-    seconds = min(rank.script_collective_seconds for rank in ranks)
+    seconds = min(rank.script_collective_seconds for rank in walk.ranks)
     seconds = min(seconds, float(walk.rest.model.exchange.mean()))
     edit = less_exchange(seconds)
     cost = min(seconds, walk.job.gain(edit))
     if cost < COLLECTIVES_SHARE * walk.step:
         return
-    where = max(ranks, key=lambda rank: rank.script_collective_seconds)
-    words = (
-        f"{duration(cost)} of each {duration(walk.step)} step in {where.script_collectives:.0f}"
-        " collectives that the script starts itself"
-    )
-    words += f", most of them in {where.script_collective_line}" if where.script_collective_line else ""
-    walk.add(
-        Cause.SCRIPT_COLLECTIVES,
-        where,
-        None,
-        cost,
-        words,
-        edit,
-        ever_since=True,
-        phase="collective_wait",
-        lasts=True,
-    )
+    where = max(walk.ranks, key=lambda rank: rank.script_collective_seconds)
+    line = where.script_collective_line
+    words = f"{of_step(cost, walk.step)} in {where.script_collectives:.0f} collectives that the script starts"
+    words += f" itself, most of them in {line}" if line else " itself"
+    found = Finding(Cause.SCRIPT_COLLECTIVES, where, None, cost, words, edit, "collective_wait", lasts=True)
+    walk.add(found, ever_since=True)
 
 
 def find_memory_growth(walk: Walk) -> None:
@@ -74,21 +61,22 @@ def find_memory_growth(walk: Walk) -> None:
 
     Its cost is the unclaimed lateness of the one rank that grows: the kernel has to clear new pages.
     """
-    ranks = walk.job.ranks
-    growing = [rank for rank in ranks if rank.full_in_seconds is not None]
-    first = full_first(growing)
-    if first is None or any(each.cause is Cause.MEMORY_PRESSURE for each in walk.found):
+    times = [(rank.full_in_seconds, rank) for rank in walk.ranks if rank.full_in_seconds is not None]
+    if not times or any(each.cause is Cause.MEMORY_PRESSURE for each in walk.found):
         return
-    rank, full_in = first
+    full_in, rank = min(times, key=lambda each: each[0])
+    if full_in > min(FULL_SOON_S, FORESIGHT * rank.grows_for_seconds):
+        return
     words = f"memory grows by {rank.grows_by / 2**20:.3g} MiB/s and is full in {full_in / 60:.0f} min"
-    alike = 2 * len(growing) > len(ranks) > 1
-    place, cost = ranks.index(rank), 0.0
+    alike = 2 * len(times) > len(walk.ranks) > 1
+    place, cost = walk.ranks.index(rank), 0.0
     edit: Edit = less_host({})
-    if not alike and rank.late_phase not in _OF_PHASE and walk.late[place] >= MIN_CAUSE_SHARE * walk.step:
+    if not alike and rank.late_phase not in _OF_PHASE and walk.late[place] >= walk.least:
         edit = less_host({place: walk.late[place]})
         cost, walk.late[place] = walk.job.gain(edit), 0.0
-        words += f"; {duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
-    walk.add(Cause.MEMORY_PRESSURE, rank, None if alike else rank.rank, cost, words, edit, ever_since=True)
+        words += f"; {of_step(cost, rank.step_seconds)} more than its peers need"
+    found = Finding(Cause.MEMORY_PRESSURE, rank, None if alike else rank.rank, cost, words, edit)
+    walk.add(found, ever_since=True)
 
 
 def find_synchronisation(walk: Walk) -> None:
@@ -98,21 +86,20 @@ def find_synchronisation(walk: Walk) -> None:
     for the causes so far or because it waits for other ranks, as in the bubble of a pipeline, does not
     idle longer for this one.
     """
-    ranks = walk.job.ranks
     claimed = walk.job.replayed.mean - walk.rest.replayed.mean
-    idle = [
-        max(0.0, min(rank.sync_seconds, device_idle(rank) - claimed)) if rank.device_busy is not None else 0.0
-        for rank in ranks
-    ]
-    if not any(idle):
+    idle = {
+        id(rank): max(0.0, min(rank.sync_seconds, rank.idle_seconds - claimed))
+        for rank in walk.ranks
+        if rank.device_busy is not None
+    }
+    if not any(idle.values()):
         return
-    longest = ranks[max(range(len(ranks)), key=lambda place: idle[place])]
+    longest = max(walk.ranks, key=lambda rank: idle.get(id(rank), 0.0))
     where = f", most of it in {longest.sync_line}" if longest.sync_line else ""
-    numbers = {id(rank): seconds for rank, seconds in zip(ranks, idle, strict=True)}
     row = replace(
         SYNCHRONISATION,
         words=f"{SYNCHRONISATION.words}{where}",
-        measure=lambda rank, _: numbers.get(id(rank), max(0.0, min(rank.sync_seconds, device_idle(rank)))),
+        measure=lambda rank, _: idle.get(id(rank), max(0.0, min(rank.sync_seconds, rank.idle_seconds))),
     )
     walk.measure(row)
 
@@ -122,38 +109,36 @@ def find_lateness(walk: Walk) -> None:
 
     If several ranks are about equally late, the one with the lowest number is named, at every sample.
     """
-    ranks, late = walk.job.ranks, walk.late
+    ranks, late = walk.ranks, walk.late
     alike = [place for place in range(len(ranks)) if late[place] >= _AS_LATE * max(late)]
     place = min(alike, key=lambda each: ranks[each].rank)
     rank, excess = ranks[place], late[place]
-    if excess < MIN_CAUSE_SHARE * walk.step:
+    if excess < walk.least:
         return
-    edit = both(less_host({place: excess}, peaks=True), _devices_as_peers(walk, [place]))
-    cost = min(excess, walk.job.gain(edit)) if walk.job.together else excess
-    cost, idled = (cost, 0.0) if rank.late_ever_since else walk.less_absorbed(rank, cost)
-    others = [
-        each.rank
-        for number, each in enumerate(ranks)
-        if number != place and late[number] >= MIN_CAUSE_SHARE * walk.step
-    ]
+    edit = _without_lateness(walk, {place: excess})
+    cost, idled = min(excess, walk.job.gain(edit)) if walk.job.together else excess, 0.0
+    if not rank.late_ever_since:
+        cost, idled = walk.less_absorbed(rank, cost)
     together = _as_late_as(walk, place)
     if len(together) > 1:
         # Each of several late ranks costs nothing alone, and all of them together what they are late by.
-        edit = both(less_host(together, peaks=True), _devices_as_peers(walk, together))
+        edit = _without_lateness(walk, together)
         cost = max(cost, min(excess, walk.job.gain(edit)))
-    if cost < MIN_CAUSE_SHARE * walk.step:
+    if cost < walk.least:
         return
-    words = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
+    words = f"{of_step(cost, rank.step_seconds)} more than its peers need"
     words += f", most of it in {rank.late_phase}" if rank.late_phase else ""
     words += idled_words(idled)
+    others = [
+        each.rank for each, more in zip(ranks, late, strict=True) if each is not rank and more >= walk.least
+    ]
     if others:
         named = ", ".join(map(str, others[:_MAX_NAMED]))
         words += f"; so {'do' if len(others) > 1 else 'does'} rank {named}"
     cause = _OF_PHASE.get(rank.late_phase, Cause.SLOW_RANK)
     if all(each.cause is not cause for each in walk.found):
-        walk.add(
-            cause, rank, rank.rank, cost, words, edit, ever_since=rank.late_ever_since, phase=rank.late_phase
-        )
+        found = Finding(cause, rank, rank.rank, cost, words, edit, rank.late_phase)
+        walk.add(found, ever_since=rank.late_ever_since)
 
 
 def _as_late_as(walk: Walk, place: int) -> dict[int, float]:
@@ -162,14 +147,18 @@ def _as_late_as(walk: Walk, place: int) -> dict[int, float]:
     Lateness that may be chance counts here, too: without it the late rank would cost nothing.
     """
     (group,) = (each for each in walk.job.groups if place in each)
-    own = {each: walk.job.ranks[each].own_seconds for each in group}
+    own = {each: walk.ranks[each].own_seconds for each in group}
     usual = own[place] - walk.late[place]
     excess = {each: min(seconds - usual, walk.late[place]) for each, seconds in own.items()}
     return {each: seconds for each, seconds in excess.items() if seconds >= _HALF * walk.late[place]}
 
 
-def _devices_as_peers(walk: Walk, places: Collection[int]) -> Edit:
-    """Return the edit by which the devices of these ranks work no longer than most of their group's."""
+def _without_lateness(walk: Walk, late: Mapping[int, float]) -> Edit:
+    """Return the edit that takes lateness from hosts, and lets their devices work as long as most peers'.
+
+    Args:
+        late: By a rank's place, in seconds per step.
+    """
 
     def edit(model: StepModel) -> StepModel:
         device = model.device.copy()
@@ -177,26 +166,43 @@ def _devices_as_peers(walk: Walk, places: Collection[int]) -> Edit:
         for group in walk.job.groups:
             usual = statistics.median_low(works[group].tolist())
             for place in group:
-                if place in places and works[place] > usual:
+                if place in late and works[place] > usual:
                     device[:, place] *= usual / works[place]
         return model.with_device(device)
 
-    return edit
+    return both(less_host(late, peaks=True), edit)
 
 
 def find_imbalance_of_stages(walk: Walk) -> None:
-    """Find a pipeline whose stages work for different times."""
-    # Less what causes have claimed of a rank's lateness.
-    found = find_imbalance(
-        (rank.stage, rank.own_seconds - (rank.late_seconds - late), rank.wait_seconds)
-        for rank, late in zip(walk.job.ranks, walk.late, strict=True)
-    )
-    if not found or not walk.job.together or found.cost_seconds < MIN_CAUSE_SHARE * walk.step:
+    """Find a pipeline whose stages work for different times.
+
+    The step takes as long as the longest stage needs. With equal stages it would take their mean. Ranks
+    without a stage are left out, and so is what causes have claimed of a rank's lateness.
+    """
+    stages = {stage: places for stage, places in walk.job.stages.items() if stage is not None}
+    if len(stages) < 2 or not walk.job.together:
         return
-    where = next(rank for rank in walk.job.ranks if rank.stage == found.stage)
-    edit = equal_work([range(len(walk.job.ranks))], means=True)
-    words = found.words(where.step_seconds)
-    walk.add(Cause.PIPELINE_IMBALANCE, where, None, found.cost_seconds, words, edit, ever_since=True)
+    unclaimed = [
+        rank.own_seconds - (rank.late_seconds - late)
+        for rank, late in zip(walk.ranks, walk.late, strict=True)
+    ]
+    # Of an even number the lower one: a slow rank makes its stage no longer, not even of two.
+    own = {
+        stage: statistics.median_low(unclaimed[each] for each in places) for stage, places in stages.items()
+    }
+    longest, mean = max(own, key=lambda stage: own[stage]), statistics.fmean(own.values())
+    cost = own[longest] - mean
+    if cost < walk.least:
+        return
+    where = walk.ranks[stages[longest][0]]
+    waits = statistics.median(walk.ranks[each].wait_seconds for places in stages.values() for each in places)
+    words = (
+        f"stage {longest} works {of_step(own[longest], where.step_seconds)}, the {len(stages)} stages"
+        f" {duration(mean)} on average; ranks wait for {duration(waits)} of it; move layers from stage"
+        f" {longest} to others"
+    )
+    edit = equal_work([range(len(walk.ranks))], means=True)
+    walk.add(Finding(Cause.PIPELINE_IMBALANCE, where, None, cost, words, edit), ever_since=True)
 
 
 def find_uneven_work(walk: Walk) -> None:
@@ -205,42 +211,36 @@ def find_uneven_work(walk: Walk) -> None:
         return
     edit = equal_work(walk.job.groups)
     cost = min(walk.job.gain(edit), walk.rest.gain(edit))
-    queued = statistics.median(rank.queued_seconds for rank in walk.job.ranks)
+    queued = statistics.median(rank.queued_seconds for rank in walk.ranks)
     if cost - queued < UNEVEN_SHARE * walk.step:
         return
-    where = max(walk.job.ranks, key=lambda rank: rank.wait_seconds)
+    where = max(walk.ranks, key=lambda rank: rank.wait_seconds)
     words = (
-        f"{duration(cost)} of each {duration(walk.step)} step waiting for ranks whose work differs from"
-        " step to step; no rank is slow by itself"
+        f"{of_step(cost, walk.step)} waiting for ranks whose work differs from step to step; no rank is slow"
+        " by itself"
     )
-    walk.add(
-        Cause.UNEVEN_WORK,
-        where,
-        None,
-        cost,
-        words,
-        edit,
-        ever_since=walk.growth < EXPLAINED * cost,
-        lasts=True,
-    )
+    found = Finding(Cause.UNEVEN_WORK, where, None, cost, words, edit, lasts=True)
+    walk.add(found, ever_since=walk.growth < EXPLAINED * cost)
 
 
 def find_growing_steps(walk: Walk) -> None:
     """Find steps that become longer with each step; they cost what they have grown by since the start."""
-    ranks = walk.job.ranks
-    if 2 * sum(rank.step_grows_seconds > 0 for rank in ranks) <= len(ranks):
+    if 2 * sum(rank.step_grows_seconds > 0 for rank in walk.ranks) <= len(walk.ranks):
         return
-    where = max(ranks, key=lambda rank: rank.step_grown_seconds)
-    cost = min(where.step_grown_seconds, statistics.median(walk.rest.own.tolist()))
-    if cost < MIN_CAUSE_SHARE * walk.step:
+    where = max(walk.ranks, key=lambda rank: rank.step_grown_seconds)
+    cost, phase = (
+        min(where.step_grown_seconds, statistics.median(walk.rest.own.tolist())),
+        where.step_grows_phase,
+    )
+    if cost < walk.least:
         return
     words = (
-        f"{duration(cost)} of each {duration(walk.step)} step more than at the start: each step takes"
+        f"{of_step(cost, walk.step)} more than at the start: each step takes"
         f" {duration(where.step_grows_seconds)} more than the one before"
     )
-    words += f", most of it in {where.step_grows_phase}" if where.step_grows_phase else ""
-    edit = less_host(dict.fromkeys(range(len(ranks)), cost), where.step_grows_phase)
-    walk.add(Cause.GROWING_STEPS, where, None, cost, words, edit, phase=where.step_grows_phase)
+    words += f", most of it in {phase}" if phase else ""
+    edit = less_host(dict.fromkeys(range(len(walk.ranks)), cost), phase)
+    walk.add(Finding(Cause.GROWING_STEPS, where, None, cost, words, edit, phase))
 
 
 def find_exchange(walk: Walk) -> None:
@@ -249,18 +249,18 @@ def find_exchange(walk: Walk) -> None:
     If main threads wait longer for processors than before, the threads that carry out collectives may as
     well. Twice the wait is subtracted, since they first collect and then distribute.
     """
-    ranks, cost = walk.job.ranks, walk.exchange_growth
-    starved = [max(0.0, rank.queued_seconds - rank.before.queued_seconds) for rank in ranks if rank.before]
-    if cost <= 0 or cost - 2 * statistics.median(starved) < MIN_CAUSE_SHARE * walk.step:
+    cost = walk.exchange_growth
+    starved = [
+        max(0.0, rank.queued_seconds - rank.before.queued_seconds) for rank in walk.ranks if rank.before
+    ]
+    if cost <= 0 or cost - 2 * statistics.median(starved) < walk.least:
         return
-    if ranks[0].on_device:
+    if walk.ranks[0].on_device:
         # Waits on devices contain what the hosts' own delays add there, too.
         cost = min(cost, walk.growth)
-    words = (
-        f"{duration(cost)} of each {duration(walk.step)} step in collectives after the last rank has"
-        " arrived, more than before"
-    )
-    walk.add(Cause.COLLECTIVE, ranks[0], None, cost, words, less_exchange(cost), phase="collective_wait")
+    words = f"{of_step(cost, walk.step)} in collectives after the last rank has arrived, more than before"
+    edit = less_exchange(cost)
+    walk.add(Finding(Cause.COLLECTIVE, walk.ranks[0], None, cost, words, edit, "collective_wait"))
 
 
 def find_host_bound(walk: Walk) -> None:
@@ -275,13 +275,12 @@ def find_script_code(walk: Walk) -> None:
     What one rank does there more than the others makes it a slow rank. If a device works meanwhile, this
     code need not cost anything.
     """
-    ranks = walk.job.ranks
-    pasts = [rank.before for rank in ranks if rank.before]
+    ranks, pasts = walk.ranks, walk.pasts
     if any(
         each.hides_script_code or each.on_device or each.device_busy is not None for each in (*ranks, *pasts)
     ):
         return
-    phase = script_code_phase([(rank.phase_seconds, rank.step_seconds) for rank in ranks])
+    phase = script_code_phase(ranks)
     row = script_code(phase)
     shares = [rank.phase_seconds.get(phase, 0.0) / rank.step_seconds for rank in ranks]
     if pasts and statistics.median_low(shares) < row.ever_since:
@@ -302,23 +301,22 @@ def find_small_batches(walk: Walk) -> None:
     The optimizer's work is of the parameters, not of the samples: a batch of twice the size would need
     half of it for a sample.
     """
-    ranks, loader = walk.job.ranks, walk.job.ranks[0].loader
+    loader, rest = walk.ranks[0].loader, walk.rest
     size = loader.batch_size if loader is not None else 0
     if not 0 < size <= SMALL_BATCH or walk.job.model.has_device or not walk.since_start:
         return
-    saved = {
-        place: (walk.rest.left(place, "optimizer") + walk.rest.left(place, "zero_grad")) / 2
-        for place in range(len(ranks))
-    }
+    places = range(len(walk.ranks))
+    saved = {place: (rest.left(place, "optimizer") + rest.left(place, "zero_grad")) / 2 for place in places}
     edit = less_host(saved, "optimizer")
     cost = walk.job.gain(edit)
     if cost < SMALL_BATCH_SHARE * walk.step:
         return
     words = (
-        f"{duration(cost)} of each {duration(walk.step)} step for a batch of {size}, which one of"
-        " twice the size would save: the optimizer takes as long whatever the size of the batch"
+        f"{of_step(cost, walk.step)} for a batch of {size}, which one of twice the size would save: the"
+        " optimizer takes as long whatever the size of the batch"
     )
-    walk.add(Cause.SMALL_BATCHES, ranks[0], None, cost, words, edit, ever_since=True, phase="optimizer")
+    found = Finding(Cause.SMALL_BATCHES, walk.ranks[0], None, cost, words, edit, "optimizer")
+    walk.add(found, ever_since=True)
 
 
 def find_all(walk: Walk) -> list[Finding]:

@@ -13,10 +13,14 @@ from typing import Final
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.edits import DATA
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
-from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, SCRIPT_CODE_SHARE, Cause
+from torchperfd_daemon.diagnosis.verdict import Cause
 
 MIN_CAUSE_SHARE: Final = 0.05
 """A cause that costs a smaller share of the step is not reported."""
+_INPUT_SHARE: Final = 0.2
+"""Waiting for data is a cause from this share of the step on..."""
+_SCRIPT_SHARE: Final = 0.2
+"""...and so is the script's own code between the phases."""
 UNEVEN_SHARE: Final = 0.1
 """Work that differs from step to step is a cause from this share of the step on: all work does a little."""
 MIN_COLLECTIVES: Final = 2
@@ -107,16 +111,6 @@ def _locked_out(rank: RankEvidence, _: Left) -> float:
     return rank.blocked_seconds + (rank.queued_seconds if is_held and rank.ran_seconds else 0.0)
 
 
-def device_work(rank: RankEvidence) -> float:
-    """Return how long a rank's device works in a step, in seconds; 0 where it is unknown."""
-    return rank.step_seconds * rank.device_busy if rank.device_busy is not None else 0.0
-
-
-def device_idle(rank: RankEvidence) -> float:
-    """Return how long a rank's device neither works nor waits for other ranks in a step, in seconds."""
-    return rank.step_seconds - device_work(rank) - rank.wait_seconds
-
-
 def _unserved(rank: RankEvidence, _: Left) -> float:
     """Return the wait for a processor, which for the threads of collectives counts beyond the past's only.
 
@@ -151,7 +145,7 @@ INPUT: Final = Row(
     "waiting for data",
     lambda _, left: left(DATA),
     phase=DATA,
-    ever_since=INPUT_BOUND_SHARE,
+    ever_since=_INPUT_SHARE,
     lasts=True,
 )
 
@@ -198,7 +192,7 @@ MEASURED: Final[Sequence[Row]] = (
         "stalled for disk or network storage",
         _stored,
         phase=DATA,
-        ever_since=INPUT_BOUND_SHARE,
+        ever_since=_INPUT_SHARE,
         lasts=True,
     ),
     Row(Cause.MEMORY_PRESSURE, "stalled for memory", lambda rank, _: rank.reclaim_seconds),
@@ -216,14 +210,14 @@ MEASURED: Final[Sequence[Row]] = (
     Row(
         Cause.GPU_THROTTLING,
         "lost to a device clock lowered by power or heat",
-        lambda rank, _: device_work(rank) * rank.device_throttled * rank.device_slowdown,
+        lambda rank, _: rank.work_seconds * rank.device_throttled * rank.device_slowdown,
         of_device=True,
         in_part=True,
     ),
     Row(
         Cause.GPU_SHARED,
         "lost to other processes on the device",
-        lambda rank, _: device_work(rank) * rank.device_shared,
+        lambda rank, _: rank.work_seconds * rank.device_shared,
         of_device=True,
     ),
     INPUT,
@@ -255,18 +249,15 @@ _IDLE_DEVICE: Final = 0.5
 _NOT_HOST: Final = WAITING | {DATA}
 
 
-def script_code_phase(ranks: Sequence[tuple[Mapping[str, float], float]]) -> str:
+def script_code_phase(ranks: Sequence[RankEvidence]) -> str:
     """Return the phase in which most ranks spend most of the script's own code: ``other`` or ``loss``.
 
     The time of ``loss`` counts from :data:`MIN_LOSS_SECONDS` on.
-
-    Args:
-        ranks: Of each rank, the seconds of each phase, and of the step; at least one.
     """
 
     def share(phase: str, least: float) -> float:
-        shares = [phases.get(phase, 0.0) / step for phases, step in ranks if phases.get(phase, 0.0) >= least]
-        return statistics.median_low([0.0] * (len(ranks) - len(shares)) + shares)
+        spent = ((rank.phase_seconds.get(phase, 0.0), rank.step_seconds) for rank in ranks)
+        return statistics.median_low(seconds / step if seconds >= least else 0.0 for seconds, step in spent)
 
     return "loss" if share("loss", MIN_LOSS_SECONDS) > share("other", 0.0) else "other"
 
@@ -278,7 +269,7 @@ def script_code(phase: str) -> Row:
         f"in {SCRIPT_WORDS[phase]}",
         lambda _, left: left(phase),
         phase=phase,
-        ever_since=SCRIPT_CODE_SHARE,
+        ever_since=_SCRIPT_SHARE,
         lasts=True,
     )
 
@@ -288,7 +279,7 @@ def _host_beyond_device(rank: RankEvidence, left: Left) -> float:
     if rank.device_busy is None or rank.device_busy >= _IDLE_DEVICE:
         return 0.0
     working = sum(left(name) for name in rank.phase_seconds if name not in _NOT_HOST)
-    return working - device_work(rank)
+    return working - rank.work_seconds
 
 
 EVER_SINCE: Final[Mapping[Cause, float]] = {

@@ -2,8 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from torchperfd.model.formatting import duration
@@ -15,8 +16,8 @@ from torchperfd_daemon.diagnosis.cause_table import (
     MEASURED,
     MIN_CAUSE_SHARE,
     MOST_OF,
+    Left,
     Row,
-    device_idle,
 )
 from torchperfd_daemon.diagnosis.edits import (
     Edit,
@@ -29,7 +30,7 @@ from torchperfd_daemon.diagnosis.edits import (
 )
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.job import Job
-from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.verdict import Cause, of_step
 
 _SHOWN_SHARE: Final = 0.25
 """Time that the device's work hides is mentioned from this share of the cost on."""
@@ -49,6 +50,7 @@ class Finding:
         cost_seconds: The measured step less the replayed one without it.
         words: The evidence.
         edit: What removes it from the model.
+        phase: The phase that contains it; empty for all own work.
         has_grown: Whether it has come with the run's slowdown.
         lasts: Whether it is reported beside a slowdown that it has not come with.
     """
@@ -56,11 +58,11 @@ class Finding:
     cause: Cause
     where: RankEvidence
     rank: int | None
-    phase: str
     cost_seconds: float
     words: str
     edit: Edit
-    has_grown: bool
+    phase: str = ""
+    has_grown: bool = False
     lasts: bool = False
 
 
@@ -74,14 +76,17 @@ class Walk:
 
     def __init__(self, job: Job, past: Job | None) -> None:
         self.job = job
+        self.ranks = job.ranks
         self.rest = job
         """The job without what was found; what is left of its phases has no cause yet."""
         self.found: list[Finding] = []
         self.usual: list[str] = []
         """Causes between :data:`MIN_SHARE` and their own share, in words."""
         self.past = past
+        self.pasts = [rank.before for rank in job.ranks if rank.before]
         self.step = job.step_seconds
-        self.since_start = not any(rank.before for rank in job.ranks)
+        self.least = MIN_CAUSE_SHARE * self.step
+        self.since_start = not self.pasts
         self._computed = [0.0] * len(job.ranks)
         self.late = [rank.late_seconds for rank in job.ranks]
         """What each rank is late by, without what causes have claimed of that, in seconds."""
@@ -91,12 +96,14 @@ class Walk:
 
     def measure_all(self) -> None:
         """Find all causes that are measured on each rank, in the order of the table."""
+        in_background = any(rank.background_save_seconds > rank.checkpoint_seconds for rank in self.ranks)
+        are_crowded = all(
+            rank.threads and rank.cpus and rank.threads > max(1.0, rank.cpus) for rank in self.ranks
+        )
         for row in MEASURED:
-            in_background = row.cause is Cause.CHECKPOINT and any(map(_mostly_in_background, self.job.ranks))
-            least = (
-                CROWDED_SHARE if row.of_machine and all(map(_has_too_many_threads, self.job.ranks)) else 0.0
-            )
-            self.measure(BACKGROUND if in_background else row, least)
+            is_background = row.cause is Cause.CHECKPOINT and in_background
+            least = CROWDED_SHARE if row.of_machine and are_crowded else 0.0
+            self.measure(BACKGROUND if is_background else row, least)
 
     @property
     def is_state_hidden(self) -> bool:
@@ -106,12 +113,9 @@ class Walk:
     @property
     def growth(self) -> float:
         """The growth of the steps that no cause has explained so far, at least 0, in seconds."""
-        grown = max(
-            (each.step_seconds - each.before.step_seconds for each in self.job.ranks if each.before),
-            default=0.0,
-        )
+        grown = [each.step_seconds - each.before.step_seconds for each in self.ranks if each.before]
         explained = self.job.replayed.mean - self._with_growth.replayed.mean
-        return max(0.0, grown - explained - self._not_replayed)
+        return max(0.0, max(grown, default=0.0) - explained - self._not_replayed)
 
     def measure(self, row: Row, least: float = 0.0) -> None:
         """Find one cause that is measured on each rank.
@@ -119,34 +123,28 @@ class Walk:
         Args:
             least: The least share of the step; 0 stands for the row's own.
         """
-        ranks = self.job.ranks
-        lost = [max(0.0, row.measure(rank, self._left(place))) for place, rank in enumerate(ranks)]
-        pasts = [
-            max(0.0, row.measure(rank.before, _phases(rank.before))) if rank.before else 0.0 for rank in ranks
+        beyond = [
+            max(0.0, row.measure(rank, partial(self.rest.left, place)))
+            - (max(0.0, row.measure(rank.before, _recorded(rank.before))) if rank.before else 0.0)
+            for place, rank in enumerate(self.ranks)
         ]
-        beyond = [max(0.0, now - then) for now, then in zip(lost, pasts, strict=True)]
+        beyond = compared = [max(0.0, each) for each in beyond]
         if row.of_machine:
-            beyond = [each * self._unclaimed(place) for place, each in enumerate(beyond)]
-            compared = _equal_work_waits(ranks, beyond) if self.job.together else beyond
-        else:
-            compared = beyond
+            beyond = compared = [each * self._unclaimed(place) for place, each in enumerate(beyond)]
+            if self.job.together:
+                compared = _equal_work_waits(self.ranks, beyond)
         if max(compared, default=0.0) <= 0:
             return
-        culprit = max(range(len(ranks)), key=lambda place: compared[place])
-        usual = (
-            statistics.median(compared[:culprit] + compared[culprit + 1 :])
-            if len(ranks) > 1
-            else compared[culprit]
-        )
+        culprit = max(range(len(compared)), key=lambda place: compared[place])
+        usual = _usual(compared, culprit)
         alike = usual >= compared[culprit] * (0.5 if self.since_start else row.alike_from)
         if alike or self._is_shared(row, beyond, culprit):
             self.add_alike(row, beyond, compared, culprit, least)
         else:
-            excess = compared[culprit] - (usual if ranks[culprit].before is None else 0.0)
+            excess = compared[culprit] - (usual if self.ranks[culprit].before is None else 0.0)
             self._add_of_rank(row, culprit, excess)
         if row.computes:
-            for place, seconds in enumerate(beyond):
-                self._computed[place] += seconds
+            self._computed = [sum(each) for each in zip(self._computed, beyond, strict=True)]
 
     def _is_shared(self, row: Row, lost: Sequence[float], culprit: int) -> bool:
         """Return whether most of a loss would stay without that of the rank which loses most.
@@ -155,11 +153,8 @@ class Walk:
         """
         if row.of_machine or row.beside_steps or not self.job.has_steps or not self.job.together:
             return False
-        alone = self.job.gain(self.edit(row, {culprit: lost[culprit]}))
-        return alone < MOST_OF * self.job.gain(self.edit(row, dict(enumerate(lost))))
-
-    def _left(self, place: int) -> Callable[[str], float]:
-        return lambda phase: self.rest.left(place, phase)
+        alone = self.job.gain(self._edit(row, {culprit: lost[culprit]}))
+        return alone < MOST_OF * self.job.gain(self._edit(row, dict(enumerate(lost))))
 
     def _unclaimed(self, place: int) -> float:
         """Return the part of a rank's runnable time that no cause has claimed which computes itself."""
@@ -185,79 +180,74 @@ class Walk:
             least: The least share of the step; 0 stands for the row's own.
             most: The most that it may cost, in seconds.
         """
-        where = self.job.ranks[culprit]
-        edit = self.edit(row, dict(enumerate(lost)))
-        taken = lost[culprit]
-        # How long the host waits and the device idles is measured; when it launches what is not.
-        cost = taken if row.syncs else min(self.job.gain(edit), most)
-        if row.peaks and self.job.model.has_device:
-            # Means of steps spread a pause over all of them, as if the device's work could hide it.
-            cost = max(cost, min(taken, self.job.idle(culprit)))
-        if row.of_machine and not self.since_start and max(lost) >= EXPLAINED * self.growth > 0 and self.past:
-            # A rank has more threads than the measured ones, and the ranks wait for each other.
-            cost, edit = max(cost, self.growth), as_before(self.past.model)
-        elif not self.since_start and row.in_part and cost >= MOST_OF * self.growth > 0:
-            cost = self.growth
-        elif not self.since_start and where.on_device:
-            # Devices have worked through what was queued: steps have grown by less than the host lost.
-            cost = min(cost, self.growth)
-        elif row.peaks:
-            cost, _ = self.less_absorbed(where, cost, row)
+        where, taken = self.ranks[culprit], lost[culprit]
+        cost, edit = self._cost_of_all(row, lost, culprit, most)
         least = least or (row.ever_since if self.since_start else MIN_CAUSE_SHARE)
         if cost < least * self.step or cost <= 0:
-            if cost >= MIN_CAUSE_SHARE * self.step:
+            if cost >= self.least:
                 self.usual.append(f"{duration(cost)} {row.words}, a cause from {least:.0%} on")
             elif taken >= least * self.step and row.phase:
                 self.usual.append(f"{duration(taken)} {row.words} while the device works")
             return
-        words = f"{duration(cost)} of each {duration(where.step_seconds)} step {row.words}"
-        if taken - cost >= _SHOWN_SHARE * cost and not row.of_machine:
-            words += f", {duration(taken - cost)} more while the device works"
+        words = f"{of_step(cost, where.step_seconds)} {row.words}"
         if row.of_machine:
             # A rank that waits longer for processors is late for that. One that has always had more work is
             # not late for it after a slowdown.
-            usual = statistics.median(compared[:culprit] + compared[culprit + 1 :] or compared)
+            usual = _usual(compared, culprit)
             waits = compared if self.since_start else lost
             self.late = [
                 max(0.0, late - max(0.0, wait - usual)) for late, wait in zip(self.late, waits, strict=True)
             ]
+        elif taken - cost >= _SHOWN_SHARE * cost:
+            words += f", {duration(taken - cost)} more while the device works"
         is_state = row.of_machine and self.since_start
-        self.add(
-            row.cause,
-            where,
-            None,
-            cost,
-            words,
-            edit,
-            phase=row.phase,
-            lasts=row.lasts,
-            claims=not is_state,
-        )
+        found = Finding(row.cause, where, None, cost, words, edit, row.phase, lasts=row.lasts)
+        self.add(found, claims=not is_state)
+
+    def _cost_of_all(self, row: Row, lost: Sequence[float], culprit: int, most: float) -> tuple[float, Edit]:
+        """Return what a loss of all ranks costs, and the edit without it; the arguments are as above."""
+        where, taken = self.ranks[culprit], lost[culprit]
+        edit = self._edit(row, dict(enumerate(lost)))
+        # How long the host waits and the device idles is measured; when it launches what is not.
+        cost = taken if row.syncs else min(self.job.gain(edit), most)
+        if row.peaks and self.job.model.has_device:
+            # Means of steps spread a pause over all of them, as if the device's work could hide it.
+            cost = max(cost, min(taken, max(0.0, where.idle_seconds)))
+        if self.since_start:
+            return (self.less_absorbed(where, cost, row)[0] if row.peaks else cost), edit
+        if row.of_machine and max(lost) >= EXPLAINED * self.growth > 0 and self.past:
+            # A rank has more threads than the measured ones, and the ranks wait for each other.
+            return max(cost, self.growth), as_before(self.past.model)
+        if row.in_part and cost >= MOST_OF * self.growth > 0:
+            return self.growth, edit
+        if where.on_device:
+            # Devices have worked through what was queued: steps have grown by less than the host lost.
+            return min(cost, self.growth), edit
+        return cost, edit
 
     def _add_of_rank(self, row: Row, place: int, excess: float) -> None:
         """Add a loss of one rank, which costs what the others wait for it."""
-        where = self.job.ranks[place]
+        where = self.ranks[place]
         cost, edit = self._cost_of_rank(row, place, excess)
         cost, idled = self.less_absorbed(where, cost, row)
-        if cost < MIN_CAUSE_SHARE * self.step:
+        if cost < self.least:
             return
-        words = f"{duration(cost)} of each {duration(where.step_seconds)} step {row.words}"
-        words += idled_words(idled)
-        self.add(row.cause, where, where.rank, cost, words, edit, phase=row.phase, lasts=row.lasts)
+        words = f"{of_step(cost, where.step_seconds)} {row.words}{idled_words(idled)}"
+        self.add(Finding(row.cause, where, where.rank, cost, words, edit, row.phase, lasts=row.lasts))
         self.late[place] = max(0.0, self.late[place] - max(cost + idled, excess))
 
     def _cost_of_rank(self, row: Row, place: int, excess: float) -> tuple[float, Edit]:
         """Return what a loss of one rank costs, and the edit without it."""
-        if row.beside_steps or hide_waits(self.job.ranks):
-            return excess, self.edit(row, {place: excess})
+        if row.beside_steps or hide_waits(self.ranks):
+            return excess, self._edit(row, {place: excess})
         late = self._lateness(place)
         if row.in_part and self.job.together and excess >= MOST_OF * late > 0:
-            edit = both(self.edit(row, {place: late}), less_host({place: late}))
+            edit = both(self._edit(row, {place: late}), less_host({place: late}))
             if not row.all_threads:
                 return late, edit
             edit = both(edit, less_exchange(self.exchange_growth))
             return max(late, self.job.gain(edit)), edit
-        edit = self.edit(row, {place: excess})
+        edit = self._edit(row, {place: excess})
         if row.of_device:
             # A rank that is late for its device shows it in the host's times.
             edit = both(edit, less_host({place: excess}))
@@ -280,7 +270,7 @@ class Walk:
         A rank that computes more takes processors from the others. They become slower too, so the rank is
         late by less than its work has grown.
         """
-        rank, late = self.job.ranks[place], self.late[place]
+        rank, late = self.ranks[place], self.late[place]
         if rank.before is None:
             return late
         grown = rank.own_seconds - rank.before.own_seconds - (rank.late_seconds - late)
@@ -308,9 +298,8 @@ class Walk:
         error = math.hypot(rank.step_error_seconds, past.step_error_seconds)
         if not self.job.together or self.growth + _CERTAIN * error >= _NOT_ABSORBED * cost:
             return cost, 0.0
-        pasts = [each.before for each in self.job.ranks if each.before]
-        known = all(each.device_busy is not None for each in pasts)
-        idled = max(0.0, statistics.median(map(device_idle, pasts))) if known else math.inf
+        idle = [each.idle_seconds for each in self.pasts]
+        idled = math.inf if math.inf in idle else max(0.0, statistics.median(idle))
         absorbed = min(cost - self.growth, idled)
         return cost - absorbed, absorbed
 
@@ -321,71 +310,38 @@ class Walk:
         If own work has grown on all ranks, the exchange may grow in proportion, since it needs processors
         too. 0 without a past.
         """
-        pasts = [rank.before for rank in self.job.ranks if rank.before]
-        if len(pasts) < max(2, len(self.job.ranks)):
+        if len(self.pasts) < max(2, len(self.ranks)):
             return 0.0
-        slower = [
-            now.own_seconds / then.own_seconds
-            for now, then in zip(self.job.ranks, pasts, strict=True)
-            if then.own_seconds > 0
-        ]
-        before = min(past.wait_seconds for past in pasts) * max(1.0, statistics.median(slower or [1.0]))
+        pairs = zip(self.ranks, self.pasts, strict=True)
+        slower = [now.own_seconds / then.own_seconds for now, then in pairs if then.own_seconds > 0]
+        before = min(past.wait_seconds for past in self.pasts) * max(1.0, statistics.median(slower or [1.0]))
         return max(0.0, float(self.rest.model.exchange.mean()) - before)
 
-    def edit(self, row: Row, seconds: Mapping[int, float]) -> Edit:
+    def _edit(self, row: Row, seconds: Mapping[int, float]) -> Edit:
         """Return the edit that takes a row's time from ranks, by their places, in seconds per step."""
-        if row.syncs and len(seconds) == len(self.job.ranks):
+        if row.syncs and len(seconds) == len(self.ranks):
             return without_syncs
         if row.of_device:
-            idle = {place: device_idle(rank) for place, rank in enumerate(self.job.ranks)}
-            return less_device(seconds, idle)
+            return less_device(seconds, {place: rank.idle_seconds for place, rank in enumerate(self.ranks)})
         return less_host(seconds, row.phase, peaks=row.peaks)
 
-    def add(
-        self,
-        cause: Cause,
-        where: RankEvidence,
-        rank: int | None,
-        cost: float,
-        words: str,
-        edit: Edit,
-        *,
-        phase: str = "",
-        lasts: bool = False,
-        claims: bool = True,
-        ever_since: bool = False,
-    ) -> None:
+    def add(self, found: Finding, *, claims: bool = True, ever_since: bool = False) -> None:
         """Add a finding.
 
         Args:
-            where: The rank that is affected most.
-            rank: The rank that causes it; None if all are alike.
-            cost: In seconds per step.
-            phase: The phase that contains it; empty for all own work.
-            lasts: Whether it is reported beside a slowdown that it has not come with.
             claims: Whether its time is not looked at for other causes.
             ever_since: Whether it has not come with the run's slowdown.
         """
-        has_grown = where.before is not None and not ever_since
-        self.found.append(Finding(cause, where, rank, phase, cost, words, edit, has_grown, lasts))
+        has_grown = found.where.before is not None and not ever_since
+        self.found.append(replace(found, has_grown=has_grown))
         if claims:
-            self.rest = self.rest.edited(edit)
+            self.rest = self.rest.edited(found.edit)
         if has_grown:
             grown = self._with_growth
-            self._with_growth = grown.edited(edit)
-            if where.on_device:
+            self._with_growth = grown.edited(found.edit)
+            if found.where.on_device:
                 gained = grown.replayed.mean - self._with_growth.replayed.mean
-                self._not_replayed += max(0.0, cost - gained)
-
-
-def _has_too_many_threads(rank: RankEvidence) -> bool:
-    if not rank.threads or not rank.cpus:
-        return False
-    return rank.threads > max(1.0, rank.cpus)
-
-
-def _mostly_in_background(rank: RankEvidence) -> bool:
-    return rank.background_save_seconds > rank.checkpoint_seconds
+                self._not_replayed += max(0.0, found.cost_seconds - gained)
 
 
 def idled_words(seconds: float) -> str:
@@ -393,8 +349,13 @@ def idled_words(seconds: float) -> str:
     return f", {duration(seconds)} more in time for which devices idled before" if seconds else ""
 
 
-def _phases(rank: RankEvidence) -> Callable[[str], float]:
+def _recorded(rank: RankEvidence) -> Left:
     return lambda phase: rank.phase_seconds.get(phase, 0.0)
+
+
+def _usual(values: Sequence[float], place: int) -> float:
+    """Return the median of the values at other places; of a single value, itself."""
+    return statistics.median([*values[:place], *values[place + 1 :]] or values)
 
 
 def _equal_work_waits(ranks: Sequence[RankEvidence], waits: Sequence[float]) -> list[float]:
@@ -407,15 +368,14 @@ def _equal_work_waits(ranks: Sequence[RankEvidence], waits: Sequence[float]) -> 
     Args:
         waits: Of each rank, in seconds per step.
     """
-    works = [_work_seconds(rank.before or rank) for rank in ranks]
+    # Some of the wait for a processor is in the wait for others.
+    works = [
+        max(each.own_seconds - each.queued_seconds, MIN_CAUSE_SHARE * each.own_seconds)
+        for each in (rank.before or rank for rank in ranks)
+    ]
     found = []
-    for number, (rank, wait) in enumerate(zip(ranks, waits, strict=True)):
-        peers = statistics.median(works[:number] + works[number + 1 :]) if len(works) > 1 else 0.0
-        more = works[number] / peers if peers > 0 else 1.0
+    for place, (rank, wait) in enumerate(zip(ranks, waits, strict=True)):
+        peers = _usual(works, place)
+        more = works[place] / peers if peers > 0 else 1.0
         found.append(max(0.0, wait - rank.late_seconds, wait / max(1.0, more)))
     return found
-
-
-def _work_seconds(rank: RankEvidence) -> float:
-    """Return a rank's own work without its wait for a processor, some of which is in its wait for others."""
-    return max(rank.own_seconds - rank.queued_seconds, MIN_CAUSE_SHARE * rank.own_seconds)

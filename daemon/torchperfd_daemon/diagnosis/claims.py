@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -17,9 +16,10 @@ import numpy as np
 from torchperfd.model.formatting import duration
 from torchperfd.model.step_account import Account, PartKind
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
+from torchperfd_daemon.diagnosis.edits import DATA
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.step_model import Float64
-from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, of_step
 
 WAIT_SHARE: Final = 0.2
 """No run is healthy if it waits for data, for other ranks or for a lock for this share of its step."""
@@ -74,30 +74,22 @@ def limit_claim(
     long wait of the ranks for each other is added, unless the account has it.
 
     Args:
-        verdict: The verdict on the ranks that were seen.
         unseen: The number of the job's other ranks.
         newest: The newest steps of the slowest rank, in seconds; shape (steps,).
         unseen_where: Where the other ranks are, in words that follow "are".
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0 and rank.phase_seconds]
+    account = verdict.account
     if verdict.cause is not Cause.NONE or not seen:
-        is_said = verdict.account is not None or unseen > 0 or not _is_of_all(verdict)
+        is_said = account is not None or unseen > 0 or not _is_of_all(verdict)
         waits = None if len(seen) < 2 or is_said else _ranks(seen)
         return replace(verdict, evidence=f"{verdict.evidence}; {waits.words}") if waits else verdict
-    # What ranks wait for may be a rank that is not seen.
-    finds = [find for find in _DOUBTS if unseen <= 0 or find is not _ranks]
-    account = verdict.account
-    if account is not None:
-        is_apart = _tells_waits_apart(account)
-        if is_apart:
-            finds = [partial(_parted_waits, account) if find is _ranks else find for find in finds]
+    is_apart = account is not None and _tells_waits_apart(account)
+    if account is not None and len(seen) > 1 and (is_apart or _waits_at_most(seen) < WAIT_SHARE):
         exchange = account.share(PartKind.EXCHANGE)
-        if exchange >= SAID_SHARE and len(seen) > 1 and (is_apart or _waits_at_most(seen) < WAIT_SHARE):
-            verdict = replace(verdict, evidence=f"{verdict.evidence}; exchange takes {exchange:.0%}")
-    found = [doubt for find in finds if (doubt := find(seen)) is not None]
-    long_steps = _long_steps(seen, newest)
-    # Of equal shares the first is the more precise one. Long steps are named beside what they consist of.
-    doubts = [*sorted(found, key=lambda doubt: -doubt.share)[:1], *([long_steps] if long_steps else [])]
+        said = f"; exchange takes {exchange:.0%}" if exchange >= SAID_SHARE else ""
+        verdict = replace(verdict, evidence=f"{verdict.evidence}{said}")
+    doubts = _doubts(seen, account if is_apart else None, unseen, newest)
     if doubts:
         words = "; ".join(doubt.words for doubt in doubts)
         verdict = replace(verdict, cause=Cause.UNKNOWN, phase=doubts[0].phase, evidence=words)
@@ -106,6 +98,28 @@ def limit_claim(
 
 def _is_of_all(verdict: Verdict) -> bool:
     return verdict.rank is None and verdict.phase != "collective_wait" and verdict.cause not in _OF_WAITS
+
+
+def _tells_waits_apart(account: Account) -> bool:
+    """Return whether an account is of single steps, in which the exchange shows beside uneven work."""
+    return any(part.kind is PartKind.UNEVEN_WORK for part in account.parts)
+
+
+def _doubts(
+    seen: Sequence[RankEvidence], account: Account | None, unseen: int, newest: Float64 | None
+) -> list[_Doubt]:
+    """Return the largest doubt, and that on long steps, which are named beside what they consist of.
+
+    Args:
+        account: The account of the step, if that has the waits apart.
+    """
+    data, *others = (_largest(seen, rule) for rule in _RULES)
+    # What ranks wait for may be a rank that is not seen.
+    waits = None if unseen > 0 else _parted_waits(account) if account else _ranks(seen)
+    found = [doubt for doubt in (data, waits, *others, _no_computation(seen)) if doubt is not None]
+    # Of equal shares the first is the more precise one.
+    largest = sorted(found, key=lambda doubt: -doubt.share)[:1]
+    return [*largest, *_long_steps(seen, newest)]
 
 
 def unseen_words(unseen: int, world: int, where: str = "not seen by this daemon") -> str:
@@ -150,32 +164,68 @@ def _account(rank: RankEvidence) -> Mapping[str, float]:
     return {} if is_busy else rank.phase_seconds
 
 
-def _largest(
-    seen: Sequence[RankEvidence], measure: Callable[[RankEvidence], float]
-) -> tuple[RankEvidence, float]:
-    """Return the rank of whose step a time is the largest share, and that share."""
-    worst = max(seen, key=lambda rank: measure(rank) / rank.step_seconds)
-    return worst, measure(worst) / worst.step_seconds
+class _Rule(NamedTuple):
+    """From which share of a rank's step on a time is a doubt, in which words; these differ for ``other``."""
+
+    least: float
+    phase: str
+    measure: Callable[[RankEvidence], float]
+    words: str = ""
 
 
-def _part(seconds: float, rank: RankEvidence) -> str:
-    step = rank.step_seconds
-    return f"{duration(seconds)} of each {duration(step)} step ({seconds / step:.0%})"
+_RULES: Final = (
+    _Rule(
+        WAIT_SHARE,
+        DATA,
+        lambda rank: _account(rank).get(DATA, 0.0),
+        "waiting for data takes {part}, and no setting is known to shorten it",
+    ),
+    _Rule(
+        WAIT_SHARE,
+        "",
+        lambda rank: rank.blocked_seconds,
+        "for {part} the training thread stands still in phases in which it should compute, while other"
+        " threads of the process run: one of them may hold Python's interpreter lock",
+    ),
+    _Rule(
+        QUEUED_SHARE,
+        "",
+        lambda rank: rank.queued_seconds if _account(rank) else 0.0,
+        "for {part} the training thread is ready to run and has no CPU",
+    ),
+    _Rule(UNNAMED_SHARE, "other", lambda rank: _account(rank).get("other", 0.0)),
+)
 
 
-def _data(seen: Sequence[RankEvidence]) -> _Doubt | None:
-    rank, share = _largest(seen, lambda each: _account(each).get("data", 0.0))
-    if share < WAIT_SHARE:
+def _largest(seen: Sequence[RankEvidence], rule: _Rule) -> _Doubt | None:
+    """Return the doubt on the rank of whose step a time is the largest share."""
+    rank = max(seen, key=lambda each: rule.measure(each) / each.step_seconds)
+    seconds = rule.measure(rank)
+    share = seconds / rank.step_seconds
+    if share < rule.least:
         return None
-    waited = _part(_account(rank)["data"], rank)
-    return _Doubt(share, "data", f"waiting for data takes {waited}, and no setting is known to shorten it")
+    words = rule.words or _unnamed_words(rank)
+    return _Doubt(share, rule.phase, words.format(part=_part(seconds, rank.step_seconds)))
+
+
+def _unnamed_words(rank: RankEvidence) -> str:
+    if rank.forward_unseen:
+        return "{part} is in no phase: " + _UNSEEN_FORWARD
+    if rank.device_phase_seconds:
+        return "for {part} the device is in no phase of the model: it waits for the script's own code"
+    return "{part} is in no phase: the script's own code, or work that is not recorded"
+
+
+def _part(seconds: float, step_seconds: float) -> str:
+    return f"{of_step(seconds, step_seconds)} ({seconds / step_seconds:.0%})"
 
 
 def _ranks(seen: Sequence[RankEvidence]) -> _Doubt | None:
-    rank, share = _largest(seen, attrgetter("wait_seconds"))
+    rank = max(seen, key=lambda each: each.wait_seconds / each.step_seconds)
+    share = rank.wait_seconds / rank.step_seconds
     if share < WAIT_SHARE or (share < EXCHANGE_SHARE and _waits_at_most(seen) < WAIT_SHARE):
         return None
-    words = f"{_part(rank.wait_seconds, rank)} is waiting in collectives"
+    words = f"{_part(rank.wait_seconds, rank.step_seconds)} is waiting in collectives"
     if len(seen) > 1:
         least = min(each.wait_seconds / each.step_seconds for each in seen)
         words += f" on rank {rank.rank}, and at least {least:.0%} on all ranks: {_why_ranks_wait(seen)}"
@@ -195,18 +245,13 @@ def _waits_at_most(seen: Sequence[RankEvidence]) -> float:
     return (late + uneven) / max(rank.step_seconds for rank in seen)
 
 
-def _tells_waits_apart(account: Account) -> bool:
-    """Return whether an account is of single steps, in which the exchange shows beside uneven work."""
-    return any(part.kind is PartKind.UNEVEN_WORK for part in account.parts)
-
-
-def _parted_waits(account: Account, _: Sequence[RankEvidence]) -> _Doubt | None:
+def _parted_waits(account: Account) -> _Doubt | None:
     """Return a doubt on ranks that wait for each other, or on a long exchange."""
     step = account.step_seconds
     late, uneven = account.share(PartKind.LATE_RANK), account.share(PartKind.UNEVEN_WORK)
     exchange = account.share(PartKind.EXCHANGE)
     if late + uneven >= WAIT_SHARE:
-        words = f"{duration((late + uneven) * step)} of each {duration(step)} step ({late + uneven:.0%})"
+        words = _part((late + uneven) * step, step)
         if uneven >= late:
             words += " is waiting for ranks whose work differs from step to step; no rank is slow by itself"
         else:
@@ -216,51 +261,17 @@ def _parted_waits(account: Account, _: Sequence[RankEvidence]) -> _Doubt | None:
     if waited < EXCHANGE_SHARE:
         return None
     of_it = f", {duration(exchange * step)} of it" if waited > exchange else ""
-    words = f"collectives take {duration(waited * step)} of each {duration(step)} step ({waited:.0%}){of_it}"
-    return _Doubt(waited, "collective_wait", f"{words} after the last rank has arrived")
+    words = f"collectives take {_part(waited * step, step)}{of_it} after the last rank has arrived"
+    return _Doubt(waited, "collective_wait", words)
 
 
 def _why_ranks_wait(seen: Sequence[RankEvidence]) -> str:
-    own = sorted(each.step_seconds - each.wait_seconds for each in seen)
-    slowest = max(seen, key=lambda each: each.step_seconds - each.wait_seconds)
+    own = sorted(each.own_seconds for each in seen)
+    slowest = max(seen, key=attrgetter("own_seconds"))
     more = own[-1] - statistics.median(own[:-1])
     if more >= _LATE_ELSEWHERE * slowest.step_seconds:
         return f"rank {slowest.rank} works {duration(more)} longer than its peers, which may be chance"
     return "no rank is slow by itself; their work differs from step to step, or the exchange takes this long"
-
-
-def _blocked(seen: Sequence[RankEvidence]) -> _Doubt | None:
-    rank, share = _largest(seen, attrgetter("blocked_seconds"))
-    if share < WAIT_SHARE:
-        return None
-    words = (
-        f"for {_part(rank.blocked_seconds, rank)} the training thread stands still in phases in which it"
-        " should compute, while other threads of the process run: one of them may hold Python's interpreter"
-        " lock"
-    )
-    return _Doubt(share, "", words)
-
-
-def _queued(seen: Sequence[RankEvidence]) -> _Doubt | None:
-    rank, share = _largest(seen, lambda each: each.queued_seconds if _account(each) else 0.0)
-    if share < QUEUED_SHARE:
-        return None
-    words = f"for {_part(rank.queued_seconds, rank)} the training thread is ready to run and has no CPU"
-    return _Doubt(share, "", words)
-
-
-def _other(seen: Sequence[RankEvidence]) -> _Doubt | None:
-    rank, share = _largest(seen, lambda each: _account(each).get("other", 0.0))
-    if share < UNNAMED_SHARE:
-        return None
-    spent = _part(_account(rank)["other"], rank)
-    if rank.forward_unseen:
-        words = f"{spent} is in no phase: {_UNSEEN_FORWARD}"
-    elif rank.device_phase_seconds:
-        words = f"for {spent} the device is in no phase of the model: it waits for the script's own code"
-    else:
-        words = f"{spent} is in no phase: the script's own code, or work that is not recorded"
-    return _Doubt(share, "other", words)
 
 
 def _no_computation(seen: Sequence[RankEvidence]) -> _Doubt | None:
@@ -271,16 +282,15 @@ def _no_computation(seen: Sequence[RankEvidence]) -> _Doubt | None:
     computes = _COMPUTES_ON_DEVICE if slowest.device_phase_seconds else _COMPUTES
     if phase in computes:
         return None
-    words = (
-        f"{phase} is the largest part, {_part(account[phase], slowest)}, and is no computation of the model"
-    )
+    part = _part(account[phase], slowest.step_seconds)
+    words = f"{phase} is the largest part, {part}, and is no computation of the model"
     return _Doubt(account[phase] / slowest.step_seconds, phase, words)
 
 
-def _long_steps(seen: Sequence[RankEvidence], newest: Float64 | None) -> _Doubt | None:
-    """Return a doubt if few steps have much of the time: no cause is known for them."""
+def _long_steps(seen: Sequence[RankEvidence], newest: Float64 | None) -> list[_Doubt]:
+    """Return the doubt that few steps have much of the time, if they do: no cause is known for them."""
     if newest is None or not len(newest):
-        return None
+        return []
     mean = max(rank.step_seconds for rank in seen)
     median, p95 = np.quantile(newest, [0.5, 0.95], method="inverted_cdf")
     if mean >= LONG_STEPS * p95:
@@ -288,16 +298,13 @@ def _long_steps(seen: Sequence[RankEvidence], newest: Float64 | None) -> _Doubt 
             f"most of the time is in a few long steps: the mean is {duration(mean)}, and 95% of the newest"
             f" steps take at most {duration(p95)}"
         )
-        return _Doubt(1 - p95 / mean, "", words)
+        return [_Doubt(1 - p95 / mean, "", words)]
     long = newest[newest > FAR_LONGER * median]
     share = float((long - median).sum() / newest.sum())
     if share < UNNAMED_SHARE:
-        return None
+        return []
     words = (
         f"{share:.0%} of the time is in {len(long)} of the newest {len(newest)} steps, which take"
         f" {duration(float(long.mean()))} on average, with a median of {duration(median)}"
     )
-    return _Doubt(share, "", words)
-
-
-_DOUBTS: Final = (_data, _ranks, _blocked, _queued, _other, _no_computation)
+    return [_Doubt(share, "", words)]

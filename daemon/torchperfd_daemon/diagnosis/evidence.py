@@ -2,16 +2,19 @@
 
 The observer samples runs at intervals of :data:`SAMPLE_S`. A cause is found in a window of samples, and
 published once several windows have shown it. So a run is not called healthy before a window is full.
+
+With gloo the host waits for other ranks in the collective. With NCCL the host only launches it, which takes
+microseconds, and the device waits.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import UNBOUND, CpuBinding
-from torchperfd_daemon.diagnosis.waits import are_hidden, are_material, are_on_devices, longest_wait
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
 
 SAMPLE_S: Final = 1.0
 WARM_STEPS: Final = 20
@@ -23,6 +26,11 @@ MIN_WINDOW_SAMPLES: Final = 3
 """A shorter window shows nothing."""
 MIN_FINDINGS: Final = 3
 """A verdict is published after this many consecutive samples, and withdrawn after as many without it."""
+FULL_SOON_S: Final = 3600.0
+"""Growing memory is reported if it will be full within this time."""
+MATERIAL: Final = 0.01
+"""Ranks wait for each other if one of them waits in collectives for this share of its step."""
+_COMPUTES: Final = ("forward", "backward", "optimizer", "zero_grad")
 
 
 def could_have_found(steps: int, step_seconds: float) -> bool:
@@ -34,28 +42,18 @@ def could_have_found(steps: int, step_seconds: float) -> bool:
     return samples >= WINDOW_SAMPLES + MIN_FINDINGS
 
 
-_WAIT: Final = "collective_wait"
-
-
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
     """One rank over a window of training steps. Times are means per step in seconds; 0 or empty if unknown.
 
     Attributes:
-        steps: How many steps the window has; 0 if unknown.
-        stage: Its pipeline stage; None without pipeline parallelism.
-        step_error_seconds: The standard error of ``step_seconds``, from the means of single samples.
         phase_seconds: Exclusive host time by phase, which sums to the step.
         device_phase_seconds: The same on its device, working or waiting; empty without device times.
-        collected_seconds: Garbage collections.
         collects_apart: Whether ranks collect at different steps, and each delays all others; then
             ``collected_seconds`` are those of all ranks.
         queued_seconds: Runnable without a processor (run-queue delay).
         exchange_queued_seconds: The same for its threads that carry out collectives, summed.
-        blocked_seconds: Kept from running by other threads of the process (:mod:`~.blocked`).
-        blocked_by: The function and line in which these threads are most often, such as
-            ``spin() at train.py:20``; empty before it was sampled.
-        ran_seconds: CPU time of its training thread; 0 if unknown.
+        blocked_seconds: Kept from running by other threads of the process (:func:`blocked_seconds`).
         throttled_seconds: Throttled by the quota of its control group.
         disk_seconds: Keeping storage busy or waiting for it, at most the wait for data.
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
@@ -67,42 +65,45 @@ class RankEvidence:
             device that is not timed, or phases that are not recorded.
         forward_unseen: Whether the model is trained, and its forward is in no phase but ``other``.
         sync_seconds: The host waits for its device in calls such as ``item``, by samples of its stack.
-        sync_line: The line where most of that is, in words; empty if unknown.
+        sync_line: The line where most of that is, in words.
         device_busy: The share of the step, 0 to 1, in which the device worked; None without a device.
         device_throttled: The share of the step in which power or heat slowed the device's clock.
         device_slowdown: The part of its clock that the device lost while throttled, 0 to 1.
         device_shared: The share of the device's busy time that other processes used.
         grows_by: Growth of its memory in bytes per second; 0 unless that is certain.
-        grows_for_seconds: For how long the growth was observed.
         full_in_seconds: Time until memory is full at this rate; None without growth.
         before: The same rank before the run became slower; None if it did not.
         late_seconds: Own work above the peers' median, if that is beyond chance
-            (:func:`~torchperfd_daemon.diagnosis.detect.find_stragglers`).
-        late_phase: The phase that contains most of that.
+            (:func:`~torchperfd_daemon.diagnosis.detect.find_stragglers`), most of it in ``late_phase``.
         late_ever_since: Whether it was as late before the run became slower.
-        loader: How it uses its loader; None if unknown.
         threads: How many threads an operation on the CPU may use; None if unknown.
         cpus: How many CPUs its process may use; None if unknown.
         binding: To how many CPUs it is bound, if these are fewer than its share.
         world_size: How many ranks its job has, on all nodes.
+        steps: How many steps the window has.
+        stage: Its pipeline stage; None without pipeline parallelism.
+        step_error_seconds: The standard error of ``step_seconds``, from the means of single samples.
+        blocked_by: The function and line in which the threads that block it are most often, such as
+            ``spin() at train.py:20``.
         other_threads_seconds: CPU time of the process's threads beyond those that compute with it. On a busy
             node a thread that takes the interpreter makes the training thread wait for a CPU each time that
             it gets the lock back, so that little of the wait is in ``blocked_seconds``.
+        ran_seconds: CPU time of its training thread.
         epoch_start_seconds: The wait for first batches of epochs beyond the usual wait, spread over steps.
         epoch_steps: Training steps of an epoch; 0 while no training pass over a loader has ended.
         workers_respawn: Whether each epoch starts the workers of its loader anew.
         step_grows_seconds: By how much each step is longer than the one before; 0 unless that is certain.
         periodic_seconds: What every n-th step takes longer than the others; 0 without such a period.
-        step_grown_seconds: What that makes since the start of the run.
-        step_grows_phase: The phase that contains most of that growth.
+        step_grown_seconds: What the growth makes since the start of the run, most of it in
+            ``step_grows_phase``.
         switches: Debugging switches that are on, as they are written.
-        graph_limit_reached: Whether torch.compile has given up on a function, which runs without it since.
-        graph_limit_function: Name and line of that function, such as ``forward() at model.py:12``.
+        graph_limit_reached: Whether torch.compile has given up on ``graph_limit_function``, which runs
+            without it since, such as ``forward() at model.py:12``.
         script_collective_seconds: Collectives that the script starts itself, outside of the gradients'.
         script_collectives: Their number per step.
         script_collective_line: The line that starts most of them, such as ``all_reduce() at train.py:22``.
-        called_collection_seconds: The part of ``collected_seconds`` in calls of ``gc.collect()``.
-        collect_line: The line of most of these calls, such as ``train.py:31``.
+        called_collection_seconds: The part of ``collected_seconds`` in calls of ``gc.collect()``, most of
+            them in ``collect_line``, such as ``train.py:31``.
         device_lag_seconds: How far the device is behind the host, by samples within steps: several steps if
             it bounds the loop, less than one if it waits for the host, or the host for it in each step. None
             without device times.
@@ -180,38 +181,126 @@ class RankEvidence:
     @property
     def wait_seconds(self) -> float:
         """The wait for other ranks, of the host or of the device."""
-        return longest_wait(self.phase_seconds, self.device_phase_seconds)
+        both = (self.phase_seconds, self.device_phase_seconds)
+        return max(sum(phases.get(name, 0.0) for name in WAITING) for phases in both)
+
+    @property
+    def work_seconds(self) -> float:
+        """How long its device works; 0 where that is unknown."""
+        return self.step_seconds * self.device_busy if self.device_busy is not None else 0.0
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long its device neither works nor waits for other ranks; infinite where that is unknown.
+
+        Without the driver's reading, the times of phases on the device contain its gaps.
+        """
+        if self.device_busy is None:
+            return math.inf
+        return self.step_seconds - self.work_seconds - self.wait_seconds
 
 
-def wait_for_each_other(ranks: Sequence[RankEvidence]) -> bool:
-    """Return whether waits show who is late."""
-    return are_material([(rank.wait_seconds, rank.step_seconds) for rank in ranks])
+class TimedRank(Protocol):
+    """A rank's mean step, and how much of it is a wait for other ranks, in seconds."""
+
+    @property
+    def step_seconds(self) -> float: ...  # noqa: D102
+
+    @property
+    def wait_seconds(self) -> float: ...  # noqa: D102
+
+
+def wait_for_each_other(ranks: Sequence[TimedRank]) -> bool:
+    """Return whether waits show who is late: some rank waits materially."""
+    return len(ranks) > 1 and any(rank.wait_seconds >= MATERIAL * rank.step_seconds for rank in ranks)
 
 
 def hide_waits(ranks: Sequence[RankEvidence]) -> bool:
-    """Return whether ranks are on devices, and their waits for each other do not show who is late."""
-    waits = [(rank.wait_seconds, rank.step_seconds) for rank in ranks]
-    return are_hidden(waits, on_devices=all(rank.on_device for rank in ranks))
+    """Return whether ranks are on devices, and their waits for each other do not show who is late.
+
+    Also where no wait is seen at all: those within compiled graphs never are.
+    """
+    return _are_hidden(ranks, on_devices=all(rank.on_device for rank in ranks))
+
+
+def _are_hidden(ranks: Sequence[TimedRank], *, on_devices: bool) -> bool:
+    return len(ranks) > 1 and on_devices and not wait_for_each_other(ranks)
 
 
 def do_devices_wait(ranks: Sequence[RankEvidence]) -> bool:
     """Return whether it is on their devices that ranks wait for each other, and not on the host."""
-    return are_on_devices(
-        [rank.phase_seconds.get(_WAIT, 0.0) for rank in ranks],
-        [rank.device_phase_seconds.get(_WAIT, 0.0) if rank.device_phase_seconds else None for rank in ranks],
-    )
+    (wait,) = WAITING
+    host = [rank.phase_seconds.get(wait, 0.0) for rank in ranks]
+    device = [each.device_phase_seconds.get(wait, 0.0) for each in ranks if each.device_phase_seconds]
+    return len(device) == len(host) and max(device, default=0.0) > max(host, default=0.0)
 
 
-FULL_SOON_S: Final = 3600.0
-"""Growing memory is reported if it will be full within this time."""
-FORESIGHT: Final = 150.0
-"""Growth is extrapolated to at most this multiple of the time over which it was observed."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The times by which a run's ranks are to be compared.
+
+    Attributes:
+        works: Each rank's phases, on the host or on its device.
+        on_device: Whether they are times on the devices, because ranks wait for each other there.
+        hidden: Whether ranks are on devices, and their waits for each other do not show who is late.
+    """
+
+    works: list[RankWork]
+    on_device: bool
+    hidden: bool
 
 
-def full_first(growing: Sequence[RankEvidence]) -> tuple[RankEvidence, float] | None:
-    """Return the rank whose memory is full first, and in how many seconds; None if that is not soon."""
-    times = [(each, each.full_in_seconds) for each in growing if each.full_in_seconds is not None]
-    rank, seconds = min(times, key=lambda each: each[1], default=(None, 0.0))
-    if rank is None or seconds > min(FULL_SOON_S, FORESIGHT * rank.grows_for_seconds):
-        return None
-    return rank, seconds
+def compare(host: Sequence[RankWork], device: Sequence[RankWork | None]) -> Comparison:
+    """Return the times by which ranks are to be compared.
+
+    Args:
+        host: Each rank's phases on the host.
+        device: The same ranks' phases on their devices; None without device times.
+    """
+    timed = [each for each in device if each is not None]
+    longest = (max((each.wait_seconds for each in works), default=0.0) for works in (timed, host))
+    on_devices = len(timed) == len(host)
+    on_device = on_devices and next(longest) > next(longest)
+    works = timed if on_device else [*host]
+    return Comparison(works, on_device, _are_hidden(works, on_devices=on_devices))
+
+
+def blocked_seconds(
+    phases: Mapping[str, float],
+    *,
+    ran: float,
+    queued: float,
+    others_ran: float,
+    threads: int | None,
+    on_device: bool,
+) -> float:
+    """Return for how long another thread of the process may have kept the training thread from running.
+
+    A thread that holds Python's interpreter lock makes the training thread wait between any two calls, in no
+    phase of its own: the kernel sees a thread that sleeps while another one of the same process runs.
+
+    At least for so long: what the thread ran in other phases counts as if it had been in these. At most for
+    as long as other threads ran beyond those that compute with it: a model that sleeps, or waits for another
+    process, is not blocked by a thread.
+
+    Args:
+        phases: Exclusive host time per step, in seconds.
+        ran: CPU time of the training thread per step, in seconds; 0 if unknown.
+        queued: Its wait for a CPU.
+        others_ran: CPU time of all other threads of the process.
+        threads: How many threads an operation may use; None if unknown.
+        on_device: Whether its phases are timed on a device, for which the host waits in any phase.
+    """
+    if on_device or ran <= 0 or threads is None:
+        return 0.0
+    computing = sum(phases.get(name, 0.0) for name in _COMPUTES)
+    strangers_ran = strangers_seconds(ran=ran, others_ran=others_ran, threads=threads)
+    return max(0.0, min(computing - ran - queued, strangers_ran))
+
+
+def strangers_seconds(*, ran: float, others_ran: float, threads: int | None) -> float:
+    """Return the CPU time of a process's threads beyond those that compute with the training thread.
+
+    The arguments are those of :func:`blocked_seconds`.
+    """
+    return max(0.0, others_ran - (threads - 1) * ran) if ran > 0 and threads is not None else 0.0

@@ -1,6 +1,5 @@
 """One run's ranks over a window of steps: their evidence, and the model of their step. Pure."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ import numpy as np
 
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
 from torchperfd_daemon.diagnosis.edits import Edit, own_work, phase_work
-from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
 from torchperfd_daemon.diagnosis.step_model import ALONE, Float64, Replayed, StepModel, replay
 from torchperfd_daemon.diagnosis.step_records import RankRecord, fit
-from torchperfd_daemon.diagnosis.waits import are_material
 
 _WAIT: Final = "collective_wait"
 # Steps on devices are known by their means: so many equal ones, of which the first fill the pipeline.
@@ -54,10 +52,8 @@ class Job:
         on_device = any(_knows_device(rank) for rank in ranks)
         by_means = on_device or any(rank.on_device for rank in ranks)
         count = 0 if by_means or not works else _common_steps(ranks, works)
-        records = [_record(rank, (works or {}).get(rank.rank), count) for rank in ranks]
-        if on_device:
-            # Without a reading of a device's utilization, what hides behind it is not known.
-            records = [_repeated(record) for record in records]
+        equal = _MEAN_STEPS if on_device else 1
+        records = [_record(rank, (works or {}).get(rank.rank), count, equal) for rank in ranks]
         model = fit(records, _WARM if on_device else 0, steady=on_device)
         return cls(tuple(ranks), _calibrated(model, ranks) if on_device else model, count > 0)
 
@@ -74,9 +70,7 @@ class Job:
     @property
     def together(self) -> bool:
         """Whether ranks wait for each other, and the waits show who is late."""
-        return self.model.barrier != ALONE and are_material(
-            [(rank.wait_seconds, rank.step_seconds) for rank in self.ranks]
-        )
+        return self.model.barrier != ALONE and wait_for_each_other(self.ranks)
 
     def gain(self, edit: Edit) -> float:
         """Return by how much an edit shortens the mean step, in seconds, at least 0.
@@ -96,16 +90,6 @@ class Job:
         """Return the mean time of a phase on the host of the rank at a place, in seconds."""
         return float(phase_work(self.model, phase)[place].mean())
 
-    def idle(self, place: int) -> float:
-        """Return how long a rank's device neither works nor waits for other ranks, in seconds per step.
-
-        Infinite without the driver's reading: the times of phases on the device contain its gaps.
-        """
-        rank = self.ranks[place]
-        if rank.device_busy is None:
-            return math.inf
-        return max(0.0, rank.step_seconds * (1 - rank.device_busy) - rank.wait_seconds)
-
     @cached_property
     def own(self) -> Float64:
         """Each rank's mean own work, in seconds; shape (ranks,)."""
@@ -113,12 +97,17 @@ class Job:
         return mean
 
     @cached_property
-    def groups(self) -> list[list[int]]:
+    def stages(self) -> dict[int | None, list[int]]:
         """The places of ranks that do the same work: those of each pipeline stage."""
         stages: dict[int | None, list[int]] = {}
         for place, rank in enumerate(self.ranks):
             stages.setdefault(rank.stage, []).append(place)
-        return [*stages.values()]
+        return stages
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The places of each stage."""
+        return [*self.stages.values()]
 
 
 def _common_steps(ranks: Sequence[RankEvidence], works: Mapping[int, RankWork]) -> int:
@@ -135,16 +124,18 @@ def _common_steps(ranks: Sequence[RankEvidence], works: Mapping[int, RankWork]) 
     return min(common, most) if common >= _MIN_STEPS else 0
 
 
-def _record(rank: RankEvidence, work: RankWork | None, count: int) -> RankRecord:
-    """Return what a rank recorded in its newest steps, or their means if ``count`` is 0.
+def _record(rank: RankEvidence, work: RankWork | None, count: int, equal: int) -> RankRecord:
+    """Return what a rank recorded in its newest steps; if ``count`` is 0, ``equal`` steps like their mean.
 
     Single steps are scaled to the evidence, which may be of a longer window.
     """
     host = _host_means(rank)
     if work is None or not count:
-        device = _device(rank)
-        waited = np.array([_waits_for_device(rank)]) if device else None
-        return RankRecord(rank.rank, {name: np.array([each]) for name, each in host.items()}, device, waited)
+        device = {name: np.full(equal, mean) for name, mean in _device_means(rank).items()}
+        waited = np.full(equal, _waits_for_device(rank)) if device else None
+        return RankRecord(
+            rank.rank, {name: np.full(equal, mean) for name, mean in host.items()}, device, waited
+        )
     columns = {}
     for name, mean in host.items():
         column = work.phase_seconds.get(name, np.zeros(count))[-count:]
@@ -188,7 +179,7 @@ def _waits_for_device(rank: RankEvidence) -> float:
     return max(rank.sync_seconds, beyond)
 
 
-def _device(rank: RankEvidence) -> dict[str, Float64]:
+def _device_means(rank: RankEvidence) -> dict[str, float]:
     """Return the device's mean work by phase, with its wait for other ranks; empty where it is not known.
 
     Without the driver's reading, the device is taken to work in all of the phases that launch something.
@@ -198,23 +189,12 @@ def _device(rank: RankEvidence) -> dict[str, Float64]:
     timed = rank.device_phase_seconds or rank.phase_seconds
     computed = {name: seconds for name, seconds in timed.items() if name in _LAUNCHING and seconds > 0}
     whole = sum(computed.values())
-    work = whole if rank.device_busy is None else rank.step_seconds * rank.device_busy
+    work = whole if rank.device_busy is None else rank.work_seconds
     waits = sum(rank.device_phase_seconds.get(name, 0.0) for name in WAITING)
     # What the driver calls busy includes the kernels that wait for other ranks.
     work = max(0.0, min(work, rank.step_seconds - waits))
     shares = {name: seconds / whole for name, seconds in computed.items()} or {"forward": 1.0}
-    return {**{name: np.array([work * share]) for name, share in shares.items()}, _WAIT: np.array([waits])}
-
-
-def _repeated(record: RankRecord) -> RankRecord:
-    """Return a record of means as one of several equal steps."""
-    ones = np.ones(_MEAN_STEPS)
-    return RankRecord(
-        record.rank,
-        {name: column[-1] * ones for name, column in record.host.items()},
-        {name: column[-1] * ones for name, column in record.device.items()},
-        None if record.sync is None else record.sync[-1] * ones,
-    )
+    return {**{name: work * share for name, share in shares.items()}, _WAIT: waits}
 
 
 def _calibrated(model: StepModel, ranks: Sequence[RankEvidence]) -> StepModel:

@@ -1,6 +1,7 @@
 """Predicts a run's step time without one of its causes, by replaying the model of its steps. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -16,24 +17,23 @@ from torchperfd_daemon.diagnosis.edits import (
     at_most,
     both,
     equal_work,
+    less_exchange,
+    less_host,
     own_work,
-    phase_work,
     with_own,
-    with_phase,
     without_pauses,
 )
-from torchperfd_daemon.diagnosis.step_model import ALONE, Float64, StepModel, replay
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.job import Job
+from torchperfd_daemon.diagnosis.step_model import ALONE, Float64, StepModel
 from torchperfd_daemon.diagnosis.step_records import RankRecord, fit
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
-REMOVABLE: Final = ("data", "h2d", "checkpoint")
-"""Phases that could be removed, or overlapped with others."""
 MIN_GAIN: Final = 0.005
 """A gain below this share of the step is left out."""
-
-_CLOSED: Final = frozenset(
-    {"data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad"}
-    | {"collective_wait", "validate", "checkpoint", "other"}
+# Phases that could neither be removed nor overlapped with others.
+_KEPT: Final = frozenset(
+    {"forward", "loss", "backward", "optimizer", "zero_grad", "collective_wait", "validate", "other"}
 )
 
 
@@ -41,12 +41,20 @@ class Removed(Enum):
     """The kind of time that is removed from the steps."""
 
     RANK_EXCESS = "rank excess"
+    """One rank's own work gets the distribution of its peers' (:func:`~.edits.as_peers`)."""
     SLOW_RANKS = "slow ranks"
+    """The excess of all ranks; only if it is worth more than that of any single one."""
     UNEVEN_WORK = "uneven work"
+    """All ranks work equally long in each step."""
     PHASE = "phase"
+    """A phase takes no time on any rank: ``data``, ``h2d``, ``checkpoint`` or one of the user's own."""
     GARBAGE_COLLECTION = "garbage collection"
+    """The pauses are removed from own work (:func:`~.edits.without_pauses`)."""
     EXCHANGE = "exchange"
+    """Collectives take no time after the last rank has arrived."""
     GROWTH = "growth"
+    """Own work of all ranks and the exchange get their distribution of the past (:func:`~.edits.as_before`).
+    This removes a lack of processors, which slows both, and a slow network."""
 
 
 _PAUSES: Final = {
@@ -138,20 +146,7 @@ def predict(
     *,
     hidden: bool = False,
 ) -> Predictions:
-    """Predict the step time of a run without each cause.
-
-    - A rank's excess: its own work gets the distribution of its peers' (:func:`~.edits.as_peers`). If the
-      rank's work is most of the growth since the past, the rest of the growth is removed too: a rank that
-      computes more takes processors, memory and network from the others. Work that became shorter meanwhile
-      gets its past length: a rank that sleeps leaves its processor to the others. No step becomes shorter
-      than the past's steps without the same excess.
-    - Slow ranks: the excess of all ranks; reported only if it is worth more than that of any single rank.
-    - Uneven work: all ranks work equally long in each step.
-    - A phase: it takes no time on any rank. For ``data``, ``h2d``, ``checkpoint`` and the user's own phases.
-    - Garbage collection: the pauses are removed from own work (:func:`~.edits.without_pauses`).
-    - Exchange: collectives take no time after the last rank has arrived.
-    - Growth: own work of all ranks and the exchange get their distribution of the past
-      (:func:`~.edits.as_before`). This removes a lack of processors, which slows both, and a slow network.
+    """Predict the step time of a run without each kind of time that can be removed.
 
     Args:
         ranks: The ranks' phases over the same steps; equal columns are the same step.
@@ -166,20 +161,14 @@ def predict(
     lengths = {len(column) for rank in ranks for column in rank.phase_seconds.values()}
     if len(lengths) != 1:
         raise ValueError("ranks must have the same steps, and at least one phase")
-    run = _Run(ranks, hidden=hidden)
-    growth = _Growth(run, _Run(past, hidden=hidden)) if past else None
-    candidates = [*run.candidates(growth)]
-    if pauses:
-        candidates.append((Removed.GARBAGE_COLLECTION, None, "", run.mean(run.without_pauses(pauses))))
-    if growth:
-        candidates.append((Removed.GROWTH, None, "", growth.without(())))
-    measured = max(float(np.sum([*rank.phase_seconds.values()], axis=0).mean()) for rank in ranks)
-    before = run.mean(_same)
+    job = _job_of(ranks, hidden=hidden)
+    growth = _Growth(job, _job_of(past, hidden=hidden)) if past else None
+    measured = max(rank.step_seconds for rank in job.ranks)
     answers = []
-    for removed, number, phase, after in candidates:
-        gain = min(before - after, measured)
+    for removed, rank, phase, after in _candidates(job, growth, pauses or {}):
+        gain = min(job.replayed.mean - after, measured)
         if gain >= MIN_GAIN * measured > 0:
-            answers.append(WhatIf(removed, number, phase, measured - gain, gain))
+            answers.append(WhatIf(removed, rank, phase, measured - gain, gain))
     answers.sort(key=lambda each: -each.gain_seconds)
     alone = max((each.gain_seconds for each in answers if each.removed is Removed.RANK_EXCESS), default=0.0)
     answers = [
@@ -187,11 +176,8 @@ def predict(
         for each in answers
         if each.removed is not Removed.SLOW_RANKS or each.gain_seconds - alone >= MIN_GAIN * measured
     ]
-    return Predictions(len(ranks), lengths.pop(), run.synchronous, measured, before, _nested(answers))
-
-
-def _same(model: StepModel) -> StepModel:
-    return model
+    together = job.model.barrier != ALONE
+    return Predictions(len(ranks), lengths.pop(), together, measured, job.replayed.mean, _nested(answers))
 
 
 def _nested(answers: Sequence[WhatIf]) -> tuple[WhatIf, ...]:
@@ -215,137 +201,132 @@ def _overlap(one: WhatIf, other: WhatIf) -> bool:
     return len(kinds) == 2 and kinds <= excess
 
 
-class _Run:
-    """The model of a run's steps, and its ranks' places in it."""
-
-    def __init__(self, ranks: Sequence[RankWork], *, hidden: bool) -> None:
-        self._ranks = ranks
-        records = [RankRecord(rank.rank, rank.phase_seconds) for rank in ranks]
-        model = fit(records, least_wait=0.0)
-        self.synchronous = model.barrier != ALONE and not hidden
-        if hidden and model.barrier != ALONE:
-            model = fit([RankRecord(0, _without_waits(rank)) for rank in ranks])
-        self.model = model
-        self.place = {rank.rank: place for place, rank in enumerate(ranks)}
-
-    def mean(self, edit: Edit) -> float:
-        """Return the mean step after an edit."""
-        return replay(edit(self.model)).mean
-
-    def peers(self, place: int) -> list[int]:
-        """Return the places of the other ranks in a rank's pipeline stage."""
-        stage = self._ranks[place].stage
-        return [other for other, rank in enumerate(self._ranks) if other != place and rank.stage == stage]
-
-    def candidates(self, growth: "_Growth | None") -> "Iterable[tuple[Removed, int | None, str, float]]":
-        """Yield what can be removed: its kind, rank and phase, and the mean step without it."""
-        if self.synchronous:
-            places = range(len(self._ranks))
-
-            def without(ranks: Sequence[int]) -> float:
-                if growth and growth.is_of(ranks):
-                    return growth.without(ranks)
-                return self.mean(self.as_peers(ranks))
-
-            for place, rank in enumerate(self._ranks):
-                yield Removed.RANK_EXCESS, rank.rank, self._excess_phase(rank), without([place])
-            yield Removed.SLOW_RANKS, None, "", without(self._shortened(places))
-            groups = {rank.stage: [*self.peers(place), place] for place, rank in enumerate(self._ranks)}
-            yield Removed.UNEVEN_WORK, None, "", self.mean(equal_work([*groups.values()]))
-            none = replace(self.model, exchange=np.zeros_like(self.model.exchange))
-            yield Removed.EXCHANGE, None, "collective_wait", replay(none).mean
-        for phase in self._removable():
-            gone = np.zeros_like(phase_work(self.model, phase))
-            yield Removed.PHASE, None, phase, replay(with_phase(self.model, phase, gone)).mean
-
-    def as_peers(self, places: Sequence[int]) -> Edit:
-        """Return the edit by which these ranks work as long as their peers."""
-        return as_peers({place: self.peers(place) for place in places})
-
-    def without_pauses(self, pauses: Mapping[int, Sequence[Pauses]]) -> Edit:
-        """Return the edit that removes garbage collections, by rank."""
-
-        def edit(model: StepModel) -> StepModel:
-            own = own_work(model).copy()
-            for rank, kinds in pauses.items():
-                if rank in self.place:
-                    place = self.place[rank]
-                    own[place] = without_pauses(own[place], kinds)
-            return with_own(model, own)
-
-        return edit
-
-    def _shortened(self, places: Iterable[int]) -> list[int]:
-        """Return the ranks that would work less by at least :data:`MIN_GAIN` of the step."""
-        all_places = [*places]
-        own, usual = own_work(self.model), own_work(self.as_peers(all_places)(self.model))
-        least = MIN_GAIN * replay(self.model).mean
-        return [place for place in all_places if float((own[place] - usual[place]).mean()) >= least]
-
-    def _removable(self) -> list[str]:
-        """Return the phases that could be removed, including those that the user has named."""
-        there = {name for rank in self._ranks for name in rank.phase_seconds}
-        return sorted(name for name in there if name in REMOVABLE or name not in _CLOSED)
-
-    def _excess_phase(self, rank: RankWork) -> str:
-        """Return the phase of a rank's own work that exceeds the peers' median mean most."""
-        others = [each.phase_seconds for each in self._ranks if each is not rank and each.stage == rank.stage]
-        if not others:
-            return ""
-
-        def excess(name: str) -> float:
-            theirs = [float(phases[name].mean()) if name in phases else 0.0 for phases in others]
-            return float(rank.phase_seconds[name].mean()) - float(np.median(theirs))
-
-        return max((name for name in rank.phase_seconds if name not in WAITING), key=excess, default="")
+def _job_of(works: Sequence[RankWork], *, hidden: bool) -> Job:
+    """Return the job of ranks over the same steps; hidden waits are a rank's own work."""
+    phases = [dict(work.phase_seconds) for work in works]
+    model = fit(
+        [RankRecord(work.rank, each) for work, each in zip(works, phases, strict=True)], least_wait=0.0
+    )
+    if hidden and model.barrier != ALONE:
+        for each in phases:
+            waits = [each.pop(name) for name in WAITING if name in each]
+            each["other"] = np.sum([each.get("other", np.zeros_like(waits[0])), *waits], axis=0)
+        model = fit([RankRecord(work.rank, each) for work, each in zip(works, phases, strict=True)])
+    means = [{name: float(column.mean()) for name, column in work.phase_seconds.items()} for work in works]
+    ranks = [
+        RankEvidence(work.rank, "", sum(each.values()), each, stage=work.stage)
+        for work, each in zip(works, means, strict=True)
+    ]
+    return Job(tuple(ranks), model, has_steps=True)
 
 
-def _without_waits(rank: RankWork) -> dict[str, Float64]:
-    """Return a rank's phases, in which its wait for others counts as its own work."""
-    phases = {name: column for name, column in rank.phase_seconds.items() if name not in WAITING}
-    waits = [column for name, column in rank.phase_seconds.items() if name in WAITING]
-    return {**phases, "other": np.sum([phases.get("other", np.zeros_like(waits[0])), *waits], axis=0)}
+def _candidates(
+    job: Job, growth: "_Growth | None", pauses: Mapping[int, Sequence[Pauses]]
+) -> Iterator[tuple[Removed, int | None, str, float]]:
+    """Yield what can be removed: its kind, rank and phase, and the mean step without it.
+
+    If a rank's work is most of the growth since the past, the rest of the growth is removed with its excess:
+    a rank that computes more takes processors, memory and network from the others.
+    """
+
+    def without(places: Collection[int]) -> float:
+        return (
+            growth.without(places) if growth and growth.is_of(places) else _mean(job, _as_peers(job, places))
+        )
+
+    if job.model.barrier != ALONE:
+        for place, rank in enumerate(job.ranks):
+            yield Removed.RANK_EXCESS, rank.rank, _excess_phase(job, place), without([place])
+        yield Removed.SLOW_RANKS, None, "", without(_shortened(job))
+        yield Removed.UNEVEN_WORK, None, "", _mean(job, equal_work(job.groups))
+        yield Removed.EXCHANGE, None, "collective_wait", _mean(job, less_exchange(math.inf))
+    for phase in sorted({name for rank in job.ranks for name in rank.phase_seconds} - _KEPT):
+        everywhere = dict.fromkeys(range(len(job.ranks)), math.inf)
+        yield Removed.PHASE, None, phase, _mean(job, less_host(everywhere, phase))
+    if pauses:
+        yield Removed.GARBAGE_COLLECTION, None, "", _mean(job, _without_pauses(job, pauses))
+    if growth:
+        yield Removed.GROWTH, None, "", growth.without(())
+
+
+def _mean(job: Job, edit: Edit) -> float:
+    return job.edited(edit).replayed.mean
+
+
+def _as_peers(job: Job, places: Iterable[int]) -> Edit:
+    """Return the edit by which the ranks at these places work as long as their peers."""
+    return as_peers({place: _peers(job, place) for place in places})
+
+
+def _peers(job: Job, place: int) -> list[int]:
+    return [other for other in job.stages[job.ranks[place].stage] if other != place]
+
+
+def _shortened(job: Job) -> list[int]:
+    """Return the places of ranks that would work less by at least :data:`MIN_GAIN` of the step."""
+    own, usual = own_work(job.model), own_work(_as_peers(job, range(len(job.ranks)))(job.model))
+    return np.flatnonzero((own - usual).mean(axis=1) >= MIN_GAIN * job.replayed.mean).tolist()
+
+
+def _excess_phase(job: Job, place: int) -> str:
+    """Return the phase of a rank's own work that exceeds the peers' median mean most."""
+    own, peers = (
+        job.ranks[place].phase_seconds,
+        [job.ranks[each].phase_seconds for each in _peers(job, place)],
+    )
+    if not peers:
+        return ""
+    excess = {name: own[name] - float(np.median([each.get(name, 0.0) for each in peers])) for name in own}
+    return max((name for name in own if name not in WAITING), key=lambda name: excess[name], default="")
+
+
+def _without_pauses(job: Job, pauses: Mapping[int, Sequence[Pauses]]) -> Edit:
+    """Return the edit that removes garbage collections, by rank."""
+
+    def edit(model: StepModel) -> StepModel:
+        own = own_work(model).copy()
+        for place, rank in enumerate(job.ranks):
+            own[place] = without_pauses(own[place], pauses.get(rank.rank, ()))
+        return with_own(model, own)
+
+    return edit
 
 
 class _Growth:
     """The growth of own work and exchange since the past."""
 
-    def __init__(self, run: _Run, past: _Run) -> None:
-        self._run = run
+    def __init__(self, job: Job, past: Job) -> None:
+        self._job = job
         self._past = past
         self._before = as_before(past.model)
-        self._steps = _barrier_steps(run.model)
-        self._now = run.mean(_same)
-        self._half = (self._now - self.without(())) / 2
+        self._half = (job.replayed.mean - self.without(())) / 2
 
-    def is_of(self, places: Sequence[int]) -> bool:
+    def is_of(self, places: Collection[int]) -> bool:
         """Return whether most of the growth is in the own work of the ranks at these places."""
-        kept: Callable[[StepModel], StepModel] = self._only(places)
-        return self._now - self._run.mean(kept) > self._half
 
-    def _only(self, places: Sequence[int]) -> Edit:
         def edit(model: StepModel) -> StepModel:
             own = own_work(model).copy()
-            then = own_work(self._before(model))
-            own[list(places)] = then[list(places)]
+            own[list(places)] = own_work(self._before(model))[list(places)]
             return with_own(model, own)
 
-        return edit
+        return self._job.replayed.mean - _mean(self._job, edit) > self._half
 
-    def without(self, places: Sequence[int]) -> float:
+    def without(self, places: Collection[int]) -> float:
         """Return the mean step without the growth, and with ranks working at most as their peers do.
 
+        Work that became shorter gets its past length: a rank that sleeps leaves its processor to the others.
         The result is at least the past's mean step with the same ranks working as their peers did. Steps of
         the past that were longer than every present step are limited to the present lengths.
         """
-        now = self._run.mean(both(self._before, self._run.as_peers(places)))
-        then = _barrier_steps(self._past.as_peers(places)(self._past.model))
-        steps = np.quantile(self._steps, (np.arange(len(then)) + 0.5) / len(then), method="hazen")
+        now = _mean(self._job, both(self._before, _as_peers(self._job, places)))
+        then = _longest_steps(self._past.edited(_as_peers(self._past, places)))
+        shares = (np.arange(len(then)) + 0.5) / len(then)
+        steps = np.quantile(_longest_steps(self._job), shares, method="hazen")
         return max(now, float(at_most(then, np.sort(steps)).mean()))
 
 
-def _barrier_steps(model: StepModel) -> Float64:
+def _longest_steps(job: Job) -> Float64:
     """Return the replayed steps of the rank with the longest mean; shape (steps,)."""
-    steps = replay(model).steps
+    steps = job.replayed.steps
     longest: Float64 = steps[int(steps.mean(axis=1).argmax())]
     return longest

@@ -10,14 +10,10 @@ from enum import Enum
 from typing import Final
 
 from torchperfd.model.card import command_after_run
+from torchperfd.model.formatting import duration
 from torchperfd.model.source_lines import InputStages, SlowLine
 from torchperfd.model.step_account import Account
 from torchperfd_daemon.diagnosis.detect.straggler import Stall
-
-INPUT_BOUND_SHARE: Final = 0.2
-"""Waiting for data is reported from this share of the step on."""
-SCRIPT_CODE_SHARE: Final = 0.2
-"""The script's own code between the phases is reported from this share of the step on."""
 
 
 class Cause(Enum):
@@ -99,12 +95,12 @@ class Verdict:
 
     cause: Cause
     run: str
-    node: str
-    rank: int | None
-    phase: str
-    evidence: str
-    cost_seconds_per_step: float
-    next_command: str
+    node: str = ""
+    rank: int | None = None
+    phase: str = ""
+    evidence: str = ""
+    cost_seconds_per_step: float = 0.0
+    next_command: str = ""
     onset_step: int | None = None
     onset_unix_seconds: float = 0.0
     has_grown: bool = False
@@ -134,6 +130,11 @@ class Verdict:
         where = "" if self.rank is None else f" · rank {self.rank} on {self.node}"
         window = f" (last {self.window_seconds:.0f} s)" if self.window_seconds >= 1 else ""
         return f"{self.cause.value}{where} · {self.evidence}{window}"
+
+
+def of_step(seconds: float, step_seconds: float) -> str:
+    """Return a part of the step in words, such as "40 ms of each 100 ms step"."""
+    return f"{duration(seconds)} of each {duration(step_seconds)} step"
 
 
 def next_command(cause: Cause, run: str) -> str:

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from torchperfd.model.formatting import duration
 from torchperfd_daemon.diagnosis.accounting import account_of
 from torchperfd_daemon.diagnosis.cause_finders import find_all
 from torchperfd_daemon.diagnosis.cause_table import EXPLAINED, MIN_CAUSE_SHARE, MOST_OF
 from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk
+from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
-from torchperfd_daemon.diagnosis.edits import DATA
-from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
+from torchperfd_daemon.diagnosis.edits import DATA, both
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, could_have_found, hide_waits
 from torchperfd_daemon.diagnosis.job import Job
 from torchperfd_daemon.diagnosis.remedies import (
     UNMEASURED,
@@ -24,16 +27,26 @@ from torchperfd_daemon.diagnosis.remedies import (
     stage_words,
     without_fewer_workers,
 )
-from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
+from torchperfd_daemon.diagnosis.step_model import Float64
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, capture_command, next_command
 
 Works = Mapping[int, RankWork]
 
+MIN_STEPS: Final = 20
+"""With fewer steps, no run is called healthy by its mean step..."""
+MIN_LONG_STEPS: Final = 8
+"""...or with fewer than this, if they have taken ten seconds."""
+_LONG_S: Final = 10.0
+_NO_STEPS: Final[Float64] = np.zeros(0)
+# What a run does in its first seconds says little about these: windows of steps decide on others.
+_KNOWN_EARLY: Final = frozenset({DATA, "loss", "other"})
+_APART: Final = 1.5
+# Switches that scripts leave on by choice, for results that repeat.
+_HARMLESS: Final = ("deterministic", "PYTHONMALLOC")
+
 
 def rank_causes(
-    run: str,
-    ranks: Sequence[RankEvidence],
-    counsel: LoaderCounsel = UNMEASURED,
-    works: Works | None = None,
+    run: str, ranks: Sequence[RankEvidence], counsel: LoaderCounsel = UNMEASURED, works: Works | None = None
 ) -> list[Verdict]:
     """Return the causes of a run's lost time, the largest gain first; the first verdict has the account.
 
@@ -53,30 +66,104 @@ def rank_causes(
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0]
     if not seen:
-        return [Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")]
+        return [_no_step(run)]
     pasts = [rank.before for rank in seen if rank.before and rank.before.step_seconds > 0]
-    past = Job.of(pasts) if len(pasts) == len(seen) else None
-    walk = Walk(Job.of(seen, works), past)
-    found = find_all(walk)
-    if past is not None:
-        found = _with_lasting(seen, pasts, works, found)
+    walk = Walk(Job.of(seen, works), Job.of(pasts) if len(pasts) == len(seen) else None)
+    find_all(walk)
+    found = _with_lasting(walk)
     found.sort(key=lambda each: -each.cost_seconds)
     found, note = _without_state(walk, found, counsel)
-    unknown = _unknown(walk)
-    verdicts = [_verdict(run, seen, each, counsel) for each in found]
-    if unknown is not None:
-        verdicts.insert(0, _verdict(run, seen, unknown, counsel))
-    verdicts = _agreeing(verdicts)
-    switch = _switch(run, walk)
-    if switch is not None and all(each.cause is Cause.CPU_CONTENTION for each in verdicts):
+    verdicts = _agreeing([_verdict(run, walk, each, counsel) for each in (*_unknown(walk), *found)])
+    if all(each.cause is Cause.CPU_CONTENTION for each in verdicts):
         # The state of the machine is not the owner's to change.
-        verdicts.insert(0, switch)
-    if not verdicts and hide_waits(seen):
-        verdicts = [_cannot_compare(run, seen, walk.step)]
+        verdicts = [*_switch(run, walk), *verdicts]
     if not verdicts:
-        verdicts = [_nothing(run, walk)]
+        verdicts = [_cannot_compare(run, walk) if hide_waits(seen) else _nothing(run, walk)]
     verdicts[0] = replace(verdicts[0], account=account_of(walk), note=note)
     return verdicts
+
+
+def _no_step(run: str) -> Verdict:
+    evidence = "no training step was seen"
+    return Verdict(Cause.UNKNOWN, run, evidence=evidence, next_command="torchperfd ps")
+
+
+def _with_lasting(walk: Walk) -> list[Finding]:
+    """Return the causes of a slowdown with the losses that all ranks had before it, too.
+
+    A slowdown of a few percent must not hide that most of the step waits for data.
+    """
+    found = walk.found
+    if walk.past is None:
+        return found
+    then = {each.cause for each in find_all(Walk(walk.past, None)) if each.rank is None and each.lasts}
+    if not then:
+        return found
+    job = replace(walk.job, ranks=tuple(replace(rank, before=None) for rank in walk.ranks))
+    for lasting in find_all(Walk(job, None)):
+        if lasting.cause not in then or lasting.rank is not None or not lasting.lasts:
+            continue
+        same = next((each for each in found if each.cause is lasting.cause), None)
+        if same is not None and same.rank is not None:
+            continue
+        if same is not None:
+            more = f", {duration(same.cost_seconds)} of it more than before"
+            lasting = replace(lasting, words=f"{lasting.words}{more}", has_grown=True)
+        found = [*(each for each in found if each is not same), lasting]
+    return found
+
+
+def _without_state(walk: Walk, found: list[Finding], counsel: LoaderCounsel) -> tuple[list[Finding], str]:
+    """Return the findings without the machine's state, and that in words, if the owner can remove others."""
+    states = [each for each in found if each.cause is Cause.CPU_CONTENTION and each.rank is None]
+    others = [each for each in found if each not in states and each.cost_seconds > 0]
+    if not states or not others or not walk.since_start or _remedy(walk, states[0], counsel).cause:
+        return found, ""
+    queued = statistics.median(rank.queued_seconds for rank in walk.ranks)
+    served = max(walk.step - queued, walk.least)
+    note = (
+        f"busy node: everything takes {walk.step / served:.1f} times as long; with the CPUs to itself, a step"
+        f" would take {duration(served)} in place of {duration(walk.step)}"
+    )
+    return [each for each in found if each not in states], note
+
+
+def _unknown(walk: Walk) -> list[Finding]:
+    """Return a slowdown that is mostly unexplained, if there is one, with the phase that has grown most."""
+    slowed = [(rank, rank.before) for rank in walk.ranks if rank.before]
+    if not slowed:
+        return []
+    rank, before = max(slowed, key=lambda each: each[0].step_seconds - each[1].step_seconds)
+    slower, unexplained = rank.step_seconds - before.step_seconds, walk.growth
+    # The wait of the ranks' other threads for a processor is not measured and may be the rest.
+    if slower < walk.least or unexplained <= (1 - EXPLAINED) * slower or walk.is_state_hidden:
+        return []
+    knock_on = _knock_on(walk, slower)
+    unexplained -= knock_on
+    own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
+    phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")
+    words = (
+        f"steps take {duration(slower)} more than before, {duration(unexplained)} of it without a known cause"
+    )
+    words += f", and {duration(knock_on)} in exchanges that have grown with it" if knock_on else ""
+    words += f"; {phase} has grown most" if phase else ""
+    cause = Cause.UNKNOWN
+    switches = [name for name in rank.switches if name not in before.switches]
+    if switches:
+        cause, words = Cause.DEBUG_SWITCH, f"{words}; since then, {' and '.join(switches)}"
+    return [Finding(cause, rank, None, unexplained, words, both(), phase, has_grown=True)]
+
+
+def _knock_on(walk: Walk, slower: float) -> float:
+    """Return the part of a slowdown that is in exchanges if most of it is in the ranks' own work; else 0.
+
+    Ranks that all work longer also arrive less evenly by chance, which makes exchanges longer. Less than
+    :data:`MIN_SHARE` of the slowdown counts as 0.
+    """
+    own = statistics.median(rank.own_seconds - rank.before.own_seconds for rank in walk.ranks if rank.before)
+    exchange = sum(each.cost_seconds for each in walk.found if each.cause is Cause.COLLECTIVE)
+    beyond = slower - own - exchange
+    return beyond if own >= MOST_OF * slower and beyond >= MIN_CAUSE_SHARE * slower else 0.0
 
 
 def _agreeing(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -90,120 +177,70 @@ def _agreeing(verdicts: Sequence[Verdict]) -> list[Verdict]:
     ]
 
 
-def _switch(run: str, walk: Walk) -> Verdict | None:
-    """Return the verdict on debugging switches that are on; None without any."""
-    switches = [name for name in walk.job.ranks[0].switches if not any(each in name for each in _HARMLESS)]
+def _switch(run: str, walk: Walk) -> list[Verdict]:
+    """Return the verdict on debugging switches that are on, if there are any."""
+    switches = [name for name in walk.ranks[0].switches if not any(each in name for each in _HARMLESS)]
     if not switches:
-        return None
+        return []
     words = f"{' and '.join(switches)}: for debugging only, and what it costs is not measured"
     command = next_command(Cause.DEBUG_SWITCH, run)
-    return Verdict(Cause.DEBUG_SWITCH, run, "", None, "", words, 0.0, command)
+    return [Verdict(Cause.DEBUG_SWITCH, run, evidence=words, next_command=command)]
 
 
 def _nothing(run: str, walk: Walk) -> Verdict:
     words = f"nothing takes {MIN_CAUSE_SHARE:.0%} of a {duration(walk.step)} step without need"
     if walk.usual:
         words = f"nothing stands out of a {duration(walk.step)} step: {'; '.join(walk.usual)}"
-    return Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))
+    return Verdict(Cause.NONE, run, evidence=words, next_command=next_command(Cause.NONE, run))
 
 
-def _without_state(walk: Walk, found: Sequence[Finding], counsel: LoaderCounsel) -> tuple[list[Finding], str]:
-    """Return the findings without the machine's state, and that in words, if the owner can remove others."""
-    states = [each for each in found if each.cause is Cause.CPU_CONTENTION and each.rank is None]
-    others = [each for each in found if each not in states and each.cost_seconds > 0]
-    if not states or not others or not walk.since_start or _remedy(states[0], walk.job.ranks, counsel).cause:
-        return [*found], ""
-    queued = statistics.median(rank.queued_seconds for rank in walk.job.ranks)
-    served = max(walk.step - queued, MIN_CAUSE_SHARE * walk.step)
-    if served <= 0:
-        return [*found], ""
-    note = (
-        f"busy node: everything takes {walk.step / served:.1f} times as long; with the CPUs to itself, a step"
-        f" would take {duration(served)} in place of {duration(walk.step)}"
-    )
-    return [each for each in found if each not in states], note
-
-
-def _with_lasting(
-    seen: Sequence[RankEvidence], pasts: Sequence[RankEvidence], works: Works | None, found: list[Finding]
-) -> list[Finding]:
-    """Return the causes of a slowdown with the losses that all ranks had before it, too.
-
-    A slowdown of a few percent must not hide that most of the step waits for data.
-    """
-    then = {each.cause for each in find_all(Walk(Job.of(pasts), None)) if each.rank is None and each.lasts}
-    if not then:
-        return found
-    now = find_all(Walk(Job.of([replace(rank, before=None) for rank in seen], works), None))
-    for lasting in now:
-        if lasting.cause not in then or lasting.rank is not None or not lasting.lasts:
-            continue
-        same = next((each for each in found if each.cause is lasting.cause), None)
-        if same is not None and same.rank is not None:
-            continue
-        if same is not None:
-            more = f", {duration(same.cost_seconds)} of it more than before"
-            lasting = replace(lasting, words=f"{lasting.words}{more}", has_grown=True)
-        found = [*(each for each in found if each is not same), lasting]
-    return found
-
-
-def _unknown(walk: Walk) -> Finding | None:
-    """Return a slowdown that is mostly unexplained, with the phase that has grown most."""
-    slowed = [
-        (rank.step_seconds - rank.before.step_seconds, rank, rank.before)
-        for rank in walk.job.ranks
-        if rank.before
-    ]
-    if not slowed:
-        return None
-    slower, rank, before = max(slowed, key=lambda each: each[0])
-    unexplained = walk.growth
-    if slower < MIN_CAUSE_SHARE * walk.step or unexplained <= (1 - EXPLAINED) * slower:
-        return None
-    if any(each.cause is Cause.CPU_CONTENTION for each in walk.found):
-        # The wait of the ranks' other threads for a processor is not measured and may be the rest.
-        return None
-    knock_on = _knock_on(slowed, slower, walk)
-    unexplained -= knock_on
-    own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
-    phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")
+def _cannot_compare(run: str, walk: Walk) -> Verdict:
+    longest = max(rank.wait_seconds for rank in walk.ranks)
+    waits = f"ranks wait for {duration(longest)} of" if longest else "no wait for another rank is seen in"
     words = (
-        f"steps take {duration(slower)} more than before, {duration(unexplained)} of it without a known cause"
+        f"cannot determine which rank is slow: {waits} each {duration(walk.step)} step, as far as"
+        f" devices show it; no other cause takes {MIN_CAUSE_SHARE:.0%} of it"
     )
-    words += f", and {duration(knock_on)} in exchanges that have grown with it" if knock_on else ""
-    words += f"; {phase} has grown most" if phase else ""
-    cause = Cause.UNKNOWN
-    switches = [name for name in rank.switches if name not in before.switches]
-    if switches:
-        cause, words = Cause.DEBUG_SWITCH, f"{words}; since then, {' and '.join(switches)}"
-    return Finding(cause, rank, None, phase, unexplained, words, lambda model: model, has_grown=True)
+    command = next_command(Cause.UNKNOWN, run)
+    return Verdict(Cause.UNKNOWN, run, phase="collective_wait", evidence=words, next_command=command)
 
 
-def _knock_on(slowed: Sequence[tuple[float, RankEvidence, RankEvidence]], slower: float, walk: Walk) -> float:
-    """Return the part of a slowdown that is in exchanges if most of it is in the ranks' own work; else 0.
+def _verdict(run: str, walk: Walk, found: Finding, counsel: LoaderCounsel) -> Verdict:
+    remedy, where = _remedy(walk, found, counsel), found.where
+    cause = remedy.cause or found.cause
+    words = found.words
+    if found.cause is Cause.INPUT_BOUND:
+        words += stage_words(where.loader)
+    elif found.cause is Cause.GARBAGE_COLLECTION and _collect_apart(walk, found):
+        words += ", because ranks collect at different steps and wait for each other"
+    elif found.cause is Cause.INTERPRETER_LOCK and where.blocked_by:
+        words += f", most often {where.blocked_by}"
+    return Verdict(
+        cause,
+        run,
+        where.node,
+        found.rank,
+        found.phase,
+        words,
+        found.cost_seconds,
+        next_command(cause, run),
+        has_grown=found.has_grown,
+        stages=where.loader.stages if found.phase == DATA and where.loader else None,
+        fix=remedy.fix,
+        saves_seconds=remedy.saves_seconds,
+    )
 
-    Ranks that all work longer also arrive less evenly by chance, which makes exchanges longer. Less than
-    :data:`MIN_SHARE` of the slowdown counts as 0.
 
-    Args:
-        slowed: For each rank the growth of its step, its evidence and its past.
-    """
-    own = statistics.median(rank.own_seconds - past.own_seconds for _, rank, past in slowed)
-    exchange = sum(each.cost_seconds for each in walk.found if each.cause is Cause.COLLECTIVE)
-    beyond = slower - own - exchange
-    return beyond if own >= MOST_OF * slower and beyond >= MIN_CAUSE_SHARE * slower else 0.0
+def _collect_apart(walk: Walk, found: Finding) -> bool:
+    """Return whether collections cost more than any rank collects: each one delays all ranks."""
+    longest = max(rank.collected_seconds for rank in walk.ranks)
+    return walk.ranks[0].collects_apart or found.cost_seconds >= _APART * longest
 
 
-_APART: Final = 1.5
-# Switches that scripts leave on by choice, for results that repeat.
-_HARMLESS: Final = ("deterministic", "PYTHONMALLOC")
-
-
-def _remedy(found: Finding, seen: Sequence[RankEvidence], counsel: LoaderCounsel) -> Remedy:
+def _remedy(walk: Walk, found: Finding, counsel: LoaderCounsel) -> Remedy:
     """Return what the evidence says to change; an empty one for what is usual."""
     rank = found.where
-    ranks = max(len(seen), rank.world_size)
+    ranks = max(len(walk.ranks), rank.world_size)
     if found.cause is Cause.CPU_CONTENTION:
         return contention_remedy(
             rank.loader,
@@ -214,17 +251,17 @@ def _remedy(found: Finding, seen: Sequence[RankEvidence], counsel: LoaderCounsel
             ranks=ranks,
         )
     if found.cause is Cause.INPUT_BOUND:
+        waited = rank.phase_seconds.get(DATA, 0.0)
         remedy = loader_remedy(
             rank.loader,
             rank.step_seconds,
-            rank.phase_seconds.get(DATA, 0.0),
+            waited,
             counsel,
             most_seconds=found.cost_seconds or math.inf,
             on_device=rank.device_busy is not None,
             ranks=ranks,
             binding=rank.binding,
         )
-        waited = rank.phase_seconds.get(DATA, 0.0)
         starts = rank.workers_respawn and rank.epoch_start_seconds >= EXPLAINED * waited
         return replace(remedy, cause=Cause.EPOCH_START) if starts and remedy.cause is None else remedy
     is_called = rank.called_collection_seconds >= EXPLAINED * rank.collected_seconds
@@ -239,45 +276,66 @@ def _remedy(found: Finding, seen: Sequence[RankEvidence], counsel: LoaderCounsel
     return Remedy()
 
 
-def _verdict(run: str, seen: Sequence[RankEvidence], found: Finding, counsel: LoaderCounsel) -> Verdict:
-    remedy = _remedy(found, seen, counsel)
-    cause = remedy.cause or found.cause
-    words = found.words
-    if found.cause is Cause.INPUT_BOUND:
-        words += stage_words(found.where.loader)
-    elif found.cause is Cause.GARBAGE_COLLECTION and _collect_apart(found, seen):
-        words += ", because ranks collect at different steps and wait for each other"
-    elif found.cause is Cause.INTERPRETER_LOCK and found.where.blocked_by:
-        words += f", most often {found.where.blocked_by}"
-    return Verdict(
-        cause,
-        run,
-        found.where.node,
-        found.rank,
-        found.phase,
-        words,
-        found.cost_seconds,
-        next_command(cause, run),
-        has_grown=found.has_grown,
-        stages=found.where.loader.stages if found.phase == DATA and found.where.loader else None,
-        fix=remedy.fix,
-        saves_seconds=remedy.saves_seconds,
-    )
+def diagnose(
+    run: str,
+    ranks: Sequence[RankEvidence],
+    counsel: LoaderCounsel = UNMEASURED,
+    works: Works | None = None,
+    *,
+    has_ended: bool = False,
+    newest: Float64 = _NO_STEPS,
+) -> Verdict:
+    """Return the verdict on a run from its ranks' mean steps, for a run of which no other one is published.
+
+    The causes are those of :func:`rank_causes`. While the run goes on, only those count that show in data,
+    loss and ``other``; with fewer than :data:`MIN_STEPS` steps only a wait for data. Without any the cause is
+    unknown as long as it could still be found; then :func:`~.claims.limit_claim` decides whether the job is
+    healthy.
+
+    Args:
+        ranks: All ranks of the job that are known here; those without a step say nothing.
+        has_ended: Whether the run makes no more steps, in which a cause could still be found.
+        newest: The newest steps of the slowest rank, in seconds; shape (steps,).
+    """
+    seen = [rank for rank in ranks if rank.steps and rank.step_seconds > 0]
+    if not seen:
+        return _no_step(run)
+    unseen = max(rank.world_size for rank in ranks) - len({rank.rank for rank in seen})
+    slowest = max(seen, key=lambda rank: rank.step_seconds)
+    unknown = Verdict(Cause.UNKNOWN, run, slowest.node, next_command=capture_command(run))
+    if not slowest.phase_seconds:
+        words = f"a step takes {duration(slowest.step_seconds)}, and its phases were not recorded"
+        return replace(unknown, evidence=words)
+    are_enough = all(map(_has_enough, seen))
+    verdicts = rank_causes(run, seen, counsel, works)
+    found = [each for each in verdicts if each.cause not in (Cause.NONE, Cause.UNKNOWN)]
+    if not (has_ended and are_enough):
+        found = [each for each in found if each.phase in (_KNOWN_EARLY if are_enough else (DATA,))]
+    if found:
+        first, *others = (replace(each, step_seconds=slowest.step_seconds, account=None) for each in found)
+        first = replace(first, others=tuple(others), account=verdicts[0].account)
+        return limit_claim(first, seen, unseen)
+    may_change = not has_ended and not could_have_found(slowest.steps, slowest.step_seconds)
+    if may_change or not _has_enough(slowest):
+        words = f"too early: {slowest.steps} {'step' if slowest.steps == 1 else 'steps'}"
+        words += f" after the first; a verdict needs {MIN_STEPS}" if has_ended else " so far"
+        return replace(unknown, evidence=words)
+    verdict = verdicts[0] if verdicts[0].cause is Cause.UNKNOWN else _nothing_long(verdicts[0], slowest)
+    return limit_claim(verdict, seen, unseen, newest=newest)
 
 
-def _collect_apart(found: Finding, seen: Sequence[RankEvidence]) -> bool:
-    """Return whether collections cost more than any rank collects: each one delays all ranks."""
-    longest = max(rank.collected_seconds for rank in seen)
-    return seen[0].collects_apart or found.cost_seconds >= _APART * longest
+def _nothing_long(verdict: Verdict, slowest: RankEvidence) -> Verdict:
+    """Return the verdict without a cause, with the longest phase of the slowest rank."""
+    step = slowest.step_seconds
+    shares = {name: seconds / step for name, seconds in slowest.phase_seconds.items()}
+    phase = max(shares, key=lambda name: shares[name])
+    words = f"{phase} is {shares[phase]:.0%} of a {duration(step)} step, data {shares.get(DATA, 0.0):.0%}"
+    command = capture_command(verdict.run)
+    evidence = f"nothing stands out: {words}"
+    return replace(verdict, node=slowest.node, phase=phase, evidence=evidence, next_command=command)
 
 
-def _cannot_compare(run: str, ranks: Sequence[RankEvidence], step_seconds: float) -> Verdict:
-    longest = max(rank.wait_seconds for rank in ranks)
-    waits = f"ranks wait for {duration(longest)} of" if longest else "no wait for another rank is seen in"
-    words = (
-        f"cannot determine which rank is slow: {waits} each {duration(step_seconds)} step, as far as"
-        f" devices show it; no other cause takes {MIN_CAUSE_SHARE:.0%} of it"
-    )
-    return Verdict(
-        Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, next_command(Cause.UNKNOWN, run)
-    )
+def _has_enough(rank: RankEvidence) -> bool:
+    """Return whether a mean step says more than how a run starts."""
+    long_enough = rank.steps * rank.step_seconds >= _LONG_S
+    return rank.steps >= (MIN_LONG_STEPS if long_enough else MIN_STEPS)

@@ -250,7 +250,7 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey], *, at_end: bool = False) 
             reported = [each for ranks in nodes.values() for each in ranks]
             world = max(each.status.identity.world_size for each in reported)
             missing = max(0, world - len(reported))
-            verdict = judge(run, parts, missing, hidden=times.hidden, on_device=times.on_device)
+            verdict = judge(run, parts, missing, hidden=times.hidden)
             command = working_command(
                 verdict.next_command,
                 is_over=all(map(_has_ended, reported)),

@@ -15,7 +15,7 @@ from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import SAMPLE_S
-from torchperfd_daemon.diagnosis.mean_step import MIN_STEPS
+from torchperfd_daemon.diagnosis.verdicts import MIN_STEPS
 from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, LineSampler
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey

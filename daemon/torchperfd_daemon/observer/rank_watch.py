@@ -11,8 +11,14 @@ from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS
 from torchperfd_daemon.diagnosis.edits import Pauses
-from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_S, WARM_STEPS, WINDOW_SAMPLES
-from torchperfd_daemon.diagnosis.waits import blocked_seconds, strangers_seconds
+from torchperfd_daemon.diagnosis.evidence import (
+    MIN_WINDOW_SAMPLES,
+    WARM_S,
+    WARM_STEPS,
+    WINDOW_SAMPLES,
+    blocked_seconds,
+    strangers_seconds,
+)
 from torchperfd_daemon.observer.node_context import GpuState, GpuWatch, MemoryWatch, NodeContext
 from torchperfd_daemon.observer.rank_window import (
     Float64,

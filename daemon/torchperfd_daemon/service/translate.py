@@ -17,7 +17,7 @@ from torchperfd_daemon.captures.attempt import MAX_STEPS
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis.detect import RankWork
-from torchperfd_daemon.diagnosis.waits import Comparison, compare
+from torchperfd_daemon.diagnosis.evidence import Comparison, compare
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service import translate_account, translate_diagnosis
 from torchperfd_daemon.service.message_fields import LAST_UNIX_NS, MAX_NS, count, pack, total, unpack, within

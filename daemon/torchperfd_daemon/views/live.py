@@ -9,7 +9,6 @@ import numpy as np
 from torchperfd.model.process import HostMemory
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
-from torchperfd_daemon.diagnosis.waits import mean_own
 from torchperfd_daemon.service.translate import (
     comparison_from_messages,
     device_work_from_message,
@@ -179,7 +178,7 @@ def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
     times = comparison_from_messages(there)
     waits = len(times.works) > 1 and any(spent(each, WAIT) for each in times.works)
     slow = find_stragglers(times.works) if waits and not times.hidden else []
-    own = {} if times.hidden else {each.rank: (each.stage, mean_own(each)) for each in times.works}
+    own = {} if times.hidden else {each.rank: (each.stage, each.own_seconds) for each in times.works}
     identity = messages[0].status.identity
     return RunView(
         run,

@@ -8,7 +8,7 @@ from tests.unit.daemon.test_observer import Watched
 
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, diagnose
 from torchperfd_daemon.diagnosis.claims import limit_claim
-from torchperfd_daemon.diagnosis.waits import blocked_seconds
+from torchperfd_daemon.diagnosis.evidence import blocked_seconds
 
 HEALTHY = Verdict(Cause.NONE, "bert", "", None, "", "nothing stands out", 0.0, "torchperfd capture")
 STEP = 0.1

@@ -49,7 +49,8 @@ def says(
 ) -> Verdict:
     if cause is Cause.HANG:
         return Verdict(cause, RUN, node, rank, "", evidence, 0.0, "rm -rf", stalled_seconds=cost)
-    return Verdict(cause, RUN, node, rank, "", evidence, cost, "rm -rf")
+    phase = "data" if cause is Cause.INPUT_BOUND else ""
+    return Verdict(cause, RUN, node, rank, phase, evidence, cost, "rm -rf")
 
 
 def parts(works: Sequence[RankWork], *verdicts: Verdict) -> list[NodePart]:
@@ -95,7 +96,11 @@ CASES = {
         says(Cause.COLLECTIVE, 0.02, "node-1"),
         says(Cause.SLOW_RANK, 0.02, "node-2", 3),
     ),
-    "all nodes alike": parts(job(4), says(Cause.INPUT_BOUND, 0.01), says(Cause.INPUT_BOUND, 0.012)),
+    "all nodes alike": parts(
+        job(4, dict.fromkeys(range(4), ("data", 0.012))),
+        says(Cause.INPUT_BOUND, 0.01),
+        says(Cause.INPUT_BOUND, 0.012),
+    ),
     "one node hangs and names the rank": parts(
         job(4), says(Cause.HANG, 40.0, "node-1"), says(Cause.HANG, 39.0, "node-2", 2)
     ),
@@ -143,7 +148,8 @@ def test_the_slow_rank_is_found_on_whichever_node_it_is(nodes: int, each: int, d
     excess = own[slow] - float(np.median(own[:slow] + own[slow + 1 :]))
     assert verdict.cause is (Cause.INPUT_BOUND if phase == "data" else Cause.SLOW_RANK)
     assert (verdict.rank, verdict.node, verdict.phase) == (slow, f"node-{slow // each + 1}", phase)
-    assert verdict.cost_seconds_per_step == pytest.approx(excess)
+    # Without its excess the run still waits for the latest of all ranks, by chance another one in each step.
+    assert 0.95 * excess <= verdict.cost_seconds_per_step <= excess
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000))
@@ -270,6 +276,32 @@ def test_account_of_all_nodes_has_the_uneven_work_of_one() -> None:
     share = uneven_account().share(PartKind.UNEVEN_WORK)
     assert account.share(PartKind.UNEVEN_WORK) == pytest.approx(share)
     assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds, rel=1e-3)
+
+
+def test_script_collectives_are_of_the_run() -> None:
+    waiting = [
+        RankWork(work.rank, {**work.phase_seconds, "collective_wait": np.full(STEPS, 0.02)})
+        for work in job(4)
+    ]
+    own = says(Cause.SCRIPT_COLLECTIVES, 0.015, "node-2")
+    blamed = replace(says(Cause.SLOW_RANK, 0.02, "node-2", 3), others=(own,))
+    verdict = judge(RUN, parts(waiting, NONE, blamed))
+    assert (verdict.cause, verdict.rank, verdict.node) == (Cause.SCRIPT_COLLECTIVES, None, "")
+    assert verdict.cost_seconds_per_step == pytest.approx(0.015)
+
+
+def test_work_that_differs_between_nodes_is_uneven() -> None:
+    """Each node has one rank, and no other to compare it with."""
+    chance = np.random.default_rng(3)
+    own = chance.lognormal(-3, 0.5, (4, STEPS))
+    works = [
+        RankWork(rank, {"forward": mine, "collective_wait": own.max(axis=0) - mine})
+        for rank, mine in enumerate(own)
+    ]
+    verdict = judge(RUN, parts(works, NONE, NONE, NONE, NONE))
+    assert (verdict.cause, verdict.rank) == (Cause.UNEVEN_WORK, None)
+    lost = float(own.max(axis=0).mean() - own.mean(axis=1).max())
+    assert verdict.cost_seconds_per_step == pytest.approx(lost, rel=0.1)
 
 
 def test_memory_that_grows_on_one_node_is_never_left_out() -> None:

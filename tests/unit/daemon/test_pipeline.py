@@ -8,10 +8,9 @@ from tests.unit.daemon.test_observer import RUN, Watched
 
 from torchperfd.model.process import Coordinate
 from torchperfd_cli.commands import ranks, whatif
-from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
 from torchperfd_daemon.diagnosis.predictions import Removed
-from torchperfd_daemon.diagnosis.waits import find_imbalance
 from torchperfd_daemon.fleet.translate import judge_all
 from torchperfd_daemon.store.model import PARALLELISM_KINDS, coordinates_text, parallelism_kind, rank_in
 from torchperfd_daemon.views import live as _view
@@ -81,23 +80,35 @@ def test_the_fleet_compares_stages_that_no_node_has_both_of(
     assert verdict.cost_seconds_per_step == pytest.approx(cost, rel=0.15)
 
 
-def test_one_stage_or_none_is_no_pipeline() -> None:
-    assert find_imbalance([]) is None
-    assert find_imbalance([(None, 0.1, 0.0), (None, 0.5, 0.0)]) is None
-    assert find_imbalance([(0, 0.1, 0.0), (0, 0.5, 0.0), (None, 1.0, 0.0)]) is None
+def staged(*ranks: tuple[int | None, float, float]) -> list[Verdict]:
+    """Return the verdicts on ranks, of each its stage, its own work and its wait for others, in seconds."""
+    return rank_causes(
+        RUN,
+        [
+            RankEvidence(number, "node", own + wait, {"forward": own, "collective_wait": wait}, stage=stage)
+            for number, (stage, own, wait) in enumerate(ranks)
+        ],
+    )
 
 
-def test_slow_rank_of_two_makes_its_stage_no_longer() -> None:
-    found = some(find_imbalance([(0, 0.10, 0.0), (0, 0.10, 0.0), (1, 0.10, 0.03), (1, 0.13, 0.0)]))
-    assert found.cost_seconds == pytest.approx(0.0)
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [(None, 0.1, 0.4), (None, 0.5, 0.0)],
+        [(0, 0.1, 0.4), (0, 0.5, 0.0), (None, 1.0, 0.0)],
+        [(0, 0.10, 0.03), (0, 0.10, 0.03), (1, 0.10, 0.03), (1, 0.13, 0.0)],
+    ],
+    ids=["no stage", "one stage", "a slow rank of two makes its stage no longer"],
+)
+def test_equal_or_single_stages_are_not_unequal(ranks: list[tuple[int | None, float, float]]) -> None:
+    assert all(each.cause is not Cause.PIPELINE_IMBALANCE for each in staged(*ranks))
 
 
 def test_the_longest_stage_is_its_ranks_median() -> None:
-    found = some(
-        find_imbalance([(0, 0.10, 0.02), (0, 0.10, 0.02), (1, 0.12, 0.0), (1, 0.50, 0.0), (1, 0.12, 0.0)])
-    )
-    assert (found.stage, found.stages, found.own_seconds) == (1, 2, 0.12)
-    assert found.cost_seconds == pytest.approx(0.01)
+    found = staged((0, 0.10, 0.10), (0, 0.10, 0.10), (1, 0.14, 0.06), (1, 0.20, 0.0), (1, 0.14, 0.06))
+    [unequal] = [each for each in found if each.cause is Cause.PIPELINE_IMBALANCE]
+    assert unequal.evidence.startswith("stage 1 works 140 ms of each 200 ms step, the 2 stages 120 ms")
+    assert unequal.cost_seconds_per_step == pytest.approx(0.02)
 
 
 def test_stragglers_are_sorted_over_all_stages() -> None:

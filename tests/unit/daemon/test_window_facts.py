@@ -12,7 +12,7 @@ from tests.unit.daemon.test_observer import Watched
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.source_lines import SyncWait, TimedLine
 from torchperfd_daemon.diagnosis import Cause, RankEvidence
-from torchperfd_daemon.diagnosis.waits import strangers_seconds
+from torchperfd_daemon.diagnosis.evidence import strangers_seconds
 from torchperfd_daemon.observer.node_context import GpuState, GpuWatch
 from torchperfd_daemon.observer.rank_window import (
     NewestRows,

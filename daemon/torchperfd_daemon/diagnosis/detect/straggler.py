@@ -193,6 +193,25 @@ class RankWork:
     are_means: bool = False
 
     @property
+    def own_seconds(self) -> float:
+        """The mean step less the wait for other ranks."""
+        return self._mean(waiting=False)
+
+    @property
+    def wait_seconds(self) -> float:
+        """The mean wait for other ranks."""
+        return self._mean(waiting=True)
+
+    @property
+    def step_seconds(self) -> float:
+        """The mean step."""
+        return self.wait_seconds + self.own_seconds
+
+    def _mean(self, *, waiting: bool) -> float:
+        columns = [each for name, each in self.phase_seconds.items() if (name in WAITING) is waiting]
+        return float(sum(column.mean() for column in columns if len(column)))
+
+    @property
     def is_long_enough(self) -> bool:
         """Whether there are enough columns to compare."""
         own = [len(column) for name, column in self.phase_seconds.items() if name not in WAITING]
