@@ -336,7 +336,8 @@ class Stream:
         yield self._hello()
         while not session_over.is_set():
             taken = self._outbox.take(_IDLE_POLL_S, _MAX_IN_A_BUNDLE if self._bundles else 1)
-            if self._guard.has_lost_poller():
+            # In this order: what the end of the session closes is not lost.
+            if self._guard.has_lost_poller() and not session_over.is_set():
                 # Without another session: gRPC would use a core, for it waits on what is no poller.
                 log.debug("the session has ended: its descriptors were closed or replaced")
                 self._is_lost = True
