@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The tools of a release.
+RELEASE := .venv-release
 # The CPU build of torch that the tests are pinned to.
 TORCH := torch==2.13.0
 # Tests with real processes: most run two at a time, since they mostly wait; those marked serial come after them.
@@ -13,18 +15,20 @@ PAIRED := -n 2 --dist loadfile
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
 	bench-loader-search bench-agreement \
 	bench-analysis bench-memory bench-exit bench-capture \
-	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-trials bench-runs build manifests clean
+	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-trials bench-runs \
+	build manifests release-check locks clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 PIP := $(BIN)/pip install -q --disable-pip-version-check
+DEV_GROUPS := demo test lint dashboards docs pictures
 
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard client/torchperfd/events/native/*) client/torchperfd/steps/_templates.c client/torchperfd/launch/_sigterm.c
+$(VENV)/.installed: pyproject.toml locks/development.txt hatch_build.py $(wildcard client/torchperfd/events/native/*) client/torchperfd/steps/_templates.c client/torchperfd/launch/_sigterm.c
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[demo,test,lint,dashboards,docs,pictures,wandb,tensorboard,mlflow]'
+	$(PIP) -c locks/development.txt -e '.[wandb,tensorboard,mlflow]' $(addprefix --group ,$(DEV_GROUPS))
 	touch $@
 
 # Real frameworks for tests/frameworks. Those that ask for torchvision or fastai come without
@@ -175,8 +179,26 @@ gpu-proof: setup  ## What is claimed about GPUs, on one: about ten minutes; with
 bench-import: setup  ## What `import torchperfd` costs.
 	$(BIN)/python benchmarks/import_time.py
 
-build: setup  ## Build the wheel into dist/.
+build: setup  ## Build the wheel for this machine into dist/.
 	$(BIN)/pip wheel -q --no-deps -w dist .
 
+$(RELEASE)/.installed: locks/release.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install -q --disable-pip-version-check --require-hashes -r locks/release.txt
+	touch $@
+
+release-check: $(RELEASE)/.installed  ## Build all files of a release of HEAD into dist/, and check them; three minutes.
+	$(RELEASE)/bin/python -m tools.release.build
+	$(RELEASE)/bin/python -m tools.release.check
+
+# uv keeps the versions in the files that it overwrites, as far as they still fit: remove a file to renew all.
+UV := $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header
+
+locks: setup  ## Write the versions in locks/ anew after a change of the dependencies in pyproject.toml.
+	$(PIP) uv
+	$(UV) --generate-hashes --extra web --extra s3 pyproject.toml -o locks/runtime.txt
+	$(UV) --generate-hashes --group release -o locks/release.txt
+	$(UV) --extra all $(addprefix --group ,$(DEV_GROUPS)) pyproject.toml -o locks/development.txt
+
 clean:  ## Remove all that make has made.
-	rm -rf $(VENV) .venv-kube .venv-protos .venv-peers .venv-peers-analysis .venv-wire-* build dist demo-out
+	rm -rf $(VENV) $(RELEASE) .venv-kube .venv-protos .venv-peers .venv-peers-analysis .venv-wire-* build dist demo-out

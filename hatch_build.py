@@ -22,6 +22,9 @@ MODULES = {
 BUILD_FILE = "client/torchperfd/_build.py"
 """Version and commit of the build, which ``torchperfd._version`` imports."""
 
+REQUIRE_NATIVE = "TORCHPERFD_REQUIRE_NATIVE"
+"""Environment variable: with ``1``, a build that cannot compile a module fails instead of leaving it out."""
+
 
 class BuildHook(BuildHookInterface):
     """Puts version, commit and each module's ``<name>.abi3.so`` into the source tree, and into the wheel.
@@ -41,26 +44,38 @@ class BuildHook(BuildHookInterface):
             build_data["force_include"] |= {
                 str(Path(self.root, source)): target for source, target in self.config["exported"].items()
             }
+        required = os.environ.get(REQUIRE_NATIVE) == "1"
         if not sys.platform.startswith("linux") or sysconfig.get_config_var("Py_GIL_DISABLED"):
+            if required:
+                raise RuntimeError(
+                    f"{REQUIRE_NATIVE}=1, but C modules are only for CPython with a GIL on Linux"
+                )
             return
         for module, pattern in MODULES.items():
             target = Path(f"{module}.abi3.so")
             for older in Path(self.root).glob(f"{module}.cpython-*.so"):
                 older.unlink()  # of an earlier version: it would be imported first
             if reason := _compile(Path(self.root), pattern, target):
+                if required:
+                    raise RuntimeError(f"{REQUIRE_NATIVE}=1, but {module} cannot be compiled: {reason}")
                 self.app.display_warning(f"{module} is left out, and training will pay more: {reason}")
                 continue
             build_data["artifacts"].append(str(target))
             build_data["pure_python"] = False
+            # What a release compiles for other machines, it names in _PYTHON_HOST_PLATFORM.
             build_data["tag"] = f"cp311-abi3-{re.sub('[-.]', '_', sysconfig.get_platform())}"
 
 
 def write_version(root: Path, version: str) -> None:
     """Write version and commit; a source distribution, which has no git, keeps the commit that it has."""
     file = root / BUILD_FILE
-    commit = _commit(root) or (re.search(r"\+g([0-9a-f]+)", version) or ["", ""])[1]
-    if not commit and file.exists():
-        commit = (re.search(r'REVISION = "([0-9a-f]*)"', file.read_text(encoding="utf-8")) or ["", ""])[1]
+    commit = _commit(root)
+    if not commit:
+        commit = (re.search(r"\+g([0-9a-f]+)", version) or ["", ""])[1]
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        kept = (re.search(r'REVISION = "([0-9a-f]*)"', text) or ["", ""])[1]
+        # The version has fewer digits. A file of another commit is from an earlier build.
+        commit = kept if kept.startswith(commit) else commit
     file.write_text(
         f'"""Written by the build."""\n\nVERSION = "{version}"\nREVISION = "{commit[:12]}"\n',
         encoding="utf-8",

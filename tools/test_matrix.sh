@@ -16,7 +16,8 @@ failed=0
 table=()
 
 install() { # venv python torch
-  "$2" -m venv "$1" && "$1/bin/pip" install -q --disable-pip-version-check "torch==$3" -e '.[demo,test]' &&
+  "$2" -m venv "$1" && "$1/bin/pip" install -q --disable-pip-version-check --upgrade pip &&
+    "$1/bin/pip" install -q "torch==$3" -e . --group demo --group test &&
     touch "$1/.installed"
 }
 

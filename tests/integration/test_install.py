@@ -1,53 +1,24 @@
 """The wheel, built as the image builds it, in an environment without torch."""
 
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 from tests.support.node import ROOT, Node, eventually, free_port
+from tests.support.wheels import copy_build_context
 
 pytestmark = pytest.mark.slow
 
 DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
 
-def copy_build_context(target: Path) -> None:
-    """Copy what `.dockerignore` lets into the build and the Dockerfile copies from there."""
-    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
-    excluded = [rule for rule in rules if rule.startswith("**/") or "/" in rule]
-
-    def ignored(directory: str, names: list[str]) -> set[str]:
-        inside = Path(directory).relative_to(ROOT)
-        return {
-            name
-            for name in names
-            if any(
-                fnmatch(name, rule[3:]) if rule.startswith("**/") else str(inside / name) == rule
-                for rule in excluded
-            )
-        }
-
-    for copied in re.findall(r"^COPY (.+)$", DOCKERFILE, re.MULTILINE):
-        for source in copied.split()[:-1]:
-            if source not in allowed:
-                continue
-            if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, target / source, ignore=ignored)
-            else:
-                (target / source).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / source, target / source)
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     context, wheels = tmp_path_factory.mktemp("context"), tmp_path_factory.mktemp("wheels")
-    copy_build_context(context)
+    copy_build_context(context, DOCKERFILE)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), str(context)],
         check=True,

@@ -71,7 +71,7 @@ def test_pages_show_commands_at_all() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install --group docs")
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, str(TREE / "tools" / "docs_site.py"), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -103,7 +103,7 @@ def test_llms_txt_lists_pages_that_exist(site: Path) -> None:
 
 
 def test_broken_link_fails_the_build(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install --group docs")
     copy = tmp_path / "copy"
     left_out = shutil.ignore_patterns(".*", "site", "dist", "build", "__pycache__", "*.so", "demo-out")
     shutil.copytree(TREE, copy, ignore=left_out)

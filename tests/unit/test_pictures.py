@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.node import ROOT
 
-pytest.importorskip("pyte", reason="pyte is not installed: pip install '.[pictures]'")
-pytest.importorskip("PIL", reason="Pillow is not installed: pip install '.[pictures]'")
+pytest.importorskip("pyte", reason="pyte is not installed: pip install --group pictures")
+pytest.importorskip("PIL", reason="Pillow is not installed: pip install --group pictures")
 
 from PIL import Image
 from tools.pictures import IMAGES, LARGEST_BYTES, PICTURES, reduce_colours

@@ -27,8 +27,9 @@ VARIABLES: Final = frozenset(
         "TORCHPERFD_RUNS_DIR",
         "TORCHPERFD_SERVICE_USER",
         "TORCHPERFD_STACK_SIGNAL",
-        # Of this repository's tools and tests.
+        # Of this repository's build, tools and tests.
         "TORCHPERFD_PROTO_VENV",
+        "TORCHPERFD_REQUIRE_NATIVE",
         "TORCHPERFD_REWRITE_GOLDEN",
     )
 )

@@ -26,7 +26,7 @@ READ = re.compile(rf"(?<![A-Z_]){PREFIX}[A-Z0-9_]*[A-Z0-9]")
 def test_options_of_serve_are_declared_variables() -> None:
     ours = {option.variable for option in OPTIONS if not option.flag_only}
     others = {"CONFIG", "JOB", "NO_ADVISE", "RUN", "RUNS_DIR", "SERVICE_USER", "STACK_SIGNAL"}
-    tools = {"PROTO_VENV", "REWRITE_GOLDEN"}
+    tools = {"PROTO_VENV", "REQUIRE_NATIVE", "REWRITE_GOLDEN"}
     assert ours | {f"{PREFIX}{name}" for name in others | tools} == VARIABLES
 
 
