@@ -35,7 +35,7 @@ __all__ = [
 
 _HOMES = {
     "__version__": "_version",
-    "Capture": "captures.handle",
+    "Capture": "captures.manager",
     "Client": "client",
     "JobCapture": "captures.job_capture",
     "attach": "attachment",
