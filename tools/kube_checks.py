@@ -4,7 +4,7 @@
     python tools/kube_checks.py inject < policy-and-pod.json           prints the pod as the policy leaves it
 
 ``inject`` stands for the API server: it evaluates the CEL of a MutatingAdmissionPolicy and merges the outcome
-into the pod by the keys of its lists. An object's type is known to the API server alone; here it is a map.
+into the pod by the keys of its lists. As there, the type of each object has to be that of its place.
 """
 
 import json
@@ -38,13 +38,32 @@ def validate(manifests: list[dict[str, Any]], versions: list[str]) -> list[str]:
 
 def evaluate(expression: str, pod: dict[str, Any]) -> Any:
     """Return the value of a CEL expression on a pod."""
-    # Object.spec{name: …} of the API server is {"name": …} here.
-    text = re.sub(r"\bObject(?:\.\w+)*\{", "{", expression)
+    # Object.spec{name: …} of the API server is {"": "Object.spec", "name": …} here.
+    text = re.sub(r"\b(Object(?:\.\w+)*)\{(?=(\}?))", _as_map, expression)
     text = re.sub(r'(?<!["\w])(\w+): ', r'"\1": ', text)
     environment = celpy.Environment()
     program = environment.program(environment.compile(text))
     value = program.evaluate({"object": celpy.json_to_cel(pod)})
     return json.loads(json.dumps(value, cls=celpy.CELJSONEncoder))
+
+
+def _as_map(found: re.Match[str]) -> str:
+    return f'{{"": "{found[1]}"{"" if found[2] else ", "}'
+
+
+def without_types(value: Any, place: str = "Object") -> Any:
+    """Return the outcome of a mutation as plain data.
+
+    Raises:
+        ValueError: An object's type is not that of its place.
+    """
+    if isinstance(value, list):
+        return [without_types(each, place) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("", place) != place:
+        raise ValueError(f"{value['']} stands at {place}")
+    return {key: without_types(each, f"{place}.{key}") for key, each in value.items() if key}
 
 
 def merge(old: Any, new: Any) -> Any:
@@ -67,7 +86,8 @@ def inject(policy: dict[str, Any], pod: dict[str, Any]) -> dict[str, Any]:
     if not all(evaluate(condition["expression"], pod) for condition in spec["matchConditions"]):
         return pod
     for mutation in spec["mutations"]:
-        pod = merge(pod, evaluate(mutation["applyConfiguration"]["expression"], pod))
+        outcome = evaluate(mutation["applyConfiguration"]["expression"], pod)
+        pod = merge(pod, without_types(outcome))
     return pod
 
 

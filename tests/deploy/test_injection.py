@@ -51,6 +51,13 @@ def test_pod_gets_client_and_socket(values: str, given: int) -> None:
 
 
 @pytest.mark.needs("helm")
+def test_object_of_the_wrong_type_is_found() -> None:
+    wrong = json.loads(json.dumps(policy("full")).replace("Object.spec.volumes.emptyDir", "Object.spec.emptyDir"))
+    with pytest.raises(AssertionError, match="Object.spec.emptyDir stands at Object.spec.volumes.emptyDir"):
+        injected(wrong, pod())
+
+
+@pytest.mark.needs("helm")
 @pytest.mark.parametrize("values", ["full", "sidecar"])
 def test_pod_that_has_its_own_is_left_alone(values: str) -> None:
     mounts = pod(volumeMounts=[{"name": "data", "mountPath": "/run/torchperfd"}])

@@ -78,21 +78,28 @@ httpGet:
 timeoutSeconds: 3
 {{- end -}}
 
-{{/* A value as CEL: what a map holds is dynamic, because the API server's CEL has no literals of mixed types. */}}
+{{/* A part of a pod as CEL. Each object has the type of its place, such as Object.spec.volumes, as the API server wants
+     it; only quantities of resources are a map, which holds values of one type. */}}
 {{- define "torchperfd.cel" -}}
-{{- if kindIs "map" . -}}
+{{- $type := .type -}}
 {{- $parts := list -}}
-{{- range $key := keys . | sortAlpha -}}
-{{- $parts = append $parts (printf "%s: dyn(%s)" (toJson $key) (include "torchperfd.cel" (get $ $key))) -}}
-{{- end -}}
-{ {{- join ", " $parts -}} }
-{{- else if kindIs "slice" . -}}
-{{- $parts := list -}}
-{{- range . -}}
-{{- $parts = append $parts (include "torchperfd.cel" .) -}}
+{{- if kindIs "slice" .value -}}
+{{- range .value -}}
+{{- $parts = append $parts (include "torchperfd.cel" (dict "type" $type "value" .)) -}}
 {{- end -}}
 [ {{- join ", " $parts -}} ]
+{{- else if not (kindIs "map" .value) -}}
+{{- toJson .value -}}
+{{- else if or (hasSuffix ".limits" $type) (hasSuffix ".requests" $type) -}}
+{{- range $key, $value := .value -}}
+{{- $parts = append $parts (printf "%s: %s" (toJson $key) (toString $value | toJson)) -}}
+{{- end -}}
+{ {{- join ", " $parts -}} }
 {{- else -}}
-{{- toJson . -}}
+{{- range $key, $value := .value -}}
+{{- $inner := dict "type" (printf "%s.%s" $type $key) "value" $value -}}
+{{- $parts = append $parts (printf "%s: %s" $key (include "torchperfd.cel" $inner)) -}}
+{{- end -}}
+{{- $type -}} { {{- join ", " $parts -}} }
 {{- end -}}
 {{- end -}}
