@@ -52,8 +52,9 @@ def test_pod_gets_client_and_socket(values: str, given: int) -> None:
 
 @pytest.mark.needs("helm")
 def test_object_of_the_wrong_type_is_found() -> None:
-    wrong = json.loads(json.dumps(policy("full")).replace("Object.spec.volumes.emptyDir", "Object.spec.emptyDir"))
-    with pytest.raises(AssertionError, match="Object.spec.emptyDir stands at Object.spec.volumes.emptyDir"):
+    text = json.dumps(policy("full")).replace("Object.spec.volumes.emptyDir", "Object.spec.emptyDir")
+    wrong = json.loads(text)
+    with pytest.raises(AssertionError, match=r"Object\.spec\.emptyDir stands at Object\.spec\.volumes\.emptyDir"):
         injected(wrong, pod())
 
 
