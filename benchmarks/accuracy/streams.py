@@ -10,9 +10,9 @@ import numpy.typing as npt
 from torchperfd.model.process import Coordinate
 from torchperfd_daemon.store import (
     ArrivalColumns,
-    GcTotal,
+    GcTotals,
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     Rank,
     RankIdentity,
     State,
@@ -170,7 +170,7 @@ class Job:
                 steps=self.step,
                 ns=sum(sums.values()),
                 phases={
-                    name: PhaseTotal(
+                    name: PhaseTotals(
                         self.step,
                         ns,
                         device_ns=device_sums[name],
@@ -182,8 +182,8 @@ class Job:
             coordinates=(Coordinate("pp", index * self._stages // len(self.ranks), self._stages),)
             if self._stages > 1
             else (),
-            gc=(GcTotal(self._collections[index], self._collected[index]),),
-            background_saves=PhaseTotal(1, self._saved[index]),
+            gc=(GcTotals(self._collections[index], self._collected[index]),),
+            background_saves=PhaseTotals(1, self._saved[index]),
             switches=self.switches,
         )
 

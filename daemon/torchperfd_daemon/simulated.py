@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from torchperfd.model.process import HostMemory
+from torchperfd.model.host_memory import HostMemory
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuCollector, GpuReading
 from torchperfd_daemon.ownership import Owner
 from torchperfd_daemon.store import (
     CudaMemory,
-    GcTotal,
+    GcTotals,
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     Rank,
     RankIdentity,
     State,
@@ -273,9 +273,9 @@ class SimulatedRanks:
         validated = (steps // _VALIDATE_EVERY - saves) * _VALIDATE_STEPS
         samples = steps * _SAMPLES_PER_STEP
         phases = {
-            name: PhaseTotal(steps, ns, device_ns=ns, device_calls=steps)
+            name: PhaseTotals(steps, ns, device_ns=ns, device_calls=steps)
             if name in _ON_THE_GPU
-            else PhaseTotal(steps, ns)
+            else PhaseTotals(steps, ns)
             for name, ns in progress.phase_ns.items()
         }
         train = KindTotal(steps=steps, ns=progress.ns, samples=samples, phases=phases)
@@ -283,11 +283,11 @@ class SimulatedRanks:
             train=replace(train, tokens=samples * _TOKENS_PER_SAMPLE, micro_batches=steps),
             validate=KindTotal(steps=validated, ns=validated * _VALIDATE_STEP_NS),
             recorded=steps + validated,
-            checkpoint=PhaseTotal(saves, saves * _SAVE_NS),
-            gc=(GcTotal(steps // 50, steps // 50 * _MS),),
+            checkpoint=PhaseTotals(saves, saves * _SAVE_NS),
+            gc=(GcTotals(steps // 50, steps // 50 * _MS),),
             loader_ready=progress.ready,
             host_memory=HostMemory(6 * _GIB, 7 * _GIB),
-            cuda=CudaMemory(allocated=52 * _GIB, reserved=61 * _GIB, peak=58 * _GIB),
+            cuda=CudaMemory(allocated_bytes=52 * _GIB, reserved_bytes=61 * _GIB, peak_bytes=58 * _GIB),
             flops_per_step=_FLOPS_PER_STEP,
             peak_flops=_PEAK_FLOPS,
             overhead=0.0004,

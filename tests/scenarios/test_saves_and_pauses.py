@@ -260,11 +260,11 @@ def test_ready_batches_are_reported_only_with_workers(client: torchperfd.Client)
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, loader(2))
-    assert client.report().totals.ready is None
+    assert client.report().totals.loader_ready is None
     batches = loader(8, num_workers=1, prefetch_factor=4, multiprocessing_context="fork")
     seen = []
     for batch in batches:
         plain_step(model, optimizer, batch)
         time.sleep(0.1)
-        seen.append(client.report().totals.ready)
+        seen.append(client.report().totals.loader_ready)
     assert max(each for each in seen if each is not None) >= 1

@@ -1,5 +1,6 @@
 """Accounts of a step as diagnosis makes them, for tests of what shows them."""
 
+from torchperfd.model.messages import fill
 from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd.v1 import control_pb2
 
@@ -22,5 +23,5 @@ def uneven_account() -> Account:
 def with_account(verdict: control_pb2.Verdict, account: Account) -> control_pb2.Verdict:
     """Return a copy of a verdict with an account."""
     message = control_pb2.Verdict.FromString(verdict.SerializeToString())
-    account.fill_message(message.account)
+    fill(message.account, account)
     return message

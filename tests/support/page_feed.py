@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from torchperfd.model.messages import fill
 from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
@@ -331,7 +332,7 @@ class PageFeed:
         ]
         parts.sort(key=lambda part: -part.seconds)
         account = Account(whole, whole, tuple(parts), (Part(PartKind.DATA, "", 0.05 * whole),))
-        account.fill_message(verdict.account)
+        fill(verdict.account, account)
         verdict.note = (
             "busy node: everything takes 1.4 times as long; 71% of that wait is for your own threads"
         )

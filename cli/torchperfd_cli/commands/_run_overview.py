@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from torchperfd.launch.run_report import read_card
 from torchperfd.model.card import CauseCard, VerdictCard
+from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import MAX_LARGE, count, duration, number, optional, text
+from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd.model.process import HookState, HostMemory
+from torchperfd.model.process import HookState
 from torchperfd.model.source_lines import InputStages, SyncWait
+from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.report import RankReport, phase_table
 from torchperfd.report.overview import (
     WAIT,
@@ -24,7 +27,7 @@ from torchperfd.report.overview import (
 )
 from torchperfd.report.record import RunRecord, read_document, record_of
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import KindTotals, Totals
 
 
 def read_reports(document: dict[str, Any]) -> tuple[RankReport, ...]:
@@ -42,6 +45,7 @@ def read_reports(document: dict[str, Any]) -> tuple[RankReport, ...]:
 
 def _totals(rank: dict[str, Any], names: PhaseNames) -> Totals:
     passes, fit = rank.get("passes") or {}, rank.get("fit")
+    stages, memory, cuda = (rank.get(name) for name in ("input_stages", "host_memory", "cuda"))
     totals = Totals(
         train=_kind(rank["train"], names),
         validate=_kind(rank.get("validate"), names),
@@ -51,35 +55,22 @@ def _totals(rank: dict[str, Any], names: PhaseNames) -> Totals:
         epoch=_phase(passes.get("epoch")),
         train_pass=_phase(passes.get("train")),
         validate_pass=_phase(passes.get("validate")),
-        gc=tuple(GcTotals(count(each["calls"]), _ns(each)) for each in rank.get("gc") or ()),
+        gc=tuple(from_document(each, GcTotals) for each in rank.get("gc") or ()),
         flops_per_step=optional(rank.get("flops_per_step"), MAX_LARGE),
         peak_flops=optional(rank.get("peak_flops_per_second"), MAX_LARGE),
         overhead=optional(rank.get("overhead_ratio")),
         degradation_level=count(rank.get("shed_tiers") or 0),
-        loader=_loader(rank.get("input_stages")),
-        hooks=tuple(
-            HookState(text(each["name"]), text(each.get("reason"))) for each in rank.get("hooks") or ()
-        ),
-        sync_waits=tuple(
-            SyncWait(text(each["file"]), count(each["line"]), text(each["call"]), _ns(each))
-            for each in rank.get("sync_waits") or ()
-        ),
+        loader=None if stages is None else LoaderFacts(stages=from_document(stages, InputStages)),
+        hooks=tuple(from_document(each, HookState) for each in rank.get("hooks") or ()),
+        sync_waits=tuple(from_document(each, SyncWait) for each in rank.get("sync_waits") or ()),
+        host_memory=None if memory is None else from_document(memory, HostMemory),
+        cuda=None if cuda is None else from_document(cuda, CudaMemory),
     )
     if totals.warmup.steps > totals.train.steps or totals.warmup.ns > totals.train.ns:
         raise ValueError("its first step is no part of its steps")
     if fit is not None:
         # Only the distance is kept; a beginning of 0 would mean that it is unknown.
         totals.began_ns, totals.ended_ns = 1, 1 + _ns(fit)
-    if (memory := rank.get("host_memory")) is not None:
-        totals.host_memory = HostMemory(
-            *(count(memory[name], MAX_LARGE) for name in ("resident_bytes", "peak_bytes"))
-        )
-    if (cuda := rank.get("cuda")) is not None:
-        totals.cuda = CudaMemory(
-            allocated=count(cuda["allocated_bytes"], MAX_LARGE),
-            reserved=count(cuda["reserved_bytes"], MAX_LARGE),
-            peak=count(cuda["peak_bytes"], MAX_LARGE),
-        )
     return totals
 
 
@@ -96,7 +87,7 @@ def _kind(kind: dict[str, Any] | None, names: PhaseNames) -> KindTotals:
     for name, phase in (kind.get("phases") or {}).items():
         # Names beyond the limit share a slot.
         slot = names.slot(text(name))
-        totals.phases[slot] = _sum(totals.phases[slot], _phase(phase))
+        totals.phases[slot] = totals.phases[slot].plus(_phase(phase))
     return totals
 
 
@@ -111,19 +102,6 @@ def _phase(phase: dict[str, Any] | None) -> PhaseTotals:
 
 def _squares(calls: int, ns: int, deviation_seconds: float) -> float:
     return calls * ((1e9 * deviation_seconds) ** 2 + (ns / calls) ** 2) if calls else 0.0
-
-
-def _sum(one: PhaseTotals, other: PhaseTotals) -> PhaseTotals:
-    return PhaseTotals(*(getattr(one, each.name) + getattr(other, each.name) for each in fields(PhaseTotals)))
-
-
-def _loader(stages: dict[str, Any] | None) -> LoaderFacts | None:
-    if stages is None:
-        return None
-    known: dict[str, Any] = {each.name: optional(stages.get(each.name)) for each in fields(InputStages)}
-    for name in ("workers", "samples"):
-        known[name] = int(known[name] or 0)
-    return LoaderFacts(stages=InputStages(**known))
 
 
 def _ns(times: dict[str, Any]) -> int:

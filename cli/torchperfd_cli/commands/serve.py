@@ -13,6 +13,8 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from torchperfd.model.messages import unpack
+from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import json_option, socket_option
@@ -23,7 +25,6 @@ from torchperfd_daemon.config.effective import SYSTEM_FILE, Config, as_tables, f
 from torchperfd_daemon.config.kinds import Kind, Switch
 from torchperfd_daemon.config.options import OPTIONS, Option
 from torchperfd_daemon.errors import BadValueError, DaemonUnreachableError, check_environment
-from torchperfd_daemon.service.translate_account import loader_facts_from_message, thread_count
 from torchperfd_daemon.text import configure_logging
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -266,10 +267,8 @@ def _ranks(socket: str | None) -> tuple[dict[RankProcess, doctor.ReportedFacts] 
             rank.identity.pid_namespace,
             rank.identity.process_start_ticks,
             uid=rank.uid if rank.HasField("uid") else None,
-        ): doctor.ReportedFacts(
-            loader_facts_from_message(rank.loader) if rank.HasField("loader") else None,
-            thread_count(rank.threads),
-        )
+        ): doctor.ReportedFacts(totals.loader, totals.threads)
         for rank in real
+        for totals in (unpack(rank, StatusTotals),)
     }
     return found, len(real) < len(connected)

@@ -65,7 +65,7 @@ def warn_of_missing_kernels(capture_id: str, launches: int, kernels: int) -> Non
     """Write a warning to the log if a trace lacks kernels."""
     memory = read_cuda_memory()
     text = missing_kernels_warning(
-        launches, kernels, holds_device_memory=memory is not None and memory.allocated > 0
+        launches, kernels, holds_device_memory=memory is not None and memory.allocated_bytes > 0
     )
     if text:
         log.warning("capture %s: %s", capture_id, text)

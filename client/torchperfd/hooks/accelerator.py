@@ -12,11 +12,11 @@ from torchperfd.hooks.cuda import CurrentStream
 from torchperfd.hooks.device_clock import DeviceTimes, cuda_device_times
 from torchperfd.hooks.patches import keep_classes_out_of_graphs
 from torchperfd.model.process import HookState
+from torchperfd.model.totals import CudaMemory
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.step_series import DeviceTime
-from torchperfd.steps.totals import CudaMemory
 
 if TYPE_CHECKING:
     from torchperfd.hooks.flops import StepFlops
@@ -51,7 +51,10 @@ def read_cuda_memory() -> CudaMemory | None:
     except (KeyError, RuntimeError):
         return None
     return CudaMemory(
-        allocated=allocated, reserved=reserved, peak=peak, device_uuid=_uuid(cuda, main) if most else ""
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        peak_bytes=peak,
+        device_uuid=_uuid(cuda, main) if most else "",
     )
 
 

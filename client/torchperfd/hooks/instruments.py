@@ -18,21 +18,16 @@ from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.patches import ModuleImport, keep_classes_out_of_graphs, when_torch_is_imported
 from torchperfd.hooks.pauses import FitPauses, GcPauses
 from torchperfd.hooks.worker_stacks import WorkerStacks
-from torchperfd.model.process import (
-    UNBOUND,
-    Coordinate,
-    HookState,
-    ProcessSettings,
-    available_cpus,
-    read_host_memory,
-)
+from torchperfd.model.host_memory import MemoryReader
+from torchperfd.model.process import UNBOUND, Coordinate, HookState, ProcessSettings, available_cpus
+from torchperfd.model.totals import GcTotals, PhaseTotals
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults, log
 from torchperfd.steps.epochs import EpochStarts, Iterators
 from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.phases import DATA, PhaseNames, StepBatch
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.totals import GcTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import Totals
 from torchperfd.steps.wrapped import WrappedIterator
 
 T = TypeVar("T")
@@ -82,6 +77,7 @@ class ProcessCounters:
         self._script_collectives = script_collectives
         self._cpus = 0.0
         self._epoch_starts = EpochStarts()
+        self._memory = MemoryReader()
         self._hooks = hooks
         self._coordinates = coordinates
 
@@ -106,7 +102,7 @@ class ProcessCounters:
         totals.compiled = PhaseTotals(self._compilations.calls, self._compilations.ns)
         totals.graph_limit = self._compilations.graph_limit
         totals.background_saves = PhaseTotals(self._background_saves.calls, self._background_saves.ns())
-        totals.ready = loop.ready if loop.ready >= 0 else None
+        totals.loader_ready = loop.ready if loop.ready >= 0 else None
         totals.train.tokens, totals.warmup.tokens = loop.tokens, loop.warmup_tokens
         epochs = self._replay.epochs
         totals.epoch_starts = replace(self._epoch_starts.totals)
@@ -116,7 +112,7 @@ class ProcessCounters:
         overhead = self._replay.overhead
         totals.overhead, totals.degradation_level = overhead.ratio, overhead.degradation_level
         totals.cuda = self._accelerator.memory()
-        totals.host_memory = read_host_memory() or totals.host_memory
+        totals.host_memory = self._memory.read()
         totals.flops_per_step, totals.peak_flops = self._accelerator.flops()
         totals.script_collectives = self._script_collectives.longest()
         totals.hooks = self._hooks()

@@ -3,7 +3,6 @@
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
@@ -11,12 +10,11 @@ from torchperfd._version import __revision__, __version__
 from torchperfd.events import NATIVE
 from torchperfd.hooks.process_groups import GroupProgress
 from torchperfd.model.identity import Identity
-from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd.model.process import Coordinate, CpuBinding, HookState, HostMemory
-from torchperfd.model.source_lines import InputStages, SyncWait, TimedLine
+from torchperfd.model.messages import fill, pack, unpack
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps.phases import TRAIN, VALIDATE, PhaseNames, StepBatch
 from torchperfd.steps.step_series import Arrivals, BlockSums
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import KindTotals, Totals
 from torchperfd.v1 import contract, session_pb2
 
 
@@ -31,24 +29,7 @@ def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
             ],
             client_version=__version__,
             client_revision=__revision__,
-            identity=session_pb2.RankIdentity(
-                run=identity.run,
-                rank=identity.rank,
-                world_size=identity.world_size,
-                local_rank=identity.local_rank,
-                node_rank=identity.node_rank,
-                job_name=identity.job_name,
-                node=identity.node,
-                pid_namespace=identity.pid_namespace,
-                pid=identity.pid,
-                process_start_ticks=identity.process_start_ticks,
-                script=identity.script,
-                torch_version=torch_version,
-                python_version=identity.python_version,
-                slurm_job_id=identity.slurm_job_id,
-                pod_uid=identity.pod_uid,
-                command=identity.command,
-            ),
+            identity=pack(session_pb2.RankIdentity, identity, torch_version=torch_version),
         )
     )
 
@@ -76,17 +57,10 @@ def step_batch(
 
 def collective_report(request_id: int, groups: Sequence[GroupProgress]) -> session_pb2.ClientMessage:
     """Pack how far each process group is."""
-    report = session_pb2.CollectiveReport(request_id=request_id)
-    for group in groups:
-        report.groups.add(
-            name=group.name,
-            description=group.description,
-            begun=group.begun,
-            number=group.number,
-            call=group.call,
-            sizes=group.sizes,
-        )
-    return session_pb2.ClientMessage(collective_report=report)
+    packed = [pack(session_pb2.GroupProgress, group) for group in groups]
+    return session_pb2.ClientMessage(
+        collective_report=session_pb2.CollectiveReport(request_id=request_id, groups=packed)
+    )
 
 
 def totals_to_message(
@@ -97,119 +71,31 @@ def totals_to_message(
     blocks: BlockSums | None = None,
 ) -> session_pb2.ClientMessage:
     """Pack the totals since attach; with the blocks of steps once the loop has ended."""
-    message = session_pb2.Account(
-        recorded_steps=recorded,
-        dropped_steps=dict(dropped),
-        loader_ready=totals.ready,
-        flops_per_step=totals.flops_per_step,
-        peak_flops=totals.peak_flops,
-        overhead_ratio=totals.overhead,
-        shed_tiers=totals.degradation_level,
-        began_ns=totals.began_ns,
-        ended_ns=totals.ended_ns,
-        threads=totals.threads,
-        cpus=totals.cpus,
-        switches=totals.switches,
-        graph_limit=totals.graph_limit,
+    message = pack(
+        session_pb2.Account, totals, recorded_steps=recorded, dropped_steps=dict(dropped), warmup=None
     )
+    # Set even without a save: a missing field means an older client.
+    message.checkpoint.SetInParent()
     for kind in (TRAIN, VALIDATE):
         if totals.of(kind).steps:
             _pack_kind(message.kinds.add(), kind, totals.of(kind), names)
     if totals.warmup.steps:
         _pack_kind(message.warmup, TRAIN, totals.warmup, names)
-    # Set even without a save: a missing field means an older client.
-    message.checkpoint.SetInParent()
-    for packed, times in (
-        (message.checkpoint, totals.checkpoint),
-        (message.epoch, totals.epoch),
-        (message.train_pass, totals.train_pass),
-        (message.validate_pass, totals.validate_pass),
-        (message.compiled, totals.compiled),
-        (message.background_saves, totals.background_saves),
-        (message.epoch_starts, totals.epoch_starts),
-        (message.device_lag, totals.device_lag),
-        (message.device_work, totals.device_work),
-    ):
-        if times.calls:
-            _pack_phase(packed, times)
-    for pauses in totals.gc:
-        message.gc.add(calls=pauses.calls, ns=pauses.ns)
-    for hook in totals.hooks:
-        message.hooks.add(name=hook.name, reason=hook.reason)
-    for place in totals.coordinates:
-        message.coordinates.add(dimension=place.dimension, rank=place.rank, size=place.size)
-    for wait in totals.sync_waits:
-        message.sync_waits.add(**asdict(wait))
-    for own, packed_lines in (
-        (totals.collect_calls, message.collect_calls),
-        (totals.script_collectives, message.script_collectives),
-    ):
-        for line in own:
-            packed_lines.add(**asdict(line))
-    if totals.loader is not None:
-        message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(totals.loader)))
-    if totals.binding.allowed:
-        message.binding.CopyFrom(session_pb2.CpuBinding(**asdict(totals.binding)))
     if blocks is not None:
         message.step_blocks = _pack_blocks(blocks, names)
-    if totals.host_memory is not None:
-        message.host_memory.CopyFrom(session_pb2.HostMemory(**asdict(totals.host_memory)))
-    if totals.cuda is not None:
-        message.cuda.allocated_bytes = totals.cuda.allocated
-        message.cuda.reserved_bytes = totals.cuda.reserved
-        message.cuda.peak_bytes = totals.cuda.peak
-        message.cuda.device_uuid = totals.cuda.device_uuid
     return session_pb2.ClientMessage(account=message)
 
 
 def totals_from_message(message: session_pb2.Account, names: PhaseNames) -> Totals:
     """Unpack another rank's totals; user phases it names get slots in ``names``."""
-    totals = Totals(
-        began_ns=message.began_ns,
-        ended_ns=message.ended_ns,
-        checkpoint=_phase_from_message(message.checkpoint),
-        gc=tuple(GcTotals(pauses.calls, pauses.ns) for pauses in message.gc),
-        compiled=_phase_from_message(message.compiled),
-        background_saves=_phase_from_message(message.background_saves),
-        ready=message.loader_ready if message.HasField("loader_ready") else None,
-        epoch=_phase_from_message(message.epoch),
-        train_pass=_phase_from_message(message.train_pass),
-        validate_pass=_phase_from_message(message.validate_pass),
-        flops_per_step=message.flops_per_step if message.HasField("flops_per_step") else None,
-        peak_flops=message.peak_flops if message.HasField("peak_flops") else None,
-        overhead=message.overhead_ratio if message.HasField("overhead_ratio") else None,
-        degradation_level=message.shed_tiers,
-        hooks=tuple(HookState(hook.name, hook.reason) for hook in message.hooks),
-        coordinates=tuple(Coordinate(each.dimension, each.rank, each.size) for each in message.coordinates),
-        sync_waits=tuple(SyncWait(each.file, each.line, each.call, each.ns) for each in message.sync_waits),
-        threads=message.threads if message.HasField("threads") else None,
-        cpus=message.cpus if message.HasField("cpus") else None,
-        binding=CpuBinding(message.binding.allowed, message.binding.share),
-        switches=tuple(message.switches),
-        epoch_starts=_phase_from_message(message.epoch_starts),
-        collect_calls=tuple(map(_line_from_message, message.collect_calls)),
-        script_collectives=tuple(map(_line_from_message, message.script_collectives)),
-        graph_limit=message.graph_limit,
-        device_lag=_phase_from_message(message.device_lag),
-        device_work=_phase_from_message(message.device_work),
+    kinds = {each.kind: _kind_from_message(each, names) for each in message.kinds}
+    return unpack(
+        message,
+        Totals,
+        train=kinds.get(session_pb2.STEP_KIND_TRAIN, KindTotals()),
+        validate=kinds.get(session_pb2.STEP_KIND_VALIDATE, KindTotals()),
+        warmup=_kind_from_message(message.warmup, names),
     )
-    if message.HasField("host_memory"):
-        memory = message.host_memory
-        totals.host_memory = HostMemory(memory.resident_bytes, memory.peak_bytes)
-    if message.HasField("cuda"):
-        cuda = message.cuda
-        totals.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes, cuda.device_uuid)
-    if message.HasField("loader"):
-        totals.loader = _loader_from_message(message.loader)
-    for packed in message.kinds:
-        if packed.kind in (TRAIN, VALIDATE):
-            _read_kind(packed, totals.of(packed.kind), names)
-    _read_kind(message.warmup, totals.warmup, names)
-    return totals
-
-
-def _line_from_message(packed: session_pb2.TimedLine) -> TimedLine:
-    return TimedLine(packed.file, packed.line, packed.call, packed.calls, packed.ns)
 
 
 def blocks_from_message(message: session_pb2.Account, names: PhaseNames) -> BlockSums | None:
@@ -241,45 +127,21 @@ def _read_column(packed: bytes) -> tuple[int, ...]:
     return tuple(column)
 
 
-def _loader_from_message(packed: session_pb2.LoaderUse) -> LoaderFacts:
-    known = {field.name: value for field, value in packed.ListFields()}
-    if "stages" in known:
-        known["stages"] = InputStages.from_message(known["stages"])
-    return LoaderFacts(**known)
-
-
 def _pack_kind(packed: session_pb2.KindAccount, kind: int, totals: KindTotals, names: PhaseNames) -> None:
     packed.kind = session_pb2.StepKind.ValueType(kind)
-    packed.steps, packed.step_ns, packed.samples = totals.steps, totals.ns, totals.samples
-    packed.sum_squares_ns2, packed.tokens = totals.squares, totals.tokens
-    packed.micro_batches, packed.skipped = totals.micro_batches, totals.skipped
+    fill(packed, totals, ("phases",))
     for slot in range(len(names)):
         if totals.phases[slot].calls:
-            _pack_phase(packed.phases.add(phase=names.name(slot)), totals.phases[slot])
+            fill(packed.phases.add(phase=names.name(slot)), totals.phases[slot])
 
 
-def _read_kind(packed: session_pb2.KindAccount, totals: KindTotals, names: PhaseNames) -> None:
-    totals.steps, totals.ns, totals.samples = packed.steps, packed.step_ns, packed.samples
-    totals.squares, totals.tokens = packed.sum_squares_ns2, packed.tokens
-    totals.micro_batches, totals.skipped = packed.micro_batches, packed.skipped
+def _kind_from_message(packed: session_pb2.KindAccount, names: PhaseNames) -> KindTotals:
+    totals = unpack(packed, KindTotals, phases=KindTotals().phases)
     for phase in packed.phases:
         # Names past the last slot share one, so several phases may meet there.
-        own, received = totals.phases[names.slot(phase.phase)], _phase_from_message(phase)
-        own.calls += received.calls
-        own.ns += received.ns
-        own.squares += received.squares
-        own.device_ns += received.device_ns
-        own.device_calls += received.device_calls
-
-
-def _pack_phase(packed: session_pb2.PhaseAccount, totals: PhaseTotals) -> None:
-    packed.calls, packed.ns, packed.sum_squares_ns2 = totals.calls, totals.ns, totals.squares
-    if totals.device_calls:
-        packed.device_ns, packed.device_calls = totals.device_ns, totals.device_calls
-
-
-def _phase_from_message(packed: session_pb2.PhaseAccount) -> PhaseTotals:
-    return PhaseTotals(packed.calls, packed.ns, packed.sum_squares_ns2, packed.device_ns, packed.device_calls)
+        slot = names.slot(phase.phase)
+        totals.phases[slot] = totals.phases[slot].plus(unpack(phase, PhaseTotals))
+    return totals
 
 
 def _zeros(steps: int) -> "array[int]":

@@ -174,9 +174,9 @@ def _beside(before: Totals, now: Totals, train: KindTotals) -> dict[str, float]:
     if utilization is not None:
         found[f"{FIRST_SECTION}/mfu"] = utilization
     if now.cuda is not None:
-        found[f"{MEMORY_SECTION}/allocated_bytes"] = now.cuda.allocated
-        found[f"{MEMORY_SECTION}/reserved_bytes"] = now.cuda.reserved
-        found[f"{MEMORY_SECTION}/peak_bytes"] = now.cuda.peak
+        found[f"{MEMORY_SECTION}/allocated_bytes"] = now.cuda.allocated_bytes
+        found[f"{MEMORY_SECTION}/reserved_bytes"] = now.cuda.reserved_bytes
+        found[f"{MEMORY_SECTION}/peak_bytes"] = now.cuda.peak_bytes
     if now.overhead is not None:
         found[f"{FIRST_SECTION}/overhead_ratio"] = now.overhead
     return found

@@ -1,7 +1,7 @@
-"""What is known of a rank beside its phases: one table, which metrics, their help and the docs follow."""
+"""Per-rank measurements other than phases: one table, which metrics, their values, help and docs follow."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,7 @@ class Field:
         unit: Of the metric; the base unit.
         help: What it is, as one sentence.
         report: Its path in a rank of the ``torchperfd.run/1`` document; empty if it has none.
+        totals: Its path in a rank's totals, whose nanoseconds are seconds here; empty if it is computed.
     """
 
     metric: str
@@ -21,6 +22,16 @@ class Field:
     unit: str
     help: str
     report: str = ""
+    totals: str = ""
+
+    def value(self, totals: Any) -> float | None:
+        """Return its value in a rank's totals; None where a part of its path is None."""
+        found = totals
+        for name in self.totals.split("."):
+            found = getattr(found, name)
+            if found is None:
+                return None
+        return float(found / 1e9 if self.totals.endswith(".ns") else found)
 
     @property
     def series(self) -> str:
@@ -28,11 +39,18 @@ class Field:
         return f"{self.metric}_total" if self.kind == "counter" else self.metric
 
 
-STEPS: Final = Field("train_steps", "counter", "steps", "Training steps.", "train.steps")
+STEPS: Final = Field("train_steps", "counter", "steps", "Training steps.", "train.steps", "train.steps")
 STEP_SECONDS: Final = Field(
-    "train_step_seconds", "counter", "seconds", "Time in training steps.", "train.step_seconds_total"
+    "train_step_seconds",
+    "counter",
+    "seconds",
+    "Time in training steps.",
+    "train.step_seconds_total",
+    "train.ns",
 )
-SAMPLES: Final = Field("train_samples", "counter", "samples", "Samples trained on.", "train.samples")
+SAMPLES: Final = Field(
+    "train_samples", "counter", "samples", "Samples trained on.", "train.samples", "train.samples"
+)
 TOKENS: Final = Field(
     "train_tokens", "counter", "tokens", "Tokens trained on, if the script reports them.", "train.tokens"
 )
@@ -47,7 +65,7 @@ SKIPPED: Final = Field(
     "train.skipped",
 )
 VALIDATE_STEPS: Final = Field(
-    "train_validate_steps", "counter", "steps", "Validation steps.", "validate.steps"
+    "train_validate_steps", "counter", "steps", "Validation steps.", "validate.steps", "validate.steps"
 )
 CHECKPOINT_SECONDS: Final = Field(
     "train_checkpoint_seconds",
@@ -55,6 +73,7 @@ CHECKPOINT_SECONDS: Final = Field(
     "seconds",
     "Time of saves between steps; that of saves within a step is its phase checkpoint.",
     "checkpoint.seconds_total",
+    "checkpoint.ns",
 )
 BACKGROUND_SAVE_SECONDS: Final = Field(
     "train_background_save_seconds",
@@ -83,18 +102,30 @@ READY_BATCHES: Final = Field(
     "batches",
     "Batches that waited in the loader's workers at the newest draw; 0 when they starve.",
     "loader_ready_batches",
+    "loader_ready",
 )
 CUDA_ALLOCATED: Final = Field(
-    "train_cuda_allocated_bytes", "gauge", "bytes", "Device memory of tensors.", "cuda.allocated_bytes"
+    "train_cuda_allocated_bytes",
+    "gauge",
+    "bytes",
+    "Device memory of tensors.",
+    "cuda.allocated_bytes",
+    "cuda.allocated_bytes",
 )
 CUDA_RESERVED: Final = Field(
-    "train_cuda_reserved_bytes", "gauge", "bytes", "Device memory that torch keeps.", "cuda.reserved_bytes"
+    "train_cuda_reserved_bytes",
+    "gauge",
+    "bytes",
+    "Device memory that torch keeps.",
+    "cuda.reserved_bytes",
+    "cuda.reserved_bytes",
 )
 CUDA_PEAK: Final = Field(
     "train_cuda_peak_bytes",
     "gauge",
     "bytes",
     "Most device memory that tensors ever had.",
+    "cuda.peak_bytes",
     "cuda.peak_bytes",
 )
 STEP_FLOPS: Final = Field(
@@ -117,6 +148,7 @@ OVERHEAD: Final = Field(
     "ratio",
     "Cost of the client as a part of the time of training.",
     "overhead_ratio",
+    "overhead",
 )
 SHED_TIERS: Final = Field(
     "client_shed_tiers",

@@ -91,7 +91,7 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near[:_MAX_SUGGESTED])}?" if near else ""
 
 
-_MAX_TEXT: Final = 400
+MAX_TEXT: Final = 400
 MAX_NUMBER: Final = 1e12
 """Seconds and steps beyond any run; products of such numbers do not overflow."""
 MAX_LARGE: Final = 1e21
@@ -122,8 +122,8 @@ def count(value: Any, most: float = MAX_NUMBER) -> int:
     return int(number(value, most))
 
 
-def text(value: Any) -> str:
-    """Return a text that cannot drive a terminal; an empty one for null.
+def text(value: Any, most: int = MAX_TEXT) -> str:
+    """Return at most ``most`` characters of a text, which cannot drive a terminal; an empty one for null.
 
     Raises:
         ValueError: It is no text.
@@ -132,10 +132,19 @@ def text(value: Any) -> str:
         return ""
     if not isinstance(value, str):
         raise ValueError("a text is missing")
-    return clean(value)
+    return one_line(value, most)
 
 
 def clean(words: str) -> str:
     """Return the beginning of a text, without characters that cannot be printed."""
-    words = words[:_MAX_TEXT]
-    return words if words.isprintable() else "".join(each if each.isprintable() else "?" for each in words)
+    return one_line(words, MAX_TEXT)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return at most ``most`` characters of a text, with ``?`` for each that is not printable.
+
+    Not printable are control characters (C0, C1, DEL), line and paragraph separators, bidirectional
+    overrides and other format characters, surrogates, and spaces other than the ASCII one.
+    """
+    text = text[:most]
+    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)

@@ -12,9 +12,10 @@ and without workers c + d. Workers are advised only where that is shorter by mor
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from torchperfd.model.formatting import duration
+from torchperfd.model.messages import Evidence, Wire
 from torchperfd.model.source_lines import InputStages
 
 MAX_WORKERS: Final = 16
@@ -183,11 +184,11 @@ class LoaderAdvice:
 
     rule: str
     workers: int
-    step_seconds: float
+    step_seconds: Annotated[float, Wire("advised_step_seconds")]
     saves_seconds: float
-    change: str
-    setting: str
-    assumes: str = ""
+    change: Evidence
+    setting: Evidence
+    assumes: Evidence = ""
 
 
 def most_computing_workers(cpus: float) -> int:

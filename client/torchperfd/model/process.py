@@ -1,6 +1,6 @@
 """Facts of a training process besides its steps.
 
-Its place in each parallel dimension, its host memory and CPUs, which hooks are on, and the settings that
+Its place in each parallel dimension and its CPUs, which hooks are on, and the settings that
 decide how fast it can be.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torchperfd.model.formatting import size
+from torchperfd.model.messages import Name, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,55 +25,9 @@ class Coordinate:
         size: How many places there are.
     """
 
-    dimension: str
+    dimension: Name
     rank: int
     size: int
-
-
-_STATUS: Final = "/proc/self/status"
-_MAX_BYTES: Final = 1 << 14
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Resident memory of one process, without its workers, in bytes.
-
-    Attributes:
-        resident_bytes: Now.
-        peak_bytes: The most there ever was.
-    """
-
-    resident_bytes: int
-    peak_bytes: int
-
-    @property
-    def words(self) -> str:
-        """Both in one line."""
-        return f"{size(self.resident_bytes)} resident · {size(self.peak_bytes)} at the peak"
-
-    @property
-    def cell(self) -> str:
-        """Both for a table: ``441 MiB / 1.37 GiB``."""
-        return f"{size(self.resident_bytes)} / {size(self.peak_bytes)}"
-
-
-def read_host_memory(path: str = _STATUS) -> HostMemory | None:
-    """Return the memory of this process; None if the kernel does not show it.
-
-    Args:
-        path: Of the process's status in procfs.
-    """
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 - no pathlib on the flusher's thread
-            lines = file.read(_MAX_BYTES).splitlines()
-        found = {
-            name: int(value.split()[0]) << 10
-            for name, _, value in (each.partition(b":") for each in lines)
-            if name in (b"VmRSS", b"VmHWM")
-        }
-        return HostMemory(found[b"VmRSS"], max(found[b"VmHWM"], found[b"VmRSS"]))
-    except (OSError, ValueError, LookupError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +39,8 @@ class HookState:
         reason: Why it is off, in one line; empty while it is on.
     """
 
-    name: str
-    reason: str = ""
+    name: Name
+    reason: Reason = ""
 
     @property
     def is_on(self) -> bool:

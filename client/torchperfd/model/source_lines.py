@@ -1,10 +1,12 @@
 """Where a script spends its time: the lines of it, and the stages of a batch in its loader."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
-from torchperfd.model.formatting import MAX_INT, count, duration, number, text
+from torchperfd.model.documents import from_document
+from torchperfd.model.formatting import duration
+from torchperfd.model.messages import Count, FilePath, LineNumber, Name, Nanoseconds, Sentence, Share, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,6 @@ class InputStages:
     send_seconds: float | None = None
     pin_seconds: float | None = None
     idle: float | None = None
-
-    @classmethod
-    def from_message(cls, message: Any) -> "InputStages":
-        """Return those of a ``torchperfd.v1`` message ``InputStages``."""
-        return cls(**{field.name: value for field, value in message.ListFields()})
 
     @property
     def making_seconds(self) -> float:
@@ -70,10 +67,10 @@ class SyncWait:
         ns: The time for which it did in training steps, by samples.
     """
 
-    file: str
-    line: int
-    call: str
-    ns: int
+    file: FilePath
+    line: LineNumber
+    call: Name
+    ns: Nanoseconds
 
     @property
     def place(self) -> tuple[str, int, str]:
@@ -98,11 +95,11 @@ class TimedLine:
         ns: The time that these calls took.
     """
 
-    file: str
-    line: int
-    call: str
-    calls: int
-    ns: int
+    file: FilePath
+    line: LineNumber
+    call: Name
+    calls: Count
+    ns: Nanoseconds
 
     @property
     def place(self) -> tuple[str, int, str]:
@@ -140,24 +137,24 @@ class SlowLine:
             the line itself.
     """
 
-    stage: str
-    stage_share: float
-    file: str = ""
-    line: int = 0
-    function: str = ""
-    call: str = ""
-    share: float = 0.0
+    stage: Sentence
+    stage_share: Share
+    file: Sentence = ""
+    line: LineNumber = 0
+    function: Sentence = ""
+    call: Sentence = ""
+    share: Share = 0.0
     samples: int = 0
     in_workers: bool = False
     of_step: bool = False
-    caller: str = ""
+    caller: Sentence = ""
 
     @classmethod
     def from_verdict(cls, verdict: Any) -> "SlowLine | None":
         """Return the line of a ``torchperfd.v1`` message ``Verdict``; None if it is unknown, or not shown."""
         if not verdict.HasField("line"):
             return None
-        return cls(**{each.name: getattr(verdict.line, each.name) for each in fields(cls)})
+        return unpack(verdict.line, cls)
 
     @classmethod
     def from_document(cls, kept: dict[str, Any]) -> "SlowLine":
@@ -166,18 +163,7 @@ class SlowLine:
         Raises:
             ValueError: It is damaged, as with ``KeyError``, ``TypeError`` and ``AttributeError``.
         """
-        return cls(
-            stage=text(kept["stage"]),
-            stage_share=number(kept["stage_share"]),
-            file=text(kept.get("file")),
-            line=count(kept.get("line") or 0, MAX_INT),
-            function=text(kept.get("function")),
-            call=text(kept.get("call")),
-            share=number(kept.get("share") or 0),
-            in_workers=bool(kept.get("in_workers")),
-            of_step=bool(kept.get("of_step")),
-            caller=text(kept.get("caller")),
-        )
+        return from_document(kept, cls, samples=0)
 
     @property
     def words(self) -> str:

@@ -6,9 +6,11 @@ Diagnosis makes it; wire, JSON, metrics and everything that people read follow f
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from torchperfd.model.formatting import count, duration, number, text
+from torchperfd.model.documents import from_document
+from torchperfd.model.formatting import duration
+from torchperfd.model.messages import AtMost, Name, Seconds, unpack
 
 MIN_SHOWN_SHARE: Final = 0.01
 """Parts below this share of the step are summed as the rest, wherever people read an account."""
@@ -18,8 +20,6 @@ MAX_ERROR: Final = 0.05
 """Beyond this error of the replay, as a share of the step, the parts are not certain."""
 REST: Final = "rest"
 _MIN_REST: Final = 0.001
-_MAX_PARTS: Final = 256
-"""In a document that anyone may have written."""
 _UNITS: Final = ((0.99949, 1.0, "s"), (0.99949e-3, 1e-3, "ms"), (0.0, 1e-6, "µs"))
 """The unit of a step and of its parts: the least step in seconds, the unit in seconds, and its name."""
 _WHOLE: Final = 50
@@ -49,6 +49,14 @@ class PartKind(Enum):
     """In no part that diagnosis can judge."""
 
 
+_NAMES: Final = frozenset(kind.value for kind in PartKind)
+
+
+def part_kind(name: str) -> PartKind:
+    """Return the kind of this name; one of a newer version is unnamed."""
+    return PartKind(name) if name in _NAMES else PartKind.UNNAMED
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of the step.
@@ -59,16 +67,10 @@ class Part:
         rank: The late rank; None for other kinds.
     """
 
-    kind: PartKind
-    name: str
-    seconds: float
+    kind: Annotated[PartKind, part_kind]
+    name: Name
+    seconds: Seconds
     rank: int | None = None
-
-    @classmethod
-    def from_message(cls, message: Any) -> "Part":
-        """Return the part of a ``torchperfd.v1`` message ``AccountPart``; an unknown kind is unnamed."""
-        rank = message.rank if message.HasField("rank") else None
-        return cls(part_kind(message.kind), message.name, message.seconds, rank)
 
     @property
     def words(self) -> str:
@@ -122,26 +124,17 @@ class Account:
         hidden: Time beside the step, such as a wait of the host while its device works. It costs nothing.
     """
 
-    step_seconds: float
-    replayed_seconds: float
-    parts: tuple[Part, ...]
-    hidden: tuple[Part, ...] = ()
+    step_seconds: Seconds
+    replayed_seconds: Seconds
+    parts: Annotated[tuple[Part, ...], AtMost(128)]
+    hidden: Annotated[tuple[Part, ...], AtMost(128)] = ()
 
     @classmethod
     def from_verdict(cls, verdict: Any) -> "Account | None":
         """Return the account of a ``torchperfd.v1`` message ``Verdict``; None if it has none."""
         if not verdict.HasField("account"):
             return None
-        message = verdict.account
-        parts, hidden = (tuple(map(Part.from_message, each)) for each in (message.parts, message.hidden))
-        return cls(message.step_seconds, message.replayed_seconds, parts, hidden)
-
-    def fill_message(self, message: Any) -> None:
-        """Write the account into a new ``torchperfd.v1`` message ``StepAccount``."""
-        message.step_seconds, message.replayed_seconds = self.step_seconds, self.replayed_seconds
-        for own, packed in ((self.parts, message.parts), (self.hidden, message.hidden)):
-            for part in own:
-                packed.add(kind=part.kind.value, name=part.name, seconds=part.seconds, rank=part.rank)
+        return unpack(verdict.account, cls)
 
     @classmethod
     def from_document(cls, kept: dict[str, Any]) -> "Account":
@@ -150,8 +143,7 @@ class Account:
         Raises:
             ValueError: It is damaged, as with ``KeyError``, ``TypeError`` and ``AttributeError``.
         """
-        step, replayed = number(kept["step_seconds"]), number(kept["replayed_seconds"])
-        return cls(step, replayed, _read_parts(kept["parts"]), _read_parts(kept["hidden"]))
+        return from_document(kept, cls)
 
     def to_document(self) -> dict[str, Any]:
         """Return the account as documents have it: seconds per step, shares of the step, and its words."""
@@ -267,26 +259,6 @@ def parts_beside(before: Account, after: Account) -> tuple[tuple[str, float, flo
     return tuple(sorted(pairs, key=lambda pair: (pair[0] == REST, -max(pair[1:]))))
 
 
-def part_kind(name: str) -> PartKind:
-    """Return the kind of this name; one of a newer version is unnamed."""
-    return PartKind(name) if name in _NAMES else PartKind.UNNAMED
-
-
-def _read_parts(kept: list[dict[str, Any]]) -> tuple[Part, ...]:
-    if len(kept) > _MAX_PARTS:
-        raise ValueError("its account has too many parts")
-    return tuple(
-        Part(
-            part_kind(text(part["kind"])),
-            text(part.get("name")),
-            number(part["seconds"]),
-            None if part.get("rank") is None else count(part["rank"]),
-        )
-        for part in kept
-    )
-
-
-_NAMES: Final = frozenset(kind.value for kind in PartKind)
 _WORDS: Final = {
     PartKind.DATA: "waiting for data",
     PartKind.UNEVEN_WORK: "waiting for ranks whose work differs from step to step",

@@ -4,13 +4,14 @@ Their fields are taken from the messages and read back into them.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from torchperfd.model.card import card_of, command_after_run, name_script
+from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import MAX_INT, count, number, text
 from torchperfd.model.loader_workers import MAX_WORKERS, LoaderAdvice
+from torchperfd.model.messages import fill, pack, unpack
 from torchperfd.model.source_lines import InputStages, SlowLine
 from torchperfd.model.step_account import Account
 from torchperfd.v1 import control_pb2
@@ -68,69 +69,24 @@ class SettledAdvice:
     def from_dict(cls, document: Any) -> "SettledAdvice | None":
         """Return the advice of a JSON document; None where it has none, or no sound one."""
         try:
-            advice = document["advice"]
-            found = cls(
-                rank=int(document["rank"]),
-                workers_now=int(document["workers_now"]),
-                step_seconds=float(document["step_seconds"]),
-                data_seconds=float(document["data_seconds"]),
-                error_seconds=float(document["error_seconds"]),
-                advice=None if advice is None else _advice(advice),
-            )
-        except (TypeError, KeyError, ValueError, OverflowError):
+            found = from_document(document, cls)
+        except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             return None
         return found if found.is_sound() else None
 
     def to_message(self) -> control_pb2.LoaderAdvice:
         """Return it as a message."""
-        message = control_pb2.LoaderAdvice(
-            rank=self.rank,
-            workers_now=self.workers_now,
-            step_seconds=self.step_seconds,
-            data_seconds=self.data_seconds,
-            error_seconds=self.error_seconds,
-        )
-        if (advice := self.advice) is not None:
-            message.rule, message.workers = advice.rule, advice.workers
-            message.advised_step_seconds, message.saves_seconds = advice.step_seconds, advice.saves_seconds
-            message.change, message.setting, message.assumes = advice.change, advice.setting, advice.assumes
+        message = pack(control_pb2.LoaderAdvice, self)
+        if self.advice is not None:
+            fill(message, self.advice)
         return message
 
     @classmethod
     def from_message(cls, message: control_pb2.LoaderAdvice) -> "SettledAdvice | None":
         """Return the advice of a message; None if it is no sound one."""
-        advice = None
-        if message.rule:
-            advice = LoaderAdvice(
-                message.rule,
-                message.workers,
-                message.advised_step_seconds,
-                message.saves_seconds,
-                message.change,
-                message.setting,
-                message.assumes,
-            )
-        found = cls(
-            message.rank,
-            message.workers_now,
-            message.step_seconds,
-            message.data_seconds,
-            message.error_seconds,
-            advice,
-        )
+        advice = unpack(message, LoaderAdvice) if message.rule else None
+        found = unpack(message, cls, advice=advice)
         return found if found.is_sound() else None
-
-
-def _advice(document: Mapping[str, Any]) -> LoaderAdvice:
-    return LoaderAdvice(
-        rule=str(document["rule"]),
-        workers=int(document["workers"]),
-        step_seconds=float(document["step_seconds"]),
-        saves_seconds=float(document["saves_seconds"]),
-        change=str(document["change"]),
-        setting=str(document["setting"]),
-        assumes=str(document["assumes"]),
-    )
 
 
 _IN_REPORTS: Final = (
@@ -194,13 +150,13 @@ def verdict_from_report(kept: dict[str, Any], run: str, step_seconds: float) -> 
     verdict.others.extend(_read_cause(each, run, step_seconds) for each in kept.get("others") or ())
     verdict.note = text(kept.get("note"))
     if kept.get("account") is not None:
-        Account.from_document(kept["account"]).fill_message(verdict.account)
+        fill(verdict.account, Account.from_document(kept["account"]))
     return verdict
 
 
 def _cause(verdict: control_pb2.Verdict, script: str) -> dict[str, Any]:
     line = SlowLine.from_verdict(verdict)
-    stages = InputStages.from_message(verdict.stages) if verdict.HasField("stages") else None
+    stages = unpack(verdict.stages, InputStages) if verdict.HasField("stages") else None
     return {
         "run": verdict.run,
         "cause": verdict.cause,
@@ -236,7 +192,7 @@ def _read_cause(kept: dict[str, Any], run: str, step_seconds: float) -> control_
         window_seconds=number(kept.get("window_seconds") or 0),
         fix=text(kept.get("fix")),
         saves_seconds=number(kept.get("saves_seconds") or 0),
-        line=None if line is None else control_pb2.SlowLine(**asdict(SlowLine.from_document(line))),
+        line=None if line is None else pack(control_pb2.SlowLine, SlowLine.from_document(line)),
     )
 
 

@@ -8,9 +8,10 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchperfd.model.process import HostMemory
+from torchperfd.model.host_memory import HostMemory
+from torchperfd.model.totals import CudaMemory
 from torchperfd.steps.phases import DATA, PhaseNames
-from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
+from torchperfd.steps.totals import KindTotals, Totals
 
 FIT = "fit"
 EPOCH = "epoch"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.model.formatting import duration, milliseconds
-from torchperfd.model.process import HostMemory
+from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.step_account import Account
 from torchperfd.model.terminal_text import paint
 from torchperfd.report.numbers import Table, fit_ns, steady_steps

@@ -90,8 +90,8 @@ def _facts(table: Table) -> Iterator[str]:
     if table.cuda is not None:
         memory = table.cuda
         yield (
-            f"CUDA memory: {size(memory.allocated)} allocated · {size(memory.reserved)} reserved"
-            f" · {size(memory.peak)} at the peak"
+            f"CUDA memory: {size(memory.allocated_bytes)} allocated · {size(memory.reserved_bytes)} reserved"
+            f" · {size(memory.peak_bytes)} at the peak"
         )
     if table.host_memory is not None:
         yield f"memory: {table.host_memory.words}"

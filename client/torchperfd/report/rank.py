@@ -3,15 +3,18 @@
 Scripts depend on the document's names and units: fields are only added.
 """
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 # Here, as a signal handler of the script that asks for a report may interrupt another one's first import.
+from torchperfd.model.documents import to_document
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.report import numbers, phase_table
 from torchperfd.report.numbers import Table, between_ns, fit_ns, steady_steps, tabulate
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_series import BlockSums
-from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import KindTotals, Totals
 
 
 def rank_document(
@@ -22,7 +25,6 @@ def rank_document(
     ``train`` has all steps, the first included; ``warmup`` is that first one again, by itself.
     What the rank does not know is null: ``fit``, for one, where only its totals are known.
     """
-    memory = totals.cuda
     return {
         "rank": rank,
         "train": _kind(totals.train, names),
@@ -38,24 +40,14 @@ def rank_document(
         },
         "checkpoint": _times(totals.checkpoint),
         "background_saves": _times(totals.background_saves),
-        "sync_waits": [
-            {"file": wait.file, "line": wait.line, "call": wait.call, "seconds_total": wait.ns / 1e9}
-            for wait in totals.sync_waits
-        ],
+        "sync_waits": [to_document(wait) for wait in totals.sync_waits],
         "gc": [
-            {"generation": generation, "calls": pauses.calls, "seconds_total": pauses.ns / 1e9}
-            for generation, pauses in enumerate(totals.gc)
+            {"generation": generation, **to_document(pauses)} for generation, pauses in enumerate(totals.gc)
         ],
-        "loader_ready_batches": totals.ready,
-        "input_stages": asdict(totals.loader.stages) if totals.loader and totals.loader.stages else None,
-        "cuda": {
-            "allocated_bytes": memory.allocated,
-            "reserved_bytes": memory.reserved,
-            "peak_bytes": memory.peak,
-        }
-        if memory is not None
-        else None,
-        "host_memory": asdict(totals.host_memory) if totals.host_memory is not None else None,
+        "loader_ready_batches": totals.loader_ready,
+        "input_stages": _part(totals.loader.stages if totals.loader else None),
+        "cuda": _part(totals.cuda, without=("device_uuid",)),
+        "host_memory": _part(totals.host_memory),
         "flops_per_step": totals.flops_per_step,
         "peak_flops_per_second": totals.peak_flops,
         "model_flops_utilization": totals.flops_utilization(steady_steps(totals)),
@@ -64,7 +56,7 @@ def rank_document(
         "hooks": [
             {"name": hook.name, "on": hook.is_on, "reason": hook.reason or None} for hook in totals.hooks
         ],
-        "coordinates": [asdict(place) for place in totals.coordinates],
+        "coordinates": [to_document(place) for place in totals.coordinates],
         "blocks": blocks_document(blocks, names) if blocks is not None else None,
     }
 
@@ -82,6 +74,10 @@ def blocks_document(blocks: BlockSums, names: PhaseNames) -> dict[str, Any] | No
         "step_seconds": means(blocks.step_ns),
         "phases": {names.name(slot): means(column) for slot, column in blocks.phase_ns.items()},
     }
+
+
+def _part(own: Any, without: Collection[str] = ()) -> dict[str, Any] | None:
+    return None if own is None else to_document(own, without)
 
 
 def _kind(kind: KindTotals, names: PhaseNames) -> dict[str, Any]:

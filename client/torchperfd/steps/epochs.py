@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from torchperfd.events import EventBuffer, codes
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps.phases import DATA, TRAIN, PhaseColumns, StepBatch
-from torchperfd.steps.totals import PhaseTotals
 
 _MAX_KNOWN_ITERATORS: Final = 8
 

@@ -4,11 +4,29 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
+from torchperfd.model.messages import Count, Name, Sentence, StepIndex, Text
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState, RankFacts, RankTrace
 
 NO_ANSWER: Final = "did not answer; the process may be stopped or overloaded"
+
+
+_SHORTEST_STEP_S: Final = 1e-6
+_LONGEST_STEP_S: Final = 1e6
+_LONGEST_PAUSE_S: Final = 86_400.0
+
+
+def _step(seconds: float) -> float:
+    return min(max(seconds, _SHORTEST_STEP_S), _LONGEST_STEP_S) if seconds > 0 else 0.0
+
+
+def _pause(seconds: float) -> float:
+    return seconds if 0 < seconds < _LONGEST_PAUSE_S else 0.0
+
+
+def _base_name(file: str) -> str:
+    return file.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +37,10 @@ class Ack:
     """
 
     ready: bool
-    reason: str
-    next_step: int
-    step_seconds: float
-    pause_seconds_per_step: float = 0.0
+    reason: Sentence
+    next_step: StepIndex
+    step_seconds: Annotated[float, _step]
+    pause_seconds_per_step: Annotated[float, _pause] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +48,17 @@ class Result:
     """A rank's outcome; ``steps`` is how many it believes were agreed on, 0 when it does not report that."""
 
     ok: bool
-    reason: str
+    reason: Sentence
     retry: bool
-    start_step: int
-    file: str
-    bytes: int
-    sha256: str
+    start_step: StepIndex
+    file: Annotated[str, Text(100), _base_name]
+    bytes: Count
+    sha256: Name
     steps: int = 0
     steps_made: int = 0
-    pause_seconds: float = 0.0
-    launches: int = 0
-    kernels: int = 0
+    pause_seconds: Annotated[float, _pause] = 0.0
+    launches: Count = 0
+    kernels: Count = 0
 
 
 class Participant(Protocol):

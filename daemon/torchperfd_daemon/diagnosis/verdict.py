@@ -7,10 +7,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
 
 from torchperfd.model.card import command_after_run
 from torchperfd.model.formatting import duration
+from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.messages import Evidence, Label, Name, Seconds
 from torchperfd.model.source_lines import InputStages, SlowLine
 from torchperfd.model.step_account import Account
 from torchperfd_daemon.diagnosis.detect.straggler import Stall
@@ -65,6 +67,14 @@ _NEXT: Final[Mapping[Cause, str]] = {
 }
 
 
+def _sound(stages: InputStages) -> InputStages | None:
+    return stages if LoaderFacts(stages=stages).is_sound() else None
+
+
+def _stepped(account: Account) -> Account | None:
+    return account if account.step_seconds else None
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The diagnosis of a run.
@@ -94,27 +104,27 @@ class Verdict:
     """
 
     cause: Cause
-    run: str
-    node: str = ""
+    run: Label
+    node: Label = ""
     rank: int | None = None
-    phase: str = ""
-    evidence: str = ""
-    cost_seconds_per_step: float = 0.0
+    phase: Name = ""
+    evidence: Evidence = ""
+    cost_seconds_per_step: Seconds = 0.0
     next_command: str = ""
     onset_step: int | None = None
     onset_unix_seconds: float = 0.0
     has_grown: bool = False
-    stalled_seconds: float = 0.0
-    window_seconds: float = 0.0
-    step_seconds: float = 0.0
+    stalled_seconds: Seconds = 0.0
+    window_seconds: Seconds = 0.0
+    step_seconds: Seconds = 0.0
     line: SlowLine | None = None
-    stages: InputStages | None = None
+    stages: Annotated[InputStages, _sound] | None = None
     others: "tuple[Verdict, ...]" = ()
-    fix: str = ""
-    saves_seconds: float = 0.0
+    fix: Evidence = ""
+    saves_seconds: Seconds = 0.0
     unseen_ranks: int = 0
-    account: Account | None = None
-    note: str = ""
+    account: Annotated[Account, _stepped] | None = None
+    note: Evidence = ""
 
     @property
     def share(self) -> float:

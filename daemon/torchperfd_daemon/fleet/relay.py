@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import grpc
 
+from torchperfd.model.messages import unpack
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
+from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.credentials import Address
 from torchperfd_daemon.fleet.transport import PeerError, reason_of
-from torchperfd_daemon.service import translate
 from torchperfd_daemon.service.targets import answer_later
 
 
@@ -187,12 +188,10 @@ class Relay:
         body = report.WhichOneof("body")
         if body == "ack" and report.ack.rank in self._ranks:
             ack = report.ack
-            self._coordinator.on_ack(ack.ack.capture_id, ack.rank, translate.ack_from_message(ack.ack))
+            self._coordinator.on_ack(ack.ack.capture_id, ack.rank, unpack(ack.ack, Ack))
         elif body == "result" and report.result.rank in self._ranks:
             result = report.result
-            self._coordinator.on_result(
-                result.result.capture_id, result.rank, translate.result_from_message(result.result)
-            )
+            self._coordinator.on_result(result.result.capture_id, result.rank, unpack(result.result, Result))
         elif body == "pong":
             pong = report.pong
             self.offset.add(Exchange(pong.sent_ns, pong.received_ns, pong.answered_ns, time.time_ns()))

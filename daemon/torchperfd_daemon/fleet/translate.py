@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from torchperfd.model.step_account import Account, Part, part_kind
+from torchperfd.model.messages import pack, unpack
+from torchperfd.model.totals import Placed
 from torchperfd.v1 import contract, control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures.manifest import RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
@@ -16,19 +17,16 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.verdict import working_command
 from torchperfd_daemon.fleet.transport import PeerError, Unreachable
 from torchperfd_daemon.fleet.verdict import NodePart, judge
-from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
-from torchperfd_daemon.service.message_fields import pack
+from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.targets import Redact
 from torchperfd_daemon.store import HISTORY_STEPS
 from torchperfd_daemon.text import one_line
 
 _CAUSES = {cause.value: cause for cause in Cause}
 _MAX_CHARACTERS = 200
-_MAX_EVIDENCE_CHARACTERS = 1000
 _MAX_PHASE_CHARACTERS = 64
 _MAX_PHASES = 64
 _MAX_OTHERS = 8
-_MAX_PARTS = 128
 _IDENTITY_TEXTS = ("run", "job_name", "node", "script", "torch_version", "python_version")
 
 
@@ -88,54 +86,22 @@ def tidy_survey(survey: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
 def verdict_from_message(message: control_pb2.Verdict) -> Verdict:
     """Unpack a node's verdict on a run; a cause that this version has no name for is unknown."""
     cause = _CAUSES.get(message.cause, Cause.UNKNOWN)
-    cost = _seconds(message.cost_seconds_per_step)
-    hangs = cause is Cause.HANG
-    return Verdict(
+    found = unpack(
+        message,
+        Verdict,
         cause=cause,
-        run=clean_line(message.run),
-        node=clean_line(message.node),
         rank=message.rank if message.rank >= 0 else None,
-        phase=one_line(message.phase, _MAX_PHASE_CHARACTERS),
-        evidence=one_line(message.evidence, _MAX_EVIDENCE_CHARACTERS),
-        cost_seconds_per_step=0.0 if hangs else cost,
         next_command="",
-        # An older node sends the duration of a hang as its cost.
-        stalled_seconds=_seconds(message.stalled_seconds) or cost if hangs else 0.0,
-        window_seconds=_seconds(message.window_seconds),
-        step_seconds=_seconds(message.step_seconds),
-        fix=one_line(message.fix, _MAX_EVIDENCE_CHARACTERS),
-        saves_seconds=_seconds(message.saves_seconds),
-        unseen_ranks=message.unseen_ranks,
-        stages=translate_account.input_stages_from_message(message.stages)
-        if message.HasField("stages")
-        else None,
-        line=translate_diagnosis.slow_line_from_message(message.line) if message.HasField("line") else None,
+        onset_step=None,
         others=tuple(
             verdict_from_message(other) for other in message.others[:_MAX_OTHERS] if not other.others
         ),
-        account=account_from_message(message.account) if message.HasField("account") else None,
-        note=one_line(message.note, _MAX_EVIDENCE_CHARACTERS),
     )
-
-
-def account_from_message(message: control_pb2.StepAccount) -> Account | None:
-    """Unpack the account of a node's step; None if its step is no number above 0."""
-    step = _seconds(message.step_seconds)
-    parts, hidden = (
-        tuple(_part_from_message(each) for each in list(found)[:_MAX_PARTS])
-        for found in (message.parts, message.hidden)
-    )
-    return Account(step, _seconds(message.replayed_seconds), parts, hidden) if step else None
-
-
-def _part_from_message(message: control_pb2.AccountPart) -> Part:
-    rank = message.rank if message.HasField("rank") else None
-    name = one_line(message.name, _MAX_PHASE_CHARACTERS)
-    return Part(part_kind(message.kind), name, _seconds(message.seconds), rank)
-
-
-def _seconds(value: float) -> float:
-    return value if 0 <= value < math.inf else 0.0
+    if cause is not Cause.HANG:
+        return replace(found, stalled_seconds=0.0)
+    # An older node sends the duration of a hang as its cost.
+    cost = found.cost_seconds_per_step
+    return replace(found, cost_seconds_per_step=0.0, stalled_seconds=found.stalled_seconds or cost)
 
 
 def clean_line(text: str) -> str:
@@ -146,15 +112,12 @@ def clean_line(text: str) -> str:
 def _tidy_status(status: control_pb2.RankStatus) -> None:
     for name in _IDENTITY_TEXTS:
         setattr(status.identity, name, clean_line(getattr(status.identity, name)))
-    places = translate_account.coordinates_from_messages(status.coordinates)
+    places = unpack(status, Placed).coordinates
     del status.coordinates[:]
-    status.coordinates.extend(translate_account.coordinates_to_messages(places))
-    if not math.isfinite(status.step_seconds):
-        status.step_seconds = 0.0
-    if not math.isfinite(status.stalled_seconds):
-        status.stalled_seconds = 0.0
-    if not math.isfinite(status.last_step_unix_seconds):
-        status.last_step_unix_seconds = 0.0
+    status.coordinates.extend(pack(session_pb2.Coordinate, place) for place in places)
+    for name in ("step_seconds", "stalled_seconds", "last_step_unix_seconds"):
+        if not math.isfinite(getattr(status, name)):
+            setattr(status, name, 0.0)
     for phase, seconds in status.phase_seconds.items():
         if not math.isfinite(seconds):
             status.phase_seconds[phase] = 0.0
@@ -164,7 +127,7 @@ def _tidy_status(status: control_pb2.RankStatus) -> None:
 
 def facts_from_message(status: control_pb2.RankStatus) -> RankFacts:
     """Unpack which process a rank on another node is."""
-    places = translate_account.coordinates_from_messages(status.coordinates)
+    places = unpack(status, Placed).coordinates
     return translate.rank_facts(translate.identity_from_message(status.identity), "", uid_of(status), places)
 
 

@@ -65,9 +65,9 @@ def _families(table: Sequence[Field], counted: list[Counted]) -> Iterator[Family
     """Yield the metric family of each field; a rank without a value has no series."""
     for field in table:
         family = Family(field.metric, field.help, field.kind, _RANK_LABELS)
-        value_of = _FIELD_VALUES[field]
+        computed = _COMPUTED.get(field)
         for rank, totals in counted:
-            value = value_of(rank, totals)
+            value = computed(rank, totals) if computed else field.value(totals)
             if value is not None:
                 family.add(value, *_rank_labels(rank))
         yield family
@@ -106,8 +106,8 @@ def _hooks(counted: list[Counted]) -> Iterator[Family]:
         (*_RANK_LABELS, "hook"),
     )
     for rank, totals in counted:
-        for hook, reason in totals.hooks.items():
-            family.add(float(not reason), *_rank_labels(rank), hook)
+        for hook in totals.hooks:
+            family.add(float(hook.is_on), *_rank_labels(rank), hook.name)
     yield family
 
 
@@ -122,30 +122,22 @@ def _gc_seconds(_: Rank, totals: Totals) -> float | None:
     return sum(generation.ns for generation in totals.gc) / 1e9 if totals.gc else None
 
 
-_FIELD_VALUES: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
-    fields.STEPS: lambda _, totals: totals.train.steps,
-    fields.STEP_SECONDS: lambda _, totals: totals.train.ns / 1e9,
-    fields.SAMPLES: lambda _, totals: totals.train.samples,
+_COMPUTED: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
     fields.TOKENS: lambda _, totals: totals.train.tokens or None,
     fields.MICRO_BATCHES: lambda _, totals: totals.train.micro_batches or None,
     fields.SKIPPED: lambda _, totals: totals.train.skipped if totals.train.micro_batches else None,
-    fields.VALIDATE_STEPS: lambda _, totals: totals.validate.steps,
-    fields.CHECKPOINT_SECONDS: lambda _, totals: totals.checkpoint.ns / 1e9 if totals.checkpoint else None,
     fields.BACKGROUND_SAVE_SECONDS: lambda _, totals: (
-        totals.background_saves.ns / 1e9 if totals.background_saves else None
+        totals.background_saves.ns / 1e9 if totals.background_saves.calls else None
     ),
     fields.SYNC_WAIT_SECONDS: lambda _, totals: totals.sync_wait_ns / 1e9 if totals.sync_waits else None,
     fields.GC_SECONDS: _gc_seconds,
-    fields.READY_BATCHES: lambda _, totals: totals.loader_ready,
-    fields.CUDA_ALLOCATED: lambda _, totals: totals.cuda.allocated if totals.cuda else None,
-    fields.CUDA_RESERVED: lambda _, totals: totals.cuda.reserved if totals.cuda else None,
-    fields.CUDA_PEAK: lambda _, totals: totals.cuda.peak if totals.cuda else None,
     fields.STEP_FLOPS: lambda _, totals: totals.flops_per_step or None,
     fields.FLOPS_UTILIZATION: _flops_utilization,
-    fields.OVERHEAD: lambda _, totals: totals.overhead,
-    fields.SHED_TIERS: lambda _, totals: None if totals.overhead is None and not totals.shed else totals.shed,
+    fields.SHED_TIERS: lambda _, totals: (
+        None if totals.overhead is None and not totals.degradation_level else totals.degradation_level
+    ),
 }
-"""Where a rank's totals hold each field; None where that is not known."""
+"""Fields that are more than a place in a rank's totals; None where they are not known."""
 
 
 def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:

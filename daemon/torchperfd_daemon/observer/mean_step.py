@@ -139,7 +139,7 @@ def _why(totals: Totals, phase: str, spent: float) -> str:
     collections = sum(each.calls for each in totals.gc)
     if sum(each.ns for each in totals.gc) / 1e9 >= _MOSTLY * spent:
         return f": Python's garbage collector ({collections:,} collections)"
-    if totals.compiled is not None and _compiled(totals, _MOSTLY * spent):
+    if _compiled(totals, _MOSTLY * spent):
         return f": compilations ({totals.compiled.calls:,})"
     if phase == "data" and totals.train_pass.calls:
         return f": the first batch of an epoch ({totals.train_pass.calls:,} have ended)"
@@ -152,7 +152,7 @@ def _why(totals: Totals, phase: str, spent: float) -> str:
 
 def _compiled(totals: Totals, seconds: float) -> bool:
     """Return whether compilations have taken so long, at least."""
-    return totals.compiled is not None and totals.compiled.ns / 1e9 >= seconds
+    return totals.compiled.calls > 0 and totals.compiled.ns / 1e9 >= seconds
 
 
 def verdict_on_mean_step(run: str, ranks: Sequence[Rank]) -> Verdict:

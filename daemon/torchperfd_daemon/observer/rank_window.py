@@ -19,7 +19,7 @@ from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
 from torchperfd_daemon.diagnosis.detect.trends import theil_sen
-from torchperfd_daemon.store import GcTotal, PhaseTotal, Rank, Totals
+from torchperfd_daemon.store import GcTotals, PhaseTotals, Rank, Totals
 from torchperfd_daemon.store.model import rank_in
 
 Float64 = npt.NDArray[np.float64]
@@ -94,12 +94,12 @@ class WindowEdge:
     """The totals at the beginning of a window, as far as evidence follows from their growth."""
 
     steps: int
-    gc: tuple[GcTotal, ...]
+    gc: tuple[GcTotals, ...]
     sync_waits: tuple[SyncWait, ...]
     collect_calls: tuple[TimedLine, ...]
     script_collectives: tuple[TimedLine, ...]
-    device_lag: PhaseTotal
-    device_work: PhaseTotal
+    device_lag: PhaseTotals
+    device_work: PhaseTotals
 
     @classmethod
     def of(cls, totals: Totals) -> "WindowEdge":
@@ -151,7 +151,7 @@ def _epoch_start_seconds(now: Totals) -> float:
     return starts.ns / now.train.steps / 1e9 if starts.calls >= _MIN_STARTS else 0.0
 
 
-def _since(before: Sequence[TimedLine], now: Sequence[TimedLine]) -> tuple[PhaseTotal, TimedLine | None]:
+def _since(before: Sequence[TimedLine], now: Sequence[TimedLine]) -> tuple[PhaseTotals, TimedLine | None]:
     """Return the calls of all lines since then, and the line with most time since then."""
     past = {line.place: line for line in before}
     added = [
@@ -161,15 +161,15 @@ def _since(before: Sequence[TimedLine], now: Sequence[TimedLine]) -> tuple[Phase
         for line in now
     ]
     longest = max((line for line in added if line.ns), key=lambda line: line.ns, default=None)
-    return PhaseTotal(sum(line.calls for line in added), sum(line.ns for line in added)), longest
+    return PhaseTotals(sum(line.calls for line in added), sum(line.ns for line in added)), longest
 
 
-def _minus(total: PhaseTotal, part: PhaseTotal) -> PhaseTotal:
+def _minus(total: PhaseTotals, part: PhaseTotals) -> PhaseTotals:
     squares = max(0.0, total.squares - part.squares)
-    return PhaseTotal(max(0, total.calls - part.calls), max(0, total.ns - part.ns), squares)
+    return PhaseTotals(max(0, total.calls - part.calls), max(0, total.ns - part.ns), squares)
 
 
-def _deviation(work: PhaseTotal) -> float | None:
+def _deviation(work: PhaseTotals) -> float | None:
     """Return the standard deviation of single calls in seconds; None for too few of them."""
     if work.calls < _MIN_TIMED:
         return None

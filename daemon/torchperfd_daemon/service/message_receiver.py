@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from torchperfd.model.messages import unpack
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures import Coordinator, Participant
 from torchperfd_daemon.captures.attempt import MAX_STEPS
 from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.captures.rank_attempts import failure
+from torchperfd_daemon.captures.rank_attempts import Ack, Result, failure
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.rpc.interceptors import MAX_BUNDLED, Unreadable
 from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
@@ -259,10 +260,10 @@ class MessageReceiver:
             rank.outcome = translate.clean_reason(report.outcome)
 
     def _on_capture_ack(self, session: Session, ack: session_pb2.CaptureAck) -> None:
-        self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack_from_message(ack))
+        self._coordinator.on_ack(ack.capture_id, session.rank, unpack(ack, Ack))
 
     def _on_capture_result(self, session: Session, message: session_pb2.CaptureResult) -> None:
-        result = translate.result_from_message(message)
+        result = unpack(message, Result)
         is_ordered = self._takes_over and not message.self_started
         if is_ordered and result.ok and not self._coordinator.has_file(message.capture_id, result.file):
             result = failure("it has not handed its trace over to the daemon")
@@ -291,7 +292,7 @@ class MessageReceiver:
         )
 
     def _on_collective_report(self, session: Session, report: session_pb2.CollectiveReport) -> None:
-        groups = translate_diagnosis.collectives_from_messages(report.groups)
+        groups = translate_diagnosis.collectives_from_message(report)
         self._stacks.on_collectives(session, report.request_id, groups)
 
     def _on_job_daemons(self, session: Session, message: session_pb2.JobDaemons) -> None:

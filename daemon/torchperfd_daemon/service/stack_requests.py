@@ -9,9 +9,10 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeVar
+from typing import Annotated, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from torchperfd.model.messages import Name, StepIndex
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.tracker import process_of
@@ -25,7 +26,7 @@ from torchperfd_daemon.service.rank_process import (
     describe_wait,
 )
 from torchperfd_daemon.service.stuck_rank_stacks import read_stacks_by_py_spy, request_stacks_by_signal
-from torchperfd_daemon.stacks import GroupProgress, Outcome, RankStacks, Thread
+from torchperfd_daemon.stacks import GroupProgress, Outcome, RankStacks, Thread, numbered
 from torchperfd_daemon.store import Rank, State, Store
 
 T = TypeVar("T")
@@ -69,9 +70,9 @@ class Asked(Protocol):
 class Report:
     """A rank's own answer: its threads, tidied, and where in which step the training thread is."""
 
-    threads: tuple[Thread, ...]
-    phase: str
-    step: int
+    threads: tuple[Annotated[Thread, numbered], ...]
+    phase: Name
+    step: StepIndex
 
 
 ReadStacks = Callable[[RankProcess, float], Awaitable[tuple[Thread, ...]]]

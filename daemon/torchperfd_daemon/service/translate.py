@@ -1,6 +1,5 @@
 """Conversion between messages and the daemon's own types; the only module that uses both."""
 
-import shlex
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -10,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd.model.capture_options import CaptureKind
+from torchperfd.model.messages import LAST_STEP, LAST_UNIX_NS, MAX_COUNT, MAX_NS, pack, unpack
 from torchperfd.model.process import Coordinate
+from torchperfd.model.totals import MAX_PHASES, Placed
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
 from torchperfd_daemon.captures.attempt import MAX_STEPS
 from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.evidence import Comparison, compare
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service import translate_account, translate_diagnosis
-from torchperfd_daemon.service.message_fields import LAST_UNIX_NS, MAX_NS, count, pack, total, unpack, within
-from torchperfd_daemon.service.translate_account import MAX_PHASE_CHARACTERS, MAX_PHASES
+from torchperfd_daemon.service.message_fields import within
 from torchperfd_daemon.store import (
     ArrivalColumns,
     Rank,
@@ -29,41 +28,18 @@ from torchperfd_daemon.store import (
     State,
     StepColumns,
 )
-from torchperfd_daemon.store.model import coordinates_text, rank_in
+from torchperfd_daemon.store.model import LAST_RANK, coordinates_text, rank_in
 from torchperfd_daemon.text import one_line
 
-_STATES = {
-    session_pb2.RUN_STATE_STARTING: State.STARTING,
-    session_pb2.RUN_STATE_TRAINING: State.TRAINING,
-    session_pb2.RUN_STATE_VALIDATING: State.VALIDATING,
-    session_pb2.RUN_STATE_CHECKPOINTING: State.CHECKPOINTING,
-    session_pb2.RUN_STATE_FINISHED: State.FINISHED,
-}
+_STATES = {session_pb2.RunState.Value(f"RUN_STATE_{each.name}"): each for each in State}
 _STATES_OUT = {state: value for value, state in _STATES.items()}
 _CAPTURE_STATES = {
-    CaptureState.PREPARING: control_pb2.CAPTURE_STATE_PREPARING,
-    CaptureState.ARMED: control_pb2.CAPTURE_STATE_ARMED,
-    CaptureState.COMPLETE: control_pb2.CAPTURE_STATE_COMPLETE,
-    CaptureState.PARTIAL: control_pb2.CAPTURE_STATE_PARTIAL,
-    CaptureState.FAILED: control_pb2.CAPTURE_STATE_FAILED,
-    CaptureState.QUEUED: control_pb2.CAPTURE_STATE_QUEUED,
+    each: control_pb2.CaptureState.Value(f"CAPTURE_STATE_{each.name}") for each in CaptureState
 }
 _TRAINING = array("q", (session_pb2.STEP_KIND_TRAIN,))
 _MAX_LABEL_CHARACTERS = 200
+_MAX_PHASE_CHARACTERS = 64
 _MAX_REASON_CHARACTERS = 500
-_MAX_COMMAND_CHARACTERS = 4000
-_SHORTEST_STEP_S = 1e-6
-_LONGEST_STEP_S = 1e6
-_LONGEST_PAUSE_S = 86_400.0
-_LAST_RANK = 2**24
-_LAST_PID = 2**22  # of Linux on 64 bits
-_MOST_OF_NUMBER = {
-    "world_size": _LAST_RANK,
-    "local_rank": _LAST_RANK,
-    "node_rank": _LAST_RANK,
-    "process_start_ticks": 2**53,
-}
-_LAST_STEP = 2**62
 _LONGEST_CAPTURE_S = 86_400.0
 
 
@@ -79,31 +55,9 @@ def identity_from_message(message: session_pb2.RankIdentity) -> RankIdentity:
     """
     if not message.run:
         raise BadMessageError("the run has no name")
-    if message.rank > _LAST_RANK:
+    if message.rank > LAST_RANK:
         raise BadMessageError(f"no run has a rank {message.rank}")
-    values = unpack(message, RankIdentity)
-    values["command"] = _command(message.command)
-    for name, value in values.items():
-        if isinstance(value, str) and name != "command":
-            values[name] = one_line(value, _MAX_LABEL_CHARACTERS)
-    for name, most in _MOST_OF_NUMBER.items():
-        values[name] = min(values[name], most)
-    if values["pid"] > _LAST_PID:
-        values["pid"] = 0
-    return RankIdentity(**values)
-
-
-def _command(words: str) -> str:
-    """Return a command as it is safe to be pasted: every word quoted; empty if it is none.
-
-    One that is cut off would be another command.
-    """
-    if len(words) > _MAX_COMMAND_CHARACTERS or not words.isprintable():
-        return ""
-    try:
-        return shlex.join(shlex.split(words))
-    except ValueError:
-        return ""
+    return unpack(message, RankIdentity)
 
 
 def state_from_message(value: int) -> State | None:
@@ -131,7 +85,7 @@ def training_steps_from_message(batch: session_pb2.StepBatch) -> StepColumns:
     starts = _column(batch.start_ns, batch.count)
     durations = _column(batch.duration_ns, batch.count)
     phases = {
-        one_line(column.phase, MAX_PHASE_CHARACTERS): _column(column.ns, batch.count)
+        one_line(column.phase, _MAX_PHASE_CHARACTERS): _column(column.ns, batch.count)
         for column in batch.phases[:MAX_PHASES]
     }
     if kinds != _TRAINING * batch.count:
@@ -142,13 +96,15 @@ def training_steps_from_message(batch: session_pb2.StepBatch) -> StepColumns:
     durations, *columns = within([durations, *phases.values()], MAX_NS)
     phases = dict(zip(phases, columns, strict=True))
     return StepColumns(
-        ends, durations, phases, _arrivals_from_message(batch.arrivals), count(batch.next_step)
+        ends, durations, phases, _arrivals_from_message(batch.arrivals), min(batch.next_step, MAX_COUNT)
     )
 
 
 def rank_status_to_message(rank: Rank) -> control_pb2.RankStatus:
     """Pack a rank's status for ``ps``."""
-    return control_pb2.RankStatus(
+    return pack(
+        control_pb2.RankStatus,
+        rank.totals,
         identity=pack(session_pb2.RankIdentity, rank.identity),
         state=_STATES_OUT[rank.state],
         connected=rank.connected,
@@ -156,18 +112,10 @@ def rank_status_to_message(rank: Rank) -> control_pb2.RankStatus:
         step_seconds=rank.mean_step_seconds(),
         last_step_unix_seconds=rank.last_step_unix_seconds,
         phase_seconds=rank.mean_phase_seconds(),
-        dropped_steps=total(*rank.totals.dropped.values()),
+        dropped_steps=sum(rank.totals.dropped.values()),
         stalled_seconds=rank.stalled_seconds,
         stopped=rank.stopped,
-        loader=translate_account.loader_facts_to_message(own)
-        if (own := rank.totals.loader) is not None
-        else None,
         uid=rank.process.uid,
-        coordinates=translate_account.coordinates_to_messages(rank.totals.coordinates),
-        threads=rank.totals.threads,
-        host_memory=None
-        if rank.totals.host_memory is None
-        else pack(session_pb2.HostMemory, rank.totals.host_memory),
     )
 
 
@@ -210,7 +158,7 @@ def comparison_from_messages(messages: Sequence[control_pb2.RankSteps]) -> Compa
 
 
 def _stage_from_message(message: control_pb2.RankSteps) -> int | None:
-    return rank_in("pipeline", translate_account.coordinates_from_messages(message.status.coordinates))
+    return rank_in("pipeline", unpack(message.status, Placed).coordinates)
 
 
 def device_phases_to_messages(work: RankWork | None) -> list[session_pb2.PhaseColumn]:
@@ -247,7 +195,7 @@ def check_capture(request: control_pb2.CaptureRequest) -> None:
         raise UsageError("a capture's duration must be up to a day")
     if not 0 <= request.timeout_seconds <= _LONGEST_CAPTURE_S:
         raise UsageError("the timeout must be up to a day")
-    if request.at_step > _LAST_STEP:
+    if request.at_step > LAST_STEP:
         raise UsageError(f"no run makes {request.at_step} steps")
     if request.all_runs and (request.run or request.job):
         raise UsageError("all runs and those of one name cannot both be meant")
@@ -281,52 +229,16 @@ def rank_facts(
     )
 
 
-def ack_from_message(message: session_pb2.CaptureAck) -> Ack:
-    """Unpack a rank's answer to prepare."""
-    return Ack(
-        message.ready,
-        one_line(message.reason, _MAX_REASON_CHARACTERS),
-        min(message.next_step, _LAST_STEP),
-        min(max(message.step_seconds, _SHORTEST_STEP_S), _LONGEST_STEP_S)
-        if message.step_seconds > 0
-        else 0.0,
-        _pause(message.pause_seconds_per_step),
-    )
-
-
-def result_from_message(message: session_pb2.CaptureResult) -> Result:
-    """Unpack a rank's outcome."""
-    return Result(
-        ok=message.ok,
-        reason=one_line(message.reason, _MAX_REASON_CHARACTERS),
-        retry=message.retry,
-        start_step=min(message.start_step, _LAST_STEP),
-        file=one_line(message.file, 100).rpartition("/")[2],
-        bytes=count(message.bytes),
-        sha256=one_line(message.sha256, 64),
-        steps=message.steps,
-        steps_made=message.steps_made,
-        pause_seconds=_pause(message.pause_seconds),
-        launches=count(message.launches),
-        kernels=count(message.kernels),
-    )
-
-
-def _pause(seconds: float) -> float:
-    return seconds if 0 < seconds < _LONGEST_PAUSE_S else 0.0
-
-
 def progress_to_message(progress: Progress) -> control_pb2.CaptureProgress:
     """Pack a capture's progress."""
     record: CaptureRecord = progress.record
-    return control_pb2.CaptureProgress(
-        capture_id=record.capture_id,
+    return pack(
+        control_pb2.CaptureProgress,
+        record,
         state=_CAPTURE_STATES[record.state],
-        reason=record.reason,
         start_step=record.step_range[0] if record.step_range else 0,
         directory=str(progress.folder),
         timed_out=progress.timed_out,
-        run=record.run,
         steps=record.options.steps,
         ranks=[
             pack(
@@ -347,20 +259,19 @@ def order_result_to_message(
     """Pack the progress of a script's capture; ``elsewhere`` has the nodes of ranks on other nodes."""
     record = progress.record
     first, after = record.step_range or (0, 0)
-    return session_pb2.CaptureOrderResult(
+    return pack(
+        session_pb2.CaptureOrderResult,
+        record,
         order_id=order_id,
-        capture_id=record.capture_id,
         state=record.state.value,
         ended=record.state.ended,
-        reason=record.reason,
         directory=str(progress.folder),
         start_step=first,
         steps=after - first,
         ranks=[
-            session_pb2.OrderedRank(
-                rank=rank.rank,
-                file=rank.file,
-                reason=rank.reason,
+            pack(
+                session_pb2.OrderedRank,
+                rank,
                 node=node_of_trace(progress.folder, rank.file, elsewhere.get(rank.rank, "")),
             )
             for rank in record.ranks
@@ -377,7 +288,7 @@ def _arrivals_from_message(message: session_pb2.Arrivals) -> ArrivalColumns:
     count = len(message.step) // 8
     steps = _column(message.step, count)
     # As unsigned numbers those below 0 are the largest.
-    if (np.frombuffer(message.step, "<u8") > _LAST_STEP).any():
+    if (np.frombuffer(message.step, "<u8") > LAST_STEP).any():
         raise BadMessageError("an arrival at a step that no run makes")
     first, last = within([_column(message.first_ns, count), _column(message.last_ns, count)], LAST_UNIX_NS)
     return ArrivalColumns(steps, first, last)

@@ -17,6 +17,7 @@ from torchperfd_daemon.stacks.model import GroupProgress as GroupProgress
 from torchperfd_daemon.stacks.model import Outcome as Outcome
 from torchperfd_daemon.stacks.model import RankStacks as RankStacks
 from torchperfd_daemon.stacks.model import Thread as Thread
+from torchperfd_daemon.stacks.model import numbered as numbered
 from torchperfd_daemon.stacks.model import parse_dump as parse_dump
 from torchperfd_daemon.stacks.model import parse_py_spy as parse_py_spy
 from torchperfd_daemon.stacks.model import tidy as tidy

@@ -7,9 +7,11 @@ The text is that of :mod:`faulthandler`, for a process that cannot run Python co
 import re
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+
+from torchperfd.model.messages import AtMost, Sentence
 
 _CONNECTION: Final = "/grpc/_channel.py"
 _RECENT_S: Final = 2.0
@@ -46,10 +48,10 @@ class Frame:
         call: The name of what it calls; empty if unknown. Frames at the same line are the same.
     """
 
-    file: str
+    file: Sentence
     line: int
-    function: str
-    call: str = field(default="", compare=False)
+    function: Sentence
+    call: Sentence = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Thread:
     """
 
     ident: int
-    name: str
+    name: Sentence
     training: bool
     own: bool
     frames: tuple[Frame, ...]
@@ -86,12 +88,17 @@ class GroupProgress:
         sizes: The sizes of its inputs, such as ``4x4, 10``.
     """
 
-    name: str
-    description: str
+    name: Sentence
+    description: Sentence
     begun: int
     number: int
-    call: str
-    sizes: str
+    call: Sentence
+    sizes: Sentence
+
+
+def numbered(thread: Thread) -> Thread:
+    """Return a thread as it was received, without a worker's number if it is of none."""
+    return thread if thread.worker_pid else replace(thread, worker=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +121,13 @@ class RankStacks:
     node: str
     pid: int
     outcome: Outcome
-    reason: str = ""
-    threads: tuple[Thread, ...] = ()
+    reason: Sentence = ""
+    threads: tuple[Annotated[Thread, numbered], ...] = ()
     phase: str = ""
     step: int | None = None
     step_seconds: float = 0.0
     seconds_since_step: float | None = None
-    collectives: tuple[GroupProgress, ...] = ()
+    collectives: Annotated[tuple[GroupProgress, ...], AtMost(64)] = ()
 
     @property
     def goes_on(self) -> bool:

@@ -4,6 +4,9 @@ Totals come from the clients' cumulative totals, so a lost batch loses no time; 
 history and the step-time histogram.
 """
 
+from torchperfd.model.totals import CudaMemory as CudaMemory
+from torchperfd.model.totals import GcTotals as GcTotals
+from torchperfd.model.totals import PhaseTotals as PhaseTotals
 from torchperfd_daemon.store.history import HISTOGRAM_BOUNDS_S as HISTOGRAM_BOUNDS_S
 from torchperfd_daemon.store.history import HISTORY_SECONDS as HISTORY_SECONDS
 from torchperfd_daemon.store.history import HISTORY_STEPS as HISTORY_STEPS
@@ -14,10 +17,7 @@ from torchperfd_daemon.store.history import History as History
 from torchperfd_daemon.store.history import SecondColumns as SecondColumns
 from torchperfd_daemon.store.history import SecondHistory as SecondHistory
 from torchperfd_daemon.store.model import ArrivalColumns as ArrivalColumns
-from torchperfd_daemon.store.model import CudaMemory as CudaMemory
-from torchperfd_daemon.store.model import GcTotal as GcTotal
 from torchperfd_daemon.store.model import KindTotal as KindTotal
-from torchperfd_daemon.store.model import PhaseTotal as PhaseTotal
 from torchperfd_daemon.store.model import ProcessKey as ProcessKey
 from torchperfd_daemon.store.model import RankIdentity as RankIdentity
 from torchperfd_daemon.store.model import State as State

@@ -4,20 +4,23 @@ The kinds of parallelism that a job's ranks are split by come from the names of 
 """
 
 import re
+import shlex
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final
 
-from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HostMemory
-from torchperfd.model.source_lines import SyncWait, TimedLine
+from torchperfd.model.messages import AtMost, Count, KeyedBy, Label, Wire, limit
+from torchperfd.model.process import Coordinate
+from torchperfd.model.totals import MAX_PHASES, PhaseTotals, ProcessTotals, StepTotals
 
 _WITHOUT_PHASES: Final = 2
 """From this degradation level on, clients do not record the phases within a step."""
 _OF_THE_MODEL: Final = {"forward", "backward"}
+# 256 blocks of at most 28 columns need 58 KiB.
+_MAX_BLOCKS_BYTES: Final = 64 << 10
 _TIME_THE_MODEL: Final = ("models", "forward", "backward", "optimizers")
 """Hooks without which the model's own time is in the phase ``other``."""
 
@@ -32,26 +35,50 @@ class State(Enum):
     FINISHED = "finished"
 
 
+LAST_RANK: Final = 2**24
+_RankNumber = Annotated[int, limit(LAST_RANK)]
+_LAST_PID: Final = 2**22
+"""Of Linux on 64 bits."""
+_MAX_COMMAND_CHARACTERS: Final = 4000
+
+
+def _pid(value: int) -> int:
+    return value if value <= _LAST_PID else 0
+
+
+def _command(words: str) -> str:
+    """Return a command as it is safe to be pasted: every word quoted; empty if it is none.
+
+    One that is cut off would be another command.
+    """
+    if len(words) > _MAX_COMMAND_CHARACTERS or not words.isprintable():
+        return ""
+    try:
+        return shlex.join(shlex.split(words))
+    except ValueError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class RankIdentity:
     """The identity of a training process; see the message of the same name."""
 
-    run: str
+    run: Label
     rank: int
-    world_size: int = 1
-    local_rank: int = 0
-    node_rank: int = 0
-    job_name: str = ""
-    node: str = ""
+    world_size: _RankNumber = 1
+    local_rank: _RankNumber = 0
+    node_rank: _RankNumber = 0
+    job_name: Label = ""
+    node: Label = ""
     pid_namespace: int = 0
-    pid: int = 0
-    process_start_ticks: int = 0
-    script: str = ""
-    torch_version: str = ""
-    python_version: str = ""
-    slurm_job_id: str = ""
-    pod_uid: str = ""
-    command: str = ""
+    pid: Annotated[int, _pid] = 0
+    process_start_ticks: Count = 0
+    script: Label = ""
+    torch_version: Label = ""
+    python_version: Label = ""
+    slurm_job_id: Label = ""
+    pod_uid: Label = ""
+    command: Annotated[str, _command] = ""
 
     @property
     def is_simulated(self) -> bool:
@@ -98,39 +125,24 @@ class ProcessKey:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseTotal:
-    """One phase since attach: calls, exclusive nanoseconds, sum of their squares per call.
-
-    ``device_ns`` is of the ``device_calls`` that were timed on the device.
-    """
-
-    calls: int = 0
-    ns: int = 0
-    squares: float = 0.0
-    device_ns: int = 0
-    device_calls: int = 0
+def _blocks(packed: bytes) -> bytes:
+    return packed if len(packed) <= _MAX_BLOCKS_BYTES else b""
 
 
-@dataclass(frozen=True, slots=True)
-class KindTotal:
-    """All steps of one kind since attach; unknown values are 0."""
+@dataclass(slots=True)
+class KindTotal(StepTotals):
+    """All steps of one kind since attach, with their phases by name."""
 
-    steps: int = 0
-    ns: int = 0
-    samples: int = 0
-    phases: dict[str, PhaseTotal] = field(default_factory=dict)
-    squares: float = 0.0
-    micro_batches: int = 0
-    skipped: int = 0
-    tokens: int = 0
+    phases: Annotated[dict[str, PhaseTotals], KeyedBy("phase"), AtMost(MAX_PHASES)] = field(
+        default_factory=dict
+    )
 
     def mean_seconds(self, without: "KindTotal") -> tuple[int, float, dict[str, float]]:
         """Return the number of steps, the mean step and each phase's mean, after subtracting some steps."""
         steps = self.steps - without.steps
         if steps <= 0:
             return 0, 0.0, {}
-        nothing = PhaseTotal()
+        nothing = PhaseTotals()
         phases = {
             name: (total.ns - without.phases.get(name, nothing).ns) / steps / 1e9
             for name, total in self.phases.items()
@@ -138,85 +150,28 @@ class KindTotal:
         return steps, (self.ns - without.ns) / steps / 1e9, phases
 
 
-@dataclass(frozen=True, slots=True)
-class GcTotal:
-    """Collections of one generation of Python's garbage collector from the first step to the newest."""
-
-    calls: int
-    ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class CudaMemory:
-    """Bytes that the caching allocator of a rank's device holds.
+@dataclass(slots=True)
+class Totals(ProcessTotals):
+    """A rank's cumulative totals; see the message ``Account``. Replaced as a whole, and never changed.
 
     Attributes:
-        device_uuid: Of that device, without ``GPU-`` or ``MIG-``; empty if unknown.
+        warmup: The first training step alone.
+        recorded: Steps that the client has recorded.
+        dropped: Steps that were lost, by where.
+        step_blocks: A serialised message ``StepBlocks``, passed on unread; empty while the loop runs.
     """
 
-    allocated: int
-    reserved: int
-    peak: int
-    device_uuid: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """A rank's cumulative totals; see the message ``Account``.
-
-    Values that an older client does not report, or that are unknown, are None, empty or 0.
-    """
-
-    train: KindTotal = KindTotal()
-    validate: KindTotal = KindTotal()
-    recorded: int = 0
+    train: KindTotal = field(default_factory=KindTotal)
+    validate: KindTotal = field(default_factory=KindTotal)
+    recorded: Annotated[Count, Wire("recorded_steps")] = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    warmup: KindTotal = KindTotal()
-    checkpoint: PhaseTotal | None = None
-    gc: tuple[GcTotal, ...] = ()
-    compiled: PhaseTotal | None = None
-    background_saves: PhaseTotal | None = None
-    loader_ready: int | None = None
-    cuda: CudaMemory | None = None
-    host_memory: HostMemory | None = None
-    flops_per_step: float | None = None
-    peak_flops: float | None = None
-    overhead: float | None = None
-    shed: int = 0
-    epoch: PhaseTotal = PhaseTotal()
-    train_pass: PhaseTotal = PhaseTotal()
-    validate_pass: PhaseTotal = PhaseTotal()
-    began_ns: int = 0
-    ended_ns: int = 0
-    loader: LoaderFacts | None = None
-    hooks: dict[str, str] = field(default_factory=dict)
-    """Why each of the client's hooks is off, by name; empty for one that is on."""
-    coordinates: tuple[Coordinate, ...] = ()
-    """The rank's place in each dimension of its job."""
-    sync_waits: tuple[SyncWait, ...] = ()
-    """The lines that wait longest for the device, the longest first."""
-    threads: int | None = None
-    """How many threads an operation on the CPU may use."""
-    cpus: float | None = None
-    """How many CPUs the process may use; None if unknown."""
-    binding: CpuBinding = UNBOUND
-    """To how many CPUs the process is bound, if these are fewer than its share."""
-    switches: tuple[str, ...] = ()
-    """Debugging switches that are on, as they are written."""
-    epoch_starts: PhaseTotal = PhaseTotal()
-    """Waits for the first batches of training passes beyond the usual wait; without the first pass."""
-    collect_calls: tuple[TimedLine, ...] = ()
-    """The lines whose calls of ``gc.collect()`` within training took longest."""
-    script_collectives: tuple[TimedLine, ...] = ()
-    """The lines whose own collectives took longest."""
-    graph_limit: str = ""
-    """A function that torch.compile has given up on, such as ``forward() at model.py:12``; empty for none."""
-    device_lag: PhaseTotal = PhaseTotal()
-    """How far the device was behind the host, by samples."""
-    device_work: PhaseTotal = PhaseTotal()
-    """What single training steps took on the device without waits for other ranks; calls are such steps."""
-    step_blocks: bytes = b""
-    """A serialised message ``StepBlocks``, passed on unread; empty while the loop runs."""
+    warmup: KindTotal = field(default_factory=KindTotal)
+    step_blocks: Annotated[bytes, _blocks] = b""
+
+    @property
+    def off_hooks(self) -> dict[str, str]:
+        """Why each hook of the client's that is off is, by name."""
+        return {hook.name: hook.reason for hook in self.hooks if not hook.is_on}
 
     @property
     def hides_script_code(self) -> bool:
@@ -227,8 +182,8 @@ class Totals:
         """
         phases = self.train.phases
         on_device = self.cuda is not None or any(phase.device_calls for phase in phases.values())
-        is_recorded = phases.keys() >= _OF_THE_MODEL and self.shed < _WITHOUT_PHASES
-        return on_device or not is_recorded or any(map(self.hooks.get, _TIME_THE_MODEL))
+        is_recorded = phases.keys() >= _OF_THE_MODEL and self.degradation_level < _WITHOUT_PHASES
+        return on_device or not is_recorded or any(map(self.off_hooks.get, _TIME_THE_MODEL))
 
     @property
     def forward_unseen(self) -> bool:
@@ -237,13 +192,8 @@ class Totals:
         Its methods are called instead of the model, or the model was not found.
         """
         phases = self.train.phases
-        is_off = self.shed >= _WITHOUT_PHASES or any(map(self.hooks.get, _TIME_THE_MODEL))
+        is_off = self.degradation_level >= _WITHOUT_PHASES or any(map(self.off_hooks.get, _TIME_THE_MODEL))
         return not is_off and "backward" in phases and "forward" not in phases
-
-    @property
-    def sync_wait_ns(self) -> int:
-        """The time for which training steps have waited for the device in these lines."""
-        return sum(wait.ns for wait in self.sync_waits)
 
     def device_means(self, step_seconds: float) -> dict[str, float]:
         """Return each phase's time on the device per training step in seconds; empty without device times.

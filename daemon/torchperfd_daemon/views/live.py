@@ -1,12 +1,15 @@
 """The data that live commands and the live page show of runs, ranks and steps: numbers, and documents."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from torchperfd.model.process import HostMemory
+from torchperfd.model.documents import to_document
+from torchperfd.model.host_memory import HostMemory
+from torchperfd.model.messages import unpack
+from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.service.translate import (
@@ -14,7 +17,6 @@ from torchperfd_daemon.service.translate import (
     device_work_from_message,
     rank_work_from_message,
 )
-from torchperfd_daemon.service.translate_account import coordinates_from_messages
 from torchperfd_daemon.store import Rank
 from torchperfd_daemon.store.model import coordinates_text
 
@@ -23,6 +25,21 @@ STALLED: Final = "stalled"
 STOPPED: Final = "stopped"
 _MIN_FACTOR: Final = 6.0
 _ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
+
+
+_RANK_FIELDS: Final = (
+    *("rank", "node", "pid", "state", "stalled_seconds", "coordinates", "steps", "window_steps"),
+    *(
+        "step_seconds",
+        "phase_seconds",
+        "own_seconds",
+        "host_memory",
+        "behind_seconds",
+        "behind_ratio",
+        "slow",
+    ),
+)
+"""Those of a rank in documents, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +216,7 @@ def _rank(
     on_device: bool,
 ) -> RankView:
     status = message.status
+    own_totals = unpack(status, StatusTotals)
     number = status.identity.rank
     shown = device_work_from_message(message) if on_device else None
     phases = (shown or rank_work_from_message(message)).phase_seconds
@@ -214,7 +232,7 @@ def _rank(
         pid=status.identity.pid,
         state=rank_state(status),
         stalled_seconds=status.stalled_seconds,
-        coordinates=coordinates_text(coordinates_from_messages(status.coordinates)),
+        coordinates=coordinates_text(own_totals.coordinates),
         steps=status.steps,
         window=message.count * max(1, message.block_steps),
         step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
@@ -222,38 +240,19 @@ def _rank(
         behind_seconds=behind,
         behind_ratio=behind / usual if behind is not None else None,
         slow=next((each for each in slow if each.rank == number), None),
-        host_memory=HostMemory(status.host_memory.resident_bytes, status.host_memory.peak_bytes)
-        if status.HasField("host_memory")
-        else None,
+        host_memory=own_totals.host_memory,
     )
 
 
 def _rank_dict(rank: RankView) -> dict[str, Any]:
-    return {
-        "rank": rank.rank,
-        "node": rank.node,
-        "pid": rank.pid,
-        "state": rank.state,
+    more = {
         "stalled_seconds": rank.stalled_seconds or None,
-        "coordinates": rank.coordinates,
-        "steps": rank.steps,
         "window_steps": rank.window,
-        "step_seconds": rank.step_seconds,
-        "phase_seconds": rank.phase_seconds,
         "own_seconds": rank.own_seconds,
-        "host_memory": asdict(rank.host_memory) if rank.host_memory is not None else None,
-        "behind_seconds": rank.behind_seconds,
-        "behind_ratio": rank.behind_ratio,
-        "slow": None
-        if rank.slow is None
-        else {
-            "phase": rank.slow.phase,
-            "excess_seconds": rank.slow.excess_seconds,
-            "phase_excess_seconds": rank.slow.phase_excess_seconds,
-            "peer_seconds": rank.slow.peer_seconds,
-            "score": rank.slow.score,
-        },
+        "slow": None if rank.slow is None else to_document(rank.slow, without=("rank",)),
     }
+    own = to_document(rank) | more
+    return {name: own[name] for name in _RANK_FIELDS}
 
 
 def run_status_dict(run: control_pb2.Run) -> dict[str, Any]:

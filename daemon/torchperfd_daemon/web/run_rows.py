@@ -4,12 +4,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from torchperfd.model.documents import to_document
 from torchperfd.v1 import access, control_pb2
 from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.captures import folder
@@ -117,14 +118,8 @@ def _rank_more(rank: Rank, gpu_of: GpuOf) -> Mapping[str, Any]:
         "framework": rank.framework or None,
         "gpu": gpu_of(rank.identity) or None,
         "samples_per_second": samples / step if samples and step else None,
-        "host_memory": None if memory is None else asdict(memory),
-        "cuda": None
-        if cuda is None
-        else {
-            "allocated_bytes": cuda.allocated,
-            "reserved_bytes": cuda.reserved,
-            "peak_bytes": cuda.peak,
-        },
+        "host_memory": None if memory is None else to_document(memory),
+        "cuda": None if cuda is None else to_document(cuda, without=("device_uuid",)),
         "loader": None if loader is None else {"workers": loader.workers, "ready": totals.loader_ready},
     }
 

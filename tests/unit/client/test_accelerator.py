@@ -14,8 +14,8 @@ from torchperfd.hooks.accelerator import read_cuda_memory
 from torchperfd.hooks.cuda import record_without_stream
 from torchperfd.hooks.device_clock import MARKS, DeviceTimes
 from torchperfd.link.outbox import NextFlush
+from torchperfd.model.totals import CudaMemory
 from torchperfd.steps.phases import FORWARD
-from torchperfd.steps.totals import CudaMemory
 
 MS = 1_000_000
 
@@ -128,7 +128,7 @@ def test_client_without_device_reports_none(client: torchperfd.Client) -> None:
 
 
 def test_memory_is_reported_unchanged(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = CudaMemory(allocated=1, reserved=2, peak=3)
+    memory = CudaMemory(allocated_bytes=1, reserved_bytes=2, peak_bytes=3)
     monkeypatch.setattr("torchperfd.hooks.accelerator.read_cuda_memory", lambda: memory)
     assert client.report().totals.cuda == memory
 
@@ -205,22 +205,26 @@ def use(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
 
 def test_it_is_what_the_allocator_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(100, 4096, 900))))
-    assert read_cuda_memory() == CudaMemory(allocated=100, reserved=4096, peak=900, device_uuid="uuid-0")
+    assert read_cuda_memory() == CudaMemory(
+        allocated_bytes=100, reserved_bytes=4096, peak_bytes=900, device_uuid="uuid-0"
+    )
 
 
 def test_a_rank_may_use_any_of_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(0, 0, 0), holds(100, 4096, 900), holds(1, 2, 3))))
-    assert read_cuda_memory() == CudaMemory(allocated=101, reserved=4098, peak=903, device_uuid="uuid-1")
+    assert read_cuda_memory() == CudaMemory(
+        allocated_bytes=101, reserved_bytes=4098, peak_bytes=903, device_uuid="uuid-1"
+    )
 
 
 def test_device_of_an_older_torch_has_no_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(1, 2, 3), tells_uuids=False)))
-    assert read_cuda_memory() == CudaMemory(allocated=1, reserved=2, peak=3)
+    assert read_cuda_memory() == CudaMemory(allocated_bytes=1, reserved_bytes=2, peak_bytes=3)
 
 
 def test_process_that_holds_no_memory_has_no_device_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(0, 0, 0))))
-    assert read_cuda_memory() == CudaMemory(allocated=0, reserved=0, peak=0)
+    assert read_cuda_memory() == CudaMemory(allocated_bytes=0, reserved_bytes=0, peak_bytes=0)
 
 
 @pytest.mark.parametrize(

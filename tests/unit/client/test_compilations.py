@@ -10,8 +10,9 @@ import pytest
 
 from torchperfd.hooks.compiler import Compilations
 from torchperfd.link.wire import totals_from_message, totals_to_message
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import PhaseTotals, Totals
+from torchperfd.steps.totals import Totals
 
 MODULE = "torch._dynamo.callback"
 Callbacks = list[Callable[..., None]]

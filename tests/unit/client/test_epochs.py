@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps.epochs import EpochStarts, EpochTracker
 from torchperfd.steps.phases import DATA, TRAIN, VALIDATE, PhaseColumns, StepBatch
-from torchperfd.steps.totals import PhaseTotals
 
 TRAIN_LOADER, VALIDATE_LOADER = 1, 2
 

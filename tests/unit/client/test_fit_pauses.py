@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torchperfd.hooks.checkpoints import BackgroundSaves
 from torchperfd.hooks.pauses import FitPauses, GcPauses
 from torchperfd.link.wire import totals_from_message, totals_to_message
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import PhaseTotals, Totals
+from torchperfd.steps.totals import Totals
 
 
 class Process:

@@ -152,7 +152,7 @@ def test_workers_that_cannot_be_counted_serve_all_the_same(
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
     assert calls(client)["steps"] == 8
     assert client.parts.instruments.faults.counts() == counts, "it is no failure of ours"
-    assert client.report().totals.ready is None
+    assert client.report().totals.loader_ready is None
 
 
 def unsupported(_queue: object) -> int:

@@ -9,13 +9,14 @@ from tests.support.accounts import uneven_account
 from tests.support.run_documents import run_file
 
 from torchperfd.model.formatting import duration
-from torchperfd.model.process import HostMemory, read_host_memory
+from torchperfd.model.host_memory import HostMemory, read_host_memory
 from torchperfd.model.source_lines import SyncWait
+from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.report import RankReport, run_document
 from torchperfd.report.overview import render_overview
 from torchperfd.report.record import RunFileError
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, PhaseNames
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import KindTotals, Totals
 from torchperfd_cli.commands._run_overview import MAX_TABLES, RunOverview, read_overview
 
 MS = 10**6

@@ -15,10 +15,11 @@ from tests.support.golden import check_golden
 from torchperfd.model.formatting import duration, size
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.source_lines import InputStages, SyncWait
+from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.report import RankReport, run_document
 from torchperfd.report.phase_table import rate
 from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import KindTotals, Totals
 
 MS = 10**6
 
@@ -63,8 +64,8 @@ def full(report: RankReport) -> RankReport:
     totals.validate_pass = phase(1, 50 * MS)
     totals.checkpoint = phase(2, 250 * MS)
     totals.gc = (GcTotals(40, 5 * MS), GcTotals(4, 10 * MS), GcTotals(1, 100 * MS))
-    totals.ready = 2
-    totals.cuda = CudaMemory(allocated=5 * 2**30, reserved=6 * 2**30, peak=5_888_802_816)
+    totals.loader_ready = 2
+    totals.cuda = CudaMemory(allocated_bytes=5 * 2**30, reserved_bytes=6 * 2**30, peak_bytes=5_888_802_816)
     totals.sync_waits = (
         SyncWait("/home/a/train.py", 57, "item", 180 * MS),
         SyncWait("/home/a/log.py", 7, "cpu", 20 * MS),

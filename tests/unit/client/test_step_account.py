@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tests.support.accounts import uneven_account, with_account
 
 from torchperfd.launch.run_report import verdict_document
+from torchperfd.model.messages import fill
 from torchperfd.model.step_account import REST, Account, Part, PartKind, part_kind
 from torchperfd.v1 import control_pb2
 
@@ -85,7 +86,7 @@ def test_rows_of_any_account_sum_to_its_step(parts: list[Part]) -> None:
     assert sum(row.seconds for row in account.rows) == pytest.approx(step, rel=1e-3)
     assert all(row.seconds >= 0 for row in (*account.rows, *account.hidden_rows))
     message = control_pb2.Verdict()
-    account.fill_message(message.account)
+    fill(message.account, account)
     assert Account.from_verdict(message) == account
     assert account.words.startswith("of each ")
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock
 
+from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.steps.phases import (
     BACKWARD,
     DATA,
@@ -20,7 +21,7 @@ from torchperfd.steps.phases import (
 )
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_series import MAX_BLOCKS, StepBlocks
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import KindTotals, Totals
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
 

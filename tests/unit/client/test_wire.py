@@ -13,14 +13,16 @@ from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 from torchperfd import __version__
 from torchperfd.events import NATIVE
 from torchperfd.link import wire
+from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.identity import read_identity
 from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HookState, HostMemory
+from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HookState
 from torchperfd.model.source_lines import InputStages, SyncWait, TimedLine
+from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.steps.phases import DATA, FORWARD, PHASE_SLOTS, TRAIN, VALIDATE, PhaseNames, StepBatch
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_series import BlockSums
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import KindTotals, Totals
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate, translate_account
 
@@ -175,7 +177,7 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         ended_ns=_COUNT,
         checkpoint=_PHASE,
         gc=st.tuples(*[st.builds(GcTotals, _COUNT, _COUNT)] * 3) | st.just(()),
-        ready=st.none() | st.integers(0, 2**31),
+        loader_ready=st.none() | st.integers(0, 2**31),
         epoch=_PHASE,
         train_pass=_PHASE,
         validate_pass=_PHASE,
@@ -247,7 +249,7 @@ def test_older_client_leaves_missing_values_unknown() -> None:
 
 def test_an_older_daemon_reads_what_it_knows() -> None:
     totals = Totals(train=_kind(4, PhaseTotals(4, 5, 25.0, 6, 4), (8, 1, 99)), warmup=KindTotals(steps=1))
-    totals.cuda, totals.overhead, totals.ready = CudaMemory(1, 2, 3, "a1b2"), 0.01, 0
+    totals.cuda, totals.overhead, totals.loader_ready = CudaMemory(1, 2, 3, "a1b2"), 0.01, 0
     new = wire.totals_to_message(totals, all_names(), 4, {"ring": 1})
     old = older_message().FromString(new.SerializeToString()).account
     assert (old.recorded_steps, dict(old.dropped_steps)) == (4, {"ring": 1})

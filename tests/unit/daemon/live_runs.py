@@ -4,9 +4,9 @@ import random
 from array import array
 
 from torchperfd_daemon.store import (
-    GcTotal,
+    GcTotals,
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     RankIdentity,
     State,
     StepColumns,
@@ -69,7 +69,7 @@ def train(
             train=KindTotal(
                 1000,
                 1000 * durations[0],
-                phases={name: PhaseTotal(1000, 1000 * ns[0]) for name, ns in columns.items()},
+                phases={name: PhaseTotals(1000, 1000 * ns[0]) for name, ns in columns.items()},
             ),
-            gc=(GcTotal(2000, 2000 * _MS // 10), GcTotal(0, 0), GcTotal(10, 300 * _MS)),
+            gc=(GcTotals(2000, 2000 * _MS // 10), GcTotals(0, 0), GcTotals(10, 300 * _MS)),
         )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.served import GIVE_UP_S
 from tests.support.values import some
 
+from torchperfd.model.messages import unpack
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, RankFacts, attempt
@@ -18,7 +19,6 @@ from torchperfd_daemon.captures.attempt import start_step
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
-from torchperfd_daemon.service import translate
 
 FIVE = CaptureOptions(steps=5)
 AUTOMATIC = CaptureOptions(steps=5, automatic=True)
@@ -195,7 +195,7 @@ def test_the_start_is_a_quarter_second_of_the_fastest_rank_ahead(
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.floats(width=64)), min_size=1, max_size=4))
 def test_no_ack_leads_to_a_step_that_cannot_be_sent(acks: list[tuple[int, float]]) -> None:
     messages = [session_pb2.CaptureAck(ready=True, next_step=step, step_seconds=took) for step, took in acks]
-    start = start_step([translate.ack_from_message(message) for message in messages])
+    start = start_step([unpack(message, Ack) for message in messages])
     assert session_pb2.CommitCapture(start_step=start).start_step > min(2**62, max(step for step, _ in acks))
 
 

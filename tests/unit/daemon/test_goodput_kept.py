@@ -33,7 +33,7 @@ from torchperfd_daemon.service import translate_account
 from torchperfd_daemon.store import (
     CudaMemory,
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     Rank,
     RankIdentity,
     State,
@@ -87,7 +87,7 @@ class Machine:
             steps = rank.totals.train.steps + 1
             rank.totals = Totals(
                 train=KindTotal(
-                    steps=steps, ns=steps * S, phases={"data": PhaseTotal(steps, steps * S // 2)}
+                    steps=steps, ns=steps * S, phases={"data": PhaseTotals(steps, steps * S // 2)}
                 ),
                 warmup=KindTotal(steps=1, ns=S),
                 began_ns=began,
@@ -150,7 +150,7 @@ def test_a_daemon_that_was_killed_knows_all_of_it_again(machine: Machine) -> Non
     rank = machine.rejoin(rank)
     rank.totals = replace(
         totals,
-        train=KindTotal(steps=20, ns=20 * S, phases={"data": PhaseTotal(20, 10 * S)}),
+        train=KindTotal(steps=20, ns=20 * S, phases={"data": PhaseTotals(20, 10 * S)}),
         ended_ns=int((BOOTED + machine.uptime) * S),
     )
     machine.sample()

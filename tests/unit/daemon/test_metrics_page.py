@@ -20,6 +20,7 @@ from tests.support.golden import check_golden
 from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __revision__, __version__
+from torchperfd.model.process import HookState
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd_daemon.background import WorkerHealth
@@ -62,9 +63,9 @@ from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import Owner
 from torchperfd_daemon.store import (
     CudaMemory,
-    GcTotal,
+    GcTotals,
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     RankIdentity,
     State,
     StepColumns,
@@ -148,8 +149,8 @@ def store() -> Store:
                 ns=319_000_000,
                 samples=96,
                 phases={
-                    "data": PhaseTotal(3, waits * 3_000_000, 1.0),
-                    "forward": PhaseTotal(3, 120_000_000, 1.0),
+                    "data": PhaseTotals(3, waits * 3_000_000, 1.0),
+                    "forward": PhaseTotals(3, 120_000_000, 1.0),
                 },
             ),
             validate=KindTotal(steps=rank, ns=rank * 50_000_000),
@@ -174,17 +175,17 @@ def on_a_gpu(totals: Totals) -> Totals:
             skipped=0,
             tokens=96 * 512,
         ),
-        checkpoint=PhaseTotal(1, 250_000_000),
-        background_saves=PhaseTotal(2, 3_500_000_000),
+        checkpoint=PhaseTotals(1, 250_000_000),
+        background_saves=PhaseTotals(2, 3_500_000_000),
         sync_waits=(SyncWait("/home/a/train.py", 57, "item", 1_250_000_000),),
-        gc=(GcTotal(3, 1_000_000), GcTotal(0, 0), GcTotal(1, 9_000_000)),
+        gc=(GcTotals(3, 1_000_000), GcTotals(0, 0), GcTotals(1, 9_000_000)),
         loader_ready=0,
         cuda=CudaMemory(2**30, 2**31, 2**30 + 4096),
         flops_per_step=1e12,
         peak_flops=1e14,
         overhead=0.0031,
-        shed=1,
-        hooks={"loader": "", "forward": "this torch has no Module._compiled_call_impl"},
+        degradation_level=1,
+        hooks=(HookState("loader"), HookState("forward", "this torch has no Module._compiled_call_impl")),
     )
 
 
@@ -408,7 +409,9 @@ def test_totals_that_arrive_during_rendering_wait_for_next_page() -> None:
                 value for labels, value in shown.samples if labels[:2] == ("bert-17", "0")
             )
         rank = next(training.ranks())
-        newer = replace(rank.totals.train, ns=rank.totals.train.ns * 2, phases={"data": PhaseTotal(6, 10**9)})
+        newer = replace(
+            rank.totals.train, ns=rank.totals.train.ns * 2, phases={"data": PhaseTotals(6, 10**9)}
+        )
         rank.totals = replace(rank.totals, train=newer)
     assert seconds["train_step_seconds"] == counted.ns / 1e9
     assert seconds["train_phase_seconds"] == sum(phase.ns for phase in counted.phases.values()) / 1e9
@@ -460,7 +463,7 @@ def test_utilization_is_of_recent_steps_and_needs_a_peak() -> None:
 
 def test_degradation_shows_before_its_cost_is_known() -> None:
     kept = Store()
-    kept.join(RankIdentity("r", 0)).totals = Totals(shed=2)
+    kept.join(RankIdentity("r", 0)).totals = Totals(degradation_level=2)
     body = MetricsPage([TrainingMetrics(kept).families]).render("")[0]
     assert b'torchperfd_client_shed_tiers{rank="0",run="r"} 2.0' in body
     assert b"torchperfd_client_overhead_ratio" not in body

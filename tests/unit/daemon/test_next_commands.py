@@ -14,10 +14,11 @@ from tests.support.values import some
 
 from torchperfd.launch.run_report import closing_card
 from torchperfd.model.card import CauseCard, VerdictCard, card_of
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.report import RankReport
 from torchperfd.steps.phases import FORWARD, PhaseNames
-from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import KindTotals, Totals
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import PHASES
 from torchperfd_cli.commands import diagnose

@@ -17,9 +17,9 @@ from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMP
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.store import (
-    GcTotal,
+    GcTotals,
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     RankIdentity,
     State,
     StepColumns,
@@ -51,8 +51,8 @@ class Looked:
         gc_ns: int = 0,
         around: NodeContext = NOTHING,
         gpu: GpuState = GpuState(),  # noqa: B008 - it cannot change
-        checkpoint: PhaseTotal | None = None,
-        compiled: PhaseTotal | None = None,
+        checkpoint: PhaseTotals | None = None,
+        compiled: PhaseTotals | None = None,
         late: float | None = None,
         sync_waits: tuple[SyncWait, ...] = (),
     ) -> None:
@@ -70,13 +70,13 @@ class Looked:
                 self.steps,
                 sum(self.sums.values()),
                 phases={
-                    name: PhaseTotal(self.steps, ns, device_ns=self.device_sums.get(name, 0))
+                    name: PhaseTotals(self.steps, ns, device_ns=self.device_sums.get(name, 0))
                     for name, ns in self.sums.items()
                 },
             ),
-            gc=(GcTotal(0, self.gc_ns),),
+            gc=(GcTotals(0, self.gc_ns),),
             checkpoint=checkpoint,
-            compiled=compiled,
+            compiled=compiled or PhaseTotals(),
             sync_waits=sync_waits,
         )
         self.now += 1
@@ -316,7 +316,7 @@ class Saving(Looked):
                 self._saved_ns += self._ns_of(self._made)
         self.sample(
             [{"forward": 5 * 10**7}] * 10,
-            checkpoint=PhaseTotal(self._made // self._every, self._saved_ns),
+            checkpoint=PhaseTotals(self._made // self._every, self._saved_ns),
         )
 
 
@@ -350,7 +350,7 @@ def test_the_past_has_its_own_checkpoints() -> None:
 def test_compilations_are_spread_over_the_steps_of_the_window() -> None:
     sampled = Looked()
     for second in range(12):
-        sampled.sample([{"forward": 10**8}] * 4, compiled=PhaseTotal(second, second * 2 * 10**7))
+        sampled.sample([{"forward": 10**8}] * 4, compiled=PhaseTotals(second, second * 2 * 10**7))
     assert sampled.evidence().compiled_seconds == pytest.approx(0.005)
 
 

@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.support.node import ROOT
 
 from torchperfd.model.fields import FIELDS, Field
+from torchperfd.model.totals import CudaMemory as ClientCudaMemory
 from torchperfd.report.rank import rank_document
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import CudaMemory as ClientCudaMemory
 from torchperfd.steps.totals import Totals
 from torchperfd_daemon.captures import CaptureCounts, RetentionCounts
 from torchperfd_daemon.collectors.base import Family

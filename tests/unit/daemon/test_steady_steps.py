@@ -16,9 +16,9 @@ from torchperfd_daemon.service.node_survey import verdict_on
 from torchperfd_daemon.service.translate_diagnosis import LONG_STEPS_WORDS, run_verdict_to_message
 from torchperfd_daemon.store import (
     MIN_PRESENT_STEPS,
-    GcTotal,
+    GcTotals,
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     Rank,
     RankIdentity,
     StepColumns,
@@ -59,8 +59,8 @@ def run_of(*steps_ms: tuple[float, float], kept: int | None = None, run: str = "
             len(whole[part]),
             sum(whole[part]),
             phases={
-                "data": PhaseTotal(len(data[part]), sum(data[part])),
-                "forward": PhaseTotal(len(rest[part]), sum(rest[part])),
+                "data": PhaseTotals(len(data[part]), sum(data[part])),
+                "forward": PhaseTotals(len(rest[part]), sum(rest[part])),
             },
         )
 
@@ -165,7 +165,7 @@ def rank_of(steps: list[dict[str, float]], number: int = 0, store: Store | None 
     }
     durations = array("q", map(sum, zip(*columns.values(), strict=True)))
     store.add_steps(rank, StepColumns(durations, durations, columns, next_step=len(steps)))
-    phases = {name: PhaseTotal(len(steps), sum(column)) for name, column in columns.items()}
+    phases = {name: PhaseTotals(len(steps), sum(column)) for name, column in columns.items()}
     squares = float(sum(ns * ns for ns in durations))
     rank.totals = Totals(train=KindTotal(len(steps), sum(durations), phases=phases, squares=squares))
     return rank
@@ -183,7 +183,7 @@ def words(*ranks: Rank) -> str:
 
 def test_long_steps_name_first_batches_of_epochs() -> None:
     rank = run_of_long_steps("data")
-    rank.totals = replace(rank.totals, train_pass=PhaseTotal(8, 1))
+    rank.totals = replace(rank.totals, train_pass=PhaseTotals(8, 1))
     assert words(rank) == (
         "about 8 of 400 steps are long, 202 ms each: the mean is 6.2 ms, and 95% of the newest steps take"
         " at most 2.2 ms; most of what they take longer is in data: the first batch of an epoch (8 have"
@@ -198,10 +198,10 @@ def test_long_steps_name_first_batches_of_epochs() -> None:
         ("validate", {}, "is in validate: validation within steps"),
         (
             "other",
-            {"gc": (GcTotal(8, 1500 * MILLISECOND_NS),)},
+            {"gc": (GcTotals(8, 1500 * MILLISECOND_NS),)},
             "is in other: Python's garbage collector (8 collections)",
         ),
-        ("forward", {"compiled": PhaseTotal(3, 1500 * MILLISECOND_NS)}, "is in forward: compilations (3)"),
+        ("forward", {"compiled": PhaseTotals(3, 1500 * MILLISECOND_NS)}, "is in forward: compilations (3)"),
         ("data", {}, "is in data;"),
     ],
 )
@@ -243,7 +243,7 @@ def test_long_steps_that_are_none_or_not_few(rank: Rank) -> None:
 def test_long_steps_of_compilations_at_the_start_are_over() -> None:
     rank = rank_of([{"forward": 4000.0 if at == 2 else 2.0} for at in range(600)])
     assert "about 1 of 600 steps is long, 4 s: the mean is" in words(rank)
-    rank.totals = replace(rank.totals, compiled=PhaseTotal(3, 3900 * MILLISECOND_NS))
+    rank.totals = replace(rank.totals, compiled=PhaseTotals(3, 3900 * MILLISECOND_NS))
     assert words(rank) == ""
 
 

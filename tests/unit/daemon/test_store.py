@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.clock import Clock
 
+from torchperfd.model.process import HookState
 from torchperfd_daemon.store import (
     HISTOGRAM_BOUNDS_S,
     CudaMemory,
     Histogram,
     History,
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     RankIdentity,
     StepColumns,
     Store,
@@ -275,22 +276,22 @@ def test_a_duration_on_a_bound_belongs_below_it() -> None:
     assert histogram.sum_seconds == pytest.approx(120.002000002)
 
 
-SEEN = KindTotal(phases=dict.fromkeys(("forward", "backward", "other"), PhaseTotal(1)))
+SEEN = KindTotal(phases=dict.fromkeys(("forward", "backward", "other"), PhaseTotals(1)))
 
 
 @pytest.mark.parametrize(
     ("totals", "hidden"),
     [
         (Totals(SEEN), False),
-        (Totals(SEEN, hooks={"forward": "", "wandb": "not installed"}), False),
+        (Totals(SEEN, hooks=(HookState("forward"), HookState("wandb", "not installed"))), False),
         (Totals(SEEN, cuda=CudaMemory(1, 1, 1)), True),
-        (Totals(SEEN, shed=2), True),
-        (Totals(SEEN, hooks={"backward": "torch has no such name"}), True),
-        (Totals(KindTotal(phases={**SEEN.phases, "backward": PhaseTotal(1, device_calls=1)})), True),
+        (Totals(SEEN, degradation_level=2), True),
+        (Totals(SEEN, hooks=(HookState("backward", "torch has no such name"),)), True),
+        (Totals(KindTotal(phases={**SEEN.phases, "backward": PhaseTotals(1, device_calls=1)})), True),
         # Its model was not found.
-        (Totals(KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotal(1)))), True),
+        (Totals(KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotals(1)))), True),
         # The whole step is one graph.
-        (Totals(KindTotal(phases={"other": PhaseTotal(1)})), True),
+        (Totals(KindTotal(phases={"other": PhaseTotals(1)})), True),
     ],
 )
 def test_totals_hide_script_code_beside_other_time(totals: Totals, hidden: bool) -> None:
@@ -301,13 +302,18 @@ def test_totals_hide_script_code_beside_other_time(totals: Totals, hidden: bool)
     ("totals", "unseen"),
     [
         (Totals(SEEN), False),
-        (Totals(KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotal(1)))), True),
-        (Totals(KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotal(1))), shed=2), False),
-        (Totals(KindTotal(phases={"other": PhaseTotal(1)})), False),
+        (Totals(KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotals(1)))), True),
         (
             Totals(
-                KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotal(1))),
-                hooks={"forward": "torch has no such name"},
+                KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotals(1))), degradation_level=2
+            ),
+            False,
+        ),
+        (Totals(KindTotal(phases={"other": PhaseTotals(1)})), False),
+        (
+            Totals(
+                KindTotal(phases=dict.fromkeys(("backward", "other"), PhaseTotals(1))),
+                hooks=(HookState("forward", "torch has no such name"),),
             ),
             False,
         ),
@@ -318,7 +324,7 @@ def test_totals_without_forward_beside_backward_lack_it(totals: Totals, unseen: 
 
 
 def test_device_means_are_shares_of_the_step() -> None:
-    phases = {"forward": PhaseTotal(1, 5, device_ns=30), "other": PhaseTotal(1, 9, device_ns=10)}
+    phases = {"forward": PhaseTotals(1, 5, device_ns=30), "other": PhaseTotals(1, 9, device_ns=10)}
     assert Totals(KindTotal(1, 14, phases=phases)).device_means(0.1) == {
         "forward": pytest.approx(0.075),
         "other": pytest.approx(0.025),

@@ -12,25 +12,27 @@ from tests.support.accounts import uneven_account
 from tests.support.served import columns, steps_message
 from tests.support.values import some
 
+from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd.model.process import Coordinate, HostMemory
+from torchperfd.model.messages import pack, unpack
+from torchperfd.model.process import Coordinate, HookState
 from torchperfd.model.source_lines import InputStages, SlowLine, SyncWait
 from torchperfd.model.step_account import Part, PartKind
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
 from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
-from torchperfd_daemon.service.message_fields import pack
 from torchperfd_daemon.store import (
     CudaMemory,
-    GcTotal,
+    GcTotals,
     Histogram,
     History,
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     Rank,
     RankIdentity,
     State,
@@ -107,17 +109,17 @@ def test_well_formed_columns_are_read_exactly_or_refused(rows: list[tuple[int, i
 
 # What a client may truly have counted; beyond, see the test of limits.
 COUNTS = st.integers(0, 2**53)
-PHASES = st.builds(PhaseTotal, COUNTS, COUNTS, st.floats(0, 1e300), COUNTS, COUNTS)
+PHASES = st.builds(PhaseTotals, COUNTS, COUNTS, st.floats(0, 1e300), COUNTS, COUNTS)
 KINDS = st.builds(
     KindTotal,
     COUNTS,
     COUNTS,
     COUNTS,
     st.dictionaries(st.sampled_from(["data", "forward", "other"]), PHASES),
-    st.floats(0, 1e300),
-    COUNTS,
-    COUNTS,
-    COUNTS,
+    squares=st.floats(0, 1e300),
+    micro_batches=COUNTS,
+    skipped=COUNTS,
+    tokens=COUNTS,
 )
 QUANTITIES = st.none() | st.floats(0, 1e300)
 FIGURES = st.floats(0, 1e6)
@@ -144,21 +146,21 @@ TOTALS = st.builds(
     # A first step that has not been made is not reported.
     warmup=KINDS.filter(lambda kind: kind.steps > 0) | st.just(KindTotal()),
     checkpoint=st.none() | PHASES,
-    gc=st.lists(st.builds(GcTotal, COUNTS, COUNTS), max_size=3).map(tuple),
+    gc=st.lists(st.builds(GcTotals, COUNTS, COUNTS), max_size=3).map(tuple),
     loader_ready=st.none() | st.integers(0, 2**32 - 1),
     cuda=st.none() | st.builds(CudaMemory, COUNTS, COUNTS, COUNTS),
     host_memory=st.none() | st.builds(HostMemory, COUNTS, COUNTS),
     flops_per_step=QUANTITIES,
     peak_flops=QUANTITIES,
     overhead=QUANTITIES,
-    shed=st.integers(0, 2**32 - 1),
+    degradation_level=st.integers(0, 2**32 - 1),
     epoch=PHASES,
     train_pass=PHASES,
     validate_pass=PHASES,
     began_ns=COUNTS,
     ended_ns=COUNTS,
     loader=st.none() | LOADERS,
-    hooks=st.dictionaries(st.sampled_from(["loader", "forward"]), st.sampled_from(["", "no such name"])),
+    hooks=st.just((HookState("loader"), HookState("forward", "no such name"))) | st.just(()),
     coordinates=st.just((Coordinate("pp", 1, 2), Coordinate("dp_shard", 0, 4))) | st.just(()),
     sync_waits=st.just((SyncWait("/home/a/train.py", 57, "item", 9), SyncWait("b.py", 1, "cpu", 8)))
     | st.just(()),
@@ -216,11 +218,11 @@ def test_totals_out_of_range_are_limited() -> None:
         ended_ns=most,
     )
     totals = translate_account.totals_from_message(message)
-    assert totals.train.phases == {"?]0;x?data": PhaseTotal(2**53, 2**58, 1e300, 2**58, 2**53)}
+    assert totals.train.phases == {"?]0;x?data": PhaseTotals(2**53, 2**58, 1e300, 2**58, 2**53)}
     assert (totals.train.steps, totals.train.ns, totals.train.squares) == (2**53, 2**58, 0.0)
     assert totals.dropped == {"ring": 2**53, "outbox": 2**53, "other": 2**53}
     assert (totals.gc, totals.cuda) == (
-        (GcTotal(2**53, 2**58),),
+        (GcTotals(2**53, 2**58),),
         CudaMemory(2**53, 2**53, 2**53, "a?" * 32),
     )
     assert (totals.peak_flops, totals.overhead) == (None, None)
@@ -282,7 +284,7 @@ def test_totals_take_bounded_memory() -> None:
         assert max(map(len, total.phases)) <= 64
     assert len(totals.gc) <= 4
     assert len(totals.hooks) <= 64
-    assert max(map(len, (*totals.hooks, *totals.hooks.values()))) <= 256
+    assert {(len(hook.name), len(hook.reason)) for hook in totals.hooks} == {(64, 256)}
     assert [(len(each.dimension), each.size) for each in totals.coordinates] == [
         (64, n) for n in range(2, 16)
     ]
@@ -318,8 +320,8 @@ def test_an_identity_survives_the_wire() -> None:
 @given(st.text())
 def test_client_text_breaks_no_line_and_drives_no_terminal(text: str) -> None:
     identity = translate.identity_from_message(session_pb2.RankIdentity(run="r", script=text))
-    ack = translate.ack_from_message(session_pb2.CaptureAck(reason=text))
-    result = translate.result_from_message(session_pb2.CaptureResult(reason=text, file=text))
+    ack = unpack(session_pb2.CaptureAck(reason=text), Ack)
+    result = unpack(session_pb2.CaptureResult(reason=text, file=text), Result)
     for kept in (identity.script, ack.reason, result.reason, result.file):
         assert kept.isprintable()
         assert len(kept) <= 500
@@ -330,10 +332,10 @@ def test_a_result_is_what_the_rank_said() -> None:
     message = session_pb2.CaptureResult(
         ok=True, retry=True, start_step=7, file="rank0.json", bytes=9, sha256="ab" * 32, reason="why é"
     )
-    result = translate.result_from_message(message)
+    result = unpack(message, Result)
     assert (result.ok, result.retry, result.start_step, result.bytes) == (True, True, 7, 9)
     assert (result.file, result.sha256, result.reason) == ("rank0.json", "ab" * 32, "why é")
-    assert translate.result_from_message(session_pb2.CaptureResult(file="../../etc/passwd")).file == "passwd"
+    assert unpack(session_pb2.CaptureResult(file="../../etc/passwd"), Result).file == "passwd"
 
 
 @pytest.mark.parametrize("state", State)

@@ -29,7 +29,7 @@ from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import (
     KindTotal,
-    PhaseTotal,
+    PhaseTotals,
     Rank,
     RankIdentity,
     State,
@@ -143,7 +143,7 @@ class TriggeredNode:
         durations = array("q", [step_ns] * steps)
         self.store.add_steps(self.records[rank], StepColumns(ends, durations, {"forward": durations}))
         ns = before.ns + sum(durations)
-        phases = {"forward": PhaseTotal(before.steps + steps, ns)}
+        phases = {"forward": PhaseTotals(before.steps + steps, ns)}
         train = KindTotal(before.steps + steps, ns, phases=phases)
         self.records[rank].totals = Totals(train=train)
 

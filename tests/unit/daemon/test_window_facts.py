@@ -21,13 +21,13 @@ from torchperfd_daemon.observer.rank_window import (
     error_of_means,
     with_window_facts,
 )
-from torchperfd_daemon.store import KindTotal, PhaseTotal, Totals
+from torchperfd_daemon.store import KindTotal, PhaseTotals, Totals
 
 EVIDENCE = RankEvidence(
     0, "a", 0.1, {"data": 0.02, "collective_wait": 0.03, "forward": 0.05}, collected_seconds=0.01
 )
 BEFORE = Totals(train=KindTotal(100))
-NOW = Totals(train=KindTotal(200, phases={"data": PhaseTotal(200, 1_500_000_000)}))
+NOW = Totals(train=KindTotal(200, phases={"data": PhaseTotals(200, 1_500_000_000)}))
 
 
 def facts(now: Totals, before: Totals = BEFORE) -> RankEvidence:
@@ -62,11 +62,11 @@ def test_calls_of_collect_are_named_by_their_line() -> None:
 
 
 def test_starts_of_epochs_are_spread_over_all_steps() -> None:
-    starts = PhaseTotal(10, 550_000_000)
+    starts = PhaseTotals(10, 550_000_000)
     seen = facts(replace(NOW, epoch_starts=starts, loader=LoaderFacts(workers=2, starts=11)))
     assert seen.epoch_start_seconds == pytest.approx(0.55 / 200)
-    assert facts(replace(NOW, epoch_starts=PhaseTotal(10, 10**11))).epoch_start_seconds == 0.02
-    assert facts(replace(NOW, epoch_starts=PhaseTotal(1, 10**9))).epoch_start_seconds == 0.0
+    assert facts(replace(NOW, epoch_starts=PhaseTotals(10, 10**11))).epoch_start_seconds == 0.02
+    assert facts(replace(NOW, epoch_starts=PhaseTotals(1, 10**9))).epoch_start_seconds == 0.0
     assert seen.epoch_steps == pytest.approx(200 / 11)
     assert seen.workers_respawn
 
@@ -86,16 +86,16 @@ def test_switches_and_limits_are_those_of_now() -> None:
 
 
 def test_lag_of_the_device_is_the_windows_mean() -> None:
-    before = replace(BEFORE, device_lag=PhaseTotal(10, 10**9))
-    assert facts(replace(NOW, device_lag=PhaseTotal(30, 2 * 10**9)), before).device_lag_seconds == 0.05
-    assert facts(replace(NOW, device_lag=PhaseTotal(10, 10**9)), before).device_lag_seconds is None
+    before = replace(BEFORE, device_lag=PhaseTotals(10, 10**9))
+    assert facts(replace(NOW, device_lag=PhaseTotals(30, 2 * 10**9)), before).device_lag_seconds == 0.05
+    assert facts(replace(NOW, device_lag=PhaseTotals(10, 10**9)), before).device_lag_seconds is None
 
 
 def test_deviation_of_the_devices_work_is_the_windows() -> None:
-    before = PhaseTotal(100, 100 * 7_000_000, 100 * 7e6**2)
+    before = PhaseTotals(100, 100 * 7_000_000, 100 * 7e6**2)
     half = [9_000_000] * 15 + [5_000_000] * 15
     squares = before.squares + sum(float(each) ** 2 for each in half)
-    now = PhaseTotal(before.calls + len(half), before.ns + sum(half), squares)
+    now = PhaseTotals(before.calls + len(half), before.ns + sum(half), squares)
     seen = facts(replace(NOW, device_work=now), replace(BEFORE, device_work=before))
     assert seen.own_deviation_seconds == pytest.approx(0.002)
     few = replace(now, calls=before.calls + 9)

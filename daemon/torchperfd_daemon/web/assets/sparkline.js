@@ -1,4 +1,4 @@
-// A small line of step times; gaps stay gaps.
+// A small line of values over time; gaps stay gaps.
 
 import { colour, onSchemeChange } from "./colours.js";
 import { element } from "./elements.js";
@@ -6,11 +6,11 @@ import { duration } from "./numbers.js";
 import { largest, percentile } from "./statistics.js";
 
 
-/** Return a canvas for values in seconds; null is a gap. */
-export function sparkline(values, described, width = 180, height = 30) {
+/** Return a canvas for values from 0 on; null is a gap. They are written with `show`, by default as seconds. */
+export function sparkline(values, described, width = 180, height = 30, show = duration) {
   const known = values.filter(Number.isFinite);
   const words = known.length
-    ? `${described}: now ${duration(known.at(-1))}, median ${duration(percentile(known, 0.5))}, highest ${duration(largest(known))}`
+    ? `${described}: now ${show(known.at(-1))}, median ${show(percentile(known, 0.5))}, highest ${show(largest(known))}`
     : `${described}: no data`;
   const canvas = element("canvas", { class: "sparkline", role: "img", "aria-label": words, title: words });
   const ratio = Math.min(3, devicePixelRatio || 1);

@@ -1,0 +1,289 @@
+"""Packs dataclasses into messages of the protocol, and unpacks them, as their fields declare it.
+
+A measurement is declared once, as a field of a dataclass. Its annotation has what the wire needs::
+
+    ns: Annotated[int, Wire("step_ns"), nanoseconds]
+
+``Wire`` is the name of the message's field, if that is another one. A function brings what was received
+within its limits: a client may send any 64 bits, and one number that is out of range must not break a sum, a
+message or a page that other ranks share. A field that may be None is None where the message lacks it.
+"""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import lru_cache
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from torchperfd.model.formatting import MAX_INT, one_line
+
+MAX_COUNT: Final = 2**53
+"""Of steps, samples, bytes: what a double still holds exactly."""
+MAX_NS: Final = 2**58
+"""Nine years; the sum over all phases of a rank still fits 64 bits."""
+LAST_UNIX_NS: Final = 2**62
+"""In the year 2116."""
+LAST_STEP: Final = 2**62
+MAX_QUANTITY: Final = 1e300
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The name of a message's field, where it differs from the dataclass's."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """How many items of a repeated field are read."""
+
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedBy:
+    """The field of a repeated message that is the key of a dictionary."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Limits a text to one line of so many characters, also before it is sent."""
+
+    characters: int
+
+    def __call__(self, value: str) -> str:
+        """Return a text within the limit."""
+        return one_line(value, self.characters)
+
+
+def limit(most: int) -> Callable[[int], int]:
+    """Return what limits a number to the largest one."""
+    return lambda value: value if value < most else most
+
+
+def quantity(value: float) -> float:
+    """Return a quantity from 0 to :data:`MAX_QUANTITY`; 0 for what is none (negative, NaN)."""
+    return min(value, MAX_QUANTITY) if value >= 0 else 0.0
+
+
+def seconds(value: float) -> float:
+    """Return a duration; 0 for what is none (negative, infinite, NaN)."""
+    return value if 0 <= value < math.inf else 0.0
+
+
+def known(value: float) -> float | None:
+    """Return a quantity; None for what is none."""
+    return value if 0 <= value < math.inf else None
+
+
+def share(value: float) -> float:
+    """Return a part of a whole, 0 to 1; 0 for what is none."""
+    return value if 0 <= value <= 1 else 0.0
+
+
+Count = Annotated[int, limit(MAX_COUNT)]
+Nanoseconds = Annotated[int, limit(MAX_NS)]
+UnixNanoseconds = Annotated[int, limit(LAST_UNIX_NS)]
+StepIndex = Annotated[int, limit(LAST_STEP)]
+LineNumber = Annotated[int, limit(MAX_INT)]
+Quantity = Annotated[float, quantity]
+Seconds = Annotated[float, seconds]
+Known = Annotated[float, known]
+Share = Annotated[float, share]
+Name = Annotated[str, Text(64)]
+Label = Annotated[str, Text(200)]
+Reason = Annotated[str, Text(256)]
+Sentence = Annotated[str, Text(500)]
+Evidence = Annotated[str, Text(1000)]
+FilePath = Annotated[str, Text(1000)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """One value, by its annotation.
+
+    Attributes:
+        kind: The dataclass or the enumeration of its values; None for plain ones.
+        limits: Applied to what was received, in this order.
+        texts: Applied before it is sent as well.
+    """
+
+    kind: type | None
+    limits: tuple[Callable[[Any], Any], ...]
+    texts: tuple[Callable[[Any], Any], ...]
+    is_nested: bool
+
+    def read(self, received: Any) -> Any:
+        if self.is_nested:
+            received = unpack(received, self.kind)  # type: ignore[arg-type]
+        for each in self.limits:
+            received = each(received)
+        return received
+
+    def write(self, own: Any) -> Any:
+        for each in self.texts:
+            own = each(own)
+        return own.value if isinstance(own, Enum) else own
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One field of a dataclass and of a message.
+
+    Attributes:
+        item: What its value is or, of a repeated field, each of its items.
+        most: How many items are read; None for all.
+        key: The key's field in each message of a dictionary; empty for other fields.
+        is_repeated: It is a tuple or a dictionary.
+        may_lack: It is None if the message lacks it.
+        has_presence: The message knows whether it has it. If not, 0 and an empty text stand for None.
+        empty: What need not be sent; MISSING for what always is.
+        limits: Applied to a tuple as a whole.
+    """
+
+    name: str
+    wire: str
+    item: _Value
+    most: int | None
+    key: str
+    is_repeated: bool
+    may_lack: bool
+    has_presence: bool
+    empty: Any
+    limits: tuple[Callable[[Any], Any], ...]
+
+    def read(self, message: Any) -> Any:
+        if self.may_lack and self.has_presence and not message.HasField(self.wire):
+            return None
+        received = getattr(message, self.wire)
+        if not self.is_repeated:
+            is_lacking = self.may_lack and not self.has_presence and not received
+            return None if is_lacking else self.item.read(received)
+        read = self.item.read
+        items = received[: self.most]
+        if self.key:
+            return {one_line(getattr(each, self.key), 64): read(each) for each in items}
+        found: Any = tuple(read(each) for each in items)
+        for each in self.limits:
+            found = each(found)
+        return found
+
+    def write(self, own: Any, message: Any) -> None:
+        item = self.item
+        if not self.is_repeated:
+            if not item.is_nested:
+                setattr(message, self.wire, item.write(own))
+            elif own != self.empty:
+                packed = getattr(message, self.wire)
+                packed.SetInParent()
+                fill(packed, own)
+        elif not item.is_nested:
+            getattr(message, self.wire).extend(map(item.write, own))
+        else:
+            target = getattr(message, self.wire)
+            keyed = own.items() if self.key else ((None, each) for each in own)
+            for key, each in keyed:
+                fill(target.add(**({self.key: key} if self.key else {})), each)
+
+
+def pack(kind: Callable[..., T], own: Any, /, **others: Any) -> T:
+    """Return a message with the fields of a dataclass that it has too; ``others`` come before these."""
+    message = kind(**others)
+    fill(message, own, others)
+    return message
+
+
+def fill(message: Any, own: Any, others: Collection[str] = ()) -> None:
+    """Write the fields of a dataclass into a new message, without those that ``others`` names."""
+    kind: Any = type(own)
+    for field in _fields(kind, message.DESCRIPTOR):
+        if field.wire not in others:
+            value = getattr(own, field.name)
+            # What is 0 or empty is not sent in any case, unless that differs from None.
+            if value or (value is not None and field.may_lack):
+                field.write(value, message)
+
+
+def unpack(message: Any, kind: Callable[..., T], /, **others: Any) -> T:
+    """Return the dataclass of a message, each value within its limits; ``others`` come before these."""
+    values = {name: read(message) for name, read in _readers(kind, message.DESCRIPTOR) if name not in others}
+    return kind(**values, **others)
+
+
+@lru_cache(maxsize=256)
+def _readers(kind: Any, descriptor: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    return tuple((field.name, _reader(field)) for field in _fields(kind, descriptor))
+
+
+def _reader(field: _Field) -> Callable[[Any], Any]:
+    """Return how a field is read: an account has a hundred plain numbers, and each takes the short way."""
+    get, limits = attrgetter(field.wire), field.item.limits
+    if field.is_repeated or field.may_lack or field.item.is_nested or len(limits) > 1:
+        return field.read
+    if not limits:
+        return get
+    (keep,) = limits
+    return lambda message: keep(get(message))
+
+
+@lru_cache(maxsize=256)
+def _fields(kind: Any, descriptor: Any) -> tuple[_Field, ...]:
+    known_fields = descriptor.fields_by_name
+    hints = get_type_hints(kind, include_extras=True)
+    made = (_field(each, hints[each.name], known_fields) for each in fields(kind))
+    return tuple(each for each in made if each is not None)
+
+
+def _field(own: Any, hint: Any, known_fields: Any) -> _Field | None:
+    hint, notes = split_hint(hint)
+    may_lack = get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint)
+    if may_lack:
+        (hint,) = (each for each in get_args(hint) if each is not NoneType)
+        hint, more = split_hint(hint)
+        notes += more
+    wire = next((each.name for each in notes if isinstance(each, Wire)), own.name)
+    if wire not in known_fields:
+        return None
+    limits = tuple(each for each in notes if callable(each))
+    is_repeated = get_origin(hint) in (tuple, dict)
+    if is_repeated:
+        inner = get_args(hint)[1 if get_origin(hint) is dict else 0]
+        item = _value(*split_hint(inner), outer=())
+    else:
+        item = _value(hint, (), outer=limits)
+    default = own.default_factory() if own.default_factory is not MISSING else own.default
+    return _Field(
+        name=own.name,
+        wire=wire,
+        item=item,
+        most=next((each.items for each in notes if isinstance(each, AtMost)), None),
+        key=next((each.name for each in notes if isinstance(each, KeyedBy)), ""),
+        is_repeated=is_repeated,
+        may_lack=may_lack,
+        has_presence=known_fields[wire].has_presence,
+        empty=MISSING if may_lack else default,
+        limits=limits if is_repeated else (),
+    )
+
+
+def _value(kind: Any, notes: tuple[Any, ...], *, outer: tuple[Any, ...]) -> _Value:
+    limits = (*(each for each in notes if callable(each)), *outer)
+    is_nested = is_dataclass(kind)
+    texts = tuple(each for each in limits if isinstance(each, Text))
+    return _Value(kind if is_nested else None, limits, texts, is_nested)
+
+
+def split_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return an annotation without what is added to it, and that."""
+    if get_origin(hint) is not Annotated:
+        return hint, ()
+    plain, *notes = get_args(hint)
+    return plain, tuple(notes)
