@@ -28,6 +28,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_train_cuda_allocated_bytes": _RANK,
     "torchperfd_train_cuda_reserved_bytes": _RANK,
     "torchperfd_train_cuda_peak_bytes": _RANK,
+    "torchperfd_train_host_memory_bytes": _RANK,
     "torchperfd_train_step_flops": _RANK,
     "torchperfd_train_model_flops_utilization_ratio": _RANK,
     "torchperfd_train_last_step_timestamp_seconds": _RANK,

@@ -329,6 +329,9 @@ def test_run_view_names_its_window_and_the_ranks_memory(browser: Browser, url: s
     browser.wait_for(f"{MAIN}.includes('are of the last 10 s of each rank')", "the window")
     browser.wait_for(f"{MAIN}.includes('RSS peak')", "the memory of the ranks")
     browser.wait_for(f"{MAIN}.includes('7.00 GiB')", "its peak")
+    course = 'document.querySelector(`[aria-label^="RSS of rank 0 over "]`)'
+    browser.wait_for(f"{course}?.ariaLabel.endsWith('highest 5.00 GiB')", "its course")
+    browser.wait_for(f"{MAIN}.includes('1.20 GiB')", "its growth per minute")
 
 
 def test_run_view_has_percentiles_and_the_slowest_rank(browser: Browser, url: str, feed: PageFeed) -> None:

@@ -3,9 +3,10 @@
 import math
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.messages import fill
 from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd.model.verdict_document import verdict_to_document
@@ -16,6 +17,8 @@ _SHARES: Final = (0.02, 0.01, 0.3, 0.02, 0.5, 0.06, 0.01, 0.02)
 _WAIT: Final = "collective_wait"
 _KEPT_STEPS: Final = 256
 _GIB: Final = 1024**3
+_COURSE: Final = tuple(range(2 * _GIB, 6 * _GIB, _GIB))
+_MEMORY: Final = asdict(HostMemory(6 * _GIB, 7 * _GIB, 2 * _GIB, 0.02 * _GIB, 90.0, _COURSE))
 
 HOSTILE_RUN: Final = '<img src=x onerror="document.title=1">&"'
 """A run's name that would be markup if a page took it for that."""
@@ -256,7 +259,7 @@ class PageFeed:
                 "last_step_unix_seconds": now - (300 if rank in self.silent else 0.4),
                 "dropped_steps": 0,
                 "gpu": str(rank),
-                "host_memory": {"resident_bytes": 6 * _GIB, "peak_bytes": 7 * _GIB},
+                "host_memory": _MEMORY,
                 "cuda": {"allocated_bytes": 52 * _GIB, "reserved_bytes": 60 * _GIB, "peak_bytes": 58 * _GIB},
                 "loader": {"workers": 4, "ready": 7},
             }

@@ -178,7 +178,7 @@ def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | 
     if shape.account and card is not None and card.account is not None:
         parts += account_bar(card.account)
     if shape.trend:
-        parts += _trends(run.run, frame)
+        parts += [*_trends(run.run, frame), *_memory(run)]
     if shape.ranked:
         marked = selected[1] if selected is not None and selected[0] == run.run else None
         parts += _ranks(run, verdict, shape.others, marked, with_node=bool(frame.nodes))
@@ -201,6 +201,18 @@ def _trends(run: str, frame: Frame) -> list[RenderableType]:
         line.append("  samples/s ", style="dim").append(sparkline(rates, _TREND_CELLS), style="cyan")
         line.append(f" {rates[-1]:,.0f}" if rates[-1] >= 99.5 else f" {rates[-1]:.3g}")
     return [line]
+
+
+def _memory(run: RunView) -> list[RenderableType]:
+    """Return a line with the memory of the process that grows most, else of the largest; none if unknown."""
+    known = [(rank.host_memory, rank.rank) for rank in run.ranks if rank.host_memory is not None]
+    if not any(memory.course_bytes for memory, _ in known):
+        return []
+    memory, number = max(known, key=lambda each: (each[0].growth_bytes_per_second, each[0].resident_bytes))
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(" memory ", style="dim").append(sparkline(memory.course_bytes, _TREND_CELLS), style="cyan")
+    line.append(f" {memory.words}")
+    return [line.append(f"  rank {number}", style="dim") if len(run.ranks) > 1 else line]
 
 
 def _ranks(

@@ -128,6 +128,14 @@ CUDA_PEAK: Final = Field(
     "cuda.peak_bytes",
     "cuda.peak_bytes",
 )
+HOST_MEMORY: Final = Field(
+    "train_host_memory_bytes",
+    "gauge",
+    "bytes",
+    "Resident memory of the training process, without its workers.",
+    "host_memory.resident_bytes",
+    "host_memory.resident_bytes",
+)
 STEP_FLOPS: Final = Field(
     "train_step_flops",
     "gauge",
@@ -169,6 +177,7 @@ OTHER_FIELDS: Final = (
     CUDA_ALLOCATED,
     CUDA_RESERVED,
     CUDA_PEAK,
+    HOST_MEMORY,
     STEP_FLOPS,
     FLOPS_UTILIZATION,
     OVERHEAD,

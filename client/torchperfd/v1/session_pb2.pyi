@@ -794,16 +794,34 @@ class HostMemory(google.protobuf.message.Message):
 
     RESIDENT_BYTES_FIELD_NUMBER: builtins.int
     PEAK_BYTES_FIELD_NUMBER: builtins.int
+    FIRST_BYTES_FIELD_NUMBER: builtins.int
+    GROWTH_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    COURSE_SECONDS_FIELD_NUMBER: builtins.int
+    COURSE_BYTES_FIELD_NUMBER: builtins.int
     resident_bytes: builtins.int
     peak_bytes: builtins.int
     """the most there ever was"""
+    first_bytes: builtins.int
+    """at the first reading; 0 from an older client, like all that follows"""
+    growth_bytes_per_second: builtins.float
+    """over the newer half of the course; 0 if it does not grow"""
+    course_seconds: builtins.float
+    """from the first value of the course to the last one"""
+    @property
+    def course_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """at about equal distances, the oldest first"""
+
     def __init__(
         self,
         *,
         resident_bytes: builtins.int = ...,
         peak_bytes: builtins.int = ...,
+        first_bytes: builtins.int = ...,
+        growth_bytes_per_second: builtins.float = ...,
+        course_seconds: builtins.float = ...,
+        course_bytes: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["peak_bytes", b"peak_bytes", "resident_bytes", b"resident_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["course_bytes", b"course_bytes", "course_seconds", b"course_seconds", "first_bytes", b"first_bytes", "growth_bytes_per_second", b"growth_bytes_per_second", "peak_bytes", b"peak_bytes", "resident_bytes", b"resident_bytes"]) -> None: ...
 
 global___HostMemory = HostMemory
 

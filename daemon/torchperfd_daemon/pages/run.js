@@ -59,7 +59,8 @@ function stepShares() {
 function memoryColumns() {
   if (!report.ranks.some((row) => row.host_memory)) return [];
   const column = (label, key) => ({ label: `${label} MiB`, of: (row) => row.host_memory?.[key] ?? 0, show: (bytes) => integer(Math.round(bytes / 2 ** 20)) });
-  return [column("RSS", "resident_bytes"), column("RSS peak", "peak_bytes")];
+  const perMinute = { label: "RSS growth MiB/min", of: (row) => row.host_memory?.growth_bytes_per_second ?? 0, show: (bytes) => decimal((60 * bytes) / 2 ** 20, 1) };
+  return [column("RSS at first", "first_bytes"), column("RSS", "resident_bytes"), column("RSS peak", "peak_bytes"), perMinute];
 }
 
 function ranks() {

@@ -1,7 +1,6 @@
 """The overview of a run: its tables, its verdict and the memory of each rank."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from tests.support.accounts import uneven_account
 from tests.support.run_documents import run_file
 
 from torchperfd.model.formatting import duration
-from torchperfd.model.host_memory import HostMemory, read_host_memory
+from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.report import RankReport, run_document
@@ -209,32 +208,6 @@ def report_with_memory(rank: int, memory: HostMemory | None) -> RankReport:
     train = KindTotals(steps=10, ns=100 * MILLISECOND_NS)
     train.phases[BACKWARD] = PhaseTotals(10, 100 * MILLISECOND_NS)
     return RankReport(rank, Totals(train=train, host_memory=memory), PhaseNames())
-
-
-def test_host_memory_of_this_process_is_read() -> None:
-    memory = read_host_memory()
-    assert memory is not None
-    assert 0 < memory.resident_bytes <= memory.peak_bytes
-
-
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        ("Name:\tpython\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n", HostMemory(1 << 20, 2 << 20)),
-        # The kernel counts both by thread and may be behind.
-        ("VmHWM:\t1023 kB\nVmRSS:\t1024 kB\n", HostMemory(1 << 20, 1 << 20)),
-        ("VmHWM:\t1024 kB\n", None),
-        ("VmHWM:\nVmRSS:\n", None),
-        ("VmHWM:\tx kB\nVmRSS:\ty kB\n", None),
-        (None, None),
-    ],
-)
-def test_host_memory_is_read_or_unknown(
-    tmp_path: Path, status: str | None, expected: HostMemory | None
-) -> None:
-    if status is not None:
-        (tmp_path / "status").write_text(status)
-    assert read_host_memory(str(tmp_path / "status")) == expected
 
 
 def test_overview_has_the_memory_of_each_rank() -> None:

@@ -13,7 +13,7 @@ from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 from torchperfd import __version__
 from torchperfd.events import NATIVE
 from torchperfd.link import wire
-from torchperfd.model.host_memory import HostMemory
+from torchperfd.model.host_memory import MAX_COURSE, HostMemory
 from torchperfd.model.identity import read_identity
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HookState
@@ -135,6 +135,11 @@ def told_by_the_daemon(message: session_pb2.Account) -> Totals:
 
 
 _COUNT = st.integers(0, 2**40)
+_MEMORY = st.builds(
+    HostMemory,
+    *(_COUNT, _COUNT, _COUNT, st.floats(0, 1e9), st.floats(0, 1e9)),
+    st.lists(_COUNT, max_size=MAX_COURSE).map(tuple),
+)
 _CALLS = st.integers(1, 2**40)
 _SQUARES = st.floats(0, 1e30)
 _PHASE = (
@@ -182,7 +187,7 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         train_pass=_PHASE,
         validate_pass=_PHASE,
         cuda=st.none() | st.builds(CudaMemory, _COUNT, _COUNT, _COUNT),
-        host_memory=st.none() | st.builds(HostMemory, _COUNT, _COUNT),
+        host_memory=st.none() | _MEMORY,
         flops_per_step=_QUANTITY,
         peak_flops=_QUANTITY,
         overhead=_QUANTITY,

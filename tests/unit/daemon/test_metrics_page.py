@@ -20,6 +20,7 @@ from tests.support.golden import check_golden
 from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __revision__, __version__
+from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.process import HookState
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.model.step_account import Account, Part, PartKind
@@ -181,6 +182,7 @@ def on_a_gpu(totals: Totals) -> Totals:
         gc=(GcTotals(3, 1_000_000), GcTotals(0, 0), GcTotals(1, 9_000_000)),
         loader_ready=0,
         cuda=CudaMemory(2**30, 2**31, 2**30 + 4096),
+        host_memory=HostMemory(2**29, 2**30),
         flops_per_step=1e12,
         peak_flops=1e14,
         overhead=0.0031,
@@ -438,6 +440,7 @@ def test_what_a_rank_does_not_know_has_no_series(text: str) -> None:
         "torchperfd_train_cuda_allocated_bytes",
         "torchperfd_train_cuda_reserved_bytes",
         "torchperfd_train_cuda_peak_bytes",
+        "torchperfd_train_host_memory_bytes",
         "torchperfd_train_step_flops",
         "torchperfd_train_model_flops_utilization_ratio",
         "torchperfd_client_overhead_ratio",

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.support.node import ROOT
 
 from torchperfd.model.fields import FIELDS, Field
+from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.totals import CudaMemory as ClientCudaMemory
 from torchperfd.report.rank import rank_document
 from torchperfd.steps.phases import PhaseNames
@@ -183,7 +184,7 @@ def test_fields_are_the_families_of_a_rank_in_order() -> None:
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.metric)
 def test_field_is_in_the_report_document(field: Field) -> None:
-    totals = Totals(cuda=ClientCudaMemory(1, 2, 3))
+    totals = Totals(cuda=ClientCudaMemory(1, 2, 3), host_memory=HostMemory(1, 2))
     *groups, key = field.report.split(".")
     document: dict[str, Any] = rank_document(0, totals, PhaseNames())
     for group in groups:

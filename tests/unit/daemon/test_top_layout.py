@@ -1,12 +1,14 @@
 """How `top` fits a terminal: verdicts first, then the ranks that they name, and nothing false."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from tests.support.accounts import uneven_account, with_account
 from tests.support.golden import check_golden
 
+from torchperfd.model.host_memory import HostMemory
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._top_screen import draw
 from torchperfd_cli.commands._top_state import Frame, GpuView, NodeView
@@ -80,6 +82,24 @@ def test_top_slow_ranks_are_never_among_the_hidden(height: int) -> None:
     shown = lines([run("a", 8, slow=(1, 6))], [verdict("a", 1)], height=height)
     assert len(shown) <= height
     assert sum("▶" in line for line in shown) == 2
+
+
+def test_top_has_the_memory_of_the_rank_that_grows() -> None:
+    large, growing = (
+        HostMemory(held * 2**30, 9 * 2**30, 2**30, growth, 9.0, (2**30, held * 2**30))
+        for held, growth in ((8, 0.0), (3, 2.0**21))
+    )
+    shown = run("a", 3)
+    ranks = [
+        replace(rank, host_memory=memory)
+        for rank, memory in zip(shown.ranks, (large, growing, None), strict=True)
+    ]
+    drawn = lines([replace(shown, ranks=tuple(ranks))], [], width=140, height=None)
+    (line,) = (each for each in drawn if "at first" in each)
+    assert (
+        "▃█ 3 GiB resident · 9 GiB at the peak · 1 GiB at first, growing by 120 MiB a minute  rank 1" in line
+    )
+    assert "at the peak" not in unwrapped(lines([shown], [], height=None))
 
 
 def test_top_three_runs_of_eight_ranks_fit_80x24() -> None:

@@ -16,6 +16,7 @@ import { secondTable } from "./second_table.js";
 import { newestOf, scopeWords, windowWords } from "./scope.js";
 import { hasNoStepsLeft, hasRunEnded, hasViewedRunEnded, isMissing, rankState, stateKind } from "./states.js";
 import { acrossRanks, percentile } from "./statistics.js";
+import { sparkline } from "./sparkline.js";
 import { Stream } from "./stream.js";
 import { PhasesStacked, StepTimes, markWords } from "./time_charts.js";
 import { verdictCard } from "./verdict.js";
@@ -250,11 +251,21 @@ function memoryCard(ranks) {
     { name, numeric: true, cell: (rank) => (rank[key] ? bytes(rank[key][field]) : "–") })) : []);
   const columns = [
     { name: "Rank", cell: (rank) => String(rank.rank) },
-    ...columnsOf("host_memory", [["RSS", "resident_bytes"], ["RSS peak", "peak_bytes"]]),
+    ...columnsOf("host_memory", [["RSS at first", "first_bytes"], ["RSS", "resident_bytes"], ["RSS peak", "peak_bytes"]]),
+    ...courseColumns(known),
     ...columnsOf("cuda", [["CUDA allocated", "allocated_bytes"], ["CUDA reserved", "reserved_bytes"], ["CUDA peak", "peak_bytes"]]),
   ];
   const note = "RSS is the process's memory on the host, without its workers. CUDA memory is of torch's allocator.";
   return card("Memory", { note }, table("Memory per rank", columns, known));
+}
+
+// The memory of each process over time, and by how much it grows.
+function courseColumns(ranks) {
+  if (!ranks.some((rank) => rank.host_memory?.course_bytes?.length > 1)) return [];
+  return [
+    { name: "RSS over time", cell: ({ rank, host_memory: memory }) => (memory ? sparkline(memory.course_bytes, `RSS of rank ${rank} over ${duration(memory.course_seconds)}`, 180, 30, bytes) : "–") },
+    { name: "Growth per minute", numeric: true, cell: ({ host_memory: memory }) => (memory ? bytes(60 * memory.growth_bytes_per_second) : "–") },
+  ];
 }
 
 function marksCard(marks) {
