@@ -54,7 +54,7 @@ def test_pod_gets_client_and_socket(values: str, given: int) -> None:
 def test_object_of_the_wrong_type_is_found() -> None:
     text = json.dumps(policy("full")).replace("Object.spec.volumes.emptyDir", "Object.spec.emptyDir")
     wrong = json.loads(text)
-    with pytest.raises(AssertionError, match=r"Object\.spec\.emptyDir stands at Object\.spec\.volumes\.emptyDir"):
+    with pytest.raises(AssertionError, match="emptyDir stands at Object"):
         injected(wrong, pod())
 
 
