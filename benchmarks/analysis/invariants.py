@@ -18,8 +18,9 @@ from typing import Final
 from tests.support.advice_invariants import violations
 from tests.support.advice_settings import unknown_names
 
+from torchperfd.document.terminal import render
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.advice import render_advice
+from torchperfd_daemon.analysis.advice import advice_document
 from torchperfd_daemon.errors import TorchperfdError
 
 _SUFFIXES: Final = (".json", ".json.gz")
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problems = [*violations(summary), *(p for a in summary.advice for p in unknown_names(a.setting))]
         broken += len(problems)
         print(f"{path}: {len(summary.advice)} pieces of advice, {len(problems)} broken invariants")
-        render_advice(summary.advice, sys.stdout)
+        print(render(advice_document(summary.advice)))
         for problem in problems:
             print(f"BROKEN: {problem}")
     print(f"{counts.total()} files: {dict(counts)}, {broken} broken invariants")

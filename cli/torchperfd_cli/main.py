@@ -14,9 +14,9 @@ from typing import Any, Final
 import click
 
 from torchperfd._version import __version__
+from torchperfd.document.text import printable
 from torchperfd.model.formatting import did_you_mean
 from torchperfd_daemon.errors import TorchperfdError, check_environment
-from torchperfd_daemon.text import printable
 
 EXAMPLES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     "": (

@@ -15,12 +15,12 @@ from typing import Any, Final
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from torchperfd.model.formatting import one_line
 from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
 from torchperfd_daemon.collectors.process import RankProcess, Ranks, has_users, is_here
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_stat, parse_table, read
 from torchperfd_daemon.store import RankIdentity
-from torchperfd_daemon.text import one_line
 
 
 @dataclass(frozen=True, slots=True)

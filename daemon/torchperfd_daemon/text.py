@@ -11,26 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TextIO
 
+from torchperfd.model.formatting import one_line
+
 _MAX_CHARACTERS: Final = 4096
-
-
-def one_line(text: str, most: int) -> str:
-    """Return at most ``most`` characters of a text, with ``?`` for each that is not printable.
-
-    Not printable are control characters (C0, C1, DEL), line and paragraph separators, bidirectional
-    overrides and other format characters, surrogates, and spaces other than the ASCII one.
-    """
-    text = text[:most]
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def printable(text: str) -> str:
-    """Return a text of several lines with ``?`` for each character that could drive a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter in "\n\t" or letter.isprintable() else "?" for letter in text)
 
 
 def clean_fields(record: Any) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from torchperfd.document.blocks import Block, Code, Document, Sentences
+from torchperfd.document.terminal import Page, render
 from torchperfd.errors import TorchperfdError
-from torchperfd.model.terminal_text import fold_text
 from torchperfd_cli.bench.worker_process import (
     Answer,
     BadTargetError,
@@ -236,19 +237,23 @@ def functions_text(bench: FunctionsBench, width: int | None = None) -> str:
     Args:
         width: Columns of the terminal, for what is below torch's table; None if the text is not for one.
     """
-    lines = [bench.table.rstrip(), ""]
+    return render(functions_document(bench), Page(width))
+
+
+def functions_document(bench: FunctionsBench) -> Document:
+    """Return the result for people: torch's table, and how the functions differ from the first."""
+    lines: list[Block] = []
     has_threads = len({row.threads for row in bench.rows}) > 1
     for number, row in enumerate(bench.rows):
         title = row.name
         if has_threads:
             title = f"{title}, threads={row.threads}" if title else f"threads={row.threads}"
         if title:
-            lines.append(fold_text(title, width))
-        for function in range(1, len(bench.names)):
-            compared = bench.compare(function, number)
-            words = f"  {bench.names[function]}: {_in_words(compared, bench.names[0])}"
-            lines.append(fold_text(words, width))
-    return "\n".join(lines)
+            lines.append(Sentences([title]))
+        compared = [(name, bench.compare(at, number)) for at, name in enumerate(bench.names) if at]
+        words = [f"{name}: {_in_words(each, bench.names[0])}" for name, each in compared]
+        lines.append(Sentences(words, indent=2))
+    return Document([[Code(bench.table.rstrip().split("\n"))], lines])
 
 
 def _in_words(compared: Comparison, first: str) -> str:

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from torchperfd.document.blocks import Document, Facts, Sentences
+from torchperfd.document.tables import Table
+from torchperfd.document.terminal import Page, render
 from torchperfd.errors import TorchperfdError
 from torchperfd.model.formatting import duration, size
 from torchperfd.model.loader_workers import (
@@ -14,7 +17,6 @@ from torchperfd.model.loader_workers import (
     advise_loader,
     predict_step,
 )
-from torchperfd.model.terminal_text import TextTable, fold_text, text_width
 from torchperfd_cli.bench.loader_process import (
     LoaderDescription,
     LoaderMeasurer,
@@ -219,58 +221,60 @@ def loader_text(bench: LoaderBench, width: int | None = None) -> str:
     Args:
         width: Columns of the terminal; None if the text is not for one.
     """
+    return render(loader_document(bench), Page(width))
+
+
+def loader_document(bench: LoaderBench) -> Document:
+    """Return the result for people: a table of the settings, and what follows from it."""
     facts = bench.facts
     counted = f"{len(bench.outcomes)} settings in {duration(bench.took_seconds)}"
     title = f"── {bench.target} · {facts.cpus:g} CPUs · {counted} ──"
-    words = [fold_text(line, width, margin=_NAMES) for line in _results(bench)]
-    return "\n".join([fold_text(title, width), "", *_table(bench, width), "", *words])
+    interrupted = [] if bench.is_complete else ["interrupted: not all settings were measured"]
+    words = (Facts(_results(bench), column=_NAMES), Sentences(interrupted, margin=_NAMES))
+    return Document([[Sentences([title])], [_table(bench)], words])
 
 
-def _results(bench: LoaderBench) -> list[str]:
-    """Return the lines below the table."""
+def _results(bench: LoaderBench) -> list[tuple[str, str]]:
+    """Return the facts below the table; one without a name continues the one before."""
     facts, best = bench.facts, bench.speed(bench.recommended)
     lines = []
     if bench.recommended is None or best is None:
-        lines.append("recommended  unknown: no setting gave a batch")
+        lines.append(("recommended", "unknown: no setting gave a batch"))
     elif not bench.is_certain:
         own = bench.speed(facts.current)
         spread = max(best.spread, own.spread if own else 0.0)
         code = bench.recommended.code(facts.current)
-        lines.append(f"recommended  nothing: {code} was {bench.gain:.2f} times as fast,")
+        lines.append(("recommended", f"nothing: {code} was {bench.gain:.2f} times as fast,"))
         lines.append(
-            f"             but measurements spread by {spread:.0%}; measure on a quieter machine, or longer"
+            ("", f"but measurements spread by {spread:.0%}; measure on a quieter machine, or longer")
         )
     elif bench.recommended == facts.current:
-        lines.append("recommended  the loader's own setting: no other was faster by more than 2 %")
+        lines.append(("recommended", "the loader's own setting: no other was faster by more than 2 %"))
     else:
-        lines.append(f"recommended  {bench.recommended.code(facts.current)}")
+        lines.append(("recommended", bench.recommended.code(facts.current)))
         if bench.gain is not None:
-            lines.append(f"             {bench.gain:.2f} times as fast as the loader's own setting")
+            lines.append(("", f"{bench.gain:.2f} times as fast as the loader's own setting"))
     lines += _predictions(bench)
     if best is not None and bench.rest is not None:
         lines += _ceiling(bench, best, bench.rest.seconds)
-    if not bench.is_complete:
-        lines.append("interrupted: not all settings were measured")
     return lines
 
 
-def _predictions(bench: LoaderBench) -> list[str]:
+def _predictions(bench: LoaderBench) -> list[tuple[str, str]]:
     """Return what the rule of the live verdict predicts for the recommendation, and what it advises."""
     lines = []
     predicted, measured = bench.credible_prediction, bench.speed(bench.recommended)
     if predicted is not None and measured is not None:
         off = predicted / measured.batch_seconds - 1
-        lines.append(
-            f"predicted    {duration(predicted)} a batch, from the loader without workers: {off:+.0%} beside"
-            " the measurement"
-        )
+        words = f"{duration(predicted)} a batch, from the loader without workers: {off:+.0%} beside"
+        lines.append(("predicted", f"{words} the measurement"))
     if (advice := bench.advice) is not None:
-        lines.append(f"advised      {advice.setting}, for {duration(advice.step_seconds)} a step,")
-        lines.append("             by the rule of diagnose")
+        lines.append(("advised", f"{advice.setting}, for {duration(advice.step_seconds)} a step,"))
+        lines.append(("", "by the rule of diagnose"))
     return lines
 
 
-def _ceiling(bench: LoaderBench, best: Speed, rest: float) -> list[str]:
+def _ceiling(bench: LoaderBench, best: Speed, rest: float) -> list[tuple[str, str]]:
     """Return how fast training could be, and what of that the loader takes."""
     per_batch = best.samples_per_second * best.batch_seconds
     if bench.facts.has_step:
@@ -280,15 +284,14 @@ def _ceiling(bench: LoaderBench, best: Speed, rest: float) -> list[str]:
         said = f"the loader makes a batch in {duration(best.batch_seconds)}"
         share = max(0.0, 1 - rest / max(rest, best.batch_seconds))
     ceiling = f"{per_batch / rest:,.0f} samples/s"
+    waits = f"{share:.0%} of a step is waiting for input"
     return [
-        f"ceiling      {ceiling}: a step takes {duration(rest)} without input, {said}",
-        f"             {share:.0%} of a step is waiting for input"
-        if share >= _NOTABLE
-        else "             faster input would gain nothing",
+        ("ceiling", f"{ceiling}: a step takes {duration(rest)} without input, {said}"),
+        ("", waits if share >= _NOTABLE else "faster input would gain nothing"),
     ]
 
 
-def _table(bench: LoaderBench, width: int | None) -> list[str]:
+def _table(bench: LoaderBench) -> Table:
     shown = list(bench.outcomes)
     has_step = bench.facts.has_step
     has_size = any(setting.batch_size is not None for setting in shown)
@@ -305,7 +308,7 @@ def _table(bench: LoaderBench, width: int | None) -> list[str]:
     ]
     heads += ["samples/s", "± spread", "a batch", *(["waits"] if has_step else []), "first batch", "bytes"]
     rows: list[list[str]] = []
-    notes: list[tuple[str, str]] = []
+    notes: list[str] = []
     shown.sort(key=lambda each: (each.batch_size or 0, each.workers, each.prefetch, each.threads))
     for setting in shown:
         outcome = bench.outcomes[setting]
@@ -316,7 +319,8 @@ def _table(bench: LoaderBench, width: int | None) -> list[str]:
         cells += _varied_cells(setting, varied)
         if isinstance(outcome, Unusable):
             rows.append([*cells, *["-"] * (len(heads) - len(cells))])
-            notes.append((mark, "  ".join(part for part in (words, outcome.reason) if part)))
+            words = "  ".join(part for part in (words, outcome.reason) if part)
+            notes.append(f"{mark}  {words}")
             continue
         rows.append(
             [
@@ -329,17 +333,8 @@ def _table(bench: LoaderBench, width: int | None) -> list[str]:
                 size(outcome.batch_bytes),
             ]
         )
-        notes.append((mark, words))
-    room = None if width is None else width - len(_MARK)
-    drawn = TextTable(heads, rows, lift=_SETTINGS, folds_heads=True).draw(room)
-    lines = list(drawn.head)
-    for (*above, last), (mark, words) in zip(drawn.rows, notes, strict=True):
-        noted = f"{last}{mark}  {words}".rstrip()
-        if width is None or text_width(noted) <= width:
-            lines += [*above, noted]
-        else:
-            lines += [*above, f"{last}{mark}", fold_text(f"    {words}", width, margin=4)]
-    return lines
+        notes.append(f"{mark}  {words}".rstrip())
+    return Table(heads, rows, lift=_SETTINGS, folds_heads=True, notes=notes)
 
 
 def _varied_cells(setting: LoaderSetting, varied: dict[str, bool]) -> list[str]:

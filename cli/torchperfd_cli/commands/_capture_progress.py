@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from torchperfd.model.terminal_text import fold_text, terminal_width, text_width
+from torchperfd.document.text import fold_text, terminal_width, text_width
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import LONG_PAUSE_S, MIN_KERNELS_PER_LAUNCH
 from torchperfd_cli.commands._output import can_redraw

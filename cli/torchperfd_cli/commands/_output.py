@@ -5,24 +5,26 @@ Commands that measure this machine warn if it is busy.
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from torchperfd.model import terminal_text
-from torchperfd.model.terminal_text import TextTable
+from torchperfd.document.blocks import Document, FirstThatFits
+from torchperfd.document.tables import Table
+from torchperfd.document.terminal import Page, render
+from torchperfd.document.text import printable
 from torchperfd.v1.access import write_file
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
-from torchperfd_daemon.text import printable
 
 INTERRUPTED: Final = 130
 _TERMINATED: Final = 128 + signal.SIGTERM
@@ -83,67 +85,42 @@ def count(number: int, noun: str) -> str:
 _PIPE: Final = 80
 """Columns that tables of phases fit in a pipe: the smallest phases share a column, and nothing is cut."""
 
-Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""A table's heads and rows."""
+
+def page() -> Page:
+    """Return the page that stdout is."""
+    return Page.of(sys.stdout)
 
 
-def terminal_width() -> int | None:
-    """Return the columns of the terminal that stdout is; None where it is none, so that any width fits."""
-    return terminal_text.terminal_width(sys.stdout)
+def emit(shown: Document | Mapping[str, Any]) -> None:
+    """Print a document for people as stdout has room for it, or one for programs as JSON in a line."""
+    if isinstance(shown, Document):
+        click.echo(render(shown, page()), color=True)
+    else:
+        click.echo(json.dumps(shown))
 
 
 def fitted_phases(
     names: Sequence[str],
     sizes: Mapping[str, float],
-    draw: Callable[[Sequence[str], Sequence[str]], Rows],
-    *,
-    left: Collection[str] = (),
-    lift: Sequence[str] = (),
-) -> list[str]:
-    """Return the lines of a table with a column for each name; the smallest share one, so that it fits.
+    make: Callable[[Sequence[str], Sequence[str]], Table],
+) -> FirstThatFits:
+    """Return a table with a column for each name; the smallest share one, so that it fits.
 
     Args:
         names: The columns, in their order.
         sizes: How large each is.
-        draw: Returns heads and rows for columns of their own, and for those that are summed up.
-        left: Heads of the columns that are flush left; the others are flush right.
-        lift: Heads of the columns that move above their rows on a terminal where nothing else helps.
+        make: Returns the table with columns of their own, and with those that are summed up.
     """
-    terminal = terminal_width()
-    lines: list[str] = []
-    for moved in ((), lift) if lift and terminal else ((),):
-        own = list(names)
-        summed: list[str] = []
-        while True:
-            heads, rows = draw(own, summed)
-            drawn = TextTable(heads, rows, left, lift=moved).draw_lifted()
-            lines = drawn.lines
-            if drawn.width <= (terminal or _PIPE):
-                return lines
-            if len(own) < 2:
-                break
-            least = min(own, key=lambda name: sizes.get(name, 0.0))
-            own.remove(least)
-            summed.append(least)
-    return lines
 
+    def tables() -> Iterator[Table]:
+        own, summed = list(names), list[str]()
+        yield make(own, summed)
+        while len(own) > 1:
+            summed.append(min(own, key=lambda name: sizes.get(name, 0.0)))
+            own.remove(summed[-1])
+            yield make(own, summed)
 
-def fitted(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    left: Collection[str] = (),
-    shorten: str = "",
-    fold: str = "",
-    lift: Sequence[str] = (),
-) -> list[str]:
-    """Return the lines of a :class:`TextTable`, its head first; on a terminal no wider than that."""
-    return TextTable(heads, rows, left, shorten, fold, lift).draw(terminal_width()).lines
-
-
-def folded_text(text: str) -> str:
-    """Return a text whose lines are folded at words, so that none is wider than the terminal."""
-    return terminal_text.fold_text(text, terminal_width())
+    return FirstThatFits(tables, plain_width=_PIPE)
 
 
 def can_redraw() -> bool:
@@ -206,40 +183,32 @@ NO_RUNS: Final = "no training runs under torchperfd on this machine; start one w
 watch_option = click.option("--watch", is_flag=True, help="Again each second, until Ctrl-C.")
 
 
-def show(frame: Callable[[], tuple[str, str]], *, watch: bool, as_json: bool) -> None:
+def show(
+    frame: Callable[[], tuple[Document | Mapping[str, Any], str]], *, watch: bool, as_json: bool
+) -> None:
     """Print a frame, and what is missing in it; when watching, again each second.
 
     On a terminal a frame replaces the previous one. Elsewhere a blank line separates two, and
-    documents are one line each.
+    documents for programs are one line each.
 
     Args:
-        frame: Returns the text, or the document, and what is missing in it; empty when there is no run, or
-            nothing missing.
-        as_json: Whether frames are documents.
+        frame: Returns what is shown, empty when there is no run; and what is missing in it, if anything.
+        as_json: Whether frames are for programs.
 
     Raises:
         PartialResultError: Something is missing, without ``watch``.
     """
-    if not watch:
-        text, missing = frame()
-        _print(text)
+
+    def once() -> None:
+        shown, missing = frame()
+        if isinstance(shown, Document) and not shown.sections:
+            click.echo(NO_RUNS, err=True)
+        else:
+            emit(shown)
         if missing:
             raise PartialResultError(missing)
-        return
-    on_terminal = not as_json and sys.stdout.isatty()
-    try:
-        while True:
-            text, missing = frame()
-            if on_terminal:
-                click.echo(_HOME_AND_CLEAR, nl=False)
-            _print(text)
-            if missing:
-                click.echo(missing, err=True)
-            if not on_terminal and not as_json:
-                click.echo()
-            time.sleep(_EVERY_S)
-    except KeyboardInterrupt:
-        return
+
+    again(once, watch=watch, as_json=as_json)
 
 
 def again(
@@ -297,10 +266,3 @@ def _problem_of(once: Callable[[], None]) -> str:
     except PartialResultError as error:
         return str(error)
     return ""
-
-
-def _print(text: str) -> None:
-    if text:
-        click.echo(text)
-    else:
-        click.echo(NO_RUNS, err=True)

@@ -1,10 +1,11 @@
-"""One run as it is shown after its end: read from its document, and laid out as text or handed to a page."""
+"""One run as it is shown after its end: read from its report, and shown to people or handed to a page."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from torchperfd.document.blocks import Document, Facts
 from torchperfd.launch.run_report import read_card
 from torchperfd.model.card import CauseCard, VerdictCard
 from torchperfd.model.documents import from_document
@@ -18,11 +19,11 @@ from torchperfd.report import RankReport, phase_table
 from torchperfd.report.overview import (
     WAIT,
     RankRow,
-    account_table,
+    account_bars,
+    overview,
     phase_shares,
     rank_rows,
     remarks,
-    render_overview,
     shown_ranks,
 )
 from torchperfd.report.record import RunRecord, read_document, record_of
@@ -151,24 +152,14 @@ class RunOverview:
         """The ranks that the verdict blames."""
         return [cause.rank for cause in self.card.causes if cause.rank is not None]
 
-    def to_text(self, *, colour: bool = False, width: int = 80, fold: Callable[[str], str] = str) -> str:
-        """Return the run for a terminal, without a last newline.
-
-        Args:
-            fold: Folds the lines of facts, which are as long as the names in them.
-        """
+    def document(self) -> Document:
+        """Return the run for people: its facts, its verdict, its account, and its phases or ranks."""
         environment = ", ".join(f"{name} {value}" for name, value in self.record.environment.items())
-        facts = [*self.facts, ("on", environment)]
-        account = self.card.account
-        parts = [
-            fold("\n".join(f"{name:8}  {value}" for name, value in facts if value)),
-            self.card.to_text(colour=colour, width=width),
-            account_table(account, colour=colour, width=width) if account else "",
-            render_overview(self.reports, {}, named=self.named, colour=colour, width=width)
-            if self.reports
-            else "",
-        ]
-        return "\n\n".join(part for part in parts if part)
+        facts = [(name, value) for name, value in (*self.facts, ("on", environment)) if value]
+        account = [account_bars(self.card.account)] if self.card.account else []
+        phases = overview(self.reports, {}, named=self.named) if self.reports else Document([])
+        above = Document([[Facts(facts, column=10, margin=2)]])
+        return above + self.card.document() + Document([account]) + phases
 
     def to_page(self) -> dict[str, Any]:
         """Return what the page of a run shows: JSON, with texts as they are to be read."""

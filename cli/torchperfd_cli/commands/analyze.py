@@ -1,21 +1,22 @@
 """``torchperfd analyze``, of traces and memory snapshots."""
 
-import io
-import json
 import os
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import IO, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import click
 from click.core import ParameterSource
 
+from torchperfd.document.blocks import Document, Sentences
+from torchperfd.document.markup import render_csv, render_markdown
+from torchperfd.document.terminal import Page, render
+from torchperfd.document.text import printable
 from torchperfd_cli.commands._capture_catalog import captures_dir_option
 from torchperfd_cli.commands._options import complete_traces
-from torchperfd_cli.commands._output import write_page
+from torchperfd_cli.commands._output import emit, page, write_page
 from torchperfd_cli.commands._traces import (
     capture_facts,
     find_trace,
@@ -26,7 +27,7 @@ from torchperfd_cli.commands._traces import (
 )
 from torchperfd_daemon import analysis, memory
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError, UsageError
-from torchperfd_daemon.text import printable, ranks_phrase, ranks_text
+from torchperfd_daemon.text import ranks_phrase, ranks_text
 
 _OPTIONS: Final = frozenset({"traces", "captures_dir", "as_json", "with_text"})
 
@@ -61,12 +62,10 @@ def analyze_snapshots(files: Sequence[memory.SnapshotFile], as_json: bool, with_
             "failed": [{"rank": file.rank, "error": str(error)} for file, error in failed],
         }
         if with_text:
-            text = io.StringIO()
-            memory.write_page(summaries, text)
-            document["text"] = text.getvalue()
-        click.echo(json.dumps(document))
+            document["text"] = f"{render(memory.page_document(summaries))}\n"
+        emit(document)
     else:
-        memory.write_page(summaries, sys.stdout)
+        emit(memory.page_document(summaries))
     if failed:
         raise PartialResultError(f"{len(failed)} of {len(files)} snapshots are missing: {failed[0][1]}")
 
@@ -87,6 +86,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 _Ranked: TypeAlias = tuple[int | None, analysis.Summary]
+_PLAIN: Final = Page(reading=110)
+"""Advice off a terminal is so wide: a log or a pipe must not reflow with the caller's terminal."""
 _MAX_PAGES: Final = 2
 """Of more ranks the text has the page of one."""
 
@@ -194,20 +195,20 @@ def analyze_command(
         "failed": [{"rank": rank, "error": str(error)} for rank, error in failed],
     }
     if html:
-        page = analysis.render_html(document, [summary.picture for _, summary in summaries])
-        write_page(html, page, "for every single event open the trace at ui.perfetto.dev")
+        html_page = analysis.render_html(document, [summary.picture for _, summary in summaries])
+        write_page(html, html_page, "for every single event open the trace at ui.perfetto.dev")
     if as_json:
         if with_text:
-            text = io.StringIO()
-            report.render(text)
-            document["text"] = text.getvalue()
-        click.echo(json.dumps(document))
+            document["text"] = f"{render(report.document(), _PLAIN)}\n"
+        emit(document)
     elif as_csv:
-        click.echo(printable(analysis.to_csv(summaries, sort_by)), nl=False)
+        click.echo(printable(render_csv(analysis.csv_document(summaries, sort_by))), nl=False)
     elif markdown:
-        click.echo(printable(report.markdown()), nl=False)
+        click.echo(render_markdown(report.document()), nl=False)
     elif not html:
-        report.render(sys.stdout)
+        shown = page()
+        shown = replace(shown, reading=shown.columns) if shown.columns else _PLAIN
+        click.echo(render(report.document(shown.columns), shown), color=True)
     if failed:
         known = sorted(rank for rank, _ in failed if rank is not None)
         missing = ", ".join([*[ranks_text(known)] * bool(known), *["None"] * (len(failed) - len(known))])
@@ -231,32 +232,21 @@ class _Report:
     limit: int
     sort_by: str
 
-    def render(self, out: IO[str]) -> None:
-        """Write it as text: the advice, the ranks together, and the pages of those shown."""
-        if self.advice:
-            analysis.render_advice(self.advice, out, len(self.summaries))
-            click.echo(file=out)
-        if self.across is not None:
-            analysis.render_across(self.across, out)
-            click.echo(file=out)
-        for number, (rank, summary) in enumerate(self.shown):
-            if number:
-                click.echo(file=out)
-            analysis.render_text(summary, rank, out, limit=self.limit, sort_by=self.sort_by)
-        if hidden := self._hidden():
-            click.echo(f"\n{hidden}", file=out)
+    def document(self, width: int | None = None) -> Document:
+        """Return it for people: the advice, the ranks together, and the pages of those shown.
 
-    def markdown(self) -> str:
-        """Return the same as Markdown."""
-        page = analysis.to_markdown(
-            self.shown,
-            advice=self.advice,
-            across=self.across,
-            of=len(self.summaries),
-            limit=self.limit,
-            sort_by=self.sort_by,
-        )
-        return page + (f"\n{hidden}\n" if (hidden := self._hidden()) else "")
+        Args:
+            width: Columns of the terminal; None for any.
+        """
+        found = analysis.advice_document(self.advice, len(self.summaries))
+        if self.across is not None:
+            found += analysis.across_document(self.across)
+        for rank, summary in self.shown:
+            found += analysis.summary_document(
+                summary, rank, limit=self.limit, sort_by=self.sort_by, width=width
+            )
+        hidden = self._hidden()
+        return found + Document([[Sentences([hidden] * bool(hidden))]])
 
     def _hidden(self) -> str:
         others = len(self.summaries) - len(self.shown)

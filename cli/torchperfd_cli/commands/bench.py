@@ -6,14 +6,13 @@ from typing import Any
 import click
 
 from torchperfd.model.loader_workers import MAX_WORKERS
-from torchperfd_cli.bench.functions import MIN_ROUNDS, bench_functions, functions_text
-from torchperfd_cli.bench.loader_bench import bench_loader, loader_text
+from torchperfd_cli.bench.functions import MIN_ROUNDS, bench_functions, functions_document
+from torchperfd_cli.bench.loader_bench import bench_loader, loader_document
 from torchperfd_cli.bench.loader_process import LoaderDescription, LoaderProcess, LoaderSetting
 from torchperfd_cli.bench.search import SearchSpace, search_space
 from torchperfd_cli.commands._options import Numbers, Share
-from torchperfd_cli.commands._output import StatusLine, results_on_sigterm, terminal_width, warn_if_busy
+from torchperfd_cli.commands._output import StatusLine, emit, results_on_sigterm, warn_if_busy
 from torchperfd_daemon.errors import SlowerError, UsageError
-from torchperfd_daemon.text import printable
 from torchperfd_daemon.worker_cost import of_this_machine
 
 
@@ -96,10 +95,7 @@ def dataloader(
             status.show(f"{count} measured, now {setting.code()}")
 
         found = bench_loader(target, measurer, space, progress, of_this_machine())
-    if as_json:
-        click.echo(json.dumps(found.to_dict()))
-    else:
-        click.echo(printable(loader_text(found, terminal_width())))
+    emit(found.to_dict() if as_json else loader_document(found))
     return 0 if found.is_complete else interruption.exit_code
 
 
@@ -197,10 +193,7 @@ def compare(
             timeout=timeout,
             progress=status.show,
         )
-    if as_json:
-        click.echo(json.dumps(found.to_dict()))
-    else:
-        click.echo(printable(functions_text(found, terminal_width())))
+    emit(found.to_dict() if as_json else functions_document(found))
     slower = found.slower_than(fail_above) if fail_above is not None else []
     if slower:
         raise SlowerError(f"beyond the limit of {fail_above:.1%}: {'; '.join(slower)}")

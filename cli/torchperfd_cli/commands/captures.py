@@ -4,15 +4,17 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import click
 from click.core import ParameterSource
 
+from torchperfd.document.blocks import Document, FirstThatFits
+from torchperfd.document.tables import Table
+from torchperfd.document.text import printable
 from torchperfd.model.formatting import did_you_mean
-from torchperfd.model.terminal_text import TextTable
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._capture_catalog import (
     DaemonCatalog,
@@ -22,7 +24,7 @@ from torchperfd_cli.commands._capture_catalog import (
 )
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import Age, Moment, complete_captures, json_option, socket_option
-from torchperfd_cli.commands._output import again, terminal_width, watch_option
+from torchperfd_cli.commands._output import again, emit, watch_option
 from torchperfd_cli.commands._scope import capture_argument, whole_name
 from torchperfd_daemon.captures import (
     CaptureRecord,
@@ -36,7 +38,6 @@ from torchperfd_daemon.captures import (
 from torchperfd_daemon.captures.destination import read_upload_marker
 from torchperfd_daemon.captures.uploader import upload
 from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
-from torchperfd_daemon.text import printable
 from torchperfd_daemon.views.documents import listing_dict, uploaded
 
 AnyCatalog = Catalog | DaemonCatalog
@@ -102,7 +103,7 @@ def _list(
     query = Query(run=run, state=CaptureState(state) if state else None, since=since, limit=limit)
     listing = catalog.list(query)
     if as_json:
-        click.echo(json.dumps(listing_dict(catalog, listing)))
+        emit(listing_dict(catalog, listing))
         return
     own = own_directory()
     if not named and catalog.directory != own and any(own.glob("*/")):
@@ -113,7 +114,7 @@ def _list(
             f"no {such}captures in {catalog.directory}" + (f"; --run: {hint}" if hint else ""), err=True
         )
         return
-    print_table(listing.captures, uploads=catalog.uploads)
+    emit(Document([[captures_table(listing.captures, uploads=catalog.uploads)]]))
     if listing.total > len(listing.captures):
         click.echo(
             f"these are the newest {len(listing.captures)} of {listing.total:,}; --limit 0 shows all",
@@ -166,7 +167,7 @@ def show_capture(catalog: AnyCatalog, capture_id: str, as_json: bool) -> None:
             f"the analysis of capture {capture_id} is damaged", f"`torchperfd analyze {capture_id}` makes one"
         ) from error
     if as_json:
-        click.echo(json.dumps(analysis))
+        emit(analysis)
         return
     # Names in traces are anybody's, so control characters must not reach the terminal.
     click.echo(printable(text), nl=False)
@@ -288,20 +289,21 @@ def _download(catalog: DaemonCatalog, capture_id: str, target: Path) -> None:
         ) from error
 
 
-def print_table(captures: Sequence[Listed], *, uploads: bool) -> None:
-    """Print captures, one a row; on a terminal that has no room for them, times have no seconds.
+def captures_table(captures: Sequence[Listed], *, uploads: bool) -> FirstThatFits:
+    """Return captures, one a row; on a terminal that has no room for them, times have no seconds.
 
     Args:
         uploads: Whether there is a column with the state of each upload.
     """
     heads = ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", *(["UPLOADED"] if uploads else []), "WHEN"]
     left = ("CAPTURE", "RUN", "STATE", "UPLOADED", "WHEN")
-    most = terminal_width()
-    table = TextTable(heads, [_cells(each, uploads=uploads) for each in captures], left).draw()
-    if most is not None and table.width > most:
+
+    def tables() -> Iterator[Table]:
+        yield Table(heads, [_cells(each, uploads=uploads) for each in captures], left)
         rows = [_cells(each, uploads=uploads, short=True) for each in captures]
-        table = TextTable(heads, rows, left, lift=("RUN", "CAPTURE")).draw(most)
-    click.echo("\n".join(table.lines))
+        yield Table(heads, rows, left, lift=("RUN", "CAPTURE"))
+
+    return FirstThatFits(tables)
 
 
 def _cells(listed: Listed, *, uploads: bool, short: bool = False) -> list[str]:

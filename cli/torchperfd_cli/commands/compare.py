@@ -1,9 +1,7 @@
 """``torchperfd compare``, of two traces, captures or whole runs."""
 
-import json
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -11,15 +9,15 @@ from typing import Final
 import click
 from click.core import ParameterSource
 
+from torchperfd.document.markup import render_markdown
 from torchperfd.model.formatting import did_you_mean
-from torchperfd.model.terminal_text import wants_colour
 from torchperfd.report.comparison import compare_runs
-from torchperfd.report.previous_runs import comparison_document, comparison_markdown, comparison_text
+from torchperfd.report.previous_runs import comparison_document, comparison_markdown, people_document
 from torchperfd.report.record import SCHEMA, RunRecord
 from torchperfd.report.store import RunStore, read_file
 from torchperfd_cli.commands._capture_catalog import captures_dir_option, open_catalog
 from torchperfd_cli.commands._options import Share, complete_sides, open_runs, runs_dir_option
-from torchperfd_cli.commands._output import html_option, terminal_width, write_page
+from torchperfd_cli.commands._output import emit, html_option, page, write_page
 from torchperfd_cli.commands._scope import whole_capture
 from torchperfd_cli.commands._traces import capture_facts, find_trace, note, refuse_foreign_files, warn
 from torchperfd_daemon import analysis
@@ -33,7 +31,6 @@ from torchperfd_daemon.errors import (
     explained,
 )
 from torchperfd_daemon.pages import render_page
-from torchperfd_daemon.text import printable
 
 # Keys of a report in any order fit into far less, if it is one.
 _HEAD_BYTES: Final = 4096
@@ -88,12 +85,11 @@ def print_comparison(
         title = f"{before.run} → {after.run}"
         write_page(html, render_page("run_comparison", title, comparison_document(comparison)))
     if as_json:
-        click.echo(json.dumps(comparison_document(comparison)))
+        emit(comparison_document(comparison))
     elif markdown:
         click.echo(comparison_markdown(comparison))
     elif not html:
-        text = comparison_text(comparison, colour=wants_colour(sys.stdout), width=terminal_width())
-        click.echo(text, color=True)
+        emit(people_document(comparison))
     if fail_above is not None and comparison.is_slower_than(fail_above):
         raise SlowerError(f"a step of B is slower by more than the limit of {fail_above:.1%}")
     if fail_above is not None and comparison.unseen:
@@ -212,12 +208,13 @@ def compare_command(
     if html:
         write_page(html, analysis.render_comparison_html(document))
     if as_json:
-        click.echo(json.dumps(document))
+        emit(document)
     elif markdown:
-        page = analysis.comparison_to_markdown(comparison, limit=limit, sort_by=sort_by)
-        click.echo(printable(page), nl=False)
+        found = analysis.comparison_document(comparison, limit=limit, sort_by=sort_by)
+        click.echo(render_markdown(found), nl=False)
     elif not html:
-        analysis.render_comparison(comparison, sys.stdout, limit=limit, sort_by=sort_by)
+        width = page().columns
+        emit(analysis.comparison_document(comparison, limit=limit, sort_by=sort_by, width=width))
     if failed:
         raise PartialResultError(f"{len(failed)} of {len(pairs)} ranks are missing: {failed[0][1]}")
 

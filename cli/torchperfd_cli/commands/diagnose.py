@@ -1,9 +1,6 @@
 """``torchperfd diagnose``, ``torchperfd stacks``, and ``torchperfd explain`` with the page of a cause."""
 
-import io
-import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,16 +9,16 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from torchperfd.model import terminal_text
+from torchperfd.document.blocks import Code, Document, Facts, Heading, Sentences
+from torchperfd.document.text import fold_text, text_width
 from torchperfd.model.card import card_of
 from torchperfd.model.formatting import did_you_mean
-from torchperfd.model.terminal_text import fold_text, text_width
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import PHASES
 from torchperfd_cli.commands._daemon import connect, unreachable_text
 from torchperfd_cli.commands._options import Seconds, complete_runs, fleet_option, json_option, socket_option
-from torchperfd_cli.commands._output import again, fitted, folded_text, show, terminal_width, watch_option
+from torchperfd_cli.commands._output import again, emit, page, show, watch_option
 from torchperfd_cli.commands._scope import Scope, missing, scope_options, whole_run
 from torchperfd_cli.commands.capture import parse_ranks
 from torchperfd_cli.commands.open import LINK, shipped_folders
@@ -32,7 +29,7 @@ from torchperfd_daemon.stacks import RankStacks, merge
 from torchperfd_daemon.stacks import flight_recorder as dumps_report
 from torchperfd_daemon.stacks.flight_recorder import judge
 from torchperfd_daemon.stacks.flight_recorder_dumps import read_dumps
-from torchperfd_daemon.stacks.report import render_text, to_dict
+from torchperfd_daemon.stacks.report import stacks_document, to_dict
 from torchperfd_daemon.text import ranks_phrase, ranks_text
 from torchperfd_daemon.views.documents import absent_ranks, each_once, fleet_dict
 
@@ -52,25 +49,26 @@ def diagnose_command(run: str, job: str, fleet: bool, watch: bool, socket: str |
     with connect(socket) as daemon:
         scope = scope.whole(daemon)
 
-        def frame() -> tuple[str, str]:
+        def frame() -> tuple[Document | dict[str, Any], str]:
             answer = scope.verdicts(daemon)
             if as_json:
                 document = {
                     "verdicts": [verdict_to_document(each) for each in answer.verdicts],
                     **fleet_dict(answer),
                 }
-                return json.dumps({"schema": "torchperfd.diagnosis/1", **document}), missing(answer)
-            colour, width = terminal_text.wants_colour(sys.stdout), terminal_text.width_of(sys.stdout)
-            cards = [verdict_text(each, colour=colour, width=width) for each in answer.verdicts]
-            return "\n\n".join(cards), missing(answer)
+                return {"schema": "torchperfd.diagnosis/1", **document}, missing(answer)
+            found = Document([])
+            for each in answer.verdicts:
+                found += verdict_document(each)
+            return found, missing(answer)
 
         show(frame, watch=watch, as_json=as_json)
 
 
-def verdict_text(verdict: control_pb2.Verdict, *, colour: bool = False, width: int = 80) -> str:
+def verdict_document(verdict: control_pb2.Verdict) -> Document:
     """Return the card of a verdict, below the name of its run."""
-    run = terminal_text.paint(f"run {verdict.run}", "bold", colour=colour)
-    return f"{run}\n{card_of(verdict).to_text(colour=colour, width=width)}"
+    [card] = card_of(verdict).document().sections
+    return Document([[Heading(f"run {verdict.run}", style="bold", fold="never"), *card]])
 
 
 _ITEM: Final = re.compile(r" *(?:- |\d+\. )")
@@ -107,14 +105,12 @@ def explain_command(name: str | None, as_json: bool) -> None:
     """
     named = _named(name) if name else None
     if as_json:
-        click.echo(json.dumps({"schema": "torchperfd.explain/1", **_document(named)}))
-    elif named is None:
-        click.echo(_list_text())
+        emit({"schema": "torchperfd.explain/1", **_document(named)})
     elif isinstance(named, Cause):
-        page, width = page_text(named.slug), terminal_width()
-        click.echo(page if width is None else _folded_page(page, width))
+        text, width = page_text(named.slug), page().columns
+        emit(Document([[Code((text if width is None else _folded_page(text, width)).split("\n"))]]))
     else:
-        click.echo(_phase_text(named))
+        emit(_list() if named is None else _phase_document(named))
 
 
 def _named(name: str) -> Cause | str:
@@ -146,13 +142,13 @@ def _causes_of(phase: str) -> tuple[Cause, ...]:
     return _OF_PHASES.get(phase, _HOST)
 
 
-def _phase_text(phase: str) -> str:
-    commands = [f"  torchperfd explain {cause.slug}" for cause in _causes_of(phase)]
+def _phase_document(phase: str) -> Document:
+    commands = [f"torchperfd explain {cause.slug}" for cause in _causes_of(phase)]
     words = (
         f"{phase} is a phase of the step, not a cause. The page on phases, docs/phases.md, has where it"
         " begins and ends. What can make it long:"
     )
-    return "\n".join([folded_text(words), *commands])
+    return Document([[Sentences([words]), Code(commands, indent=2)]])
 
 
 def page_text(slug: str) -> str:
@@ -189,12 +185,8 @@ def _text_begins(line: str) -> int:
     return item.end() if item else len(line) - len(line.lstrip())
 
 
-def _list_text() -> str:
-    heads = ("CAUSE", "MEANING")
-    _, *lines = fitted(
-        heads, [(each.slug, _first_sentence(each.slug)) for each in Cause], left=heads, fold="MEANING"
-    )
-    return "\n".join(lines)
+def _list() -> Document:
+    return Document([[Facts([(cause.slug, _first_sentence(cause.slug)) for cause in Cause])]])
 
 
 def _first_sentence(slug: str) -> str:
@@ -292,12 +284,7 @@ def _print(request: control_pb2.StacksRequest, socket: str | None, *, as_json: b
     answers = each_once(answers)
     absent = absent_ranks(answers, wanted)
     merged = merge(answers)
-    if as_json:
-        click.echo(json.dumps(to_dict(run, answers, merged, absent)))
-    else:
-        text = io.StringIO()
-        render_text(run, answers, merged, text)
-        click.echo(folded_text(text.getvalue()), nl=False)
+    emit(to_dict(run, answers, merged, absent) if as_json else stacks_document(run, answers, merged))
     problems = [f"rank {rank.rank} has no stacks: {rank.outcome.value}" for rank in merged.without_stacks]
     if absent:
         where = "on no node that answers" if fleet else "not here: on other nodes"
@@ -318,12 +305,7 @@ def _refuse_options_of_live_runs(context: click.Context) -> None:
 def _print_dumps(paths: Sequence[Path], *, as_json: bool) -> None:
     found = read_dumps(paths)
     verdict = judge(found.dumps)
-    if as_json:
-        click.echo(json.dumps(dumps_report.to_dict(found, verdict)))
-    else:
-        text = io.StringIO()
-        dumps_report.render_text(found, verdict, text)
-        click.echo(folded_text(text.getvalue()), nl=False)
+    emit((dumps_report.to_dict if as_json else dumps_report.dumps_document)(found, verdict))
     problems = [error for _, error in found.failed]
     if verdict.undumped:
         problems.append(f"there is no dump of {ranks_phrase(verdict.undumped)}")

@@ -1,8 +1,6 @@
 """``torchperfd ps``, ``ranks``, ``steps`` and ``goodput``: the numbers of runs that the daemon knows."""
 
 import functools
-import io
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -10,6 +8,8 @@ from typing import Any, Final
 import click
 import numpy as np
 
+from torchperfd.document.blocks import Document, FirstThatFits, Sentences
+from torchperfd.document.tables import Table
 from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.model.step_account import Account
 from torchperfd.v1 import control_pb2
@@ -24,11 +24,9 @@ from torchperfd_cli.commands._options import (
 )
 from torchperfd_cli.commands._output import (
     NO_RUNS,
-    Rows,
     again,
-    fitted,
+    emit,
     fitted_phases,
-    folded_text,
     show,
     watch_option,
 )
@@ -38,11 +36,22 @@ from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError
 from torchperfd_daemon.service import translate_account
 from torchperfd_daemon.service.translate import rank_work_from_message
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.documents import builds_text, fleet_dict, render_text, to_dict
+from torchperfd_daemon.views.documents import builds_text, fleet_dict, goodput_document, to_dict
 from torchperfd_daemon.views.live import run_status_dict, steps_dict
 
 _PS_TIMEOUT_S: Final = 10.0
 _RANK_HEADS: Final = ("RANK", "PID", "STATE", "STEPS", "STEP", "DATA", "LAST STEP")
+
+
+def ranks_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> Table:
+    """Return the ranks of runs, one a row."""
+    heads = [*(["NODE"] if with_node else []), "RUN", *_RANK_HEADS]
+    rows = [
+        [*([rank.identity.node] if with_node else []), run.run, *_rank_cells(rank)]
+        for run in runs
+        for rank in run.ranks
+    ]
+    return Table(heads, rows, left=("NODE", "RUN", "STATE", "LAST STEP"), lift=("RUN", "NODE"))
 
 
 @click.command("ps")
@@ -72,27 +81,15 @@ def _print_runs(job: str, fleet: bool, socket: str | None, *, as_json: bool) -> 
             "runs": [run_status_dict(run) for run in listed.runs],
             **fleet_dict(listed),
         }
-        click.echo(json.dumps(document))
+        emit(document)
     elif listed.runs:
-        print_table(listed.runs, with_node=bool(listed.nodes))
+        emit(Document([[ranks_table(listed.runs, with_node=bool(listed.nodes))]]))
     else:
         click.echo(NO_RUNS, err=True)
     if not as_json and (builds := builds_text(listed.nodes)):
         click.echo(builds, err=True)
     if silent := missing(listed):
         raise PartialResultError(silent)
-
-
-def print_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> None:
-    """Print the ranks of runs, one a row."""
-    heads = [*(["NODE"] if with_node else []), "RUN", *_RANK_HEADS]
-    rows = [
-        [*([rank.identity.node] if with_node else []), run.run, *_rank_cells(rank)]
-        for run in runs
-        for rank in run.ranks
-    ]
-    table = fitted(heads, rows, left=("NODE", "RUN", "STATE", "LAST STEP"), lift=("RUN", "NODE"))
-    click.echo("\n".join(table))
 
 
 def _rank_cells(rank: control_pb2.RankStatus) -> list[str]:
@@ -133,7 +130,7 @@ def ranks_command(
     with connect(socket) as daemon:
         scope = scope.whole(daemon)
 
-        def frame() -> tuple[str, str]:
+        def frame() -> tuple[Document | dict[str, Any], str]:
             answer = scope.steps(daemon, last)
             runs = _view.runs(answer.ranks)
             accounts = _accounts(scope, daemon, runs)
@@ -144,9 +141,11 @@ def ranks_command(
                     for account in [accounts.get(each.run)]
                 ]
                 document = {"runs": shown, **fleet_dict(answer)}
-                return json.dumps({"schema": "torchperfd.ranks/1", **document}), missing(answer)
-            tables = [ranks_text_of(each, accounts.get(each.run), fleet=bool(answer.nodes)) for each in runs]
-            return "\n\n".join(tables), missing(answer)
+                return {"schema": "torchperfd.ranks/1", **document}, missing(answer)
+            found = Document([])
+            for each in runs:
+                found += ranks_document(each, accounts.get(each.run), fleet=bool(answer.nodes))
+            return found, missing(answer)
 
         show(frame, watch=watch, as_json=as_json)
 
@@ -158,19 +157,12 @@ def _accounts(scope: Scope, daemon: Any, runs: Sequence[_view.RunView]) -> dict[
     return {verdict.run: Account.from_verdict(verdict) for verdict in scope.verdicts(daemon).verdicts}
 
 
-def ranks_text_of(view: _view.RunView, account: Account | None = None, *, fleet: bool = False) -> str:
+def ranks_document(view: _view.RunView, account: Account | None = None, *, fleet: bool = False) -> Document:
     """Return a run's table and remarks, for the ranks of this node or of all nodes."""
     sizes = {name: max(rank.phase_seconds.get(name, 0.0) for rank in view.ranks) for name in view.phases}
-    table = fitted_phases(
-        view.phases,
-        sizes,
-        lambda own, summed: _table_of(view, own, summed, fleet=fleet),
-        left=("PLACE", "NODE", "STATE", ""),
-        lift=("NODE", "PLACE"),
-    )
+    table = fitted_phases(view.phases, sizes, lambda own, summed: _table_of(view, own, summed, fleet=fleet))
     waits = [account.words] if account is not None and len(view.ranks) > 1 else []
-    words = map(folded_text, (_title(view, fleet=fleet), *waits, *_remarks(view)))
-    return "\n".join([next(words), *table, *words])
+    return Document([[Sentences([_title(view, fleet=fleet)]), table, Sentences([*waits, *_remarks(view)])]])
 
 
 def _title(view: _view.RunView, *, fleet: bool) -> str:
@@ -180,8 +172,8 @@ def _title(view: _view.RunView, *, fleet: bool) -> str:
     return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; {unit}"
 
 
-def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str], *, fleet: bool) -> Rows:
-    """Return heads and rows, with one column for all phases that are summed up."""
+def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str], *, fleet: bool) -> Table:
+    """Return the ranks, one a row, with one column for all phases that are summed up."""
     columns: dict[str, Callable[[_view.RankView], str]] = {"RANK": lambda rank: str(rank.rank)}
     if any(rank.coordinates for rank in view.ranks):
         columns["PLACE"] = lambda rank: rank.coordinates or "-"
@@ -203,7 +195,8 @@ def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str],
     if any(rank.host_memory for rank in view.ranks):
         columns["RSS / PEAK"] = lambda rank: rank.host_memory.cell if rank.host_memory else "-"
     columns[""] = lambda rank: "◀" if rank.slow else ""
-    return [*columns], [[cell(rank) for cell in columns.values()] for rank in view.ranks]
+    rows = [[cell(rank) for cell in columns.values()] for rank in view.ranks]
+    return Table([*columns], rows, left=("PLACE", "NODE", "STATE", ""), lift=("NODE", "PLACE"))
 
 
 def _time(rank: _view.RankView, names: Sequence[str]) -> str:
@@ -255,14 +248,14 @@ def _print_steps(rank: int, run: str, last: int, socket: str | None, *, as_json:
         raise NoSuchTargetError(f"{len(ranks)} runs have a rank {rank}: {names}", "choose one with --run")
     [steps] = ranks
     if as_json:
-        click.echo(json.dumps(steps_dict(steps)))
+        emit(steps_dict(steps))
     elif steps.count:
-        click.echo("\n".join(steps_lines(steps, time.time())))
+        emit(Document([[steps_table(steps, time.time())]]))
     else:
         click.echo(f"rank {rank} has made no training step yet", err=True)
 
 
-def steps_lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
+def steps_table(steps: control_pb2.RankSteps, now: float) -> FirstThatFits:
     """Return a rank's steps as a table, times in milliseconds on the host.
 
     Args:
@@ -278,7 +271,7 @@ def steps_lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
     durations = np.frombuffer(steps.duration_ns, "<i8") / 1e9
     sizes = {name: float(columns[name].mean()) for name in phases}
 
-    def drawn(own: Sequence[str], summed: Sequence[str]) -> Rows:
+    def made(own: Sequence[str], summed: Sequence[str]) -> Table:
         heads = ["STEP", "ENDED", "MS", *("WAIT" if name == _view.WAIT else name.upper() for name in own)]
         rows = [
             [
@@ -290,9 +283,9 @@ def steps_lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
             ]
             for position in range(steps.count)
         ]
-        return [*heads, *(["REST"] if summed else [])], rows
+        return Table([*heads, *(["REST"] if summed else [])], rows)
 
-    return fitted_phases(phases, sizes, drawn)
+    return fitted_phases(phases, sizes, made)
 
 
 _GOODPUT_TIMEOUT_S: Final = 10.0
@@ -329,10 +322,8 @@ def _print_goodput(run: str, socket: str | None, *, as_json: bool) -> None:
             f"there is no run {run} on this node", "`torchperfd goodput` lists those there are"
         )
     if as_json:
-        click.echo(json.dumps(to_dict(runs)))
+        emit(to_dict(runs))
     elif runs:
-        text = io.StringIO()
-        render_text(runs, text)
-        click.echo(folded_text(text.getvalue()), nl=False)
+        emit(goodput_document(runs))
     else:
         click.echo(NO_RUNS, err=True)

@@ -1,14 +1,14 @@
 """``torchperfd runs``."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from torchperfd.model import terminal_text
+from torchperfd.document.blocks import Document, Sentences
+from torchperfd.document.tables import Table
 from torchperfd.model.formatting import milliseconds, size
 from torchperfd.report.ending import FINISHED
 from torchperfd.report.record import RunRecord
@@ -20,7 +20,7 @@ from torchperfd_cli.commands._options import (
     runs_dir_option,
     whole_kept_run,
 )
-from torchperfd_cli.commands._output import again, fitted, folded_text, html_option, watch_option, write_page
+from torchperfd_cli.commands._output import again, emit, html_option, watch_option, write_page
 from torchperfd_cli.commands._run_overview import read_overview
 from torchperfd_daemon.errors import TorchperfdError, explained
 from torchperfd_daemon.pages import render_page
@@ -64,7 +64,7 @@ def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
             "total": len(kept),
             "runs": runs,
         }
-        click.echo(json.dumps(document))
+        emit(document)
         return
     if not kept:
         click.echo(f"no runs in {store.directory}; `torchperfd run train.py` keeps one", err=True)
@@ -77,7 +77,7 @@ def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
         # In place of the size: all of it has to fit into 80 columns.
         heads[-1:] = _OUTCOME
     left = ("RUN", "SCRIPT", "WHEN", "VERDICT")
-    click.echo("\n".join(fitted(heads, rows, left=left, shorten="SCRIPT", lift=("RUN",))))
+    emit(Document([[Table(heads, rows, left=left, shorten="SCRIPT", lift=("RUN",))]]))
     if len(kept) > len(shown):
         click.echo(f"these are the newest {len(shown)} of {len(kept):,}; --limit 0 shows all", err=True)
 
@@ -97,11 +97,10 @@ def show_run(store: RunStore, run_id: str, html: Path | None, as_json: bool) -> 
     if html:
         write_page(html, render_page("run", f"run {overview.record.run}", overview.to_page()))
     if as_json:
-        click.echo(json.dumps(json.loads(content)))
+        emit(json.loads(content))
     elif not html:
-        colour, width = terminal_text.wants_colour(sys.stdout), terminal_text.width_of(sys.stdout)
-        click.echo(overview.to_text(colour=colour, width=width, fold=folded_text), color=True)
-        click.echo(folded_text(f"\ncompare it: torchperfd compare {run_id} OTHER"))
+        command = Sentences([f"compare it: torchperfd compare {run_id} OTHER"])
+        emit(overview.document() + Document([[command]]))
 
 
 @runs_command.command("rm")

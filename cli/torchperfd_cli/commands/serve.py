@@ -1,7 +1,6 @@
 """``torchperfd serve``, with flags made of the table of options; ``config`` and ``doctor`` of this node."""
 
 import asyncio
-import io
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import json_option, socket_option
-from torchperfd_cli.commands._output import again, folded_text, watch_option
+from torchperfd_cli.commands._output import again, emit, watch_option
 from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.config.effective import SYSTEM_FILE, Config, as_tables, find_files, resolve
@@ -241,12 +240,7 @@ def _print_findings(socket: str | None, *, as_json: bool) -> int:
         skipped = {**facts.skipped, "ranks": "they are simulated (`torchperfd serve --demo`)"}
         facts = replace(facts, skipped=skipped)
     findings = doctor.examine(facts)
-    if as_json:
-        click.echo(json.dumps(doctor.to_dict(findings, facts.skipped)))
-    else:
-        text = io.StringIO()
-        doctor.render_text(findings, facts.skipped, text)
-        click.echo(folded_text(text.getvalue()), nl=False)
+    emit((doctor.to_dict if as_json else doctor.findings_document)(findings, facts.skipped))
     return len(findings)
 
 

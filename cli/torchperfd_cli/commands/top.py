@@ -1,6 +1,5 @@
 """``torchperfd top``, and what its keys ask of the daemon: a capture, and stacks."""
 
-import io
 import json
 import queue
 import threading
@@ -13,6 +12,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from torchperfd.document.terminal import render
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
@@ -28,7 +28,7 @@ from torchperfd_cli.commands._top_state import Action, Frame, TopState
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import merge
-from torchperfd_daemon.stacks.report import render_text
+from torchperfd_daemon.stacks.report import stacks_document
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.documents import each_once
 
@@ -100,9 +100,7 @@ class TopActions:
                 if not each.HasField("unreachable")
             ]
         answers = each_once(answers)
-        text = io.StringIO()
-        render_text(run, answers, merge(answers), text)
-        self.texts.put(text.getvalue())
+        self.texts.put(render(stacks_document(run, answers, merge(answers))))
         self.messages.put("")
 
 

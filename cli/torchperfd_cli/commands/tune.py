@@ -1,6 +1,5 @@
 """``torchperfd tune``, and its result for people and as JSON."""
 
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -8,19 +7,19 @@ from typing import Any, Final
 
 import click
 
+from torchperfd.document.blocks import Block, Code, Document, Facts, Sentences
+from torchperfd.document.terminal import Page, render
 from torchperfd.model.formatting import duration
-from torchperfd.model.terminal_text import fold_text
 from torchperfd.report.previous_runs import newest_advised
 from torchperfd_cli.bench.functions import Comparison
 from torchperfd_cli.commands._options import open_runs, runs_dir_option
-from torchperfd_cli.commands._output import StatusLine, results_on_sigterm, terminal_width, warn_if_busy
+from torchperfd_cli.commands._output import StatusLine, emit, results_on_sigterm, warn_if_busy
 from torchperfd_cli.tune.candidates import Requested
 from torchperfd_cli.tune.edits import Edits, suggest_edits
 from torchperfd_cli.tune.search import Tuning, TuningSearch
 from torchperfd_cli.tune.trial import ANY, LOADER, OPTIMIZER, THREADS, ZERO_GRAD, Change, ScriptFacts
 from torchperfd_cli.tune.trial_process import ScriptTrials, TrialFailedError, TrialScript
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
-from torchperfd_daemon.text import printable
 from torchperfd_daemon.worker_cost import of_this_machine
 
 SCHEMA: Final = "torchperfd.tune/1"
@@ -44,50 +43,55 @@ def tune_text(found: Tuning, edits: Edits, seconds: float, width: int | None = N
         seconds: That it took.
         width: Columns of the terminal; None if the text is not for one. The diff stays whole in any width.
     """
-    lines = [fold_text(line, width, margin=_NAMES) for line in _outcome(found, seconds)]
+    return render(people_document(found, edits, seconds), Page(width))
+
+
+def people_document(found: Tuning, edits: Edits, seconds: float) -> Document:
+    """Return the result for people: what was gained, each change that was tried, and the edit."""
     facts = found.unchanged.facts
     kept = [
         (_code(each.change, facts), f"{gain_words(each.beside)}; {each.losses.words}") for each in found.kept
     ]
     dropped = [(_code(each.change, facts), each.reason) for each in found.dropped]
+    sections: list[list[Block]] = [[Facts(_outcome(found, seconds), column=_NAMES)]]
     for title, rows in (("kept", kept), ("not kept", dropped)):
-        if rows:
-            lines += ["", title]
-            for code, words in rows:
-                lines += [fold_text(f"  {code}", width, margin=4), fold_text(f"      {words}", width)]
+        changes: list[Block] = []
+        for code, words in rows:
+            changes += [Sentences([code], indent=2), Sentences([words], indent=6)]
+        if changes:
+            sections.append([Sentences([title]), *changes])
     if found.skipped:
-        lines += ["", "not tried", *(fold_text(f"  {reason}", width) for reason in found.skipped)]
+        sections.append([Sentences(["not tried"]), Sentences(found.skipped, indent=2)])
     if found.kept:
-        lines += ["", "edit"]
-        lines += [f"  {line}" for line in edits.diff.splitlines()]
-        lines += [fold_text(f"  {sentence}", width) for sentence in edits.sentences]
-    return "\n".join(lines)
+        diff, rest = Code(edits.diff.splitlines(), indent=2), Sentences(edits.sentences, indent=2)
+        sections.append([Sentences(["edit"]), diff, rest])
+    return Document(sections)
 
 
-def _outcome(found: Tuning, seconds: float) -> list[str]:
-    """Return the lines with a name each."""
-    lines = [f"took      {duration(seconds)}"]
+def _outcome(found: Tuning, seconds: float) -> list[tuple[str, str]]:
+    """Return facts; one without a name continues the one before."""
+    lines = [("took", duration(seconds))]
     if found.ended:
-        lines.append(f"ended     {_ENDED[found.ended]}")
-    lines.append(f"step      {duration(found.unchanged.step_seconds)}, as the script is")
+        lines.append(("ended", _ENDED[found.ended]))
+    lines.append(("step", f"{duration(found.unchanged.step_seconds)}, as the script is"))
     if found.total is not None:
-        lines.append(f"tuned     {gain_words(found.total)}")
+        lines.append(("tuned", gain_words(found.total)))
     elif found.kept:
         why = _UNVERIFIED.get(found.ended) or f"these failed: {found.unverified}"
-        lines.append(f"tuned     not verified in new processes: {why}")
-        lines.append("          the gains below are of one pair of processes for each change")
+        lines.append(("tuned", f"not verified in new processes: {why}"))
+        lines.append(("", "the gains below are of one pair of processes for each change"))
     else:
-        lines.append("tuned     nothing that was tried is certainly faster")
+        lines.append(("tuned", "nothing that was tried is certainly faster"))
         best = found.best_dropped
         if best is not None and best.beside is not None:
             name = _code(best.change, found.unchanged.facts)
-            lines.append(f"best      {name}: {gain_words(best.beside)}")
+            lines.append(("best", f"{name}: {gain_words(best.beside)}"))
     if (advice := found.advice) is not None:
-        lines.append(f"advised   {advice.setting}, for {duration(advice.step_seconds)} a step,")
+        lines.append(("advised", f"{advice.setting}, for {duration(advice.step_seconds)} a step,"))
         by = f"the card of the run {found.advised_by}" if found.advised_by else "the rule of diagnose"
-        lines.append(f"          by {by}")
+        lines.append(("", f"by {by}"))
     if found.repeated == ANY:
-        lines.append("losses    not checked: two unchanged runs differ, or no losses were seen")
+        lines.append(("losses", "not checked: two unchanged runs differ, or no losses were seen"))
     return lines
 
 
@@ -255,8 +259,5 @@ def tune_command(
             raise TrialFailedError(problem, exit_code=error.exit_code) from error
     took = time.monotonic() - began
     edits = suggest_edits(found.changes, found.unchanged.facts, "" if module is not None else target)
-    if as_json:
-        click.echo(json.dumps(tune_document(found, edits, took)))
-    else:
-        click.echo(printable(tune_text(found, edits, took, terminal_width())))
+    emit((tune_document if as_json else people_document)(found, edits, took))
     return {"interrupted": interruption.exit_code, "time": _TIME_IS_UP}.get(found.ended, 0)

@@ -1,17 +1,18 @@
 """``torchperfd whatif``."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 import click
 
+from torchperfd.document.blocks import Document, Sentences
+from torchperfd.document.tables import Table
 from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import complete_runs, json_option, socket_option
-from torchperfd_cli.commands._output import NO_RUNS, again, fitted, folded_text, watch_option
+from torchperfd_cli.commands._output import NO_RUNS, again, emit, watch_option
 from torchperfd_cli.commands._scope import whole_run
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork
@@ -71,32 +72,26 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
         if verdict.run in predictions
     }
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "schema": "torchperfd.whatif/1",
-                    "runs": [
-                        {
-                            **_dict(name, worlds[name], each),
-                            "since_step": since.get(name),
-                            "hang": hangs.get(name),
-                            "not_modelled": [
-                                {"cause": each.cause, "seconds_per_step": each.cost_seconds_per_step}
-                                for each in left_out.get(name, ())
-                            ],
-                        }
-                        for name, each in predictions.items()
-                    ],
-                }
-            )
-        )
+        runs = [
+            {
+                **_dict(name, worlds[name], each),
+                "since_step": since.get(name),
+                "hang": hangs.get(name),
+                "not_modelled": [
+                    {"cause": cause.cause, "seconds_per_step": cause.cost_seconds_per_step}
+                    for cause in left_out.get(name, ())
+                ],
+            }
+            for name, each in predictions.items()
+        ]
+        emit({"schema": "torchperfd.whatif/1", "runs": runs})
     elif predictions:
-        click.echo(
-            "\n\n".join(
-                text(name, worlds[name], each, since.get(name), hangs.get(name, ""), left_out.get(name, ()))
-                for name, each in predictions.items()
+        answer = Document([])
+        for name, each in predictions.items():
+            answer += run_document(
+                name, worlds[name], each, since.get(name), hangs.get(name, ""), left_out.get(name, ())
             )
-        )
+        emit(answer)
     elif not replays:
         click.echo(NO_RUNS, err=True)
     if short := sorted(replays.keys() - predictions.keys()):
@@ -122,14 +117,14 @@ def not_modelled(verdict: control_pb2.Verdict, predictions: Predictions) -> list
     ]
 
 
-def text(
+def run_document(
     run: str,
     world_size: int,
     predictions: Predictions,
     since: int | None = None,
     hang: str = "",
     left_out: Sequence[control_pb2.Verdict] = (),
-) -> str:
+) -> Document:
     """Return a run's predictions as a table, the greatest gain first.
 
     Args:
@@ -139,15 +134,30 @@ def text(
     """
     slower = f" since step {since}" if since is not None else ""
     replayed = "means of a second on the devices" if predictions.on_device else "steps"
-    title = (
+    hangs = f"run {run} hangs, so that no step is made; what follows is about those before"
+    above = [hangs, hang] if hang else []
+    above.append(
         f"run {run}: a step takes {duration(predictions.step_seconds)}{slower},"
         f" {predictions.steps} {replayed} replayed"
         f" (the replay yields {duration(predictions.replayed_seconds)})"
     )
-    if hang:
-        title = (
-            f"run {run} hangs, so that no step is made; what follows is about those before\n{hang}\n{title}"
-        )
+    if not predictions.answers:
+        above.append("no phase, rank or exchange that the replay can remove would make a step shorter")
+    rows = [
+        [
+            f"  of it, {describe(each)}" if each.is_part else describe(each),
+            duration(each.step_seconds),
+            duration(each.gain_seconds),
+            f"{each.speedup:.2f}x",
+        ]
+        for each in predictions.answers
+    ]
+    table = Table(["WITHOUT", "STEP", "GAIN", "SPEED-UP"], rows, left=("WITHOUT",), fold="WITHOUT")
+    remarks = Sentences(_remarks(world_size, predictions, left_out))
+    return Document([[Sentences(above), *([table] if rows else []), remarks]])
+
+
+def _remarks(world_size: int, predictions: Predictions, left_out: Sequence[control_pb2.Verdict]) -> list[str]:
     remarks = []
     if predictions.ranks > 1 and not predictions.synchronous:
         remarks.append("no rank waits for another in a collective that is seen: each is replayed alone")
@@ -163,20 +173,7 @@ def text(
             for each in left_out
         )
         remarks.append(f"not modelled: {causes}; `torchperfd diagnose` has what to change")
-    if not predictions.answers:
-        nothing = "no phase, rank or exchange that the replay can remove would make a step shorter"
-        return folded_text("\n".join([title, nothing, *remarks]))
-    rows = [
-        [
-            f"  of it, {describe(each)}" if each.is_part else describe(each),
-            duration(each.step_seconds),
-            duration(each.gain_seconds),
-            f"{each.speedup:.2f}x",
-        ]
-        for each in predictions.answers
-    ]
-    table = fitted(["WITHOUT", "STEP", "GAIN", "SPEED-UP"], rows, left=("WITHOUT",), fold="WITHOUT")
-    return "\n".join([folded_text(title), *table, *map(folded_text, remarks)])
+    return remarks
 
 
 def describe(answer: WhatIf) -> str:

@@ -92,6 +92,7 @@ class Conclusion:
     def _report(
         self, own: "RankReport", ended: BaseException | None, deadline: float, notes: Sequence[str]
     ) -> int:
+        from torchperfd.document.terminal import Page
         from torchperfd.launch import run_report
         from torchperfd.launch.earlier_runs import EarlierRuns, main_file
         from torchperfd.launch.run_report import (
@@ -102,8 +103,6 @@ class Conclusion:
             percentiles_of,
             verdict_document,
         )
-        from torchperfd.model import terminal_text
-        from torchperfd.model.terminal_text import terminal_width
         from torchperfd.report import run_document
         from torchperfd.report.ending import TERMINATED, Ending
         from torchperfd.v1.access import write_file
@@ -151,6 +150,7 @@ class Conclusion:
             sys.stderr.write(f"torchperfd: cannot write the report: {error}\n")
         if writer is not None:
             facts.append(("kept", writer.outcome(deadline)))
+        page = Page.of(sys.stderr)
         if not options.quiet:
             if ending.state != TERMINATED:
                 sys.stdout.flush()
@@ -166,11 +166,7 @@ class Conclusion:
                 outcome=outcome.words if outcome is not None else "",
             )
             closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
-            colour, width = terminal_text.wants_colour(sys.stderr), terminal_text.width_of(sys.stderr)
-            terminal = terminal_width(sys.stderr)
-            sys.stderr.write(
-                closing_text(closing, full=options.full, colour=colour, width=width, terminal=terminal)
-            )
+            sys.stderr.write(closing_text(closing, page, full=options.full))
         if self.baseline is None:
             return 0
         from torchperfd.launch.earlier_runs import compare_with_baseline
@@ -180,8 +176,8 @@ class Conclusion:
             document,
             options.keeping.fail_above,
             sys.stderr.write,
-            colour=terminal_text.wants_colour(sys.stderr),
-            width=terminal_width(sys.stderr),
+            colour=page.colour,
+            width=page.columns,
         )
 
 

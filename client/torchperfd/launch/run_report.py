@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd._version import __version__
+from torchperfd.document.blocks import Document, Facts, Heading
+from torchperfd.document.terminal import Page, render
 from torchperfd.launch.options import KeepingOptions
 from torchperfd.launch.script import exit_document
 from torchperfd.model.card import VerdictCard, card_of, unknown_card
 from torchperfd.model.verdict_document import verdict_from_report
 from torchperfd.report import RankReport
 from torchperfd.report.ending import Ending, failure_remedy
-from torchperfd.report.overview import Percentiles, account_table, render_overview, validation_waits
+from torchperfd.report.overview import Percentiles, account_bars, overview, validation_waits
 from torchperfd.report.rank import blocks_document
 from torchperfd.report.record import RunRecord
 from torchperfd.report.store import RunStore
@@ -239,26 +241,23 @@ def percentiles_of(answer: "control_pb2.GetRunResponse | None", rank: int) -> Pe
     return {}
 
 
-def closing_text(
-    closing: Closing, *, full: bool, colour: bool, width: int, terminal: int | None = None
-) -> str:
+def closing_text(closing: Closing, page: Page | None = None, *, full: bool = False) -> str:
     """Return the end of a run for a terminal, with a last newline.
 
     Args:
         full: Also the whole phase table of each rank.
-        terminal: Columns that these tables have room for; None if the text is not for a terminal.
     """
-    rule = f"── torchperfd · run {closing.run} "
+    return f"\n{render(closing_document(closing, full=full), page)}\n"
+
+
+def closing_document(closing: Closing, *, full: bool) -> Document:
+    """Return the end of a run: its verdict, its account, its overview, and further facts."""
     named = [cause.rank for cause in closing.card.causes if cause.rank is not None]
     account = closing.card.account
-    parts = [
-        rule.ljust(width, "─"),
-        closing.card.to_text(colour=colour, width=width),
-        account_table(account, colour=colour, width=width)
-        if account and account.has_more_than_phases
-        else "",
-        render_overview(closing.reports, closing.percentiles, named=named, colour=colour, width=width),
-        "\n\n".join(each.to_text(terminal) for each in closing.reports) if full else "",
-        "\n".join(f"{name:<8}{value}" for name, value in closing.facts),
-    ]
-    return "\n" + "\n\n".join(part for part in parts if part) + "\n"
+    found = Document([[Heading(f"torchperfd · run {closing.run}", is_rule=True)]]) + closing.card.document()
+    if account and account.has_more_than_phases:
+        found += Document([[account_bars(account)]])
+    found += overview(closing.reports, closing.percentiles, named=named)
+    for each in closing.reports if full else ():
+        found += each.document()
+    return found + Document([[Facts(closing.facts, column=8, fold="never")]])

@@ -20,7 +20,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd._version import NATIVE_ABI
-from torchperfd.model.terminal_text import without_codes
+from torchperfd.document.text import without_codes
 from torchperfd.report.ending import (
     FAILED,
     FINISHED,

@@ -3,10 +3,13 @@
 Pure, and without protobuf: it is built from a verdict's message by its fields.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torchperfd.model import card_layout
+from torchperfd.document import html, terminal
+from torchperfd.document.blocks import Block, Document, Facts, Heading, Panel
+from torchperfd.document.text import Style
 from torchperfd.model.formatting import duration
 from torchperfd.model.source_lines import SlowLine
 from torchperfd.model.step_account import Account
@@ -31,6 +34,8 @@ MIN_SHARE: Final = 0.05
 HEALTHY: Final = "none"
 UNKNOWN: Final = "unknown"
 GROWTH: Final = "memory pressure"
+_COLUMN: Final = 8
+"""Where the words of a part begin."""
 GAINS_REMARK: Final = "gains are each for itself; the account adds up"
 """Stands once below the account of a card with several causes."""
 
@@ -221,19 +226,50 @@ class VerdictCard:
             "next_command": self.next_command,
         }
 
+    def document(self) -> Document:
+        """Return the card as a document of one section."""
+        blocks: list[Block] = [_facts(("note", self.note))]
+        style: Style
+        if self.failure:
+            named = (("why", self.failure), ("fix", self.remedy), ("steps", self.remark))
+            blocks.append(_panel("✗ failed", "", "bad", named))
+        elif not self.causes:
+            mark, style = ("✓", "good") if self.is_healthy else ("?", "warn")
+            rest = self.heading[len(self.state) :]
+            blocks.append(_panel(f"{mark} {self.state}", rest, style, [("why", self.remark)]))
+        for position, cause in enumerate(self.causes):
+            mark, style = ("!", "warn") if position or self.failure else ("✗", "bad")
+            rest = "".join(f" · {words}" for words in (cause.where, cause.cost) if words)
+            blocks.append(_panel(f"{mark} {cause.cause}", rest, style, cause.parts))
+        account = [("" if at else "step", words) for at, words in enumerate(self.account_lines)]
+        also = [("also", words) for words in self.also]
+        last = (("done", self.outcome), ("trace", self.trace), ("next", self.next_command))
+        return Document([[*blocks, _facts(*account, *also, *last)]])
+
     def to_text(self, *, colour: bool = False, width: int = 80) -> str:
-        """Return the card for a terminal, without a last newline."""
-        return card_layout.card_text(self, colour=colour, width=width)
+        """Return the card for a terminal, without a last newline; lines are folded at words."""
+        return terminal.render(self.document(), terminal.Page(reading=width, colour=colour))
 
     def to_html(self) -> str:
         """Return the card as HTML that needs nothing else."""
-        return card_layout.card_html(self)
+        return html.render_html(self.document())
 
     def __str__(self) -> str:
         return self.to_text()
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+
+def _panel(text: str, rest: str, style: Style, named: Iterable[tuple[str, str]]) -> Panel:
+    heading = Heading(text, rest, style, fold="always", margin=_COLUMN)
+    return Panel(heading, [_facts(*named)])
+
+
+def _facts(*named: tuple[str, str]) -> Facts:
+    """Return what is known of facts, as the parts of a card have it."""
+    rows = [each for each in named if each[1]]
+    return Facts(rows, _COLUMN, indent=2, fold="always", name_style="dim", code=("fix", "next"))
 
 
 def command_after_run(command: str) -> str:

@@ -1,12 +1,8 @@
-"""The numbers of the phase table, computed here once before anything is rendered, and written as CSV.
+"""The numbers of the phase table, computed here once before anything is rendered."""
 
-The CSV is for programs: seconds, no units, empty where nothing is.
-"""
-
-import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.totals import CudaMemory
@@ -257,7 +253,7 @@ def _share(ns: int, fit: int) -> float:
     return ns / fit if fit else 0.0
 
 
-CSV_COLUMNS = (
+CSV_COLUMNS: Final = (
     "phase",
     "action",
     "mean_seconds",
@@ -268,20 +264,3 @@ CSV_COLUMNS = (
     "share",
     "device_mean_seconds",
 )
-
-
-def render_csv(table: Table) -> str:
-    """Return a heading and a line per row."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for row in table.rows:
-        writer.writerow(_csv_value(getattr(row, column)) for column in CSV_COLUMNS)
-    return out.getvalue()
-
-
-def _csv_value(value: str | float | None) -> str:
-    if value is None:
-        return ""
-    # Only nanoseconds are known.
-    return f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

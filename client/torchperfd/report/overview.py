@@ -1,19 +1,21 @@
 """The overview of a run's end: what a step is spent on, for one rank or across ranks.
 
-It is drawn within 80 columns: phases with bars, or one line per rank. Validation's waits for data are here,
-too, since verdicts are about training steps. Pure.
+Phases have bars, and several ranks a line each. Validation's waits for data are here, too, since verdicts are
+about training steps. Pure.
 """
 
-import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd.document.blocks import Bar, Bars, Block, Document, FirstThatFits, Sentences
+from torchperfd.document.tables import Table
+from torchperfd.document.text import Style, shortened
 from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.step_account import Account
-from torchperfd.model.terminal_text import paint
-from torchperfd.report.numbers import Table, fit_ns, steady_steps
+from torchperfd.report import numbers
+from torchperfd.report.numbers import fit_ns, steady_steps
 from torchperfd.report.phase_table import headline, sync_words
 from torchperfd.report.rank import RankReport
 from torchperfd.steps.phases import DATA, PhaseNames
@@ -109,7 +111,7 @@ def shown_ranks(rows: Sequence[RankRow], named: Sequence[int]) -> list[RankRow]:
     return sorted(by_work[:MAX_RANKS], key=lambda row: row.rank)
 
 
-def waits_for_device(table: Table) -> bool:
+def waits_for_device(table: numbers.Table) -> bool:
     """Return whether the waits for the device are at least :data:`MIN_SHARE` of the step."""
     return bool(table.sync_line) and table.sync_wait_seconds >= MIN_SHARE * (table.step_seconds or 0.0)
 
@@ -150,22 +152,16 @@ def _means(kind: KindTotals, names: PhaseNames) -> dict[str, float]:
 ACCOUNT_TITLE: Final = "where a step goes"
 _MAX_NAME: Final = 20
 _MAX_LABEL: Final = 32
-_BLOCKS: Final = " ▏▎▍▌▋▊▉"
-_MIN_BAR: Final = 10
 _MEMORY: Final = "RSS / peak"
-_FIXED_COLUMNS: Final = 4 + len("1024  1000000  12345  12345  12345")
-"""Width of a rank, its steps, its step, the rest and the wait, at their longest."""
+_NAMED: Final = "▶"
+_SHARE: Final = "share of the step"
+_HIDDEN: Final = "beside the step, costs nothing"
 
 
-def render_overview(
-    reports: Sequence[RankReport],
-    percentiles: Percentiles,
-    *,
-    named: Collection[int] = (),
-    colour: bool = False,
-    width: int = 80,
-) -> str:
-    """Return the overview, without a last newline; empty if no rank has made a step.
+def overview(
+    reports: Sequence[RankReport], percentiles: Percentiles, *, named: Collection[int] = ()
+) -> Document:
+    """Return the overview, of one section; empty if no rank has made a step.
 
     Args:
         reports: Each rank's, at least one.
@@ -174,124 +170,96 @@ def render_overview(
     """
     rows = rank_rows(reports)
     if not rows:
-        return ""
+        return Document([])
     own = next((each for each in reports if each.totals.train.steps), reports[0])
-    lines = [headline(own.table, percentiles.get(""))]
+    blocks: list[Block] = [Sentences([headline(own.table, percentiles.get(""))], fold="never")]
     if len(rows) > 1:
-        lines += _ranks(rows, named, colour=colour, width=width)
-    else:
-        lines += _phases(own, percentiles, colour=colour, width=width)
-    beside = " · ".join(remarks(own))
-    lines += textwrap.wrap(beside, width, initial_indent="  ", subsequent_indent="  ")
-    if waits_for_device(own.table):
-        lines.append(f"  sync_wait: {sync_words(own.table)}")
-    lines += [f"  note: {note}" for note in own.table.notes]
-    return "\n".join(lines)
+        blocks += _ranks(rows, named)
+    elif shares := phase_shares(own, percentiles):
+        blocks.append(_phases(shares))
+    if beside := " · ".join(remarks(own)):
+        blocks.append(Sentences([beside], indent=2, margin=2, fold="always"))
+    notes = [f"sync_wait: {sync_words(own.table)}"] if waits_for_device(own.table) else []
+    notes += [f"note: {note}" for note in own.table.notes]
+    return Document([[*blocks, Sentences(notes, indent=2, fold="always")]])
 
 
-def account_table(account: Account, *, colour: bool = False, width: int = 80) -> str:
-    """Return the account of a step as a table with bars, without a last newline.
-
-    What is hidden stands below the parts of the step.
-    """
-    rows = (*account.rows, *account.hidden_rows)
-    labels = [_cut(row.label, _MAX_LABEL) for row in rows]
-    first = max(len(ACCOUNT_TITLE) - 2, *map(len, labels), 0)
-    bar = max(_MIN_BAR, min(40, width - 2 - first - 9 - 2 - 6))
-    lines = [paint(f"{ACCOUNT_TITLE:<{first + 2}}{'mean ms':>9}  share of the step", "dim", colour=colour)]
-    for label, row in zip(labels, rows, strict=True):
-        line = f"  {label:<{first}}{milliseconds(row.seconds):>9}  "
-        if row.is_hidden:
-            lines.append(paint(f"{line}beside the step, costs nothing", "dim", colour=colour))
-        else:
-            lines.append(f"{line}{paint(_bar(row.share, bar), 'bar', colour=colour)}{_percent(row.share):>5}")
-    return "\n".join(lines)
+def account_bars(account: Account) -> Bars:
+    """Return the account of a step. What is hidden stands below the parts of the step."""
+    rows = []
+    for row in (*account.rows, *account.hidden_rows):
+        label = f"  {shortened(row.label, _MAX_LABEL)}"
+        share = None if row.is_hidden else row.share
+        rows.append(Bar(label, milliseconds(row.seconds), share, _HIDDEN))
+    return Bars((ACCOUNT_TITLE, "mean ms", _SHARE), rows)
 
 
-def _phases(report: RankReport, percentiles: Percentiles, *, colour: bool, width: int) -> Iterator[str]:
-    shares = phase_shares(report, percentiles)
-    if not shares:
-        return
-    names = [_cut(each.name) for each in shares]
-    first = max(len("phase"), *map(len, names))
+def _phases(shares: Sequence[PhaseShare]) -> Bars:
     with_percentiles = any(each.p50_seconds is not None for each in shares)
-    numbers = 9 + 9 if with_percentiles else 0
-    bar = max(_MIN_BAR, min(40, width - 2 - first - 9 - 2 - 6 - numbers))
-    head = f"  {'phase':<{first}}{'mean ms':>9}  {'share of the step':<{bar}}      "
-    yield paint((head + (f"{'p50':>9}{'p95':>9}" if with_percentiles else "")).rstrip(), "dim", colour=colour)
-    for name, each in zip(names, shares, strict=True):
-        drawn = paint(_bar(each.share, bar), "bar", colour=colour)
-        line = f"  {name:<{first}}{milliseconds(each.seconds):>9}  {drawn}{_percent(each.share):>5} "
-        if with_percentiles:
-            line += f"{milliseconds(each.p50_seconds):>9}{milliseconds(each.p95_seconds):>9}"
-        yield line.rstrip()
+    rows = []
+    for each in shares:
+        percentiles = (each.p50_seconds, each.p95_seconds) if with_percentiles else ()
+        cells = tuple(map(milliseconds, percentiles))
+        rows.append(Bar(shortened(each.name, _MAX_NAME), milliseconds(each.seconds), each.share, cells=cells))
+    heads = ("phase", "mean ms", _SHARE, *(("p50", "p95") if with_percentiles else ()))
+    return Bars(heads, rows, indent=2)
 
 
-def _ranks(rows: Sequence[RankRow], named: Collection[int], *, colour: bool, width: int) -> Iterator[str]:
+def _ranks(rows: Sequence[RankRow], named: Collection[int]) -> Iterator[Block]:
     shown = shown_ranks(rows, list(named))
-    phases = _columns(rows, width)
+    phases = _columns(rows)
+
+    def candidates() -> Iterator[Table]:
+        for count in range(len(phases), -1, -1):
+            yield _rank_table(shown, phases[:count], named, rows)
+
+    yield FirstThatFits(candidates, fold="always")
+    if len(rows) > len(shown):
+        others = [row for row in rows if row not in shown]
+        own = [row.own_seconds for row in others]
+        yield Sentences(
+            [f"{len(others)} more ranks, each with {_span(own)} ms of its own work a step"], indent=4
+        )
+    yield Sentences(["milliseconds per step; wait is for other ranks"], "dim", indent=4)
+
+
+def _rank_table(
+    shown: Sequence[RankRow], phases: Sequence[str], named: Collection[int], rows: Sequence[RankRow]
+) -> Table:
+    """Return the table of the ranks shown, with these phases; what it has beside them depends on all rows."""
     waits = any(row.phase_seconds.get(WAIT) for row in rows)
     memory = any(row.host_memory for row in rows)
-    last = [*(["wait"] if waits else []), *([_MEMORY] if memory else [])]
-    heads = ["rank", "steps", "step", *map(_cut, phases), "rest", *last]
-    table = [heads]
+    widest = max(len("rank"), *(len(str(row.rank)) for row in shown))
+    cells = []
     for row in shown:
         wait = row.phase_seconds.get(WAIT, 0.0)
         columns = [row.phase_seconds.get(name, 0.0) for name in phases]
         rest = max(0.0, row.step_seconds - wait - sum(columns))
         times = [row.step_seconds, *columns, rest, *([wait] if waits else [])]
         bytes_used = [row.host_memory.cell if row.host_memory else "-"] if memory else []
-        table.append([str(row.rank), f"{row.steps}", *map(milliseconds, times), *bytes_used])
-    widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
-    lines = ["  ".join(cell.rjust(size) for cell, size in zip(line, widths, strict=True)) for line in table]
-    yield paint(f"    {lines[0]}", "dim", colour=colour)
-    for row, line in zip(shown, lines[1:], strict=True):
-        is_named = row.rank in named
-        yield paint(f"  {'▶' if is_named else ' '} {line}", "bad", colour=colour and is_named)
-    if len(rows) > len(shown):
-        others = [row for row in rows if row not in shown]
-        own = [row.own_seconds for row in others]
-        yield f"    {len(others)} more ranks, each with {_span(own)} ms of its own work a step"
-    yield paint("    milliseconds per step; wait is for other ranks", "dim", colour=colour)
+        rank = f"{_NAMED} {row.rank:>{widest}}" if row.rank in named else str(row.rank)
+        cells.append([rank, f"{row.steps}", *map(milliseconds, times), *bytes_used])
+    names = [shortened(name, _MAX_NAME) for name in phases]
+    last = [*(["wait"] if waits else []), *([_MEMORY] if memory else [])]
+    styles: list[Style] = ["bad" if row.rank in named else "" for row in shown]
+    heads = ["  rank", "steps", "step", *names, "rest", *last]
+    return Table(heads, cells, indent=2, head_style="dim", styles=styles)
 
 
-def _columns(rows: Sequence[RankRow], width: int) -> list[str]:
-    """Return the phases that get a column, in the order of their length: as many as fit."""
+def _columns(rows: Sequence[RankRow]) -> list[str]:
+    """Return the phases that may get a column, in the order of their length."""
     longest: dict[str, float] = {}
     step = max(row.step_seconds for row in rows)
     for row in rows:
         for name, seconds in row.phase_seconds.items():
             longest[name] = max(longest.get(name, 0.0), seconds)
-    memory = [len(row.host_memory.cell) for row in rows if row.host_memory]
-    room = width - _FIXED_COLUMNS - (max(len(_MEMORY), *memory) + 2 if memory else 0)
-    chosen: list[str] = []
-    for name in sorted(longest, key=lambda name: -longest[name]):
-        if name in (WAIT, REST) or longest[name] < MIN_SHARE * step:
-            continue
-        room -= max(5, len(_cut(name))) + 2
-        if room < 0:
-            break
-        chosen.append(name)
-    return chosen
+    ordered = sorted(longest, key=lambda name: -longest[name])
+    return [name for name in ordered if name not in (WAIT, REST) and longest[name] >= MIN_SHARE * step]
 
 
 def _span(seconds: Sequence[float]) -> str:
     least, most = milliseconds(min(seconds)), milliseconds(max(seconds))
     return least if least == most else f"{least} to {most}"
-
-
-def _bar(share: float, width: int) -> str:
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    full, part = divmod(eighths, 8)
-    return ("█" * full + (_BLOCKS[part] if part else "")).ljust(width)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.005 else "<1%"
-
-
-def _cut(name: str, most: int = _MAX_NAME) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 _MIN_WAIT_SHARE: Final = 0.2

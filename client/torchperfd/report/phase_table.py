@@ -1,21 +1,11 @@
-"""The phase table for people, with its units, digits and headings.
-
-It is laid out as text for a terminal, as Markdown and as HTML.
-"""
+"""The phase table as a document, with its units, digits and headings; and its numbers for programs."""
 
 from collections.abc import Iterator
-from html import escape
 
+from torchperfd.document import tables
+from torchperfd.document.blocks import Document, Heading, Sentences
 from torchperfd.model.formatting import duration, size
-from torchperfd.model.terminal_text import (
-    TextTable,
-    beginning,
-    escape_markdown,
-    fold_text,
-    markdown_table,
-    text_width,
-)
-from torchperfd.report.numbers import Row, Table
+from torchperfd.report.numbers import CSV_COLUMNS, Row, Table
 
 NOTHING = "-"
 _HEADINGS = ("Phase", "Action", "Mean duration", "Std dev", "Calls", "Samples/s", "Total", "% of total")
@@ -161,33 +151,32 @@ def _duration(seconds: float | None) -> str:
     return NOTHING if seconds is None else duration(seconds)
 
 
-_TEXT_WIDTH = 96
-_ACTION_WIDTHS = (13, 24)
-"""Least and most characters of an action; in between, what the other columns leave."""
-_LEFT_COLUMNS = 2
-"""Columns of words; the others are numbers, and flush right."""
+_WIDTH = 96
+"""Columns of the table off a terminal."""
+_WORDS = 2
+"""Columns of words; the others are numbers."""
 
 
-def render_text(table: Table, width: int | None = None) -> str:
-    """Return the table without a last newline.
-
-    Args:
-        width: Columns that it may take; None for as many as it needs.
-    """
-    return "\n".join(line.rstrip() for line in _text_lines(table, width))
-
-
-def _text_lines(table: Table, width: int | None) -> Iterator[str]:
-    yield fold_text(title(table), width)
-    if table.rows:
-        lines = list(_wide_table(table))
-        if width is not None and max(map(text_width, lines)) > width:
-            lines = list(_narrow_table(table, width))
-        yield from lines
-    for fact in facts(table):
-        yield fold_text(f"  {fact}", width)
-    for note in table.notes:
-        yield fold_text(f"  note: {note}", width)
+def document(table: Table) -> Document:
+    """Return the table as a document: its rows, the facts and the notes."""
+    notes = (*facts(table), *(f"note: {note}" for note in table.notes))
+    below = Sentences(notes, indent=2, is_list=True)
+    if not table.rows:
+        return Document([[Heading(title(table)), below]])
+    heads = headings(table)
+    drawn = tables.Table(
+        heads,
+        _grouped(table),
+        left=heads[:_WORDS],
+        shorten=heads[1],
+        lift=heads[1:_WORDS],
+        indent=2,
+        plain_width=_WIDTH,
+        is_grouped=True,
+        caption=title(table),
+        shares=[row.share for row in table.rows],
+    )
+    return Document([[drawn, below]])
 
 
 def _grouped(table: Table) -> list[tuple[str, ...]]:
@@ -199,109 +188,14 @@ def _grouped(table: Table) -> list[tuple[str, ...]]:
     return rows
 
 
-def _wide_table(table: Table) -> Iterator[str]:
-    heads, rows = headings(table), _grouped(table)
-    least, most = _ACTION_WIDTHS
-    excess = TextTable(heads, rows).draw().width - _TEXT_WIDTH
-    widest = max(text_width(words[1]) for words in (heads, *rows))
-    room = min(widest, most, max(least, widest - excess))
-    rows = [(phase, _cut_word(action, room), *numbers) for phase, action, *numbers in rows]
-    # A cut within a wide character leaves a column free, which the table keeps.
-    heads = (heads[0], heads[1].ljust(room), *heads[2:])
-    drawn = TextTable(heads, rows, left=heads[:_LEFT_COLUMNS]).draw()
-    yield from (f"  {line}" for line in drawn.head)
-    for (phase, *_), lines in zip(rows, drawn.rows, strict=True):
-        if phase:
-            yield "  " + "─" * drawn.width
-        yield from (f"  {line}" for line in lines)
+def raw_document(table: Table) -> Document:
+    """Return the rows for programs: seconds, no units, empty where nothing is."""
+    rows = [[_raw(getattr(row, column)) for column in CSV_COLUMNS] for row in table.rows]
+    return Document([[tables.Table(CSV_COLUMNS, rows)]])
 
 
-def _narrow_table(table: Table, width: int) -> Iterator[str]:
-    """Yield the table with the phases on lines of their own, and heads on several."""
-    (_, action, *heads), rows = headings(table), _grouped(table)
-    drawn = TextTable(
-        (action, *heads),
-        [row[1:] for row in rows],
-        left=(action,),
-        shorten=action,
-        lift=(action,),
-        labels_lifted=False,
-        folds_heads=True,
-    ).draw(width - 2)
-    yield from (f"  {line}" for line in drawn.head)
-    for (phase, *_), lines in zip(rows, drawn.rows, strict=True):
-        if phase:
-            yield f"  ── {phase} ".ljust(drawn.width + 2, "─")
-        yield from (f"  {line}" for line in lines)
-
-
-def _cut_word(word: str, width: int) -> str:
-    return word if text_width(word) <= width else f"{beginning(word, width - 1)}…"
-
-
-def render_markdown(table: Table) -> str:
-    """Return the table, ending in a newline."""
-    lines = [f"**{escape_markdown(title(table))}**", ""]
-    if table.rows:
-        heads = headings(table)
-        rows = [(phase, escape_markdown(action), *numbers) for phase, action, *numbers in _grouped(table)]
-        lines += [*markdown_table(heads, "|---|---|" + "---:|" * (len(heads) - _LEFT_COLUMNS), rows), ""]
-    lines += [f"- {escape_markdown(line)}" for line in (*facts(table), *table.notes)]
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
-# In place, since notebooks and mail drop <style>; colours with alpha, since the theme is not ours.
-_TABLE = (
-    "border-collapse:collapse;font:13px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums;"
-    "color:inherit;background:transparent;margin:4px 0"
-)
-_CAPTION = "caption-side:top;text-align:left;padding:4px 10px 6px;font-weight:600;color:inherit"
-_CELL = "padding:2px 10px;border:0;white-space:nowrap"
-_LINE = "border-top:1px solid rgba(128,128,128,.45)"
-_NOTE = "font:12px/1.5 system-ui,sans-serif;opacity:.75;padding:0 10px"
-_BAR = "rgba(66,133,244,.28)"
-
-
-def render_html(table: Table) -> str:
-    """Return the table, ending in a newline."""
-    return "\n".join(_html_lines(table)) + "\n"
-
-
-def _html_lines(table: Table) -> Iterator[str]:
-    yield "<div>"
-    if table.rows:
-        yield f'<table style="{_TABLE}">'
-        yield f'<caption style="{_CAPTION}">{escape(title(table))}</caption>'
-        heads = "".join(
-            f'<th scope="col" style="{_CELL};font-weight:600;text-align:{_align(column)}">{escape(word)}</th>'
-            for column, word in enumerate(headings(table))
-        )
-        yield f'<thead><tr style="background:transparent">{heads}</tr></thead>'
-        yield "<tbody>"
-        yield from map(_row, table.rows, _grouped(table))
-        yield "</tbody>"
-        yield "</table>"
-    else:
-        yield f'<p style="{_CAPTION}">{escape(title(table))}</p>'
-    for line in (*facts(table), *table.notes):
-        yield f'<p style="{_NOTE}">{escape(line)}</p>'
-    yield "</div>"
-
-
-def _row(row: Row, texts: tuple[str, ...]) -> str:
-    phase, *words, share = texts
-    cell = f"{_CELL};{_LINE}" if phase else _CELL
-    parts = [f'<th scope="row" style="{cell};font-weight:600;text-align:left">{phase}</th>']
-    parts += [
-        f'<td style="{cell};text-align:{_align(column)}">{escape(word)}</td>'
-        for column, word in enumerate(words, start=1)
-    ]
-    percent = f"{min(1.0, row.share):.1%}"
-    gradient = f"linear-gradient(to right,{_BAR} {percent},transparent {percent})"
-    bar = f"background:{gradient} center/100% 74% no-repeat"
-    parts.append(f'<td style="{cell};text-align:right;min-width:90px;{bar}">{share}</td>')
-    return f'<tr style="background:transparent">{"".join(parts)}</tr>'
-
-
-def _align(column: int) -> str:
-    return "left" if column < _LEFT_COLUMNS else "right"
+def _raw(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    # Only nanoseconds are known.
+    return f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

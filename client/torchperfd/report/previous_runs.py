@@ -12,13 +12,15 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Final
 
+from torchperfd.document import markup, terminal
+from torchperfd.document.blocks import Block, Document, Facts, Heading, Sentences
+from torchperfd.document.tables import Table
+from torchperfd.document.text import Style
 from torchperfd.errors import TorchperfdError
 from torchperfd.model.formatting import milliseconds
 from torchperfd.model.significance import MIN_BLOCKS
-from torchperfd.model.terminal_text import TextTable, fold_text, markdown_table, paint
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.report.comparison import PhaseChange, RunComparison, compare_runs
 from torchperfd.report.ending import FAILED
@@ -26,7 +28,7 @@ from torchperfd.report.promise import CHANGED, MACHINE, NOISE, UNCHANGED, Promis
 from torchperfd.report.record import RankBlocks, RankRecord, RunFileError, RunRecord, read_record
 from torchperfd.report.store import RunStore
 
-_HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "")
+_HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "verdict")
 _PART_HEADS = ("where a step goes", "A ms", "B ms", "change ms")
 _CONTEXT = len("differs    ")
 
@@ -42,45 +44,46 @@ def comparison_text(comparison: RunComparison, *, colour: bool = False, width: i
     Args:
         width: Columns of the terminal; None if the text is not for one.
     """
-    sides = (("A", comparison.before), ("B", comparison.after))
-    lines = [
-        *(fold_text(f"{name}  {_side(run)}", width, margin=3) for name, run in sides),
-        "",
-        paint(fold_text(headline(comparison), width), _style(comparison), colour=colour),
-        *(fold_text(line, width) for line in findings(comparison)),
-        "",
-    ]
-    rows = [_cells(phase) for phase in comparison.phases]
-    drawn = TextTable(
-        _HEADS, rows, left=(_HEADS[0], _HEADS[-1]), shorten=_HEADS[0], lift=_HEADS[:1], folds_heads=True
-    ).draw(width)
-    lines += [paint(line, "dim", colour=colour) for line in drawn.head]
-    for phase, row in zip(comparison.phases, drawn.rows, strict=True):
-        style = _phase_style(phase)
-        lines += [paint(line, style, colour=colour) if style else line for line in row]
-    if comparison.parts:
-        drawn = TextTable(
-            _PART_HEADS, _part_cells(comparison), left=_PART_HEADS[:1], lift=_PART_HEADS[:1], folds_heads=True
-        ).draw(width)
-        lines += ["", *(paint(line, "dim", colour=colour) for line in drawn.head), *chain(*drawn.rows)]
-    context = [fold_text(line, width, margin=_CONTEXT) for line in _context(comparison)]
-    return "\n".join([*lines, "", *context]).rstrip()
+    return terminal.render(people_document(comparison), terminal.Page(width, colour=colour))
+
+
+def people_document(comparison: RunComparison) -> Document:
+    """Return the comparison for people: both sides, what changed, and the context."""
+    context = Document([[_notes(comparison), Facts(_context(comparison), column=_CONTEXT)]])
+    return Document([[Facts(_sides(comparison), column=3)]]) + _changes(comparison) + context
 
 
 def comparison_markdown(comparison: RunComparison) -> str:
-    """Return the same as GitHub-flavoured Markdown, without a newline at the end."""
-    lines = [f"**{_escaped(headline(comparison))}**", ""]
-    lines += [f"- {_escaped(line)}" for line in findings(comparison)]
-    rows = [[_escaped(cell) for cell in _cells(phase)] for phase in comparison.phases]
-    marks = ["**" if phase.is_changed else "" for phase in comparison.phases]
-    rows = [[f"{mark}{cell}{mark}" for cell in row] for mark, row in zip(marks, rows, strict=True)]
-    lines += ["", *markdown_table((*_HEADS[:-1], "verdict"), "|:--|--:|--:|--:|--:|:--|", rows)]
-    if comparison.parts:
-        rows = [[_escaped(cell) for cell in cells] for cells in _part_cells(comparison)]
-        lines += ["", *markdown_table(_PART_HEADS, "|:--|--:|--:|--:|", rows)]
-    lines += ["", f"- A: {_escaped(_side(comparison.before))}", f"- B: {_escaped(_side(comparison.after))}"]
-    lines += [f"- {_escaped(line)}" for line in _context(comparison)]
-    return "\n".join(lines)
+    """Return the same as GitHub-flavoured Markdown, what changed first, without a newline at the end."""
+    last: list[Block] = [Facts(_sides(comparison)), _notes(comparison), Facts(_context(comparison))]
+    return markup.render_markdown(_changes(comparison) + Document([last])).rstrip("\n")
+
+
+def _changes(comparison: RunComparison) -> Document:
+    """Return the headline with what explains it, and the tables."""
+    phases = Table(
+        _HEADS,
+        [_cells(phase) for phase in comparison.phases],
+        left=(_HEADS[0], _HEADS[-1]),
+        shorten=_HEADS[0],
+        lift=_HEADS[:1],
+        folds_heads=True,
+        head_style="dim",
+        styles=[_phase_style(phase) for phase in comparison.phases],
+    )
+    parts = Table(
+        _PART_HEADS,
+        _part_cells(comparison),
+        left=_PART_HEADS[:1],
+        lift=_PART_HEADS[:1],
+        folds_heads=True,
+        head_style="dim",
+    )
+    above = (
+        Heading(headline(comparison), style=_style(comparison)),
+        Sentences(findings(comparison), is_list=True),
+    )
+    return Document([above, [phases], [parts] if comparison.parts else []])
 
 
 def headline(comparison: RunComparison) -> str:
@@ -116,17 +119,26 @@ def findings(comparison: RunComparison) -> list[str]:
     return lines
 
 
-def _context(comparison: RunComparison) -> list[str]:
+def _sides(comparison: RunComparison) -> list[tuple[str, str]]:
+    return [("A", _side(comparison.before)), ("B", _side(comparison.after))]
+
+
+def _notes(comparison: RunComparison) -> Sentences:
     lines = []
     if comparison.machine_factor is not None:
         lines.append(f"A's times count {comparison.machine_factor:.2f} times for the changes of phases")
     if any(phase.mean.is_clipped for phase in comparison.changed_phases):
         lines.append("spikes clipped: the change leaves spikes out, A and B do not")
+    return Sentences(lines, margin=_CONTEXT, is_list=True)
+
+
+def _context(comparison: RunComparison) -> list[tuple[str, str]]:
+    lines = []
     for name, run in (("A", comparison.before), ("B", comparison.after)):
         if run.verdict:
-            lines.append(f"verdict {name}  {run.verdict}")
+            lines.append((f"verdict {name}", run.verdict))
     if comparison.differences:
-        lines.append(f"differs    {'; '.join(each.words for each in comparison.differences)}")
+        lines.append(("differs", "; ".join(each.words for each in comparison.differences)))
     return lines
 
 
@@ -164,13 +176,13 @@ def _difference(seconds: float) -> str:
     return f"{1e3 * seconds:+.3f}" if abs(seconds) < 1e-3 else f"{1e3 * seconds:+.2f}"
 
 
-def _style(comparison: RunComparison) -> str:
+def _style(comparison: RunComparison) -> Style:
     if not comparison.is_changed:
         return "bold"
     return "bad" if comparison.step.difference > 0 else "good"
 
 
-def _phase_style(phase: PhaseChange) -> str:
+def _phase_style(phase: PhaseChange) -> Style:
     if not phase.is_changed:
         return ""
     return "bad" if phase.share > 0 else "good"
@@ -189,10 +201,6 @@ def _ms(seconds: float) -> str:
 def _percent(share: float) -> str:
     text = f"{100 * share:+.1f} %"
     return "0.0 %" if text in ("+0.0 %", "-0.0 %") else text
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{each}" if each in "\\|*_`<>[]" else each for each in text)
 
 
 MAX_BYTES: Final = 8 << 20

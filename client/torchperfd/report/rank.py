@@ -7,10 +7,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from torchperfd.document import html, markup, terminal
+from torchperfd.document.blocks import Document
+
 # Here, as a signal handler of the script that asks for a report may interrupt another one's first import.
 from torchperfd.model.documents import to_document
 from torchperfd.model.totals import PhaseTotals
-from torchperfd.report import numbers, phase_table
+from torchperfd.report import phase_table
 from torchperfd.report.numbers import Table, between_ns, fit_ns, steady_steps, tabulate
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_series import BlockSums
@@ -148,25 +151,29 @@ class RankReport:
         """The totals, by the name that they had before; scripts use it."""
         return self.totals
 
+    def document(self) -> Document:
+        """Return the phase table as a document."""
+        return phase_table.document(self.table)
+
     def to_text(self, width: int | None = None) -> str:
         """Return the phase table for a terminal.
 
         Args:
             width: Columns that it may take; by default as many as it needs, less than 100.
         """
-        return phase_table.render_text(self.table, width)
+        return terminal.render(self.document(), terminal.Page(width))
 
     def to_markdown(self) -> str:
         """Return the phase table as GitHub-flavoured Markdown."""
-        return phase_table.render_markdown(self.table)
+        return markup.render_markdown(self.document())
 
     def to_html(self) -> str:
         """Return the phase table as HTML that needs nothing else."""
-        return phase_table.render_html(self.table)
+        return html.render_html(self.document())
 
     def to_csv(self) -> str:
         """Return the phase table as comma-separated values, in seconds."""
-        return numbers.render_csv(self.table)
+        return markup.render_csv(phase_table.raw_document(self.table))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rank's part of a ``torchperfd.run/1`` document."""

@@ -1,7 +1,7 @@
 """Turns a captured trace into answers: trace file in, one dataclass out.
 
 ``load`` reads a Kineto trace into a `Trace` of columns, ``summarise`` turns that into a `Summary`,
-and ``render_text`` and ``to_dict`` show one `Summary` to people and to programs. ``analyse`` does the
+and ``summary_document`` and ``to_dict`` show one `Summary` to people and to programs. ``analyse`` does the
 first two for several ranks, each in a process of its own. ``compare`` puts two sides beside each other.
 """
 
@@ -9,12 +9,12 @@ from torchperfd_daemon.analysis.across import Across as Across
 from torchperfd_daemon.analysis.across import KindWait as KindWait
 from torchperfd_daemon.analysis.across import RankWait as RankWait
 from torchperfd_daemon.analysis.across import across as across
+from torchperfd_daemon.analysis.across import across_document as across_document
 from torchperfd_daemon.analysis.across import across_to_dict as across_to_dict
-from torchperfd_daemon.analysis.across import render_across as render_across
 from torchperfd_daemon.analysis.advice import Advice as Advice
+from torchperfd_daemon.analysis.advice import advice_document as advice_document
 from torchperfd_daemon.analysis.advice import advice_to_dict as advice_to_dict
 from torchperfd_daemon.analysis.advice import gather as gather
-from torchperfd_daemon.analysis.advice import render_advice as render_advice
 from torchperfd_daemon.analysis.breakdown import Breakdown as Breakdown
 from torchperfd_daemon.analysis.breakdown import DeviceTime as DeviceTime
 from torchperfd_daemon.analysis.breakdown import Kernel as Kernel
@@ -28,14 +28,12 @@ from torchperfd_daemon.analysis.comparison import Side as Side
 from torchperfd_daemon.analysis.comparison import compare as compare
 from torchperfd_daemon.analysis.comparison_report import COMPARISON_ORDERS as COMPARISON_ORDERS
 from torchperfd_daemon.analysis.comparison_report import COMPARISON_SCHEMA as COMPARISON_SCHEMA
+from torchperfd_daemon.analysis.comparison_report import comparison_document as comparison_document
 from torchperfd_daemon.analysis.comparison_report import comparison_to_dict as comparison_to_dict
-from torchperfd_daemon.analysis.comparison_report import comparison_to_markdown as comparison_to_markdown
-from torchperfd_daemon.analysis.comparison_report import render_comparison as render_comparison
+from torchperfd_daemon.analysis.export import csv_document as csv_document
 from torchperfd_daemon.analysis.export import rectangles_for as rectangles_for
 from torchperfd_daemon.analysis.export import render_comparison_html as render_comparison_html
 from torchperfd_daemon.analysis.export import render_html as render_html
-from torchperfd_daemon.analysis.export import to_csv as to_csv
-from torchperfd_daemon.analysis.export import to_markdown as to_markdown
 from torchperfd_daemon.analysis.export import to_pandas as to_pandas
 from torchperfd_daemon.analysis.idle import CAUSES as CAUSES
 from torchperfd_daemon.analysis.idle import Cause as Cause
@@ -54,7 +52,7 @@ from torchperfd_daemon.analysis.ranks import Request as Request
 from torchperfd_daemon.analysis.ranks import analyse as analyse
 from torchperfd_daemon.analysis.report import SCHEMA as SCHEMA
 from torchperfd_daemon.analysis.report import SORT_WORDS as SORT_WORDS
-from torchperfd_daemon.analysis.report import render_text as render_text
+from torchperfd_daemon.analysis.report import summary_document as summary_document
 from torchperfd_daemon.analysis.report import to_dict as to_dict
 from torchperfd_daemon.analysis.steps import Step as Step
 from torchperfd_daemon.analysis.steps import phases as phases

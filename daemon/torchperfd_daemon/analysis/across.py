@@ -2,19 +2,21 @@
 
 No rank leaves a collective before the last one has arrived. So the shortest time of any rank in a collective
 is the transfer, and the rest of the other ranks' time is waiting. In synchronous training a slow rank shows
-only here, since all ranks have the same step time. An `Across` is rendered as tables and a verdict, and as a
-dictionary for programs.
+only here, since all ranks have the same step time. An `Across` becomes a document with tables and a
+verdict, and a dictionary for programs.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from torchperfd.document.blocks import Document, Heading, Sentences
+from torchperfd.document.tables import Table
 from torchperfd_daemon.analysis.collectives import Collectives, Kind
 from torchperfd_daemon.analysis.intervals import Cover
-from torchperfd_daemon.analysis.layout import Table, console_for, ms, print_folded, printable
+from torchperfd_daemon.analysis.layout import ms, printable, table
 from torchperfd_daemon.analysis.matching import Matches, match
 from torchperfd_daemon.analysis.trace import Int64
 from torchperfd_daemon.text import ranks_phrase
@@ -251,25 +253,22 @@ def _rank(across: Across, rank: RankWait) -> dict[str, Any]:
     }
 
 
-def render_across(across: Across, out: IO[str]) -> None:
-    """Write the waits, the cost of each rank and the verdict, in the terminal's width or else uncut."""
-    console = console_for(out)
-    console.print("across ranks", style="bold")
-    print_folded(console, _found(across))
+def across_document(across: Across) -> Document:
+    """Return the waits, the cost of each rank and the verdict."""
+    found = (Heading("across ranks", style="bold"), Sentences([_found(across)]))
     if not across.matched:
-        return
-    console.print()
-    _rank_table(across).print_on(console)
-    if (hidden := len(across.ranks) - _MAX_RANKS) > 0:
-        console.print(f"{hidden:,} more ranks, which cost the others less; --json has all")
-    console.print()
-    _kind_table(across).print_on(console)
-    hidden = len(across.kinds) - _KINDS
-    if hidden > 0:
-        console.print(f"{hidden:,} more kinds of collective; --json has all")
-    console.print()
-    for line in (*_caveats(across), _verdict(across)):
-        print_folded(console, line)
+        return Document([found])
+    ranks, kinds = len(across.ranks) - _MAX_RANKS, len(across.kinds) - _KINDS
+    more_ranks = [f"{ranks:,} more ranks, which cost the others less; --json has all"] * (ranks > 0)
+    more_kinds = [f"{kinds:,} more kinds of collective; --json has all"] * (kinds > 0)
+    return Document(
+        [
+            found,
+            (_rank_table(across), Sentences(more_ranks)),
+            (_kind_table(across), Sentences(more_kinds)),
+            [Sentences((*_caveats(across), _verdict(across)))],
+        ]
+    )
 
 
 def _found(across: Across) -> str:
@@ -296,7 +295,7 @@ def _rank_table(across: Across) -> Table:
         )
         for each in sorted(most, key=lambda each: each.rank)
     ]
-    return Table(("", "collectives", "wait ms", "last to arrive", "costs others ms"), tuple(rows))
+    return table(("", "collectives", "wait ms", "last to arrive", "costs others ms"), rows)
 
 
 def _kind_table(across: Across) -> Table:
@@ -313,7 +312,7 @@ def _kind_table(across: Across) -> Table:
         for each in across.kinds[:_KINDS]
     ]
     headings = ("collective", "ranks", "calls", "MB", "transfer ms", "wait ms", "GB/s")
-    return Table(headings, tuple(rows))
+    return table(headings, rows)
 
 
 def _caveats(across: Across) -> list[str]:

@@ -1,9 +1,11 @@
-"""Renders a `Comparison` as text, as Markdown for a pull request, and as a dictionary for programs."""
+"""A `Comparison` as a document for people, and as a dictionary for programs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import IO, Any, Final, get_args
+from typing import Any, Final, get_args
 
+from torchperfd.document.blocks import Block, Document, Heading, Sentences
+from torchperfd.document.tables import Table
 from torchperfd_daemon.analysis.comparison import (
     LEVEL,
     UNKNOWN_NOISE_OF_ROW,
@@ -14,14 +16,10 @@ from torchperfd_daemon.analysis.comparison import (
     Side,
 )
 from torchperfd_daemon.analysis.layout import (
-    UNCUT,
-    Table,
-    console_for,
-    escaped,
     ms,
     name_in_sentence,
-    print_folded,
     printable,
+    table,
 )
 
 COMPARISON_SCHEMA: Final = "torchperfd.comparison/1"
@@ -99,11 +97,11 @@ def _side(side: Side) -> dict[str, Any]:
     return {"paths": list(side.paths), "steps": side.steps, "device_names": list(side.device_names)}
 
 
-def headline(comparison: Comparison, width: int = UNCUT) -> str:
+def headline(comparison: Comparison, width: int | None = None) -> str:
     """Return one sentence with the change of the step and the rows that caused most of it.
 
     Args:
-        width: Columns of the terminal; no name takes more.
+        width: Columns of the terminal; no name takes more. None for any.
     """
 
     def name(row: Change) -> str:
@@ -122,32 +120,17 @@ def headline(comparison: Comparison, width: int = UNCUT) -> str:
     return f"{times}: {causes}" if causes else times
 
 
-def render_comparison(
-    comparison: Comparison, out: IO[str], *, limit: int = 15, sort_by: str = "difference"
-) -> None:
-    """Write the headline, what is compared, and of each table the first ``limit`` rows that differ."""
-    console = console_for(out)
-    print_folded(console, headline(comparison, console.width), "bold")
-    for line in _facts(comparison):
-        print_folded(console, line)
-    for table, note in _sections(comparison, limit, sort_by):
-        console.print()
-        if table.rows:
-            table.print_on(console)
-        if note:
-            print_folded(console, note)
+def comparison_document(
+    comparison: Comparison, *, limit: int = 15, sort_by: str = "difference", width: int | None = None
+) -> Document:
+    """Return the headline, what is compared, and of each table the first ``limit`` rows that differ.
 
-
-def comparison_to_markdown(comparison: Comparison, *, limit: int = 15, sort_by: str = "difference") -> str:
-    """Return the same as GitHub-flavoured Markdown, ending in a newline."""
-    parts = [
-        f"**{escaped(headline(comparison))}**\n",
-        "".join(f"- {escaped(line)}\n" for line in _facts(comparison)),
-    ]
-    for table, note in _sections(comparison, limit, sort_by):
-        parts += [table.as_markdown()] if table.rows else []
-        parts += [f"{note}\n"] if note else []
-    return "\n".join(parts)
+    Args:
+        width: Columns of the terminal; no name in a sentence takes more. None for any.
+    """
+    head = Heading(headline(comparison, width), style="bold")
+    above = (head, Sentences(_facts(comparison), is_list=True))
+    return Document([above, *_sections(comparison, limit, sort_by)])
 
 
 def _facts(comparison: Comparison) -> list[str]:
@@ -172,23 +155,23 @@ def _described(side: Side) -> str:
     return f"{printable(side.paths[0])}{others}{steps}"
 
 
-def _sections(comparison: Comparison, limit: int, sort_by: str) -> Iterator[tuple[Table, str]]:
+def _sections(comparison: Comparison, limit: int, sort_by: str) -> Iterator[list[Block]]:
     """Yield the tables that are not empty, each with the line below it."""
     if comparison.ranks:
         steps = [replace(step, name="?" if rank is None else str(rank)) for rank, step in comparison.ranks]
-        yield _table("rank", steps, _ms_cells), ""
+        yield [_table("rank", steps, _ms_cells)]
     for name in COMPARED_TABLES:
-        rows = _ordered(comparison.table(name), sort_by)
+        rows, head = _ordered(comparison.table(name), sort_by), COMPARED_HEADS[name]
         if name in _WHOLE and rows:
             named = [replace(row, name=COMPARED_WORDS.get(row.name, row.name)) for row in rows]
-            yield _table(COMPARED_HEADS[name], named, _megabyte_cells if name == _MEMORY else _ms_cells), ""
+            yield [_table(head, named, _megabyte_cells if name == _MEMORY else _ms_cells)]
         elif rows:
             differing = [row for row in rows if row.status != "same"]
             below = _below(len(rows), len(differing), limit)
-            yield (
-                _table(COMPARED_HEADS[name], differing[:limit], _ms_cells),
-                below if differing else f"{COMPARED_HEADS[name]}: {below}",
-            )
+            if differing:
+                yield [_table(head, differing[:limit], _ms_cells), Sentences([below] * bool(below))]
+            else:
+                yield [Sentences([f"{head}: {below}"])]
 
 
 def _below(rows: int, differing: int, limit: int) -> str:
@@ -204,9 +187,8 @@ def _table(head: str, rows: Sequence[Change], cells: Callable[[Change], tuple[st
     unit = "MB" if cells is _megabyte_cells else "ms"
     called = any(row.calls_before is not None for row in rows)
     headings = (head, f"A {unit}", f"B {unit}", f"B {_MINUS} A", "%", *(("A calls", "B calls") * called), "")
-    return Table(
-        headings,
-        tuple((printable(row.name), *cells(row), *(_calls(row) * called), row.status) for row in rows),
+    return table(
+        headings, [(printable(row.name), *cells(row), *(_calls(row) * called), row.status) for row in rows]
     )
 
 

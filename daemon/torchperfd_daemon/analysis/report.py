@@ -2,20 +2,17 @@
 
 import statistics
 from collections import Counter
-from typing import IO, Any, Final
+from typing import Any, Final
 
-from rich.text import Text
-
+from torchperfd.document.blocks import Document, Heading, Sentences
+from torchperfd.document.tables import Table
 from torchperfd_daemon.analysis.breakdown import Breakdown
 from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.layout import (
-    UNCUT,
-    Table,
-    console_for,
     ms,
     name_in_sentence,
-    print_folded,
     printable,
+    table,
 )
 from torchperfd_daemon.analysis.operator_sums import SORT_KEYS, Operator
 from torchperfd_daemon.analysis.summary import Summary, quality_lines, quality_to_dict
@@ -154,29 +151,29 @@ def _grouped(summary: Summary, row: Operator) -> dict[str, Any]:
             return {}
 
 
-def render_text(
-    summary: Summary, rank: int | None, out: IO[str], *, limit: int = 15, sort_by: str = "self"
-) -> None:
-    """Write the summary's facts and the first ``limit`` rows of its table to ``out``.
+def summary_document(
+    summary: Summary, rank: int | None, *, limit: int = 15, sort_by: str = "self", width: int | None = None
+) -> Document:
+    """Return the summary's facts and the first ``limit`` rows of its table.
 
-    On a terminal it fits the terminal's width; elsewhere it is plain text that is never cut.
+    Args:
+        width: Columns of the terminal; no name in a sentence takes more. None for any.
     """
-    console = console_for(out)
-    head, *lines = facts(summary, rank, console.width)
-    console.print(Text(head, style="bold"), soft_wrap=True)
-    for line in (*lines, *doubts(summary)):
-        print_folded(console, line)
-    console.print()
-    operator_table(summary, limit, sort_by).print_on(console)
-    if hidden := hidden_operators(summary, limit):
-        console.print(hidden)
+    head, *lines = facts(summary, rank, width)
+    hidden = len(summary.operators) - limit
+    more = [f"{hidden:,} more operators; --limit {len(summary.operators)} shows all"] * (hidden > 0)
+    above = (
+        Heading(head, style="bold", fold="never"),
+        Sentences((*lines, *doubts(summary)), is_list=True),
+    )
+    return Document([above, [operator_table(summary, limit, sort_by), Sentences(more)]])
 
 
-def facts(summary: Summary, rank: int | None, width: int = UNCUT) -> list[str]:
+def facts(summary: Summary, rank: int | None, width: int | None = None) -> list[str]:
     """Return the lines above the table: the rank and its file, then a line for each fact.
 
     Args:
-        width: Columns of the terminal; no name takes more.
+        width: Columns of the terminal; no name takes more. None for any.
     """
     title = "" if rank is None else f"rank {rank}: "
     title += "" if summary.process is None else f"process {printable(summary.process)} of "
@@ -196,13 +193,7 @@ def doubts(summary: Summary) -> list[str]:
     return [f"data quality: {line}" for line in quality_lines(summary.quality)]
 
 
-def hidden_operators(summary: Summary, limit: int) -> str:
-    """Return the number of rows that the operator table leaves out, in words; empty if it has them all."""
-    hidden = len(summary.operators) - limit
-    return f"{hidden:,} more operators; --limit {len(summary.operators)} shows all" if hidden > 0 else ""
-
-
-def _device_lines(summary: Summary, width: int) -> list[str]:
+def _device_lines(summary: Summary, width: int | None) -> list[str]:
     """Return the parts of device time and the longest kernel, in words; empty without a device."""
     device = summary.breakdown
     if not device.n_gpu_events:
@@ -232,7 +223,7 @@ def _device_lines(summary: Summary, width: int) -> list[str]:
     return lines
 
 
-def _idle_lines(summary: Summary, width: int) -> list[str]:
+def _idle_lines(summary: Summary, width: int | None) -> list[str]:
     """Return a line for each cause of idle time, with its main place."""
     if summary.idle is None or not summary.breakdown.idle_ns:
         return []
@@ -272,7 +263,7 @@ def operator_table(summary: Summary, limit: int, sort_by: str) -> Table:
     elif with_device:
         headings += ["self GPU ms", "total GPU ms"]
     rows = [_cells(summary, row, with_device, with_memory) for row in _sorted(summary, sort_by)[:limit]]
-    return Table(tuple(headings), tuple(map(tuple, rows)))
+    return table(headings, rows)
 
 
 def _cells(summary: Summary, row: Operator, with_device: bool, with_memory: bool) -> list[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from torchperfd.model.formatting import one_line
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
-from torchperfd_daemon.text import one_line
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
+from torchperfd.model.formatting import one_line
 from torchperfd.v1 import access
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, Upload
 from torchperfd_daemon.captures.retention import Kept
 from torchperfd_daemon.errors import explained
-from torchperfd_daemon.text import one_line
 
 FOLDER: Final = ".index"
 FILE: Final = "captures.msgpack"

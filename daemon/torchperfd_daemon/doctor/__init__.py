@@ -5,13 +5,23 @@ Its findings are written here, as text for people, and as a document for program
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
+from torchperfd.document.blocks import Document, Sentences
 from torchperfd_daemon.doctor.checks import Finding, examine
 from torchperfd_daemon.doctor.facts import Facts, ReportedFacts
 from torchperfd_daemon.doctor.reading import read_facts
 
-__all__ = ["SCHEMA", "Facts", "Finding", "ReportedFacts", "examine", "read_facts", "render_text", "to_dict"]
+__all__ = [
+    "SCHEMA",
+    "Facts",
+    "Finding",
+    "ReportedFacts",
+    "examine",
+    "findings_document",
+    "read_facts",
+    "to_dict",
+]
 
 SCHEMA: Final = "torchperfd.doctor/1"
 
@@ -25,11 +35,8 @@ def to_dict(findings: Sequence[Finding], skipped: Mapping[str, str]) -> dict[str
     }
 
 
-def render_text(findings: Sequence[Finding], skipped: Mapping[str, str], out: TextIO) -> None:
-    """Write a line per finding: what, why it matters, and what mends it."""
-    for finding in findings:
-        out.write(f"{finding.subject}: {finding.problem}; {finding.why}. Fix: {finding.fix}\n")
-    if not findings:
-        out.write("nothing found\n")
-    for check, reason in skipped.items():
-        out.write(f"not looked at: {check}: {reason}\n")
+def findings_document(findings: Sequence[Finding], skipped: Mapping[str, str]) -> Document:
+    """Return a line per finding: what, why it matters, and what mends it."""
+    lines = [f"{each.subject}: {each.problem}; {each.why}. Fix: {each.fix}" for each in findings]
+    not_looked_at = [f"not looked at: {check}: {reason}" for check, reason in skipped.items()]
+    return Document([[Sentences([*(lines or ["nothing found"]), *not_looked_at])]])

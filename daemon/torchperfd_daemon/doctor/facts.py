@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd.model import own_commands
+from torchperfd.model.formatting import one_line
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd_daemon.collectors.nvml_errors import DriverProblem
 from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
-from torchperfd_daemon.text import one_line
 
 INTERVAL_S: Final = 0.5
 _MAX_CONSUMERS: Final = 5

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from torchperfd.model.formatting import one_line
 from torchperfd.model.messages import pack, unpack
 from torchperfd.model.totals import Placed
 from torchperfd.v1 import contract, control_pb2, fleet_pb2, session_pb2
@@ -20,7 +21,6 @@ from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.targets import Redact
 from torchperfd_daemon.store import HISTORY_STEPS
-from torchperfd_daemon.text import one_line
 
 _CAUSES = {cause.value: cause for cause in Cause}
 _MAX_CHARACTERS = 200

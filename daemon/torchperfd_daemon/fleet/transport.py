@@ -14,10 +14,11 @@ from typing import Any, Final, Generic, TypeVar
 
 import grpc
 
+from torchperfd.model.formatting import one_line
 from torchperfd.v1 import fleet_pb2_grpc
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.fleet.credentials import Address, Current, check_listening, server_credentials
-from torchperfd_daemon.text import LogLimiter, one_line
+from torchperfd_daemon.text import LogLimiter
 
 Answer = TypeVar("Answer")
 

@@ -1,15 +1,13 @@
-"""Renders a `MemorySummary` as a page for people, and as a versioned dictionary for programs."""
+"""A `MemorySummary` as a document for people, and as a versioned dictionary for programs."""
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import IO, Any, Final
+from typing import Any, Final
 
-from rich.console import Console
-from rich.text import Text
-
+from torchperfd.document.blocks import Block, Document, Heading, Sentences
+from torchperfd.document.tables import Table
 from torchperfd.model.formatting import size
-from torchperfd_daemon.analysis.layout import Table, console_for, print_folded, printable
+from torchperfd_daemon.analysis.layout import printable, table
 from torchperfd_daemon.memory.model import FailedAllocation
 from torchperfd_daemon.memory.summary import DeviceMemory, MemorySummary, PeakMemory
 from torchperfd_daemon.memory.sums import SegmentSums, StackMemory, place_text, user_frame
@@ -99,27 +97,15 @@ def _failure(failure: FailedAllocation) -> dict[str, Any]:
     }
 
 
-def render_text(summary: MemorySummary, rank: int | None = None) -> str:
-    """Return the page of one snapshot as plain text that is never cut."""
-    out = io.StringIO()
-    _write(summary, rank, console_for(out))
-    return out.getvalue()
-
-
-def write_page(ranks: Sequence[tuple[int | None, MemorySummary]], out: IO[str]) -> None:
-    """Write a line for each of several snapshots, then the page of the one that has reserved most.
-
-    On a terminal it fits the terminal's width; elsewhere it is plain text that is never cut.
+def page_document(ranks: Sequence[tuple[int | None, MemorySummary]]) -> Document:
+    """Return a line for each of several snapshots, then the page of the one that has reserved most.
 
     Args:
         ranks: The rank of each snapshot, None if unknown; at least one.
     """
-    console = console_for(out)
     rank, fullest = max(ranks, key=lambda each: (each[1].reserved, each[1].allocated))
-    if len(ranks) > 1:
-        _ranks_table(ranks).print_on(console)
-        console.print()
-    _write(fullest, rank, console)
+    compared = [[_ranks_table(ranks)]] if len(ranks) > 1 else []
+    return Document([*compared, *_sections(fullest, rank)])
 
 
 def _ranks_table(ranks: Sequence[tuple[int | None, MemorySummary]]) -> Table:
@@ -141,49 +127,45 @@ def _ranks_table(ranks: Sequence[tuple[int | None, MemorySummary]]) -> Table:
         "allocated MiB",
         "largest MiB",
     )
-    return Table(headings, tuple(rows))
+    return table(headings, rows)
 
 
-def _write(summary: MemorySummary, rank: int | None, console: Console) -> None:
-    several = len(summary.devices) > 1
-    for device in summary.devices:
-        print_folded(console, _headline(device))
+def _sections(summary: MemorySummary, rank: int | None) -> Iterator[list[Block]]:
+    devices = summary.devices
+    yield [Sentences([_headline(device) for device in devices])]
     lines = [
-        f"device {device.device}: {advice.text}" if several else advice.text
-        for device in summary.devices
+        f"device {device.device}: {advice.text}" if len(devices) > 1 else advice.text
+        for device in devices
         for advice in device.advice
     ]
     if lines:
-        console.print()
-        console.print(Text("Advice", style="bold"))
-        for number, line in enumerate(lines, 1):
-            print_folded(console, f"{number}. {line}")
-    if summary.devices:
-        console.print()
+        numbered = [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+        yield [Heading("Advice", style="bold"), Sentences(numbered)]
     title = "" if rank is None else f"rank {rank}: "
-    console.print(Text(f"{title}{printable(str(summary.path))}", style="bold"), soft_wrap=True)
     skipped = f", {summary.skipped:,} entries skipped" if summary.skipped else ""
-    print_folded(console, f"{summary.file_size:,} bytes{skipped}")
+    facts = [f"{summary.file_size:,} bytes{skipped}"]
     if summary.settings:
         settings = ", ".join(f"{name}={value}" for name, value in summary.settings.items())
-        print_folded(console, f"allocator settings: {printable(settings)}")
-    if not summary.devices:
-        print_folded(console, "the allocator holds no memory")
-    for device in summary.devices:
-        if device.peak is not None and device.peak.stacks and not device.peak.is_end:
-            console.print()
-            heading = f"device {device.device} at the peak: held by"
-            _places_table(heading, device.peak.stacks).print_on(console)
-            _print_hidden(console, device.peak.stack_count, device.peak.stacks, device.peak.size)
-        console.print()
-        for line in _facts(device):
-            print_folded(console, line)
-        console.print()
-        _classes_table(device).print_on(console)
-        if device.stacks:
-            console.print()
-            _places_table(f"device {device.device} at the end: held by", device.stacks).print_on(console)
-        _print_hidden(console, device.stack_count, device.stacks, device.sums.active)
+        facts.append(f"allocator settings: {settings}")
+    if not devices:
+        facts.append("the allocator holds no memory")
+    yield [Heading(f"{title}{summary.path}", style="bold", fold="never"), Sentences(facts, is_list=True)]
+    for device in devices:
+        yield from _device_sections(device)
+
+
+def _device_sections(device: DeviceMemory) -> Iterator[list[Block]]:
+    peak = device.peak
+    if peak is not None and peak.stacks and not peak.is_end:
+        places = _places_table(f"device {device.device} at the peak: held by", peak.stacks)
+        yield [places, _hidden(peak.stack_count, peak.stacks, peak.size)]
+    yield [Sentences(list(_facts(device)), is_list=True)]
+    hidden = _hidden(device.stack_count, device.stacks, device.sums.active)
+    if device.stacks:
+        yield [_classes_table(device)]
+        yield [_places_table(f"device {device.device} at the end: held by", device.stacks), hidden]
+    else:
+        yield [_classes_table(device), hidden]
 
 
 def _headline(device: DeviceMemory) -> str:
@@ -199,10 +181,12 @@ def _headline(device: DeviceMemory) -> str:
     return f"{name}: peak {size(peak.size)}, {ending}" + (f"; held by {held}" if held else "")
 
 
-def _print_hidden(console: Console, count: int, shown: Sequence[StackMemory], whole: int) -> None:
-    if hidden := count - len(shown):
-        rest = size(whole - sum(each.size for each in shown))
-        console.print(f"{hidden:,} more {'place' if hidden == 1 else 'places'}, with {rest}")
+def _hidden(count: int, shown: Sequence[StackMemory], whole: int) -> Sentences:
+    """Return how many places are not shown, and what they hold."""
+    hidden = count - len(shown)
+    rest = size(whole - sum(each.size for each in shown))
+    line = f"{hidden:,} more {'place' if hidden == 1 else 'places'}, with {rest}"
+    return Sentences([line] if hidden else [])
 
 
 def _facts(device: DeviceMemory) -> Iterator[str]:
@@ -246,12 +230,12 @@ def _classes_table(device: DeviceMemory) -> Table:
     for name, sums in device.classes.items():
         numbers = (sums.reserved, sums.active, sums.free, sums.split_free, sums.largest_free)
         rows.append((name, f"{sums.segments:,}", f"{sums.blocks:,}", *map(_mib, numbers)))
-    return Table(("segments", "count", "blocks", *sizes), tuple(rows))
+    return table(("segments", "count", "blocks", *sizes), rows)
 
 
 def _places_table(heading: str, places: Sequence[StackMemory]) -> Table:
     rows = [(each.place.text, f"{each.blocks:,}", _mib(each.size), f"{each.share:.1%}") for each in places]
-    return Table((heading, "blocks", "MiB", "share"), tuple(rows))
+    return table((heading, "blocks", "MiB", "share"), rows)
 
 
 def _mib(size: int) -> str:

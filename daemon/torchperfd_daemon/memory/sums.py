@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from torchperfd.model.formatting import one_line
 from torchperfd_daemon.memory.model import Block, Frame, Holder, Segment, Stack, State
-from torchperfd_daemon.text import one_line
 
 _LIBRARY_PATH: Final = re.compile(
     r"(?:^|.*/)(?:(?:site|dist)-packages/|lib/python3[.\d]*t?/|(?=(?:torch|torchperfd)/))", re.IGNORECASE

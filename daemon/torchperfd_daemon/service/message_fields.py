@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from torchperfd_daemon.text import one_line
+from torchperfd.model.formatting import one_line
 
 M = TypeVar("M", bound=Message)
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from torchperfd.model.formatting import one_line
 from torchperfd.v1 import access, contract
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.collectors.procfs import parse_table, read
@@ -33,7 +34,6 @@ from torchperfd_daemon.service.rank_process import (
     open_stack_file,
 )
 from torchperfd_daemon.stacks import Thread, parse_dump, parse_py_spy, tidy
-from torchperfd_daemon.text import one_line
 
 _PROGRAM: Final = "py-spy"
 _MAX_OUTPUT_BYTES: Final = 4 << 20

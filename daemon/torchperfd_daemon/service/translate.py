@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd.model.capture_options import CaptureKind
+from torchperfd.model.formatting import one_line
 from torchperfd.model.messages import LAST_STEP, LAST_UNIX_NS, MAX_COUNT, MAX_NS, pack, unpack
 from torchperfd.model.process import Coordinate
 from torchperfd.model.totals import MAX_PHASES, Placed
@@ -29,7 +30,6 @@ from torchperfd_daemon.store import (
     StepColumns,
 )
 from torchperfd_daemon.store.model import LAST_RANK, coordinates_text, rank_in
-from torchperfd_daemon.text import one_line
 
 _STATES = {session_pb2.RunState.Value(f"RUN_STATE_{each.name}"): each for each in State}
 _STATES_OUT = {state: value for value, state in _STATES.items()}

@@ -6,12 +6,14 @@ The verdict on Flight Recorder dumps is rendered as text and as a document for p
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
+from torchperfd.document.blocks import Document, Sentences
+from torchperfd.document.text import printable
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks
 from torchperfd_daemon.stacks.flight_recorder_dumps import Call, Dump, Found, Group
 from torchperfd_daemon.stacks.merge import Missed, culprits, missed
-from torchperfd_daemon.text import printable, ranks_phrase
+from torchperfd_daemon.text import ranks_phrase
 
 # Collectives whose inputs are of the same size on all ranks.
 _SAME_SIZES: Final = frozenset(
@@ -232,6 +234,21 @@ def sentence(verdict: Verdict) -> str:
     return "; ".join(parts)
 
 
+def dumps_document(found: Found, verdict: Verdict) -> Document:
+    """Return the verdict, the lines at which ranks wait, and the last collective of missing ranks."""
+    lines = [f"Flight Recorder dumps of {ranks_phrase(verdict.ranks)}"]
+    for stuck in verdict.stuck[:_MAX_NAMED]:
+        for place, ranks in stuck.places[:_MAX_NAMED]:
+            waits = "waits" if len(ranks) == 1 else "wait"
+            lines.append(f"{ranks_phrase(ranks)} {waits} in {_call_text(stuck)} since {_place(place)}")
+    for rank, last in list(verdict.last.items())[:_MAX_NAMED]:
+        call = last.call
+        where = "" if call.place is None else f", at {_place(call.place)}"
+        lines.append(f"rank {rank} entered {call.name} number {call.number} of {last.group} last{where}")
+    lines += [f"not read: {path.name}: {error}" for path, error in found.failed]
+    return Document([[Sentences([sentence(verdict)])], [Sentences(lines)]])
+
+
 def to_dict(found: Found, verdict: Verdict) -> dict[str, Any]:
     """Return the document of schema :data:`SCHEMA`."""
     return {
@@ -260,22 +277,6 @@ def to_dict(found: Found, verdict: Verdict) -> dict[str, Any]:
         ],
         "failed": [{"path": str(path), "error": error} for path, error in found.failed],
     }
-
-
-def render_text(found: Found, verdict: Verdict, out: TextIO) -> None:
-    """Write the verdict, the lines at which ranks wait, and the last collective of those that are missing."""
-    out.write(f"{printable(sentence(verdict))}\n\n")
-    out.write(f"Flight Recorder dumps of {ranks_phrase(verdict.ranks)}\n")
-    for stuck in verdict.stuck[:_MAX_NAMED]:
-        for place, ranks in stuck.places[:_MAX_NAMED]:
-            waits = "waits" if len(ranks) == 1 else "wait"
-            out.write(f"{ranks_phrase(ranks)} {waits} in {_call_text(stuck)} since {_place(place)}\n")
-    for rank, last in list(verdict.last.items())[:_MAX_NAMED]:
-        call = last.call
-        where = "" if call.place is None else f", at {_place(call.place)}"
-        out.write(f"rank {rank} entered {call.name} number {call.number} of {last.group} last{where}\n")
-    for path, error in found.failed:
-        out.write(f"not read: {printable(path.name)}: {printable(error)}\n")
 
 
 def _stuck_text(stuck: Stuck) -> str:

@@ -1,11 +1,12 @@
-"""Renders merged stacks as text and as a document for programs."""
+"""Merged stacks as a document for people, and as one for programs."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import PurePath
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
+from torchperfd.document.blocks import Block, Document, Facts, Sentences
 from torchperfd_daemon.stacks.activity import Activity, Kind, Stage
 from torchperfd_daemon.stacks.merge import Group, Merged, Missed, WorkerGroup
 from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
@@ -77,34 +78,34 @@ def to_dict(run: str, ranks: Sequence[RankStacks], merged: Merged, absent: Seque
     }
 
 
-def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: TextIO) -> None:
-    """Write the odd ranks, then each stack once, with its ranks."""
+def stacks_document(run: str, ranks: Sequence[RankStacks], merged: Merged) -> Document:
+    """Return the odd ranks, then each stack once, with its ranks."""
     known = {rank.rank: rank for rank in ranks}
-    out.write(f"run {run}: {len(ranks)} {_plural(len(ranks), 'rank')}{_last_step(ranks)}\n")
-    if merged.goes_on:
-        out.write("training goes on; this is one moment of it\n")
-    out.write(f"{sentence(merged)}\n")
+    lines = [f"run {run}: {len(ranks)} {_plural(len(ranks), 'rank')}{_last_step(ranks)}"]
+    lines += ["training goes on; this is one moment of it"] * merged.goes_on
+    sections: list[list[Block]] = [[Sentences([*lines, sentence(merged)])]]
     for group in merged.groups:
         members = [known[rank] for rank in group.ranks]
-        out.write(
-            f"\n{ranks_phrase(group.ranks)} {_does(group.activity, len(group.ranks))}{_steps(members)}\n"
-        )
-        for rank in members:
-            if rank.outcome is not Outcome.ANSWERED:
-                out.write(f"  rank {rank.rank}, {_SOURCES[rank.outcome]}: {rank.reason}\n")
-        _write_frames(group.frames, out)
+        does = f"{ranks_phrase(group.ranks)} {_does(group.activity, len(group.ranks))}{_steps(members)}"
+        sources = [
+            f"rank {rank.rank}, {_SOURCES[rank.outcome]}: {rank.reason}"
+            for rank in members
+            if rank.outcome is not Outcome.ANSWERED
+        ]
+        sections.append([Sentences([does]), Sentences(sources, indent=2), _frames(group.frames)])
     for rank in merged.without_stacks:
-        out.write(f"\nrank {rank.rank} (pid {rank.pid}): {rank.outcome.value}: {rank.reason}\n")
+        what = f"rank {rank.rank} (pid {rank.pid}): {rank.outcome.value}: {rank.reason}"
+        sections.append([Sentences([what])])
     for loaders in merged.workers:
-        out.write(f"\n{_workers(loaders)}\n")
-        _write_frames(loaders.frames, out)
+        sections.append([Sentences([_workers(loaders)]), _frames(loaders.frames)])
     if merged.others:
-        out.write("\nother threads\n")
+        sections.append([Sentences(["other threads"])])
     for threads in merged.others:
         named = f": {', '.join(threads.names[:_MAX_NAMED])}" if threads.names else ""
         several = f", {threads.count} threads" if threads.count > len(threads.ranks) else ""
-        out.write(f"\n{ranks_phrase(threads.ranks)}{several}{named}\n")
-        _write_frames(threads.frames, out)
+        whose = Sentences([f"{ranks_phrase(threads.ranks)}{several}{named}"])
+        sections.append([whose, _frames(threads.frames)])
+    return Document(sections)
 
 
 def _group(group: Group) -> str:
@@ -192,10 +193,10 @@ def _steps(members: Sequence[RankStacks]) -> str:
     return (f", {_plural(len(steps), 'step')} {ranks_text(steps)}" if steps else "") + phase
 
 
-def _write_frames(frames: Sequence[Frame], out: TextIO) -> None:
+def _frames(frames: Sequence[Frame]) -> Facts:
     width = min(_WIDEST_NAME, max(len(frame.function) for frame in frames))
-    for frame in frames:
-        out.write(f"  {frame.function:<{width}}  {_short(frame.file)}:{frame.line or '?'}\n")
+    rows = [(frame.function, f"{_short(frame.file)}:{frame.line or '?'}") for frame in frames]
+    return Facts(rows, column=width + 4, indent=2, margin=4)
 
 
 def _short(file: str) -> str:

@@ -4,7 +4,6 @@ An action is an ordinary capture, or stacks that are written like a capture. Rul
 """
 
 import hashlib
-import io
 import json
 import os
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd._version import __version__
+from torchperfd.document.terminal import render
 from torchperfd.v1.contract import new_capture_id
 from torchperfd_daemon.captures import (
     CaptureRecord,
@@ -29,7 +29,7 @@ from torchperfd_daemon.captures import folder as capture_folder
 from torchperfd_daemon.captures.manifest import CaptureOptions, first_reason, overall_state
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, explained
 from torchperfd_daemon.stacks import RankStacks, merge
-from torchperfd_daemon.stacks.report import render_text, to_dict
+from torchperfd_daemon.stacks.report import stacks_document, to_dict
 from torchperfd_daemon.store import Rank, State
 
 PER_DAY: Final = 50
@@ -325,11 +325,10 @@ class Actions:
         stacks.sort(key=lambda rank: rank.rank)
         record = self._record(trigger, run, asked_at, stacks)
         merged = merge(stacks)
-        text = io.StringIO()
-        render_text(run, stacks, merged, text)
+        text = f"{render(stacks_document(run, stacks, merged))}\n"
         document = json.dumps(to_dict(run, stacks, merged, ())).encode() + b"\n"
         path = self._catalog.create(record.capture_id)
-        _write(path, {TEXT_FILE: text.getvalue().encode(errors="replace"), JSON_FILE: document})
+        _write(path, {TEXT_FILE: text.encode(errors="replace"), JSON_FILE: document})
         # One file contains all ranks. It is listed once, so that sums over ranks are right.
         first = next((trace for trace in record.ranks if trace.state is CaptureState.COMPLETE), None)
         if first is not None:

@@ -3,13 +3,15 @@
 Names of runs and captures are found by unique prefixes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from torchperfd.document.blocks import Block, Document, Sentences
+from torchperfd.document.tables import Table
 from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Listed, Listing, Upload
@@ -157,7 +159,6 @@ _NAMES: Final = {
     Bucket.RESTART_GAP: "restart gap",
     Bucket.SHUTDOWN: "shutdown",
 }
-_LABEL_WIDTH: Final = 20
 
 
 def to_dict(runs: Sequence[RunGoodput]) -> dict[str, Any]:
@@ -165,13 +166,9 @@ def to_dict(runs: Sequence[RunGoodput]) -> dict[str, Any]:
     return {"schema": SCHEMA, "runs": [_run_dict(run) for run in runs]}
 
 
-def render_text(runs: Sequence[RunGoodput], out: TextIO, zone: tzinfo | None = None) -> None:
-    """Write one table per run; dates are in the given time zone, by default the local one."""
-    for number, run in enumerate(runs):
-        if number:
-            out.write("\n")
-        for line in _run_lines(run, zone):
-            out.write(f"{line}\n")
+def goodput_document(runs: Sequence[RunGoodput], zone: tzinfo | None = None) -> Document:
+    """Return a section per run; dates are in the given time zone, by default the local one."""
+    return Document([_run_blocks(run, zone) for run in runs])
 
 
 def _run_dict(run: RunGoodput) -> dict[str, Any]:
@@ -204,26 +201,29 @@ def _run_dict(run: RunGoodput) -> dict[str, Any]:
     }
 
 
-def _run_lines(run: RunGoodput, zone: tzinfo | None) -> Iterator[str]:
+def _run_blocks(run: RunGoodput, zone: tzinfo | None) -> list[Block]:
     ranks, restarts = len(run.ranks), run.restarts
     since = datetime.fromtimestamp(run.since_unix_seconds, zone).strftime("%Y-%m-%d %H:%M:%S")
-    yield (
+    title = (
         f"{run.run}: goodput {run.ratio:.1%} of {duration(run.total_seconds)} of rank time,"
         f" {ranks} rank{_s(ranks)}, {restarts} restart{_s(restarts)}, since {since}"
     )
     hours = run.gpu_hours
-    yield f"  {'BUCKET':<{_LABEL_WIDTH}} {'TIME':>11} {'SHARE':>7}" + (f" {'GPU HOURS':>10}" if hours else "")
+    rows = []
     for bucket, seconds in run.seconds.items():
         share = seconds / run.total_seconds if run.total_seconds else 0.0
-        line = f"  {_NAMES[bucket]:<{_LABEL_WIDTH}} {duration(seconds):>11} {share:>7.1%}"
-        yield line + (f" {hours[bucket]:>10.2f}" if hours else "")
+        gpu = [f"{hours[bucket]:.2f}"] if hours else []
+        rows.append([_NAMES[bucket], duration(seconds), f"{share:.1%}", *gpu])
+    heads = ["BUCKET", "TIME", "SHARE", *(["GPU HOURS"] if hours else [])]
+    blocks: list[Block] = [Sentences([title]), Table(heads, rows, left=heads[:1], indent=2)]
     if ranks > 1:
-        yield f"  {'RANK':<{_LABEL_WIDTH}} {'TIME':>11} {'GOODPUT':>7}  MOST LOST TO"
-        for rank in run.ranks:
-            yield (
-                f"  {rank.rank:<{_LABEL_WIDTH}} {duration(rank.total_seconds):>11} {rank.ratio:>7.1%}"
-                f"  {_worst(rank)}"
-            )
+        heads = ["RANK", "TIME", "GOODPUT", "MOST LOST TO"]
+        rows = [
+            [str(rank.rank), duration(rank.total_seconds), f"{rank.ratio:.1%}", _worst(rank)]
+            for rank in run.ranks
+        ]
+        blocks.append(Table(heads, rows, left=(heads[0], heads[-1]), indent=2))
+    return blocks
 
 
 def _worst(rank: RankGoodput) -> str:

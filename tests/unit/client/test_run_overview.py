@@ -7,12 +7,13 @@ import pytest
 from tests.support.accounts import uneven_account
 from tests.support.run_documents import run_file
 
+from torchperfd.document.terminal import render
 from torchperfd.model.formatting import duration
 from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.report import RankReport, run_document
-from torchperfd.report.overview import render_overview
+from torchperfd.report.overview import overview
 from torchperfd.report.record import RunFileError
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals
@@ -112,7 +113,7 @@ def test_overview_card_is_that_of_the_runs_end() -> None:
 
 def test_overview_text_and_page_show_the_same() -> None:
     overview = read(document_of(report(0), report(1), verdict=VERDICT))
-    text, page = overview.to_text(), overview.to_page()
+    text, page = render(overview.document()), overview.to_page()
     for words in (page["headline"], page["card"]["causes"][0]["parts"][0][1], page["remarks"][0]):
         assert " ".join(words.split()) in " ".join(text.split())
     assert [row["own_seconds"] for row in page["ranks"]] == pytest.approx([0.1, 0.1])
@@ -143,12 +144,12 @@ def test_overview_of_an_older_report_is_shown() -> None:
     overview = read(older)
     assert overview.card.causes[0].cause == "input_bound"
     assert overview.card.causes[0].why == "the input takes 25 % of the step"
-    assert "40 ms a step" in overview.to_text()
+    assert "40 ms a step" in render(overview.document())
 
 
 def test_overview_of_a_run_without_steps_is_shown() -> None:
     overview = read(document_of(RankReport(0, Totals(), PhaseNames())))
-    assert "no training step was seen" in overview.to_text()
+    assert "no training step was seen" in render(overview.document())
     page = overview.to_page()
     assert (page["phases"], page["ranks"], page["headline"]) == ([], [], "")
 
@@ -173,7 +174,7 @@ def test_overview_shows_the_account_that_was_kept() -> None:
     overview = read(document_of(report(), report(1), verdict=verdict))
     assert overview.record.account == overview.card.account == uneven_account()
     assert overview.card.note == "busy node"
-    text = overview.to_text()
+    text = render(overview.document())
     assert "where a step goes" in text
     assert "  wait for data          3.10  beside the step, costs nothing" in text
     page = overview.to_page()
@@ -184,7 +185,7 @@ def test_overview_shows_the_account_that_was_kept() -> None:
 
 def test_overview_without_an_account_has_no_table_of_it() -> None:
     overview = read(document_of(report(), verdict=VERDICT))
-    assert "where a step goes" not in overview.to_text()
+    assert "where a step goes" not in render(overview.document())
     assert overview.to_page()["account"] == []
 
 
@@ -212,7 +213,7 @@ def report_with_memory(rank: int, memory: HostMemory | None) -> RankReport:
 
 def test_overview_has_the_memory_of_each_rank() -> None:
     memory = HostMemory(441 << 20, 1398 << 20)
-    lines = render_overview([report_with_memory(0, memory), report_with_memory(1, None)], {}).splitlines()
+    lines = render(overview([report_with_memory(0, memory), report_with_memory(1, None)], {})).splitlines()
     assert lines[1].endswith("RSS / peak")
     assert lines[2].endswith("441 MiB / 1.37 GiB")
     assert lines[3].endswith("  -")
@@ -221,7 +222,7 @@ def test_overview_has_the_memory_of_each_rank() -> None:
 
 def test_overview_of_one_rank_has_its_memory() -> None:
     memory = HostMemory(441 << 20, 1398 << 20)
-    assert "memory 441 MiB resident, 1.37 GiB at the peak" in render_overview(
-        [report_with_memory(0, memory)], {}
+    assert "memory 441 MiB resident, 1.37 GiB at the peak" in render(
+        overview([report_with_memory(0, memory)], {})
     )
     assert "memory: 441 MiB resident · 1.37 GiB at the peak" in report_with_memory(0, memory).to_text()

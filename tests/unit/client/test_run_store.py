@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.run_documents import PREDICTED, kept_run, run_file
 
+from torchperfd.document.terminal import render
 from torchperfd.report.promise import CHANGED, PromiseOutcome
 from torchperfd.report.record import NoSuchRunError, RunFileError, RunRecord, read_record
 from torchperfd.report.store import RunStore, file_id, read_file
@@ -233,7 +234,7 @@ def _read_or_refuse(content: bytes) -> None:
         overview = read_overview(content, "run.json")
         run = overview.record.run
         assert overview.record == read_record(content, "run.json")
-        assert overview.to_text().replace("\n", "").isprintable()
+        assert render(overview.document()).replace("\n", "").isprintable()
         json.dumps(overview.to_page(), allow_nan=False)
     except RunFileError as error:
         run, message = "", str(error)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from torchperfd.model.terminal_text import TextTable, fold_text, shortened, text_width
+from torchperfd.document.tables import Table
+from torchperfd.document.text import fold_text, shortened, text_width
 
 HEADS = ("operator", "calls", "self CPU ms", "total CPU ms")
 ROWS = [
@@ -11,8 +12,8 @@ ROWS = [
 ]
 
 
-def table(*, lift: tuple[str, ...] = (), folds_heads: bool = True, gap: int = 3) -> TextTable:
-    return TextTable(
+def table(*, lift: tuple[str, ...] = (), folds_heads: bool = True, gap: int = 3) -> Table:
+    return Table(
         HEADS,
         ROWS,
         left=("operator",),
@@ -62,24 +63,20 @@ def test_draw_moves_names_where_numbers_need_all() -> None:
 
 
 def test_draw_keeps_the_lines_of_each_row_together() -> None:
-    drawn = TextTable(("name", "n"), [("one two", "1"), ("three", "2")], left=("name",), fold="name").draw(16)
+    drawn = Table(("name", "n"), [("one two", "1"), ("three", "2")], left=("name",), fold="name").draw(16)
     assert (drawn.head, drawn.rows) == (["name     n"], [["one two  1"], ["three    2"]])
-    narrow = TextTable(("name", "n"), [("one two three four", "1"), ("x", "2")], ("name",), fold="name").draw(
-        17
-    )
+    narrow = Table(("name", "n"), [("one two three four", "1"), ("x", "2")], ("name",), fold="name").draw(17)
     assert narrow.rows == [["one two three  1", "  four"], ["x              2"]]
 
 
 def test_draw_of_no_rows_is_the_head() -> None:
-    assert TextTable(("operator", "total CPU ms"), [], shorten="operator", folds_heads=True).draw(
-        12
-    ).lines == [
+    assert Table(("operator", "total CPU ms"), [], shorten="operator", folds_heads=True).draw(12).lines == [
         *("           total", "operator  CPU ms"),
     ]
 
 
 def test_draw_counts_columns_of_wide_letters() -> None:
-    lines = TextTable(("name", "n"), [("数据加载", "1"), ("x", "2")], left=("name",)).draw().lines
+    lines = Table(("name", "n"), [("数据加载", "1"), ("x", "2")], left=("name",)).draw().lines
     assert lines == ["name      n", "数据加载  1", "x         2"]
     assert {text_width(line) for line in lines} == {11}
 

@@ -4,7 +4,6 @@ import pickle
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from io import StringIO
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.values import some
 
+from torchperfd.document.terminal import render
 from torchperfd_daemon import analysis
 
 MS = 1_000_000
@@ -283,6 +283,4 @@ def test_columns_go_from_process_to_process() -> None:
 
 
 def shown(across: analysis.Across) -> str:
-    out = StringIO()
-    analysis.render_across(across, out)
-    return out.getvalue()
+    return render(analysis.across_document(across)) + "\n"

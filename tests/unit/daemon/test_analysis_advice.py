@@ -1,6 +1,5 @@
 """Advice: each rule on a trace made for it, with the saving worked out by hand, and what is not said."""
 
-import io
 import json
 import statistics
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.daemon import traces
 
+from torchperfd.document.terminal import render
 from torchperfd.model.formatting import ns_text
 from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 from torchperfd_daemon import analysis
@@ -848,9 +848,7 @@ def test_text_and_dictionary_say_the_same() -> None:
         Advice("d", "held up", 900_000, 0.15, "do that", "h(x)", margin_ns=300_000),
         Advice("b", "near", 0, 0, "make room", "g(x)"),
     ]
-    out = io.StringIO()
-    analysis.render_advice(advice, out)
-    assert out.getvalue().splitlines() == [
+    assert render(analysis.advice_document(advice)).splitlines() == [
         "Advice",
         "1. do this: saves 1.5 ms a step (25%), on ranks 0,3",
         "   what ? shows",
@@ -873,9 +871,7 @@ def test_text_and_dictionary_say_the_same() -> None:
         "change": "do this",
         "setting": "f(x)",
     }
-    silent = io.StringIO()
-    analysis.render_advice([], silent)
-    assert silent.getvalue() == ""
+    assert render(analysis.advice_document([])) == ""
 
 
 def test_times_read_well() -> None:

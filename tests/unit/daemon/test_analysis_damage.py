@@ -1,7 +1,6 @@
 """Traces that were cut or scribbled on, through everything that the analyser does with one."""
 
 import copy
-import io
 import json
 import random
 from pathlib import Path
@@ -12,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.traces import document, event
 
+from torchperfd.document.markup import render_csv, render_markdown
+from torchperfd.document.terminal import render
 from torchperfd_cli import main
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.trace_repair import by_process
@@ -73,9 +74,12 @@ def everything(path: Path) -> int:
     across = analysis.across({rank: each.collectives for rank, each in ranks})
     document = {"ranks": [analysis.to_dict(each, rank) for rank, each in ranks]}
     json.dumps(document)
-    analysis.render_text(summary, 0, io.StringIO(), limit=10, sort_by="self")
-    analysis.to_markdown(ranks, advice=(), across=across, limit=10, sort_by="self")
-    analysis.to_csv(ranks, "self")
+    found = analysis.summary_document(summary, 0, limit=10, sort_by="self")
+    if across is not None:
+        found += analysis.across_document(across)
+    render(found)
+    render_markdown(found)
+    render_csv(analysis.csv_document(ranks, "self"))
     analysis.render_html(document, [each.picture for _, each in ranks])
     comparison = analysis.compare([summary], [summary])
     assert {change.status for change in comparison.operators} <= {"same"}

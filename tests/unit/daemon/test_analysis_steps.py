@@ -1,11 +1,11 @@
 """What marks the steps of a trace, and whose times they are: the host's, or the device's where it lags."""
 
-import io
 from typing import Any
 
 import pytest
 from tests.unit.daemon import traces
 
+from torchperfd.document.terminal import render
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.comparison_report import headline
 
@@ -43,9 +43,7 @@ def summary(events: list[str], *, samples: bool = False) -> analysis.Summary:
 
 
 def text_of(found: analysis.Summary) -> str:
-    out = io.StringIO()
-    analysis.render_text(found, None, out)
-    return out.getvalue()
+    return render(analysis.summary_document(found, None))
 
 
 FLOATS = {"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]}
@@ -259,10 +257,9 @@ def test_advice_without_steps_is_on_the_recording() -> None:
     assert (advice.rule, advice.per) == ("tiny-kernels", "recording")
     # 199 gaps of 45 µs, of which a graph leaves one each; recording 200 operators costs 0.7 µs each.
     assert advice.saves_ns_per_step == pytest.approx(199 * 44 * US, rel=0.02)
-    out = io.StringIO()
-    analysis.render_advice(found.advice, out)
-    assert "ms of the recording (" in out.getvalue()
-    assert "200 kernels in the" in out.getvalue()
+    text = render(analysis.advice_document(found.advice))
+    assert "ms of the recording (" in text
+    assert "200 kernels in the" in text
 
 
 def test_advice_without_steps_knows_no_loops() -> None:

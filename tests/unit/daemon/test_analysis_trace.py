@@ -1,7 +1,6 @@
 """Reading a trace file: exact times, and everything that real files do wrong."""
 
 import gzip
-import io
 import json
 import re
 import tracemalloc
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from torchperfd.document.terminal import render
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis import kineto, trace_files
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
@@ -249,7 +249,7 @@ def test_overwritten_bytes_cost_events_and_never_more(
     file.write_bytes(contents)
     trace = load_or_refusal(file)
     if isinstance(trace, analysis.Trace):
-        analysis.render_text(analysis.summarise(trace), 0, io.StringIO())
+        render(analysis.summary_document(analysis.summarise(trace), 0))
 
 
 def test_gzip_is_detected_by_content_with_several_members(tmp_path: Path) -> None:

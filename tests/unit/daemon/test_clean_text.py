@@ -1,19 +1,21 @@
 """Text from outside reaches no terminal with characters that could drive it."""
 
-import io
 import json
 import re
 from pathlib import Path
 
 import pytest
-from rich.text import Text
 
+from torchperfd.document.blocks import Bar, Bars, Code, Document, Facts, Heading, Item, Sentences
+from torchperfd.document.markup import render_markdown
+from torchperfd.document.tables import Table
+from torchperfd.document.terminal import Page, render
+from torchperfd.document.text import printable
+from torchperfd.model.formatting import one_line
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_cli import main
-from torchperfd_daemon.analysis.layout import console_for
 from torchperfd_daemon.captures import manifest
 from torchperfd_daemon.service.message_fields import clean
-from torchperfd_daemon.text import one_line, printable
 from torchperfd_daemon.untrusted_files import decode_clean
 
 EVIL = "a\x1b]0;x\x07\x9b31m\u202eb\r\n\x7f\u2028"
@@ -76,23 +78,20 @@ def test_manifests_are_read_clean() -> None:
     assert decode_clean(json.dumps({**rank, **own}).encode(), manifest.RankManifest).reason == TAME
 
 
-class Terminal(io.StringIO):
-    """Text that counts as a terminal, so that styles are written."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_console_keeps_styles_and_drops_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    out = Terminal()
-    console = console_for(out)
-    console.print(Text(f"{EVIL}!", style="bold"))
-    console.print(f"x{EVIL}y")
-    printed = out.getvalue()
+def test_documents_keep_styles_and_drop_control_characters() -> None:
+    blocks = (
+        Heading(f"{EVIL}!", f"x{EVIL}y", "bad"),
+        Sentences([EVIL]),
+        Facts([(EVIL, EVIL)]),
+        Code([EVIL]),
+        Table([EVIL, "n"], [[EVIL, EVIL]], notes=[EVIL]),
+        Bars(["a", "b", "c"], [Bar(EVIL, "1", 0.5), Bar("x", "1", None, EVIL)]),
+        Item(1, Heading(EVIL), ()),
+    )
+    printed = render(Document([blocks]), Page(colour=True))
     assert not DRIVES.search(re.sub(r"\x1b\[[0-9;]*m", "", printed))
-    assert "31m" in printed
+    assert "\x1b[1;31m" in printed
+    assert not DRIVES.search(render_markdown(Document([blocks])))
 
 
 @pytest.mark.parametrize("form", [(), ("--markdown",), ("--csv",)])

@@ -15,6 +15,7 @@ from tests.support.golden import check_golden
 from tests.support.served import Served
 from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
 
+from torchperfd.document.terminal import render
 from torchperfd.model.source_lines import InputStages, SlowLine
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
@@ -129,7 +130,10 @@ def test_the_frames_of_top_are_the_golden_file() -> None:
 
 
 def test_the_verdicts_are_the_golden_file() -> None:
-    check_golden("diagnose.txt", "\n\n".join(map(diagnose.verdict_text, VERDICTS.values())) + "\n")
+    check_golden(
+        "diagnose.txt",
+        "\n\n".join(render(diagnose.verdict_document(each)) for each in VERDICTS.values()) + "\n",
+    )
 
 
 def test_bars_are_colours_on_a_terminal_and_letters_without() -> None:

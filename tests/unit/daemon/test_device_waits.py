@@ -8,6 +8,8 @@ import pytest
 from tests.support.values import some
 from tests.unit.daemon.test_observer import RUN, Watched, collecting
 
+from torchperfd.document.blocks import Document
+from torchperfd.document.terminal import render
 from torchperfd.v1 import control_pb2, fleet_pb2
 from torchperfd_cli.commands import ranks, whatif
 from torchperfd_daemon.diagnosis import Cause, Verdict
@@ -78,7 +80,7 @@ def test_ranks_shows_the_late_rank_and_its_times_on_the_device() -> None:
     assert slow.phase == "backward"
     assert slow.excess_seconds == pytest.approx(LATE_S, rel=0.1)
     assert view.ranks[0].phase_seconds[WAIT] == pytest.approx(LATE_S, rel=0.5)
-    lines = ranks.ranks_text_of(view).splitlines()
+    lines = render(ranks.ranks_document(view)).splitlines()
     assert lines[0].endswith("milliseconds per step on the devices")
     assert lines[-1].startswith(f"rank {SLOW} is slow: ")
     document = _view.run_dict(view)
@@ -97,7 +99,7 @@ def test_single_steps_are_those_of_the_host() -> None:
         each for each in steps_of(watched, watched.observer.device_work) if each.status.identity.rank == SLOW
     ]
     assert message.device_phases
-    head, *lines = ranks.steps_lines(message, watched.job.wall)
+    head, *lines = render(Document([[ranks.steps_table(message, watched.job.wall)]])).splitlines()
     assert head.split()[-1] == "REST", "the shortest phases: the host only launches collectives"
     assert max(float(line.split()[-1]) for line in lines) < 1, "milliseconds"
 
@@ -110,7 +112,7 @@ def test_whatif_predicts_the_gain_without_the_late_rank() -> None:
     assert (first.removed, first.rank, first.phase) == (Removed.RANK_EXCESS, SLOW, "backward")
     # What is left is the latest of the others by chance.
     assert first.gain_seconds == pytest.approx(LATE_S, rel=0.25)
-    assert "means of a second on the devices replayed" in whatif.text(RUN, 16, predictions)
+    assert "means of a second on the devices replayed" in render(whatif.run_document(RUN, 16, predictions))
 
 
 def test_whatif_removes_what_has_grown_on_all_devices() -> None:
@@ -143,7 +145,9 @@ def test_waits_that_no_mark_shows_are_said_to_be_unknown() -> None:
     [view] = _view.runs(steps_of(watched, hiding))
     assert (view.on_device, view.hidden) == (False, True)
     assert not any(each.slow or each.behind_seconds for each in view.ranks)
-    assert ranks.ranks_text_of(view).splitlines()[-1].startswith("cannot determine which rank is slow")
+    assert (
+        render(ranks.ranks_document(view)).splitlines()[-1].startswith("cannot determine which rank is slow")
+    )
     assert _view.run_dict(view)["waits_measured"] is False
     predictions = some(whatif.replay_newest(steps_of(watched, hiding), 0))
     assert not predictions.synchronous

@@ -12,6 +12,7 @@ from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 from tests.support.values import some
 
+from torchperfd.document.terminal import render
 from torchperfd.model.step_account import PartKind
 from torchperfd_cli.commands import diagnose
 from torchperfd_daemon.diagnosis import Cause, Verdict
@@ -113,8 +114,9 @@ CASES = {
 
 def test_the_verdicts_are_the_golden_file() -> None:
     reported = [
-        f"# {name}\n{diagnose.verdict_text(translate_diagnosis.verdict_to_message(judge(RUN, case)))}"
+        f"# {name}\n{render(diagnose.verdict_document(message))}"
         for name, case in CASES.items()
+        for message in [translate_diagnosis.verdict_to_message(judge(RUN, case))]
     ]
     text = "\n\n".join(reported) + "\n"
     check_golden("fleet_diagnose.txt", text)

@@ -1,7 +1,6 @@
 """Goodput of a node: what the tracker reads from the store, saves and shows."""
 
 import asyncio
-import io
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from tests.support.golden import check_golden
 from tests.support.served import Served, with_daemon
 from tests.support.values import some
 
+from torchperfd.document.terminal import render
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.goodput import (
@@ -40,7 +40,7 @@ from torchperfd_daemon.store import (
     Store,
     Totals,
 )
-from torchperfd_daemon.views.documents import render_text, to_dict
+from torchperfd_daemon.views.documents import goodput_document, to_dict
 
 S = 1_000_000_000
 BOOTED = 1_700_000_000.0
@@ -312,9 +312,7 @@ RUNS = [
 
 
 def test_the_tables_are_the_golden_ones() -> None:
-    out = io.StringIO()
-    render_text(RUNS, out, UTC)
-    check_golden("goodput.txt", out.getvalue())
+    check_golden("goodput.txt", render(goodput_document(RUNS, UTC)) + "\n")
 
 
 def test_the_document_and_the_messages_say_the_same() -> None:

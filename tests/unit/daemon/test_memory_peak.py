@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.memory_snapshots import MIB, block, event, frames, segment, write
 
+from torchperfd.document.terminal import render
 from torchperfd_daemon import memory
 from torchperfd_daemon.memory.model import Frame
 from torchperfd_daemon.memory.sums import place_text
@@ -232,7 +233,7 @@ def test_place_never_names_a_frame_of_a_tool(frames_of: tuple[Frame, ...], expec
 def test_answer_leads_with_the_peak_and_its_holders(devices: Any, tmp_path: Path) -> None:
     where = 1 << 40
     devices([], [event("alloc", where, 4 * MIB, frames(7)), event("free", where, 4 * MIB)])
-    text = memory.render_text(memory.summarise(memory.load(tmp_path / "a.pickle")))
+    text = render(memory.page_document([(None, memory.summarise(memory.load(tmp_path / "a.pickle")))]))
     assert text.splitlines()[0] == (
         "device 0: peak 4 MiB, 0 B at the end; held by model.py:7 in forward 4 MiB (100.0%)"
     )

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.memory_snapshots import ACTIVATIONS, MIB, block, fragmented, segment, write
 
+from torchperfd.document.terminal import render
 from torchperfd_daemon import memory
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.memory.model import State
@@ -194,7 +195,7 @@ def test_any_bytes_give_a_page_or_our_error(tmp_path: Path, data: bytes) -> None
         summary = memory.summarise(memory.load(path))
     except TorchperfdError:
         return
-    assert memory.render_text(summary)
+    assert render(memory.page_document([(None, summary)]))
     assert memory.to_dict(summary, 0)
 
 
@@ -223,7 +224,7 @@ def test_strange_fields_are_a_page_or_our_error(tmp_path: Path, segments: list[A
         summary = memory.summarise(memory.load(path))
     except TorchperfdError:
         return
-    assert memory.render_text(summary)
+    assert render(memory.page_document([(None, summary)]))
     assert memory.to_dict(summary, 0)
 
 

@@ -18,6 +18,7 @@ from tests.unit.daemon.memory_snapshots import (
     write,
 )
 
+from torchperfd.document.terminal import render
 from torchperfd_daemon import memory
 from torchperfd_daemon.memory.model import Frame
 from torchperfd_daemon.memory.sums import place_text, user_frame
@@ -206,4 +207,6 @@ def test_device_without_segments_shows_its_failure(summarise: Any) -> None:
     summary = summarise({"segments": [], "device_traces": [[], [{"action": "oom", "size": MIB}]]})
     (device,) = summary.devices
     assert (device.device, device.sums.reserved, device.failure.size) == (1, 0, MIB)
-    assert "last failed allocation: 1 MiB, at no stack recorded" in memory.render_text(summary)
+    assert "last failed allocation: 1 MiB, at no stack recorded" in render(
+        memory.page_document([(None, summary)])
+    )

@@ -6,6 +6,7 @@ from tests.support.values import some
 from tests.unit.daemon.test_device_waits import steps_of, surveys_of
 from tests.unit.daemon.test_observer import RUN, Watched
 
+from torchperfd.document.terminal import render
 from torchperfd.model.process import Coordinate
 from torchperfd_cli.commands import ranks, whatif
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, rank_causes
@@ -32,7 +33,7 @@ def test_ranks_of_a_longer_stage_are_not_slow() -> None:
     [view] = _view.runs(steps_of(watched, watched.observer.device_work))
     assert [each.rank for each in view.ranks if each.slow] == []
     assert max(abs(each.behind_ratio or 0.0) for each in view.ranks) < 0.05
-    lines = ranks.ranks_text_of(view).splitlines()
+    lines = render(ranks.ranks_document(view)).splitlines()
     assert lines[1].split()[:3] == ["RANK", "PLACE", "NODE"]
     assert [line.split()[1] for line in lines[2:18]] == ["pp=0"] * 8 + ["pp=1"] * 8
     document = _view.run_dict(view)

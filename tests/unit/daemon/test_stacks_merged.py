@@ -5,16 +5,16 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from io import StringIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
+from torchperfd.document.terminal import render
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread, merge, parse_dump, tidy
 from torchperfd_daemon.stacks.activity import Kind, activity
-from torchperfd_daemon.stacks.report import render_text, sentence, to_dict
+from torchperfd_daemon.stacks.report import sentence, stacks_document, to_dict
 from torchperfd_daemon.text import ranks_text
 
 PACKAGE = "/env/site-packages/torchperfd/"
@@ -363,7 +363,7 @@ def _loaders() -> list[RankStacks]:
 
 
 def test_workers_are_grouped_by_what_they_do() -> None:
-    reported, out = _loaders(), StringIO()
+    reported = _loaders()
     merged = merge(reported)
     assert [(group.workers, group.loading.stage.value) for group in merged.workers] == [
         (((0, 0), (0, 1), (1, 0)), "fetch"),
@@ -374,24 +374,22 @@ def test_workers_are_grouped_by_what_they_do() -> None:
         "ranks 0-1 wait for data (train.py:37 in main);"
         " DataLoader workers of ranks 0-1, 3 workers: fetch at data.py:37 in __getitem__, calling sleep"
     )
-    render_text("bert-17", reported, merged, out)
+    text = render(stacks_document("bert-17", reported, merged))
     assert (
         "\nDataLoader workers of ranks 0-1, 3 workers: fetch at data.py:37 in __getitem__, calling sleep\n"
         "  __getitem__   /job/data.py:37\n"
         "  fetch         torch/utils/data/_utils/fetch.py:54\n"
         "  _worker_loop  torch/utils/data/_utils/worker.py:374\n"
         "\nDataLoader worker 2 of rank 0: waits for indices\n"
-    ) in out.getvalue()
+    ) in text
     document = to_dict("bert-17", reported, merged, [])["workers"][0]
     assert document["workers"][2] == {"rank": 1, "worker": 0}
     assert (document["stage"], document["place"]["line"], document["call"]) == ("fetch", 37, "sleep")
 
 
 def test_the_text_is_the_golden_file() -> None:
-    out = StringIO()
     reported = sorted(_run(), key=lambda one: one.rank)
-    render_text("bert-17", reported, merge(reported), out)
-    check_golden("stacks.txt", out.getvalue())
+    check_golden("stacks.txt", render(stacks_document("bert-17", reported, merge(reported))) + "\n")
 
 
 def test_the_document_has_every_thread_and_what_they_come_to() -> None:

@@ -12,10 +12,13 @@ from tests.support.run_documents import run_file
 from tests.support.terminal import Stdout
 from tests.unit.daemon.live_runs import train
 
+from torchperfd.document import terminal
+from torchperfd.document.blocks import Block, Document, Sentences
+from torchperfd.document.tables import Table
 from torchperfd.report.store import RunStore
 from torchperfd.v1 import control_pb2
 from torchperfd_cli import main
-from torchperfd_cli.commands._output import fitted, fitted_phases, folded_text
+from torchperfd_cli.commands._output import fitted_phases
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
 from torchperfd_daemon.captures.destination import write_upload_marker
 from torchperfd_daemon.doctor import Finding
@@ -212,57 +215,58 @@ def test_json_is_never_folded(render: Render, name: str) -> None:
     assert json.loads(line)["schema"].startswith("torchperfd.")
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchperfd_cli.commands._output.terminal_width", lambda: 24)
+def drawn(block: Block, columns: int | None = 24) -> list[str]:
+    return terminal.render(Document([[block]]), terminal.Page(columns)).splitlines()
 
 
-def test_fitted_lifts_names_to_where_they_change(terminal: None) -> None:
+def test_table_lifts_names_to_where_they_change() -> None:
     rows = [["a-long-name", "0", "training"], ["a-long-name", "1", "stalled"], ["b", "0", "training"]]
-    assert fitted(["RUN", "RANK", "STATE"], rows, left=("STATE",), lift=("RUN",)) == [
+    assert drawn(Table(["RUN", "RANK", "STATE"], rows, left=("STATE",), lift=("RUN",))) == [
         *("RANK  STATE", "run a-long-name", "   0  training", "   1  stalled"),
         *("run b", "   0  training"),
     ]
 
 
-def test_fitted_shortens_before_it_lifts(terminal: None) -> None:
+def test_table_shortens_before_it_lifts() -> None:
     rows = [["1", "scripts/of/everyone/train.py"]]
-    assert fitted(["ID", "SCRIPT"], rows, left=("SCRIPT",), shorten="SCRIPT", lift=("ID",)) == [
+    assert drawn(Table(["ID", "SCRIPT"], rows, left=("SCRIPT",), shorten="SCRIPT", lift=("ID",))) == [
         "ID  SCRIPT",
         " 1  scripts/of…/train.py",
     ]
 
 
-def test_fitted_folds_at_words(terminal: None) -> None:
+def test_table_folds_at_words() -> None:
     rows = [["  of it, waiting for data", "2 ms"], ["saving", "1 ms"]]
-    assert fitted(["WITHOUT", "GAIN"], rows, left=("WITHOUT",), fold="WITHOUT") == [
+    assert drawn(Table(["WITHOUT", "GAIN"], rows, left=("WITHOUT",), fold="WITHOUT")) == [
         *("WITHOUT           GAIN", "  of it, waiting  2 ms", "    for data", "saving            1 ms"),
     ]
 
 
-def test_fitted_phases_returns_phases_once_names_are_lifted(terminal: None) -> None:
-    def draw(own: Sequence[str], summed: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def test_fitted_phases_returns_phases_once_names_are_lifted() -> None:
+    def make(own: Sequence[str], summed: Sequence[str]) -> Table:
         heads = ["NODE", *own, *(["REST"] if summed else [])]
-        return heads, [["a.long.name.of.a.node", *["1"] * (len(heads) - 1)]]
+        rows = [["a.long.name.of.a.node", *["1"] * (len(heads) - 1)]]
+        return Table(heads, rows, left=("NODE",), lift=("NODE",))
 
-    table = fitted_phases(["data", "forward"], {}, draw, left=("NODE",), lift=("NODE",))
+    table = drawn(fitted_phases(["data", "forward"], {}, make))
     assert table == ["data  forward", "node a.long.name.of.a.node", "   1        1"]
 
 
-def test_folded_text_keeps_a_long_word_whole(terminal: None) -> None:
-    assert folded_text("run a-name-of-more-than-24-columns: it is slow") == (
-        "run\n  a-name-of-more-than-24-columns:\n  it is slow"
-    )
+def test_sentences_keep_a_long_word_whole() -> None:
+    assert drawn(Sentences(["run a-name-of-more-than-24-columns: it is slow"])) == [
+        *("run", "  a-name-of-more-than-24-columns:", "  it is slow"),
+    ]
 
 
 def test_fitted_phases_sums_up_the_smallest_in_a_pipe() -> None:
     names = [f"phase_number_{number}" for number in range(9)]
 
-    def draw(own: Sequence[str], summed: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    def make(own: Sequence[str], summed: Sequence[str]) -> Table:
         heads = [*own, *(["REST"] if summed else [])]
-        return heads, [["1"] * len(heads)]
+        return Table(heads, [["1"] * len(heads)])
 
-    table = fitted_phases(names, {name: float(number) for number, name in enumerate(names)}, draw)
+    sizes = {name: float(number) for number, name in enumerate(names)}
+    table = drawn(fitted_phases(names, sizes, make), None)
     assert table[0].split() == [*names[5:], "REST"]
     assert len(table[0]) <= COLUMNS
-    assert fitted_phases(names[:2], {}, draw)[0].split() == names[:2]
+    assert drawn(fitted_phases(names[:2], {}, make), None)[0].split() == names[:2]

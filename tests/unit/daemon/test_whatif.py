@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchperfd.document.terminal import render
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import whatif
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
@@ -370,7 +371,7 @@ def test_replay_slow_loader_of_one_rank_is_one_cause() -> None:
     found = [(each.removed, each.rank, each.is_part) for each in reported.answers[:2]]
     assert found == [(Removed.PHASE, None, False), (Removed.RANK_EXCESS, 1, True)]
     assert [each.gain_seconds for each in reported.answers[:2]] == pytest.approx([0.131, 0.126])
-    lines = whatif.text("r", 2, reported).splitlines()
+    lines = render(whatif.run_document("r", 2, reported)).splitlines()
     assert lines[2].startswith("waiting for data")
     assert lines[3].startswith("  of it, what rank 1 needs more than its peers, most of it in data")
 
@@ -402,7 +403,7 @@ def test_whatif_without_gain_names_what_is_not_modelled() -> None:
     )
     reported = predict([RankWork(0, {"forward": np.full(40, 0.05)})])
     left_out = whatif.not_modelled(starved, reported)
-    text = " ".join(whatif.text("r", 1, reported, left_out=left_out).split())
+    text = " ".join(render(whatif.run_document("r", 1, reported, left_out=left_out)).split())
     assert "no phase, rank or exchange that the replay can remove would make a step shorter" in text
     assert "not modelled: CPU contention (43 ms of each 50 ms step)" in text
 

@@ -16,13 +16,13 @@ from torchperfd_daemon.analysis.advice.rules import (
     Advice,
     Per,
     Rule,
+    advice_document,
     advice_to_dict,
     gather,
-    render_advice,
     weigh,
 )
 
-__all__ = ["RULES", "Advice", "AdviceContext", "advice_to_dict", "advise", "gather", "render_advice"]
+__all__ = ["RULES", "Advice", "AdviceContext", "advice_document", "advice_to_dict", "advise", "gather"]
 
 RULES: Final[tuple[Rule, ...]] = (
     *settings.LOADING_RULES,

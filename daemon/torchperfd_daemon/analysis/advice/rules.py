@@ -1,20 +1,17 @@
 """Rules with their conditions, what they find, and the choice of findings that becomes the advice of a run.
 
-Also merges the advice of several ranks into one list, and renders it as text and as dictionaries.
+Also merges the advice of several ranks into one list, and shows it as a document and as dictionaries.
 """
 
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from rich.text import Text
-
+from torchperfd.document.blocks import Code, Document, Heading, Item, Sentences
 from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.edits import NOTHING, Edit
-from torchperfd_daemon.analysis.layout import PLAIN_WIDTH, console_for, printable
 from torchperfd_daemon.text import ranks_phrase
 
 Per = Literal["step", "recording"]
@@ -290,28 +287,26 @@ def advice_to_dict(advice: Sequence[Advice]) -> list[dict[str, Any]]:
     ]
 
 
-def render_advice(advice: Sequence[Advice], out: IO[str], of: int = 0) -> None:
-    """Write the changes to ``out``, most time saved first; nothing without advice.
+def advice_document(advice: Sequence[Advice], of: int = 0) -> Document:
+    """Return the changes, most time saved first; empty without advice.
 
     Args:
         of: The number of all ranks; 0 if it is unknown.
     """
     if not advice:
-        return
-    console = console_for(out)
-    width = console.width if out.isatty() else PLAIN_WIDTH
-    console.print(Text("Advice", style="bold"))
-    for number, each in enumerate(advice, 1):
-        first = f"{number}. {printable(each.change)}: {_saves(each, of)}"
-        console.print(_indented(first, width, outdent=_INDENT))
-        console.print(_indented(printable(each.evidence), width))
-        console.print(Text(_indented(printable(each.setting), width), style="bold"))
-
-
-def _indented(text: str, width: int, outdent: int = 0) -> str:
-    """Return the text in lines of at most ``width``, all but an outdented first one indented."""
-    inner, first = " " * _INDENT, " " * (_INDENT - outdent)
-    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=inner, break_on_hyphens=False)
+        return Document([])
+    items = [
+        Item(
+            number,
+            Heading(each.change, f": {_saves(each, of)}", fold="always"),
+            (
+                Sentences([each.evidence], indent=_INDENT, margin=_INDENT, fold="always"),
+                Code(each.setting.splitlines(), "bold", indent=_INDENT, fold="always"),
+            ),
+        )
+        for number, each in enumerate(advice, 1)
+    ]
+    return Document([[Heading("Advice", style="bold"), *items]])
 
 
 def _saves(advice: Advice, of: int) -> str:
