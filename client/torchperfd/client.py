@@ -15,6 +15,7 @@ from torchperfd.hooks.instruments import Instruments
 from torchperfd.model.identity import read_identity
 from torchperfd.parts import Parts
 from torchperfd.report import RankReport
+from torchperfd.report.rank import load_layouts
 from torchperfd.safety.logs import log
 from torchperfd.steps.totals import Totals
 from torchperfd.steps.wrapped import Phase
@@ -142,6 +143,7 @@ class Client:
         Args:
             timeout: Seconds to wait for the daemon.
         """
+        load_layouts()
         from torchperfd.model.card import unknown_card
 
         found = self.parts.verdict(timeout) if self.attached else None

@@ -56,6 +56,12 @@ def test_no_command_of_the_daemons_loads_torch() -> None:
     assert done.stdout == "False\n"
 
 
+def test_attaching_loads_nothing_that_lays_out_documents() -> None:
+    code = "import sys, torchperfd.client\nprint([each for each in sys.modules if 'perfd.document' in each])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_the_command_table_and_the_modules_agree() -> None:
     from torchperfd_cli.main import COMMANDS, MODULES
 

@@ -94,10 +94,10 @@ def _table(table: Table) -> list[str]:
 
 def table_of_bars(bars: Bars) -> Table:
     """Return bars as a table with their shares in percents, for formats that draw none."""
-    rows = [
-        (row.label, row.number, row.note if row.share is None else percent(row.share), *row.cells)
-        for row in bars.rows
-    ]
+    rows = []
+    for row in bars.rows:
+        cells = [row.label, row.number, row.note if row.share is None else percent(row.share), *row.cells]
+        rows.append([*cells, *[""] * (len(bars.heads) - len(cells))])
     return Table(bars.heads, rows, left=bars.heads[:1])
 
 

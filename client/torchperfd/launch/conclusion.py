@@ -92,6 +92,9 @@ class Conclusion:
     def _report(
         self, own: "RankReport", ended: BaseException | None, deadline: float, notes: Sequence[str]
     ) -> int:
+        from torchperfd.report.rank import load_layouts
+
+        load_layouts()
         from torchperfd.document.terminal import Page
         from torchperfd.launch import run_report
         from torchperfd.launch.earlier_runs import EarlierRuns, main_file

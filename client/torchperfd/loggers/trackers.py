@@ -127,6 +127,9 @@ class WandbLogger:
     def log_table(self, report: "RankReport") -> None:
         """Log the table as people read it, and as numbers."""
         from torchperfd.report.numbers import CSV_COLUMNS
+        from torchperfd.report.rank import load_layouts
+
+        load_layouts()
         from torchperfd.report.phase_table import cells, headings
 
         run = self._active()

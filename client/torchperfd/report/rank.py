@@ -3,21 +3,25 @@
 Scripts depend on the document's names and units: fields are only added.
 """
 
+import contextlib
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.document import html, markup, terminal
-from torchperfd.document.blocks import Document
-
-# Here, as a signal handler of the script that asks for a report may interrupt another one's first import.
 from torchperfd.model.documents import to_document
 from torchperfd.model.totals import PhaseTotals
-from torchperfd.report import phase_table
 from torchperfd.report.numbers import Table, between_ns, fit_ns, steady_steps, tabulate
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_series import BlockSums
 from torchperfd.steps.totals import KindTotals, Totals
+
+if TYPE_CHECKING:
+    from torchperfd.document.blocks import Document
+
+_IMPORT_S: Final = 10.0
+"""For which an import is waited for at most."""
 
 
 def rank_document(
@@ -120,6 +124,26 @@ def _on_device(phase: PhaseTotals) -> dict[str, Any] | None:
     }
 
 
+@cache
+def load_layouts() -> None:
+    """Import what lays out reports, which a training process pays for only when it asks for one.
+
+    The import is on a thread of its own. On this one, a signal handler of the script that asks for a report
+    as well might interrupt it, and find modules that are half there. Whatever else imports a layout on the
+    script's thread calls this first.
+    """
+    thread = threading.Thread(target=_import_layouts, name="torchperfd-layouts", daemon=True)
+    # As the interpreter ends, it starts no thread.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(_IMPORT_S)
+
+
+def _import_layouts() -> None:
+    from torchperfd.document import html, markup, terminal  # noqa: F401
+    from torchperfd.report import phase_table  # noqa: F401
+
+
 @dataclass(frozen=True, slots=True)
 class RankReport:
     """What one rank spent its time on.
@@ -151,8 +175,11 @@ class RankReport:
         """The totals, by the name that they had before; scripts use it."""
         return self.totals
 
-    def document(self) -> Document:
+    def document(self) -> "Document":
         """Return the phase table as a document."""
+        load_layouts()
+        from torchperfd.report import phase_table
+
         return phase_table.document(self.table)
 
     def to_text(self, width: int | None = None) -> str:
@@ -161,18 +188,31 @@ class RankReport:
         Args:
             width: Columns that it may take; by default as many as it needs, less than 100.
         """
+        load_layouts()
+        from torchperfd.document import terminal
+
         return terminal.render(self.document(), terminal.Page(width))
 
     def to_markdown(self) -> str:
         """Return the phase table as GitHub-flavoured Markdown."""
+        load_layouts()
+        from torchperfd.document import markup
+
         return markup.render_markdown(self.document())
 
     def to_html(self) -> str:
         """Return the phase table as HTML that needs nothing else."""
+        load_layouts()
+        from torchperfd.document import html
+
         return html.render_html(self.document())
 
     def to_csv(self) -> str:
         """Return the phase table as comma-separated values, in seconds."""
+        load_layouts()
+        from torchperfd.document import markup
+        from torchperfd.report import phase_table
+
         return markup.render_csv(phase_table.raw_document(self.table))
 
     def to_dict(self) -> dict[str, Any]:

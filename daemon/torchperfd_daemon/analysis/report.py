@@ -1,4 +1,4 @@
-"""Renders a `Summary` as a table for people, and as a versioned dictionary for programs."""
+"""A `Summary` as a document for people, and as a versioned dictionary for programs."""
 
 import statistics
 from collections import Counter

@@ -1,6 +1,6 @@
 """Finds the collectives of a dead job that could not end, and the ranks that the others waited for.
 
-The verdict on Flight Recorder dumps is rendered as text and as a document for programs.
+The verdict on Flight Recorder dumps is a document for people, and one for programs.
 """
 
 from collections.abc import Mapping

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +47,27 @@ def test_report_in_handler_within_report_returns(client: torchperfd.Client) -> N
         str(client.report())
 
     _in_handler(lambda: str(client.report()), step_and_report)
+
+
+def test_report_in_handler_within_the_first_one_is_whole() -> None:
+    """The first report imports the layouts, which a handler must not find half there."""
+    code = """
+import signal
+import subprocess
+import sys
+from torchperfd.report.rank import RankReport
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.totals import Totals
+report, seen = RankReport(0, Totals(), PhaseNames()), []
+signal.signal(signal.SIGALRM, lambda *_: seen.append(report.to_html() + str(report)))
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+while not seen:
+    str(report)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(set(seen) == {report.to_html() + str(report)})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 def test_capture_in_handler_within_capture_returns(client: torchperfd.Client) -> None:
