@@ -215,6 +215,10 @@ CONTROLS: Final[dict[str, Control]] = {
     "update-momentum": Control(_update(lambda: models.mlp(64, 40), torch.ones(8, 64), _SGD, momentum=0.9)),
     "zero-tiny": Control(_update(_tiny(64), torch.ones(8, 64), _SGD, to_none=False)),
     "zero-wide": Control(_update(_wide, torch.ones(64, 1024), _SGD, to_none=False)),
+    "zero-layers": Control(_update(lambda: models.mlp(1024, 12), torch.ones(8, 1024), _SGD, to_none=False)),
+    "zero-transformer": Control(
+        _update(lambda: models.transformer(512, 4), models.tokens(1, 8), _SGD, to_none=False)
+    ),
     # Operators that are few, or small, for a reason.
     "float64-tiny": Control(
         _update(lambda: _tiny(64)().double(), torch.ones(8, 64, dtype=torch.float64), _SGD)

@@ -1,5 +1,6 @@
 """Small models of several kinds, each with the shape of its input: what the training loops train."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -39,9 +40,29 @@ def lstm(width: int, layers: int = 1, words: int = WORDS) -> Text:
     return Text(nn.LSTM(width, width, layers, batch_first=True), width, words)
 
 
-def transformer(width: int, layers: int, heads: int = 4) -> Text:
+def transformer(width: int, layers: int, heads: int = 4, words: int = WORDS) -> Text:
     layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
-    return Text(nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), width)
+    return Text(nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), width, words)
+
+
+class Tables(nn.Module):
+    """Embeddings of several columns, and a perceptron; the input is ``(batch, columns)`` of row numbers.
+
+    Args:
+        sizes: The rows of each table.
+        width: Of all tables.
+    """
+
+    def __init__(self, sizes: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, width) for size in sizes)
+        self.head = mlp(width * len(sizes), 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``(batch, columns * width)``."""
+        found = [table(column) for table, column in zip(self.tables, rows.unbind(1), strict=True)]
+        head: torch.Tensor = self.head(torch.cat(found, 1))
+        return head
 
 
 class _Residual(nn.Module):
@@ -70,3 +91,8 @@ def convnet(width: int, depth: int) -> nn.Sequential:
 def tokens(batch: int, length: int, words: int = WORDS) -> torch.Tensor:
     """Return random text, ``(batch, length)``."""
     return torch.randint(words, (batch, length))
+
+
+def rows_of(sizes: Sequence[int], batch: int) -> torch.Tensor:
+    """Return random rows of tables, ``(batch, columns)``."""
+    return torch.stack([torch.randint(size, (batch,)) for size in sizes], 1)

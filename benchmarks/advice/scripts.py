@@ -207,22 +207,25 @@ def optimizer_lstm(tuned: bool) -> Step:
     return _train(model, torch.optim.Adagrad(model.parameters(), lr=1e-3, fused=tuned), lambda: x)
 
 
-def zero_grad_mlp(tuned: bool) -> Step:
-    """Fill large gradients with zeros and add to them, or let the new ones take their place."""
-    model, x = models.mlp(1024, 12), torch.ones(8, 1024)
-    return _train(model, _sgd(model), lambda: x, to_none=tuned)
+# Gradients of 25 MB and more: where they just fit into a cache, no two processes take the same time.
 
 
 def zero_grad_lstm(tuned: bool) -> Step:
-    """The same of one large embedding."""
-    model, x = models.lstm(64, words=40_000), models.tokens(8, 8, words=40_000)
+    """Fill the gradient of a large embedding with zeros and add to it, or let the new one take its place."""
+    model, x = models.lstm(64, words=120_000), models.tokens(8, 8, words=120_000)
+    return _train(model, _sgd(model), lambda: x, to_none=tuned)
+
+
+def zero_grad_tables(tuned: bool) -> Step:
+    """The same of the tables of a recommender, each of another size."""
+    sizes = (30_000, 60_000, 90_000)
+    model, x = models.Tables(sizes, 64), models.rows_of(sizes, 64)
     return _train(model, _sgd(model), lambda: x, to_none=tuned)
 
 
 def zero_grad_transformer(tuned: bool) -> Step:
     """The same with two micro-batches, of which the second must add in any case."""
-    # Gradients of 50 MB: where they just fit into a cache, no two processes take the same time.
-    model, x = models.transformer(512, 4), models.tokens(1, 8)
+    model, x = models.transformer(128, 1, words=100_000), models.tokens(2, 16, words=100_000)
     return _train(model, _sgd(model), lambda: x, to_none=tuned, micro_batches=2)
 
 
@@ -347,8 +350,8 @@ SCRIPTS: Final[dict[str, Script]] = {
     "optimizer-mlp": Script("fused-optimizer", optimizer_mlp),
     "optimizer-transformer": Script("fused-optimizer", optimizer_transformer),
     "optimizer-lstm": Script("fused-optimizer", optimizer_lstm),
-    "zero-grad-mlp": Script("zero-grad", zero_grad_mlp),
     "zero-grad-lstm": Script("zero-grad", zero_grad_lstm),
+    "zero-grad-tables": Script("zero-grad", zero_grad_tables),
     "zero-grad-transformer": Script("zero-grad", zero_grad_transformer),
     "operators-mlp": Script("small-operators", operators_mlp),
     "operators-loss": Script("small-operators", operators_loss),

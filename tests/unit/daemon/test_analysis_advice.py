@@ -188,6 +188,16 @@ def test_double_precision_costs_half_of_its_work() -> None:
     assert advice.saves_ns_per_step == pytest.approx(work / 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("aten::_slow_conv2d_forward", 1 / 3), ("aten::slow_conv3d_forward", 1 / 3), ("aten::mm", 1 / 2)],
+)
+def test_double_convolutions_cost_two_thirds_on_the_cpu(name: str, left: float) -> None:
+    args = {"Input type": ["double"], "Input Dims": [[8, 64, 16, 16]]}
+    advice = alone([step(1, 0, 10 * MS), traces.event(name, 0, 9 * MS, args=args)])
+    assert advice.saves_ns_per_step == pytest.approx((9 * MS - DISPATCH_NS) * (1 - left))
+
+
 @pytest.mark.parametrize(("dtype", "dims"), [("float", "[64, 64]"), ("double", "[]"), ("float", "[]")])
 def test_numbers_that_are_no_tensors_are_always_doubles(dtype: str, dims: str) -> None:
     assert advice_on(doubles(dtype, dims)) == {}
@@ -229,73 +239,43 @@ def test_a_fused_update_is_left_alone() -> None:
     assert advice_on([*adam("AdamW", 70, 4 * US), *events]) == {}
 
 
-def zeroed(adds: int) -> list[str]:
-    events = [step(1, 0, 20 * MS), annotation("Optimizer.zero_grad#SGD.zero_grad", 0, 5 * MS)]
-    events += [traces.event("aten::zero_", at * MS, (at + 1) * MS) for at in range(4)]
+def zeroed(adds: int, *, refilled: int = 4, shape: str = "[[9, 9]]", again: str = "[[9, 9]]") -> list[str]:
+    """Four gradients are filled in 1 ms each and added to in as much; backward fills some before."""
+    args, others = ({"Input Dims": json.loads(each)} for each in (shape, again))
+    events = [step(1, 0, 60 * MS), annotation("Optimizer.zero_grad#SGD.zero_grad", 0, 5 * MS)]
+    events += [traces.event("aten::zero_", at * MS, (at + 1) * MS, args=args) for at in range(4)]
+    events.append(traces.event("autograd::engine::evaluate_function: E", 6 * MS, 30 * MS))
+    for number in range(refilled):
+        start = (7 + 3 * number) * MS
+        events.append(traces.event("aten::zero_", start, start + 2 * MS, args=others))
     for at in range(adds):
-        start = (6 + at) * MS
+        start = (31 + at) * MS
         events.append(traces.event("torch::autograd::AccumulateGrad", start, start + MS - 1))
-        events.append(traces.event("aten::add_", start + 1, start + MS - 2))
+        events.append(traces.event("aten::add_", start + 1, start + MS - 2, args=args))
     return events
 
 
-def test_gradients_are_dropped_rather_than_filled() -> None:
-    advice = advice_on(zeroed(4))["zero-grad"]
+@pytest.mark.parametrize("adds", [4, 8])
+def test_refilled_gradients_save_fill_and_first_addition(adds: int) -> None:
+    advice = advice_on(zeroed(adds))["zero-grad"]
     assert advice.saves_ns_per_step == pytest.approx(8 * MS, rel=1e-3)
     assert advice.setting == "optimizer.zero_grad(set_to_none=True)"
 
 
-def test_accumulated_gradients_save_only_the_first_addition() -> None:
-    assert advice_on(zeroed(8))["zero-grad"].saves_ns_per_step == pytest.approx(8 * MS, rel=1e-3)
-
-
 @pytest.mark.parametrize(
-    ("fills", "dims", "length", "more"),
+    "other",
     [
-        (1, "[9, 9]", 3 * MS, 2 * MS),
-        (6, "[9, 9]", 2 * MS, 4 * MS),
-        (1, "[9, 8]", 3 * MS, 0),
-        (1, "[9, 9]", MS, 0),
+        {"refilled": 0},
+        {"refilled": 3},
+        {"again": "[[9, 8]]"},
+        {"shape": "[]", "again": "[]"},
+        {"shape": "[9, 9]", "again": "[9, 9]"},
+        {"shape": '["9"]', "again": '["9"]'},
     ],
 )
-def test_zero_grad_advice_counts_gradients_filled_by_backward(
-    fills: int, dims: str, length: int, more: int
-) -> None:
-    events = [step(1, 0, 40 * MS), annotation("Optimizer.zero_grad#SGD.zero_grad", 0, 5 * MS)]
-    args = {"Input Dims": [[9, 9]]}
-    events += [traces.event("aten::zero_", at * MS, (at + 1) * MS, args=args) for at in range(4)]
-    events.append(traces.event("autograd::engine::evaluate_function: E", 6 * MS, 30 * MS))
-    for number in range(fills):
-        start = (7 + 3 * number) * MS
-        shape = {"Input Dims": [json.loads(dims)]}
-        events.append(traces.event("aten::zero_", start, start + length, args=shape))
-    saved = advice_on(events)["zero-grad"].saves_ns_per_step
-    assert saved == pytest.approx(4 * MS + more, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("filled", "left", "right", "less"),
-    [
-        ("[[2048, 512]]", "[2048, 8]", "[8, 512]", 4 / 3 * MS),
-        ("[[2048, 512]]", "[8, 2048]", "[2048, 512]", 0),
-        ("[[512, 512]]", "[512, 8]", "[8, 512]", 0),
-        ("[[1048576]]", "[2048, 8]", "[8, 512]", 0),
-        ("[2048, 512]", "[2048, 8]", "[8, 512]", 0),
-        ("[[2048, 512]]", "[2048]", "[8, 512]", 0),
-        ("[[2048, 512]]", '"2048"', "8", 0),
-    ],
-)
-def test_products_write_to_the_memory_of_large_gradients(
-    filled: str, left: str, right: str, less: float
-) -> None:
-    events = [step(1, 0, 40 * MS), annotation("Optimizer.zero_grad#SGD.zero_grad", 0, 5 * MS)]
-    dims = {"Input Dims": json.loads(filled)}
-    events += [traces.event("aten::zero_", at * MS, (at + 1) * MS, args=dims) for at in range(4)]
-    events.append(traces.event("autograd::engine::evaluate_function: M", 6 * MS, 30 * MS))
-    shapes = {"Input Dims": json.loads(f"[{left}, {right}]")}
-    events.append(traces.event("aten::mm", 7 * MS, 9 * MS, args=shapes))
-    saved = advice_on(events)["zero-grad"].saves_ns_per_step
-    assert saved == pytest.approx(4 * MS - less, rel=1e-3)
+def test_gradients_of_products_are_left_out_on_the_cpu(other: dict[str, Any]) -> None:
+    """Set to None, they made steps between 9 % shorter and 27 % longer, by the allocator."""
+    assert "zero-grad" not in advice_on(zeroed(4, **other))
 
 
 def loop(times: int) -> list[str]:

@@ -4,8 +4,8 @@
 parameters at once and on which devices, with the signatures of the installed torch.
 """
 
-import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -80,12 +80,6 @@ _COMPILED: Final = re.compile(r"Torch-Compiled Region|## Call CompiledFxGraph|tr
 # any case.
 _PASS: Final = {"Adam": 1.4, "AdamW": 1.4, "Adagrad": 1.05}
 _LAST: Final = "aten::addcdiv_"
-# A product that writes to memory which is in no cache takes longer by this part of the time that filling that
-# memory takes: 0.2 to 0.5 for batches of 1 to 512 and 4 MB, where what it writes is all that is not cached.
-_OF_A_FILL: Final = 1 / 3
-# Gradients of more bytes than this in all are in no cache when backward comes to them.
-_CACHES: Final = 16 << 20
-_ELEMENT: Final = 4
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 _BACKWARD: Final = "autograd::engine::evaluate_function"
 
@@ -237,10 +231,8 @@ def _evidence(context: AdviceContext, update: _Update, removable: float) -> str:
 def zero_grad(context: AdviceContext) -> Iterator[Finding]:
     """Gradients are filled with zeros, and then added to, where dropping the old ones would do.
 
-    The saving is the filling, and one addition into a gradient for each fill. A backward that itself fills
-    its result with zeros, such as an embedding's, then gets the memory that was just dropped, which is as
-    warm in the caches as the old gradients. A product, however, then writes to that memory instead of a small
-    one that stays in the caches, and takes longer.
+    The saving is the filling, and one addition into a gradient for each fill. On the CPU it is certain only
+    for gradients that backward fills with zeros itself, such as an embedding's: see `_refilled`.
     """
     spans = context.annotated(ZERO_GRAD)
     if not len(spans):
@@ -248,10 +240,12 @@ def zero_grad(context: AdviceContext) -> Iterator[Finding]:
     trace = context.trace
     rows = context.calls.row
     fills = rows[context.named("aten::zero_", "aten::_foreach_zero_")[rows] & spans.around(trace, rows)]
-    if not len(fills):
-        return
     adds = rows[context.named("aten::add_")[rows]]
     adds = adds[context.annotated(_ACCUMULATE).around(trace, adds)]
+    if not context.on_device:
+        fills, adds = _refilled(context, fills, adds)
+    if not len(fills):
+        return
     ours = min(1.0, len(fills) / len(adds)) if len(adds) else 0.0
     if context.on_device:
         kernels = [context.launched_by(each) for each in (_with_children(context, fills), adds)]
@@ -265,7 +259,6 @@ def zero_grad(context: AdviceContext) -> Iterator[Finding]:
         )
     else:
         filled, added = (int((trace.end[each] - trace.start[each]).sum()) for each in (fills, adds))
-        filled += _colder(context, fills) - _written_cold(context, fills)
         edit = context.without_host(context.per_step(filled + added * ours))
     yield Finding(
         "zero-grad",
@@ -278,38 +271,26 @@ def zero_grad(context: AdviceContext) -> Iterator[Finding]:
     )
 
 
-def _colder(context: AdviceContext, fills: Int64) -> int:
-    """Return by how much backward's fills are longer than those in ``fills`` of the same shapes, in ns."""
-    trace, rows = context.trace, context.calls.row
-    others = rows[context.named("aten::zero_")[rows] & context.annotated(_BACKWARD).around(trace, rows)]
-    longer = 0.0
-    for shape in set(trace.shape[fills].tolist()) - {0}:
-        ours, theirs = (
-            (trace.end - trace.start)[each[trace.shape[each] == shape]] for each in (fills, others)
-        )
-        if len(theirs):
-            longer += min(len(ours), len(theirs)) * max(0.0, float(theirs.mean() - ours.mean()))
-    return round(longer)
+def _refilled(context: AdviceContext, fills: Int64, adds: Int64) -> tuple[Int64, Int64]:
+    """Return the fills and the additions of gradients that backward fills itself before it writes to them.
 
-
-def _written_cold(context: AdviceContext, fills: Int64) -> int:
-    """Return by how much products are longer that write new gradients to memory in no cache, in ns."""
+    It fills as much memory as before, and gets the memory that was dropped. A product that has written every
+    layer's gradient to one place, which stays in the caches, writes to as many places as there are layers.
+    That takes as long as the additions, and longer where the allocator has returned the memory to the system.
+    """
     trace, rows = context.trace, context.calls.row
+    backward = rows[context.named("aten::zero_")[rows] & context.annotated(_BACKWARD).around(trace, rows)]
     dims_of = decoded(trace.shapes)
-    products = rows[context.named("aten::mm")[rows] & context.annotated(_BACKWARD).around(trace, rows)]
-    written = {_product_of(dims_of(shape)) for shape in set(trace.shape[products].tolist())} - {()}
-    filled = [_first_of(dims_of(shape)) for shape in trace.shape[fills].tolist()]
-    if _ELEMENT * sum(map(math.prod, filled)) < _CACHES * context.count:
-        return 0
-    theirs = fills[np.fromiter((dims in written for dims in filled), np.bool_, len(filled))]
-    return round(_OF_A_FILL * float((trace.end[theirs] - trace.start[theirs]).sum()))
-
-
-def _product_of(dims: list[Any]) -> tuple[int, ...]:
-    match dims:
-        case [[int(rows), _], [_, int(columns)], *_]:
-            return rows, columns
-    return ()
+    filled, added, again = (
+        [_first_of(dims_of(shape)) for shape in trace.shape[each].tolist()]
+        for each in (fills, adds, backward)
+    )
+    times, times_again = Counter(filled), Counter(again)
+    sure = {each for each in times if each and times_again[each] >= times[each]}
+    chosen, with_them = (
+        np.array([each in sure for each in dims], dtype=np.bool_) for dims in (filled, added)
+    )
+    return fills[chosen], adds[with_them]
 
 
 def _first_of(dims: list[Any]) -> tuple[int, ...]:
