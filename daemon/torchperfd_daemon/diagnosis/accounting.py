@@ -13,11 +13,11 @@ from torchperfd_daemon.diagnosis.job import Job
 from torchperfd_daemon.diagnosis.step_model import Float64
 from torchperfd_daemon.diagnosis.verdict import Cause
 
-_UNNAMED: Final = frozenset({"other"})
 # Their time is a wait of ranks for each other, which the account has by its three kinds.
 _OF_WAITS: Final = frozenset(
     {Cause.SLOW_RANK, Cause.UNEVEN_WORK, Cause.PIPELINE_IMBALANCE, Cause.COLLECTIVE, Cause.HOST_BOUND}
 )
+_PHASES: Final = {DATA: PartKind.DATA, "other": PartKind.UNNAMED, "checkpoint": PartKind.LOSS}
 _KINDS: Final = {Cause.INPUT_BOUND: PartKind.DATA, Cause.INTERPRETER_LOCK: PartKind.LOCK}
 
 
@@ -68,14 +68,12 @@ def _waits(job: Job, step: float, own_seconds: float) -> list[Part]:
 
 def _own(job: Job) -> Float64:
     """Return the own work of each rank in each step, from barrier to barrier; shape (ranks, steps)."""
-    waits = job.replayed.waits[:, job.replayed.warm :]
-    if job.has_steps:
-        ahead = len(job.model.before)
-        behind = job.model.host[ahead:].sum(axis=0)
-        own: Float64 = job.model.make + job.model.host[:ahead].sum(axis=0) + np.roll(behind, 1, axis=1)
-        return own
-    means = np.array([[rank.own_seconds] for rank in job.ranks])
-    return means if waits.size else means[:, :0]
+    if not job.has_steps:
+        return np.array([[rank.own_seconds] for rank in job.ranks])
+    ahead, model = len(job.model.before), job.model
+    behind = np.roll(model.host[ahead:].sum(axis=0), 1, axis=1)
+    own: Float64 = model.make + model.host[:ahead].sum(axis=0) + behind
+    return own
 
 
 def _host_parts(walk: Walk) -> list[Part]:
@@ -105,16 +103,9 @@ def _host_parts(walk: Walk) -> list[Part]:
 def _phase_parts(left: dict[str, float]) -> Iterator[Part]:
     """Yield the parts of the phases that no cause has."""
     for phase, seconds in left.items():
-        if seconds <= 0:
-            continue
-        if phase == DATA:
-            yield Part(PartKind.DATA, "", seconds)
-        elif phase in _UNNAMED:
-            yield Part(PartKind.UNNAMED, phase, seconds)
-        elif phase == "checkpoint":
-            yield Part(PartKind.LOSS, phase, seconds)
-        else:
-            yield Part(PartKind.COMPUTING, phase, seconds)
+        if seconds > 0:
+            kind = _PHASES.get(phase, PartKind.COMPUTING)
+            yield Part(kind, "" if kind is PartKind.DATA else phase, seconds)
 
 
 def _mean(job: Job, phase: str, places: Sequence[int]) -> float:

@@ -175,8 +175,7 @@ class Walk:
 
         Args:
             lost: Of each rank, in seconds per step.
-            compared: The same, by which ranks are compared.
-            culprit: The place of the rank that loses most.
+            compared: The same, by which ranks are compared; the one at ``culprit`` loses most.
             least: The least share of the step; 0 stands for the row's own.
             most: The most that it may cost, in seconds.
         """

@@ -102,14 +102,10 @@ def less_host(seconds: Mapping[int, float], phase: str = "", *, peaks: bool = Fa
 
 
 def less_device(seconds: Mapping[int, float], idle: Mapping[int, float]) -> Edit:
-    """Return the edit that takes time from the device's work, all phases in proportion.
+    """Return the edit that takes time from the device's work; the arguments are by rank's place, per step.
 
     The host's phases have that time, too, since it waits for its device in them; unless the device idles for
     longer, because the host keeps it waiting.
-
-    Args:
-        seconds: By the rank's place in the model, the mean per step.
-        idle: How long the rank's device idles.
     """
 
     def edit(model: StepModel) -> StepModel:
@@ -142,7 +138,7 @@ def equal_work(groups: Sequence[Sequence[int]], *, means: bool = False) -> Edit:
 
     Args:
         groups: Places of ranks that do the same work, such as those of one pipeline stage.
-        means: Share the differences of their means, too: all ranks of a group then work equally long.
+        means: Whether to share the differences of their means, too.
     """
 
     def edit(model: StepModel) -> StepModel:
@@ -181,11 +177,7 @@ def as_peers(ranks: Mapping[int, Sequence[int]]) -> Edit:
 
 
 def as_before(past: StepModel) -> Edit:
-    """Return the edit by which own work and the exchange take no longer than in the past.
-
-    Args:
-        past: The same ranks' model of other steps, of any number.
-    """
+    """Return the edit by which own work and the exchange take no longer than in other steps of the ranks."""
 
     def edit(model: StepModel) -> StepModel:
         now, then = own_work(model), own_work(past)
@@ -196,12 +188,7 @@ def as_before(past: StepModel) -> Edit:
 
 
 def quantiles_of(now: Float64, past: Float64) -> Float64:
-    """Return times with the distribution of the past: each gets the same quantile, unless it is shorter.
-
-    Args:
-        now: Seconds by step; shape (steps,).
-        past: Seconds by step; shape (earlier steps,), of any length.
-    """
+    """Return times by step with the distribution of the past: the same quantile, unless that is longer."""
     return at_most(now, np.quantile(past, (np.arange(len(now)) + 0.5) / len(now), method="hazen"))
 
 
@@ -236,10 +223,6 @@ def without_pauses(own: Float64, pauses: Sequence[Pauses]) -> Float64:
 
     If there is at least one per step, each step loses its share. Rarer pauses are removed from the longest
     steps, which lose at most their excess over the median.
-
-    Args:
-        own: Seconds of own work by step; shape (steps,).
-        pauses: The pauses, one entry per kind.
     """
     left: Float64 = own.copy()
     for each in pauses:

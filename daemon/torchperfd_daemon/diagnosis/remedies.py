@@ -105,7 +105,6 @@ def loader_remedy(
 
     Args:
         data_seconds: The part of the step in which it waits for the loader.
-        counsel: What the run is advised on its loaders.
         most_seconds: The cost of the wait in the evidence; the promised saving is at most this.
         on_device: Whether the model is on an accelerator.
         ranks: How many the job has; the usual remedy, ``tune``, measures jobs of one.
@@ -128,10 +127,8 @@ def loader_remedy(
         is_overhead = facts.workers and facts.costs_more_to_hand_over and advice.workers == 0
         return replace(remedy, cause=Cause.WORKER_OVERHEAD) if is_overhead else remedy
     if is_cheap(facts, data_seconds, counsel.cost()):
-        return Remedy(
-            "fewer, larger batches: these are cheap to make, and worker processes would cost more than they"
-            " save"
-        )
+        words = "these are cheap to make, and worker processes would cost more than they save"
+        return Remedy(f"fewer, larger batches: {words}")
     return usual
 
 
@@ -150,11 +147,8 @@ def computing_threads(facts: LoaderFacts | None, threads: int | None) -> float |
     """Return how many of a rank's threads compute or want to; None if unknown.
 
     On average between draws, these are its CPU time, divided by the share of its runnable time for which the
-    training thread had a CPU: a thread without a CPU uses no CPU time. Operations use no more threads than
-    they may.
-
-    Args:
-        threads: How many threads an operation may use; None if unknown.
+    training thread had a CPU: a thread without a CPU uses no CPU time. Operations use no more than their
+    ``threads``.
     """
     if facts is None or facts.rest_cpus is None or facts.queued is None:
         return threads
@@ -179,9 +173,6 @@ def contention_remedy(
     Args:
         threads: How many threads an operation may use; None if unknown.
         cpus: How many CPUs the process may use, of a rank without a loader; None if unknown.
-        binding: To how many CPUs the process is bound, if these are fewer than its share.
-        on_device: Whether the model is on an accelerator.
-        ranks: How many the job has.
     """
     cpus = (facts.cpus if facts is not None else None) or cpus
     setting = _fewer_threads(facts, threads, cpus)

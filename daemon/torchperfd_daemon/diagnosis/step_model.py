@@ -11,9 +11,8 @@ starts its next piece of work when it is free and what that work needs is there:
   host has launched all of it;
 - a collective ends on all ranks when the last rank has come to it and the exchange is done.
 
-A :class:`StepModel` has the recorded times without these waits. :func:`replay` yields the steps.
-The same idea with other parts: Daydream (Zhu et al., USENIX ATC 2020) replays the kernels of one trace, Lin
-et al. (OSDI 2025) whole jobs from their operations, to size what stragglers cost.
+A :class:`StepModel` has the recorded times without these waits. :func:`replay` yields the steps. Daydream
+(Zhu et al., USENIX ATC 2020) replays the kernels of one trace, Lin et al. (OSDI 2025) whole jobs.
 """
 
 from dataclasses import dataclass, replace
@@ -22,14 +21,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from torchperfd_daemon.diagnosis.detect.robust_statistics import Float64 as Float64
 
+# Collectives hold the training thread, as with gloo, or the device's stream, as with NCCL, or no rank waits.
 HOST: Final = "host"
-"""Collectives hold the training thread, as with gloo."""
 DEVICE: Final = "device"
-"""They hold the device's stream, as with NCCL."""
 ALONE: Final = ""
-"""Ranks do not wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +85,12 @@ class Replayed:
     """The steps that follow from a model.
 
     Attributes:
-        steps: From the end of one step to that of the next; shape (ranks, steps).
-        data: The host's wait for the loader, of the same shape.
-        waits: For the other ranks, on the resource that the barrier holds; of the same shape.
-        idle: The device's time without work, of the same shape.
-        synced: The host's waits for its device, of the same shape.
-        streams: From the end of the device's work of one step to that of the next, of the same shape.
+        steps: From the end of one step to that of the next; like all that follow, shape (ranks, steps).
+        data: The host's wait for the loader.
+        waits: For the other ranks, on the resource that the barrier holds.
+        idle: The device's time without work.
+        synced: The host's waits for its device.
+        streams: From the end of the device's work of one step to that of the next.
         warm: How many of the first steps count for nothing.
     """
 

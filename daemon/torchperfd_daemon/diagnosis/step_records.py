@@ -77,8 +77,8 @@ class _Fit:
         self._after = tuple(name for name in _AFTER if name in names or name in (_END, _READS))
         self._shape = len(records), len(records[0].steps)
         self._steps = np.array([record.steps for record in records])
-        none = np.zeros(self._shape[1])
-        self._sync = np.array([none if record.sync is None else record.sync for record in records])
+        self._none = np.zeros(self._shape[1])
+        self._sync = np.array([self._none if record.sync is None else record.sync for record in records])
         self._host_wait = self._host("collective_wait")
         self._device_wait = self._device("collective_wait")
         on_device = float(self._device_wait.mean()) > float(self._host_wait.mean())
@@ -110,7 +110,7 @@ class _Fit:
             make=make,
             handover=handover,
             workers=workers,
-            exchange=self._waits.min(axis=0) if self.barrier != ALONE else np.zeros(self._shape[1]),
+            exchange=self._waits.min(axis=0) if self.barrier != ALONE else self._none,
             barrier=self.barrier,
             warm=self._warm,
         )
@@ -148,12 +148,10 @@ class _Fit:
         return _LAUNCH_COUNTS * sum(float(np.median(np.abs(each.mean(axis=1)))) for each in beyond)
 
     def _host(self, name: str) -> Float64:
-        none = np.zeros(self._shape[1])
-        return np.array([record.host.get(name, none) for record in self._records])
+        return np.array([record.host.get(name, self._none) for record in self._records])
 
     def _device(self, name: str) -> Float64:
-        none = np.zeros(self._shape[1])
-        return np.array([record.device.get(name, none) for record in self._records])
+        return np.array([record.device.get(name, self._none) for record in self._records])
 
     def _with_syncs(self, model: StepModel) -> Iterator[StepModel]:
         """Yield the model with the host's waits at the end, in one of the phases that launch, or in both."""

@@ -287,10 +287,9 @@ def diagnose(
 ) -> Verdict:
     """Return the verdict on a run from its ranks' mean steps, for a run of which no other one is published.
 
-    The causes are those of :func:`rank_causes`. While the run goes on, only those count that show in data,
-    loss and ``other``; with fewer than :data:`MIN_STEPS` steps only a wait for data. Without any the cause is
-    unknown as long as it could still be found; then :func:`~.claims.limit_claim` decides whether the job is
-    healthy.
+    While the run goes on, only those causes count that show in data, loss and ``other``; with fewer than
+    :data:`MIN_STEPS` steps only a wait for data. Without any the cause is unknown as long as it could still
+    be found.
 
     Args:
         ranks: All ranks of the job that are known here; those without a step say nothing.
@@ -306,11 +305,8 @@ def diagnose(
     if not slowest.phase_seconds:
         words = f"a step takes {duration(slowest.step_seconds)}, and its phases were not recorded"
         return replace(unknown, evidence=words)
-    are_enough = all(map(_has_enough, seen))
     verdicts = rank_causes(run, seen, counsel, works)
-    found = [each for each in verdicts if each.cause not in (Cause.NONE, Cause.UNKNOWN)]
-    if not (has_ended and are_enough):
-        found = [each for each in found if each.phase in (_KNOWN_EARLY if are_enough else (DATA,))]
+    found = _known_by_means(verdicts, seen, has_ended=has_ended)
     if found:
         first, *others = (replace(each, step_seconds=slowest.step_seconds, account=None) for each in found)
         first = replace(first, others=tuple(others), account=verdicts[0].account)
@@ -322,6 +318,17 @@ def diagnose(
         return replace(unknown, evidence=words)
     verdict = verdicts[0] if verdicts[0].cause is Cause.UNKNOWN else _nothing_long(verdicts[0], slowest)
     return limit_claim(verdict, seen, unseen, newest=newest)
+
+
+def _known_by_means(
+    verdicts: Sequence[Verdict], seen: Sequence[RankEvidence], *, has_ended: bool
+) -> list[Verdict]:
+    """Return the causes that the mean steps of a run show."""
+    found = [each for each in verdicts if each.cause not in (Cause.NONE, Cause.UNKNOWN)]
+    are_enough = all(map(_has_enough, seen))
+    if has_ended and are_enough:
+        return found
+    return [each for each in found if each.phase in (_KNOWN_EARLY if are_enough else (DATA,))]
 
 
 def _nothing_long(verdict: Verdict, slowest: RankEvidence) -> Verdict:

@@ -212,8 +212,8 @@ def onset() -> tuple[OnsetDetector, Callable[[float], object]]:
 
 
 def spikes() -> tuple[SpikeDetector, Callable[[float], object]]:
-    detector = SpikeDetector(2)
-    return detector, lambda seconds: detector.observe(seconds, {"data": seconds / 2}, seconds / 4)
+    detector = SpikeDetector()
+    return detector, lambda seconds: detector.observe(seconds, {"data": seconds / 2})
 
 
 def stall() -> tuple[StallDetector, Callable[[float], object]]:
@@ -229,7 +229,7 @@ def stall() -> tuple[StallDetector, Callable[[float], object]]:
 
 def regression() -> tuple[RegressionDetector, Callable[[float], object]]:
     detector = RegressionDetector()
-    return detector, lambda seconds: detector.observe(seconds, 32.0)
+    return detector, detector.observe
 
 
 @pytest.mark.parametrize(

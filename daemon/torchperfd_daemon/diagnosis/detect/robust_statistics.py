@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+Float64 = npt.NDArray[np.float64]
+
 MAD_TO_SIGMA: Final = 1.4826
 """For normally distributed values, the median absolute deviation times this is the standard deviation."""
 
@@ -125,6 +127,6 @@ class Reservoir:
             self._values.append(value)
         self._seen += 1
 
-    def points(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    def points(self) -> tuple[Float64, Float64]:
         """Return the times and the values kept, oldest first."""
         return np.array(self._times), np.array(self._values)

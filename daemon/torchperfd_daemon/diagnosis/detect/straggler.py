@@ -11,9 +11,8 @@ from enum import Enum
 from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
+from torchperfd_daemon.diagnosis.detect.robust_statistics import Float64, robust_deviation
 
 MIN_SECONDS: Final = 10.0
 TIMES: Final = 8.0
@@ -72,11 +71,7 @@ class StepTimes:
 
 
 def limit_seconds(usual_seconds: float) -> float:
-    """Return the time without a step after which a rank that trains has stalled.
-
-    Args:
-        usual_seconds: The 99.9th percentile of its step times.
-    """
+    """Return the time without a step after which a rank that trains has stalled, by its usual step time."""
     return max(MIN_SECONDS, TIMES * usual_seconds)
 
 
@@ -149,8 +144,6 @@ def _bucket(seconds: float) -> int:
         return 0
     return min(_BUCKETS - 1, math.ceil(math.log(seconds / _SHORTEST) / math.log(_GROWTH)))
 
-
-Float64 = npt.NDArray[np.float64]
 
 WAITING: Final = frozenset({"collective_wait"})
 """The phases in which a rank waits for others."""

@@ -6,13 +6,17 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.diagnosis.detect.robust_statistics import CAPACITY, Reservoir, robust_deviation
+from torchperfd_daemon.diagnosis.detect.robust_statistics import (
+    CAPACITY,
+    Float64,
+    Reservoir,
+    robust_deviation,
+)
 
 LONG: Final = 1.3
 """A step is a spike from this multiple of the median on, if it also exceeds the noise."""
@@ -25,16 +29,6 @@ _PHASES: Final = 32
 _BEYOND: Final = 6.0
 _IN_PHASE: Final = 0.9
 _COVERED: Final = 0.75
-_MOSTLY: Final = 0.5
-
-
-class SpikeCause(Enum):
-    """The likely cause of periodic long steps."""
-
-    LOADER_WORKERS = "loader workers"
-    GARBAGE_COLLECTION = "garbage collection"
-    CHECKPOINT = "checkpoint"
-    EVERY_N_STEPS = "every n steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +37,12 @@ class PeriodicSpikes:
 
     Attributes:
         period: The number of steps from one spike to the next.
-        cause: Their likely cause.
         phase: The phase that is longer in them; empty if phases are unknown.
-        spikes: The number of kept spikes with this period.
         excess_seconds: The mean time that a spike takes above the median step.
     """
 
     period: int
-    cause: SpikeCause
     phase: str
-    spikes: int
     excess_seconds: float
 
     @property
@@ -66,18 +56,12 @@ class _Spike:
     step: int
     excess: float
     phase: str
-    collected: float
 
 
 class SpikeDetector:
-    """Reads steps one by one and keeps the newest 64 spikes.
+    """Reads steps one by one and keeps the newest 64 spikes."""
 
-    Args:
-        workers: The number of workers of the loader; 0 if unknown.
-    """
-
-    def __init__(self, workers: int = 0) -> None:
-        self._workers = workers
+    def __init__(self) -> None:
         self._seen = 0
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._median = math.inf
@@ -85,15 +69,13 @@ class SpikeDetector:
         self._usual: dict[str, float] = {}
         self._spikes: deque[_Spike] = deque(maxlen=_KEPT)
 
-    def observe(
-        self, seconds: float, phases: Mapping[str, float] | None = None, collected: float = 0.0
-    ) -> None:
-        """Add the next step, with the times of its phases and of garbage collections in it, in seconds."""
+    def observe(self, seconds: float, phases: Mapping[str, float] | None = None) -> None:
+        """Add the next step, with the times of its phases, in seconds."""
         step = self._seen
         self._seen += 1
         if seconds > self._limit:
             phase = max(phases, key=lambda name: phases[name] - self._usual.get(name, 0.0)) if phases else ""
-            self._spikes.append(_Spike(step, seconds - self._median, phase, collected))
+            self._spikes.append(_Spike(step, seconds - self._median, phase))
         elif phases and self._median < math.inf:
             for name, value in phases.items():
                 usual = self._usual.get(name, value)
@@ -106,7 +88,7 @@ class SpikeDetector:
             self._limit = max(LONG * self._median, self._median + _BEYOND * spread)
 
     def find(self) -> PeriodicSpikes | None:
-        """Return the spikes' period and cause; None if fewer than :data:`MIN_SPIKES` agree on a period.
+        """Return the spikes' period and phase; None if fewer than :data:`MIN_SPIKES` agree on a period.
 
         If all spikes together have no period, those of each phase are tried, the costliest phase first.
         """
@@ -117,28 +99,12 @@ class SpikeDetector:
         for spikes in (list(self._spikes), *groups):
             period = find_period([spike.step for spike in spikes])
             if period is not None:
-                return self._describe(period, spikes)
+                cost: dict[str, float] = {}
+                for spike in spikes:
+                    cost[spike.phase] = cost.get(spike.phase, 0.0) + spike.excess
+                phase = max(cost, key=lambda name: cost[name])
+                return PeriodicSpikes(period, phase, sum(cost.values()) / len(spikes))
         return None
-
-    def _describe(self, period: int, spikes: list[_Spike]) -> PeriodicSpikes:
-        total = sum(spike.excess for spike in spikes)
-        cost: dict[str, float] = {}
-        for spike in spikes:
-            cost[spike.phase] = cost.get(spike.phase, 0.0) + spike.excess
-        phase = max(cost, key=lambda name: cost[name])
-        collected = sum(min(spike.collected, spike.excess) for spike in spikes)
-        cause = self._cause(period, phase, collected / total)
-        return PeriodicSpikes(period, cause, phase, len(spikes), total / len(spikes))
-
-    def _cause(self, period: int, phase: str, collected: float) -> SpikeCause:
-        if collected >= _MOSTLY:
-            return SpikeCause.GARBAGE_COLLECTION
-        if phase == "checkpoint":
-            return SpikeCause.CHECKPOINT
-        # Workers deliver batches round robin, so one round has one wait.
-        if phase == "data" and self._workers > 1 and period == self._workers:
-            return SpikeCause.LOADER_WORKERS
-        return SpikeCause.EVERY_N_STEPS
 
 
 def find_period(steps: list[int]) -> int | None:
@@ -164,8 +130,6 @@ def find_period(steps: list[int]) -> int | None:
             return int(period)
     return None
 
-
-Float64 = npt.NDArray[np.float64]
 
 MIN_POINTS: Final = 16
 MIN_SHARE: Final = 0.01
@@ -195,14 +159,13 @@ class Growth:
     """How memory grows; bytes and seconds.
 
     Attributes:
+        seconds: For how long it was observed.
         grows: Whether the growth is certain and large enough to report.
-        seconds_to_full: At this rate; None without growth or without a known capacity.
     """
 
     slope: Slope
     seconds: float
     grows: bool
-    seconds_to_full: float | None
 
 
 class GrowthDetector:
@@ -211,12 +174,10 @@ class GrowthDetector:
     To detect fragmentation, pass the reserved bytes less the allocated bytes.
 
     Args:
-        capacity: Bytes at which memory is full; None if unknown.
         readings: The largest number of readings kept; 64 are the least that always suffice.
     """
 
-    def __init__(self, capacity: float | None = None, readings: int = CAPACITY) -> None:
-        self._capacity = capacity
+    def __init__(self, readings: int = CAPACITY) -> None:
         self._points = Reservoir(readings)
 
     def observe(self, seconds: float, value: float) -> None:
@@ -236,11 +197,7 @@ class GrowthDetector:
         slope = theil_sen(times, values)
         seconds = float(times[-1] - times[0])
         grown = slope.per_second * seconds
-        grows = slope.low > 0 and grown >= MIN_SHARE * abs(slope.level)
-        left = None
-        if grows and self._capacity is not None:
-            left = max(0.0, self._capacity - slope.level) / slope.per_second
-        return Growth(slope, seconds, grows, left)
+        return Growth(slope, seconds, slope.low > 0 and grown >= MIN_SHARE * abs(slope.level))
 
 
 def theil_sen(times: Float64, values: Float64) -> Slope:
@@ -293,13 +250,11 @@ class Regression:
     Attributes:
         past_per_second: The median over blocks of the run's past.
         now_per_second: The median of the newest four blocks.
-        noise_per_second: The deviation of one block in the past.
         regressed: Whether the loss is at least :data:`MIN_CHANGE` and beyond the noise of the past.
     """
 
     past_per_second: float
     now_per_second: float
-    noise_per_second: float
     regressed: bool
 
     @property
@@ -313,26 +268,19 @@ class RegressionDetector:
 
     def __init__(self) -> None:
         self._block: list[float] = []
-        self._amount = 0.0
         self._newest: list[float] = []
         self._past = Reservoir()
         self._blocks = 0
 
-    def observe(self, seconds: float, amount: float = 1.0) -> None:
-        """Add a step and its amount of work: samples, tokens or simply one step.
-
-        A block's throughput is its mean amount divided by its median step, so that occasional long steps are
-        not a regression.
-        """
+    def observe(self, seconds: float) -> None:
+        """Add a step. A block counts by its median step: occasional long steps are not a regression."""
         self._block.append(seconds)
-        self._amount += amount
         if len(self._block) < BLOCK_STEPS:
             return
         middle = statistics.median(self._block)
         if middle > _SHORTEST:
-            self._newest.append(self._amount / BLOCK_STEPS / middle)
+            self._newest.append(1 / middle)
         self._block.clear()
-        self._amount = 0.0
         if len(self._newest) > _NEWEST:
             self._past.add(self._blocks, self._newest.pop(0))
             self._blocks += 1
@@ -346,4 +294,4 @@ class RegressionDetector:
         noise = robust_deviation(past.tolist(), usual)
         now = statistics.median(self._newest)
         lost = usual - now
-        return Regression(usual, now, noise, usual > 0 and lost >= max(MIN_CHANGE * usual, _UNLIKE * noise))
+        return Regression(usual, now, usual > 0 and lost >= max(MIN_CHANGE * usual, _UNLIKE * noise))
