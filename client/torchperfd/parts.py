@@ -24,6 +24,7 @@ from torchperfd.link.stack_reporter import StackReporter
 from torchperfd.link.stream import Stream
 from torchperfd.loggers.outputs import Outputs
 from torchperfd.model.identity import Identity
+from torchperfd.model.process import GroupProgress
 from torchperfd.safety.descriptors import DescriptorGuard
 from torchperfd.safety.logs import Faults, log
 from torchperfd.v1 import contract
@@ -180,7 +181,7 @@ class DaemonSession:
     def _tell_collectives(self, request_id: int) -> None:
         from torchperfd.link import wire
 
-        groups: list[process_groups.GroupProgress] = []
+        groups: list[GroupProgress] = []
         try:
             record = dump_flight_recorder()
             groups = process_groups.read(record) if record is not None else []

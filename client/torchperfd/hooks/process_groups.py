@@ -9,11 +9,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from torchperfd.model.process import Coordinate
+from torchperfd.model.process import Coordinate, GroupProgress
 from torchperfd.safety.interrupts import Flag
 from torchperfd.safety.logs import log
 
@@ -181,27 +180,6 @@ class Rendezvous:
 
 
 _MAX_SIZES: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class GroupProgress:
-    """How far this rank is in one process group; collectives are counted from 1.
-
-    Attributes:
-        name: The same on all ranks of the group.
-        description: Such as ``default_pg``.
-        begun: The newest that this rank has come to.
-        number: The earliest that is not over; 0 when all are.
-        call: Of that one, such as ``all_reduce``.
-        sizes: Of its inputs, such as ``4x4, 10``.
-    """
-
-    name: str
-    description: str
-    begun: int
-    number: int
-    call: str
-    sizes: str
 
 
 def read(record: bytes) -> list[GroupProgress]:

@@ -8,9 +8,9 @@ from google.protobuf.message import DecodeError
 
 from torchperfd._version import __revision__, __version__
 from torchperfd.events import NATIVE
-from torchperfd.hooks.process_groups import GroupProgress
 from torchperfd.model.identity import Identity
 from torchperfd.model.messages import fill, pack, unpack
+from torchperfd.model.process import GroupProgress
 from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps.phases import TRAIN, VALIDATE, PhaseNames, StepBatch
 from torchperfd.steps.step_series import Arrivals, BlockSums

@@ -1,8 +1,10 @@
 """What a capture records: the one list of its options, for the client, the daemon and their messages."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
+
+from torchperfd.model.messages import pack, unpack
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -52,8 +54,7 @@ class CaptureOptions:
             session_pb2.CAPTURE_KIND_TRACE: CaptureKind.TRACE,
             session_pb2.CAPTURE_KIND_MEMORY: CaptureKind.MEMORY,
         }
-        values = {each.name: getattr(message, each.name) for each in fields(cls)}
-        return cls(**{**values, "kind": kinds.get(message.kind, unknown or str(message.kind))})
+        return unpack(message, cls, kind=kinds.get(message.kind, unknown or str(message.kind)))
 
     def to_message(self) -> "session_pb2.CaptureOptions":
         """Return the options as a message."""
@@ -61,5 +62,4 @@ class CaptureOptions:
 
         is_memory = self.kind == CaptureKind.MEMORY
         kind = session_pb2.CAPTURE_KIND_MEMORY if is_memory else session_pb2.CAPTURE_KIND_TRACE
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return session_pb2.CaptureOptions(**{**values, "kind": kind})
+        return pack(session_pb2.CaptureOptions, self, kind=kind)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torchperfd.model.messages import Name, Reason
+from torchperfd.model.messages import Name, Reason, Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,27 @@ class Coordinate:
     dimension: Name
     rank: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """A rank's progress in one process group, by torch's flight recorder; collectives are counted from 1.
+
+    Attributes:
+        name: The name of the group, equal on all its ranks.
+        description: Such as ``default_pg``; may be empty.
+        begun: The number of the newest collective that the rank has entered.
+        number: The number of the earliest collective that has not ended; 0 if all have.
+        call: The function of that collective, such as ``all_reduce``.
+        sizes: The sizes of its inputs, such as ``4x4, 10``.
+    """
+
+    name: Sentence
+    description: Sentence
+    begun: int
+    number: int
+    call: Sentence
+    sizes: Sentence
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Merges the stacks of a run's ranks and finds the ranks that differ. Pure, without I/O."""
 
+from torchperfd.model.process import GroupProgress as GroupProgress
 from torchperfd_daemon.stacks.activity import Loading as Loading
 from torchperfd_daemon.stacks.activity import Part as Part
 from torchperfd_daemon.stacks.activity import ScriptLine as ScriptLine
@@ -13,7 +14,6 @@ from torchperfd_daemon.stacks.merge import Merged as Merged
 from torchperfd_daemon.stacks.merge import ThreadGroup as ThreadGroup
 from torchperfd_daemon.stacks.merge import merge as merge
 from torchperfd_daemon.stacks.model import Frame as Frame
-from torchperfd_daemon.stacks.model import GroupProgress as GroupProgress
 from torchperfd_daemon.stacks.model import Outcome as Outcome
 from torchperfd_daemon.stacks.model import RankStacks as RankStacks
 from torchperfd_daemon.stacks.model import Thread as Thread

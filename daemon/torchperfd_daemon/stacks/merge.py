@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchperfd.model.process import GroupProgress
 from torchperfd_daemon.stacks.activity import Activity, Kind, Loading, activity, loading, worker_frames
-from torchperfd_daemon.stacks.model import Frame, GroupProgress, RankStacks, Thread
+from torchperfd_daemon.stacks.model import Frame, RankStacks, Thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from torchperfd.model.messages import AtMost, Sentence
+from torchperfd.model.process import GroupProgress
 
 _CONNECTION: Final = "/grpc/_channel.py"
 _RECENT_S: Final = 2.0
@@ -73,27 +74,6 @@ class Thread:
     frames: tuple[Frame, ...]
     worker_pid: int = 0
     worker: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class GroupProgress:
-    """A rank's progress in one process group, by torch's flight recorder; collectives are counted from 1.
-
-    Attributes:
-        name: The name of the group, equal on all its ranks.
-        description: Such as ``default_pg``; may be empty.
-        begun: The number of the newest collective that the rank has entered.
-        number: The number of the earliest collective that has not ended; 0 if all have.
-        call: The function of that collective, such as ``all_reduce``.
-        sizes: The sizes of its inputs, such as ``4x4, 10``.
-    """
-
-    name: Sentence
-    description: Sentence
-    begun: int
-    number: int
-    call: Sentence
-    sizes: Sentence
 
 
 def numbered(thread: Thread) -> Thread:

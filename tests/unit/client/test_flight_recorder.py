@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchperfd
-from torchperfd.hooks.process_groups import GroupProgress, read
+from torchperfd.hooks.process_groups import read
+from torchperfd.model.process import GroupProgress
 from torchperfd.v1 import session_pb2
 
 C10D = "torch._C._distributed_c10d"
