@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.daemon import traces
 
+from torchperfd.document.terminal import render
 from torchperfd.launch.additions import first_advice
 from torchperfd.launch.run_report import loader_advice_document
 from torchperfd.model.formatting import duration
@@ -19,7 +20,7 @@ from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.report.previous_runs import newest_advised, script_digest
 from torchperfd.report.store import RunStore
 from torchperfd.v1 import control_pb2
-from torchperfd_cli.commands.tune import tune_document, tune_text
+from torchperfd_cli.commands.tune import people_document, tune_document
 from torchperfd_cli.main import cli
 from torchperfd_cli.tune.candidates import Requested
 from torchperfd_cli.tune.edits import Edits
@@ -152,7 +153,7 @@ def test_verdict_trace_analysis_page_and_tune_have_one_number(captures: Path, tm
     trials = Trials()
     found = TuningSearch(trials, Requested(), lambda: 0.0, 60.0, lambda _: None, advised=run).tune()
     assert trials.tried[0]["num_workers"] == advice.workers
-    printed = tune_text(found, Edits("", ()), 1.0)
+    printed = render(people_document(found, Edits("", ()), 1.0))
     assert f"advised   {advice.setting}" in printed
     assert "by the card of the run train-1" in printed
     assert tune_document(found, Edits("", ()), 1.0)["advised_by"] == "train-1"

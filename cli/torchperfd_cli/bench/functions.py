@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.document.blocks import Block, Code, Document, Sentences
-from torchperfd.document.terminal import Page, render
 from torchperfd.errors import TorchperfdError
 from torchperfd_cli.bench.worker_process import (
     Answer,
@@ -229,15 +228,6 @@ def _short_names(targets: Sequence[str]) -> list[str]:
     """Return the functions' own names where these differ, else the whole targets."""
     short = [target.rpartition(":")[2] for target in targets]
     return short if len(set(short)) == len(short) else list(targets)
-
-
-def functions_text(bench: FunctionsBench, width: int | None = None) -> str:
-    """Return the result as lines for people, without a newline at the end.
-
-    Args:
-        width: Columns of the terminal, for what is below torch's table; None if the text is not for one.
-    """
-    return render(functions_document(bench), Page(width))
 
 
 def functions_document(bench: FunctionsBench) -> Document:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torchperfd.document.blocks import Document, Facts, Sentences
 from torchperfd.document.tables import Table
-from torchperfd.document.terminal import Page, render
+from torchperfd.document.terminal import render
 from torchperfd.errors import TorchperfdError
 from torchperfd.model.formatting import duration, size
 from torchperfd.model.loader_workers import (
@@ -132,7 +132,7 @@ class LoaderBench:
 
     def __str__(self) -> str:
 
-        return loader_text(self)
+        return render(loader_document(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of schema ``torchperfd.bench_dataloader/1``."""
@@ -213,15 +213,6 @@ _MARK: Final = " ◀"
 _NAMES: Final = len("recommended  ")
 _SETTINGS: Final = ("batch", "pinned", "start", "threads")
 """Columns that move above their rows where they do not fit, those first that change least."""
-
-
-def loader_text(bench: LoaderBench, width: int | None = None) -> str:
-    """Return the result as lines for people, without a newline at the end.
-
-    Args:
-        width: Columns of the terminal; None if the text is not for one.
-    """
-    return render(loader_document(bench), Page(width))
 
 
 def loader_document(bench: LoaderBench) -> Document:

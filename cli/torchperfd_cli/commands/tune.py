@@ -8,7 +8,6 @@ from typing import Any, Final
 import click
 
 from torchperfd.document.blocks import Block, Code, Document, Facts, Sentences
-from torchperfd.document.terminal import Page, render
 from torchperfd.model.formatting import duration
 from torchperfd.report.previous_runs import newest_advised
 from torchperfd_cli.bench.functions import Comparison
@@ -32,18 +31,6 @@ _UNVERIFIED: Final = {
     "interrupted": "Ctrl-C came before these",
     "time": "the time limit came before these",
 }
-
-
-def tune_text(found: Tuning, edits: Edits, seconds: float, width: int | None = None) -> str:
-    """Return the result as lines, without a newline at the end.
-
-    Args:
-        found: The result.
-        edits: To make it permanent.
-        seconds: That it took.
-        width: Columns of the terminal; None if the text is not for one. The diff stays whole in any width.
-    """
-    return render(people_document(found, edits, seconds), Page(width))
 
 
 def people_document(found: Tuning, edits: Edits, seconds: float) -> Document:

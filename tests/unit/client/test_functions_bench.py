@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from tests.support.golden import check_golden
 
+from torchperfd.document.terminal import Page, render
 from torchperfd_cli.bench import functions
 from torchperfd_cli.bench.functions import (
     FunctionsBench,
     Row,
     bench_functions,
     compare_rounds,
-    functions_text,
+    functions_document,
     measurement_of,
 )
 
@@ -65,17 +66,17 @@ def test_slower_names_only_what_is_beyond_the_share_and_noise() -> None:
 
 
 def test_text_is_the_table_with_what_differs() -> None:
-    check_golden("bench-compare.txt", functions_text(bench()) + "\n")
+    check_golden("bench-compare.txt", render(functions_document(bench())) + "\n")
 
 
 def test_text_folds_all_but_the_table_of_torch() -> None:
     names = [f"image_libraries_of_everyone.resize:{name}" for name in ("rasterio", "skimage", "again")]
     found = replace(bench(), names=names, table="[- a table of torch, of any width -]" * 4)
-    table, *lines = functions_text(found, 80).splitlines()
+    table, *lines = render(functions_document(found), Page(80)).splitlines()
     assert table == found.table
     assert max(map(len, lines)) <= 80
-    assert [table, *lines] != functions_text(found).splitlines()
-    assert functions_text(found, 80).split() == functions_text(found).split()
+    assert [table, *lines] != render(functions_document(found)).splitlines()
+    assert render(functions_document(found), Page(80)).split() == render(functions_document(found)).split()
 
 
 def test_document_has_each_round_and_the_interval() -> None:

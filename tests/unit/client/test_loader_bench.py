@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.support.golden import check_golden
 
+from torchperfd.document.terminal import Page, render
 from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd_cli.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader, loader_text
+from torchperfd_cli.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader, loader_document
 from torchperfd_cli.bench.loader_process import (
     LoaderDescription,
     LoaderSetting,
@@ -81,12 +82,12 @@ def test_table_of_a_loader_with_a_step() -> None:
 @pytest.mark.parametrize("bench", [Formula(alone), Formula(with_step, 0.028, has_step=True)])
 def test_table_fits_a_terminal_with_notes_below(bench: Formula) -> None:
     found = run(bench)
-    text = loader_text(found, 80)
+    text = render(loader_document(found), Page(80))
     assert max(map(len, text.splitlines())) <= 80
     assert Counter(text.split()) == Counter(str(found).split())
     below = [line for line in text.splitlines() if line.startswith("    the loader's own")]
     assert len(below) == 1
-    assert loader_text(found, 120) == str(found)
+    assert render(loader_document(found), Page(120)) == str(found)
 
 
 def test_table_of_every_setting_fits_80_columns() -> None:
@@ -98,11 +99,11 @@ def test_table_of_every_setting_fits_80_columns() -> None:
         for method in ("fork", "forkserver")
     }
     found.outcomes.update(varied)
-    text = loader_text(found, 80)
+    text = render(loader_document(found), Page(80))
     assert max(map(len, text.splitlines())) <= 80
     assert [line for line in text.splitlines() if line == "batch 4096"]
     assert Counter(text.split())["forkserver"] > 0
-    assert "forkserver" in loader_text(found, 120)
+    assert "forkserver" in render(loader_document(found), Page(120))
 
 
 def test_loader_beside_the_steps_of_a_running_job() -> None:
@@ -159,7 +160,7 @@ def spread_out(setting: LoaderSetting) -> Outcome:
 def test_bench_gain_within_the_spread_recommends_nothing() -> None:
     found = run(Formula(spread_out))
     assert not found.is_certain
-    text = loader_text(found)
+    text = str(found)
     assert "recommended  nothing: " in text
     assert "measurements spread by 300%" in text
     document = found.to_dict()
@@ -179,5 +180,5 @@ def test_bench_prediction_off_by_more_than_twice_is_hidden() -> None:
     found = run(Formula(crowded))
     assert found.predicted_seconds(found.recommended) is not None
     assert found.credible_prediction is None
-    assert "predicted" not in loader_text(found)
+    assert "predicted" not in str(found)
     assert found.to_dict()["predicted_batch_seconds"] is None

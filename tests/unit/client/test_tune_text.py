@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from tests.support.golden import check_golden
 
+from torchperfd.document.terminal import Page, render
 from torchperfd.model.loader_workers import LoaderAdvice
 from torchperfd_cli.bench.functions import Comparison
-from torchperfd_cli.commands.tune import tune_document, tune_text
+from torchperfd_cli.commands.tune import people_document, tune_document
 from torchperfd_cli.tune.edits import Edits, suggest_edits
 from torchperfd_cli.tune.search import Dropped, Kept, Tuning
 from torchperfd_cli.tune.trial import (
@@ -68,7 +69,7 @@ def tuned() -> Tuning:
 
 def test_tune_text_shows_gain_losses_and_edit() -> None:
     edits = Edits(DIFF, ("train.py:9: write AdamW(..., fused=True)",))
-    check_golden("tune.txt", tune_text(tuned(), edits, 64.0) + "\n")
+    check_golden("tune.txt", render(people_document(tuned(), edits, 64.0)) + "\n")
 
 
 def test_tune_text_folds_all_but_the_diff() -> None:
@@ -79,16 +80,19 @@ def test_tune_text_folds_all_but_the_diff() -> None:
         diff, ("scripts/of/everyone/train.py:9: write AdamW(..., fused=True), and nothing else there",)
     )
     found = replace(tuned(), ended="time", skipped=["zero_grad: it has 0.4% of a step, " * 4])
-    lines = tune_text(found, edits, 64.0, 80).splitlines()
+    lines = render(people_document(found, edits, 64.0), Page(80)).splitlines()
     wide = [line for line in lines if len(line) > 80]
     assert wide == [f"  {diff.splitlines()[-1]}"]
     assert "          time: --limit)" in lines
-    assert tune_text(found, edits, 64.0, 80).split() == tune_text(found, edits, 64.0).split()
+    assert (
+        render(people_document(found, edits, 64.0), Page(80)).split()
+        == render(people_document(found, edits, 64.0)).split()
+    )
 
 
 def test_tune_text_of_nothing_kept_has_no_edit() -> None:
     found = replace(tuned(), kept=[], total=None, ended="time", repeated="any")
-    text = tune_text(found, Edits("", ()), 900.0)
+    text = render(people_document(found, Edits("", ()), 900.0))
     assert "nothing that was tried is certainly faster" in text
     assert "by the time limit" in text
     assert "losses    not checked" in text
@@ -105,7 +109,7 @@ def test_tune_text_of_nothing_kept_has_no_edit() -> None:
 )
 def test_tune_text_has_why_nothing_is_verified(ended: str, unverified: str, why: str) -> None:
     found = replace(tuned(), total=None, ended=ended, unverified=unverified)
-    lines = tune_text(found, Edits(DIFF, ()), 900.0).splitlines()
+    lines = render(people_document(found, Edits(DIFF, ()), 900.0)).splitlines()
     at = lines.index(f"tuned     not verified in new processes: {why}")
     assert lines[at + 1] == "          the gains below are of one pair of processes for each change"
 
@@ -117,7 +121,7 @@ def test_tune_text_of_nothing_kept_has_the_best() -> None:
         Dropped(change(OPTIMIZER, foreach=True), "slower in a first run"),
     ]
     found = replace(tuned(), kept=[], total=None, dropped=dropped)
-    lines = tune_text(found, Edits("", ()), 900.0).splitlines()
+    lines = render(people_document(found, Edits("", ()), 900.0)).splitlines()
     assert "best      AdamW(..., fused=True): 1.02 times as fast (95 %: 0.99 to 1.05)" in lines
     document = tune_document(found, Edits("", ()), 900.0)
     assert [each["speedup"] is None for each in document["not_kept"]] == [False, False, True]
