@@ -81,7 +81,7 @@ class Walk:
         """The job without what was found; what is left of its phases has no cause yet."""
         self.found: list[Finding] = []
         self.usual: list[str] = []
-        """Causes between :data:`MIN_SHARE` and their own share, in words."""
+        """Causes between :data:`MIN_CAUSE_SHARE` and their own share, in words."""
         self.past = past
         self.pasts = [rank.before for rank in job.ranks if rank.before]
         self.step = job.step_seconds

@@ -258,9 +258,9 @@ def compare(host: Sequence[RankWork], device: Sequence[RankWork | None]) -> Comp
         device: The same ranks' phases on their devices; None without device times.
     """
     timed = [each for each in device if each is not None]
-    longest = (max((each.wait_seconds for each in works), default=0.0) for works in (timed, host))
     on_devices = len(timed) == len(host)
-    on_device = on_devices and next(longest) > next(longest)
+    waits = [max((each.wait_seconds for each in works), default=0.0) for works in (host, timed)]
+    on_device = on_devices and waits[1] > waits[0]
     works = timed if on_device else [*host]
     return Comparison(works, on_device, _are_hidden(works, on_devices=on_devices))
 

@@ -158,7 +158,7 @@ def _knock_on(walk: Walk, slower: float) -> float:
     """Return the part of a slowdown that is in exchanges if most of it is in the ranks' own work; else 0.
 
     Ranks that all work longer also arrive less evenly by chance, which makes exchanges longer. Less than
-    :data:`MIN_SHARE` of the slowdown counts as 0.
+    :data:`MIN_CAUSE_SHARE` of the slowdown counts as 0.
     """
     own = statistics.median(rank.own_seconds - rank.before.own_seconds for rank in walk.ranks if rank.before)
     exchange = sum(each.cost_seconds for each in walk.found if each.cause is Cause.COLLECTIVE)
@@ -288,11 +288,10 @@ def diagnose(
     """Return the verdict on a run from its ranks' mean steps, for a run of which no other one is published.
 
     While the run goes on, only those causes count that show in data, loss and ``other``; with fewer than
-    :data:`MIN_STEPS` steps only a wait for data. Without any the cause is unknown as long as it could still
-    be found.
+    :data:`MIN_STEPS` steps only a wait for data. Without any, it is unknown while one could still be found.
 
     Args:
-        ranks: All ranks of the job that are known here; those without a step say nothing.
+        ranks: All ranks of the job that are known here.
         has_ended: Whether the run makes no more steps, in which a cause could still be found.
         newest: The newest steps of the slowest rank, in seconds; shape (steps,).
     """
@@ -316,8 +315,7 @@ def diagnose(
         words = f"too early: {slowest.steps} {'step' if slowest.steps == 1 else 'steps'}"
         words += f" after the first; a verdict needs {MIN_STEPS}" if has_ended else " so far"
         return replace(unknown, evidence=words)
-    verdict = verdicts[0] if verdicts[0].cause is Cause.UNKNOWN else _nothing_long(verdicts[0], slowest)
-    return limit_claim(verdict, seen, unseen, newest=newest)
+    return limit_claim(_with_longest(verdicts[0], slowest), seen, unseen, newest=newest)
 
 
 def _known_by_means(
@@ -331,8 +329,10 @@ def _known_by_means(
     return [each for each in found if each.phase in (_KNOWN_EARLY if are_enough else (DATA,))]
 
 
-def _nothing_long(verdict: Verdict, slowest: RankEvidence) -> Verdict:
-    """Return the verdict without a cause, with the longest phase of the slowest rank."""
+def _with_longest(verdict: Verdict, slowest: RankEvidence) -> Verdict:
+    """Return a verdict without a cause with the longest phase of the slowest rank, unless it is unknown."""
+    if verdict.cause is Cause.UNKNOWN:
+        return verdict
     step = slowest.step_seconds
     shares = {name: seconds / step for name, seconds in slowest.phase_seconds.items()}
     phase = max(shares, key=lambda name: shares[name])
