@@ -65,8 +65,8 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool
     - What no node can see alone is found among the ranks of all: a late rank, stages of a pipeline that work
       for different times, and uneven work.
 
-    The costliest cause wins. A cause that costs less than :data:`MIN_CAUSE_SHARE` of the step is left out. If no
-    cause is left, :func:`~torchperfd_daemon.diagnosis.claims.limit_claim` decides whether the job is healthy.
+    The costliest cause wins, of those that cost :data:`MIN_CAUSE_SHARE` of the step or more. Without any,
+    :func:`~torchperfd_daemon.diagnosis.claims.limit_claim` decides whether the job is healthy.
 
     Args:
         parts: Each node's part; at least one.
