@@ -24,8 +24,7 @@ import numpy as np
 from benchmarks.accuracy.noise import KINDS, LOOPS, Float64, made_up, recorded
 from benchmarks.judge import exit_code
 
-from torchperfd_daemon.diagnosis.detect import OnsetDetector
-from torchperfd_daemon.diagnosis.detect.onset import MIN_SECONDS
+from torchperfd_daemon.diagnosis.detect.onset import MIN_SECONDS, OnsetDetector
 
 SEED: Final = 1000
 CHANGE: Final = 0.1

@@ -25,9 +25,10 @@ from benchmarks.accuracy.streams import Change, Job
 from benchmarks.judge import exit_code
 
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.observer import Observer
-from torchperfd_daemon.stacks import RankStacks
-from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
+from torchperfd_daemon.observer.observer import Observer
+from torchperfd_daemon.stacks.model import RankStacks
+from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.store import Rank, Store
 
 RANKS: Final = 1024
 WINDOW_S: Final = 10

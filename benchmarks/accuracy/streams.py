@@ -8,18 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd.model.process import Coordinate
-from torchperfd_daemon.store import (
-    ArrivalColumns,
-    GcTotals,
-    KindTotal,
-    PhaseTotals,
-    Rank,
-    RankIdentity,
-    State,
-    StepColumns,
-    Store,
-    Totals,
-)
+from torchperfd.model.totals import GcTotals, PhaseTotals
+from torchperfd_daemon.store.model import ArrivalColumns, KindTotal, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store.store import Rank, Store
 
 Float64 = npt.NDArray[np.float64]
 Change = Callable[[int, int], Mapping[str, float]]

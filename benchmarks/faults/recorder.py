@@ -15,12 +15,14 @@ from typing import Any
 from benchmarks.faults.recordings import compact_line
 
 from torchperfd_cli.main import main
-from torchperfd_daemon.diagnosis import RankEvidence, Verdict
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.verdict import Verdict
 from torchperfd_daemon.observer import run_watch
 from torchperfd_daemon.observer.node_context import NodeContext
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.run_watch import RunWatch
-from torchperfd_daemon.store import HISTORY_STEPS, Rank
+from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 

@@ -21,11 +21,11 @@ import numpy.typing as npt
 from benchmarks.faults.trial import Trial
 
 from torchperfd.model.loader_workers import WorkerCost
-from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.observer.slowdown import Slowdown
-from torchperfd_daemon.store import HISTORY_STEPS
+from torchperfd_daemon.store.history import HISTORY_STEPS
 
 Float64 = npt.NDArray[np.float64]
 Made = TypeVar("Made")

@@ -10,11 +10,12 @@ from benchmarks.faults import recordings, report
 from benchmarks.faults.recordings import Recording, Sample
 from benchmarks.faults.trial import Answer, Prediction, Trial
 
-from torchperfd_daemon.diagnosis import Cause, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_STEPS, do_devices_wait, hide_waits
 from torchperfd_daemon.diagnosis.predictions import predict as predict_steps
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdicts import rank_causes
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 
 _RUN: Final = "faults"

@@ -24,7 +24,7 @@ from tests.support.node import Node, eventually, free_port, import_path
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.service import translate_diagnosis
-from torchperfd_daemon.stacks import merge
+from torchperfd_daemon.stacks.merge import merge
 
 START_SECONDS: Final = 120.0
 """By then a job must be past its onset, on a machine however busy."""

@@ -19,8 +19,9 @@ from typing import Final
 from starlette.types import ASGIApp, Message
 from tests.support.served import serving, short_directory
 
-from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.store import RankIdentity, StepColumns, Store
+from torchperfd_daemon.metrics.page import MetricsPage
+from torchperfd_daemon.store.model import RankIdentity, StepColumns
+from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.web.access import PageToken, Parts
 from torchperfd_daemon.web.api import Api
 from torchperfd_daemon.web.app import build_app

@@ -14,8 +14,7 @@ from torchperfd.events import codes
 from torchperfd.hooks.instruments import Instruments
 from torchperfd.model.identity import read_identity
 from torchperfd.parts import Parts
-from torchperfd.report import RankReport
-from torchperfd.report.rank import load_layouts
+from torchperfd.report.rank import RankReport, load_layouts
 from torchperfd.safety.logs import log
 from torchperfd.steps.totals import Totals
 from torchperfd.steps.wrapped import Phase

@@ -78,8 +78,8 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
         raise TorchperfdError(f"{problem}: {error.strerror}", remedy) from error
 
 
-_LARGEST_SHOWN: Final = 2**63 - 1
-_LONGEST_SHOWN: Final = 40
+_MAX_SHOWN_NUMBER: Final = 2**63 - 1
+_MAX_SHOWN_LENGTH: Final = 40
 _MAX_NAMES_SHOWN: Final = 20
 
 
@@ -104,13 +104,13 @@ def check_environment(environ: Mapping[str, str]) -> None:
 def shown_value(value: object) -> str:
     """Return a value for a message: short, and of one line."""
     # Python refuses to write out numbers of thousands of digits.
-    if isinstance(value, int) and not -_LARGEST_SHOWN <= value <= _LARGEST_SHOWN:
+    if isinstance(value, int) and not -_MAX_SHOWN_NUMBER <= value <= _MAX_SHOWN_NUMBER:
         return "so large a number"
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value[:_LONGEST_SHOWN]) if isinstance(value, str) else repr(value)[:_LONGEST_SHOWN]
+    return repr(value[:_MAX_SHOWN_LENGTH]) if isinstance(value, str) else repr(value)[:_MAX_SHOWN_LENGTH]
 
 
 def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:

@@ -20,7 +20,7 @@ from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
 from torchperfd_daemon.collectors.process import RankProcess, Ranks, has_users, is_here
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_stat, parse_table, read
-from torchperfd_daemon.store import RankIdentity
+from torchperfd_daemon.store.model import RankIdentity
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from torchperfd.model.host_memory import HostMemory
+from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuCollector, GpuReading
 from torchperfd_daemon.ownership import Owner
-from torchperfd_daemon.store import (
-    CudaMemory,
-    GcTotals,
-    KindTotal,
-    PhaseTotals,
-    Rank,
-    RankIdentity,
-    State,
-    StepColumns,
-    Store,
-    Totals,
-)
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store.store import Rank, Store
 
 _GIB: Final = 1024**3
 _GPU_STEP_SECONDS: Final = 0.4

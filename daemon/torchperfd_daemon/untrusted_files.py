@@ -77,7 +77,7 @@ _GZIP: Final = b"\x1f\x8b"
 _XZ: Final = b"\xfd7zXZ\x00"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 COMPRESSION_MAGIC: Final = (_GZIP, _XZ, _ZSTD)
-_LONGEST_MAGIC: Final = 6
+_MAX_MAGIC: Final = 6
 
 
 class BrokenCompressionError(Exception):
@@ -157,7 +157,7 @@ def contents(path: Path, what: str, max_bytes: int, too_large: str) -> bytes:
 
 def _open_decompressed(raw: io.BufferedReader) -> tuple[Any, tuple[type[Exception], ...]]:
     """Return a stream of plain bytes, and the errors by which it reports damage."""
-    begins = raw.peek(_LONGEST_MAGIC)[:_LONGEST_MAGIC]
+    begins = raw.peek(_MAX_MAGIC)[:_MAX_MAGIC]
     if begins.startswith(_GZIP):
         return gzip.GzipFile(fileobj=raw), (EOFError, gzip.BadGzipFile, zlib.error)
     if begins.startswith(_XZ):
@@ -217,7 +217,7 @@ _SHORT_TUPLES: Final = {0x85: 1, 0x86: 2, 0x87: 3}
 # What may follow a tuple of texts: a text, BINGET, LONG_BINGET, APPEND, APPENDS, SETITEM, SETITEMS.
 _AFTER_TUPLE: Final = frozenset(b"\x8cX\x8dhjaesu")
 # Bytes of the longest operation of a fixed length.
-_LONGEST_OPERATION: Final = 11
+_MAX_OPERATION: Final = 11
 _FIRST_WITH_MEMOIZE: Final = 4
 # Operations with a length of so many bytes: texts and bytes.
 _COUNTED: Final = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8}
@@ -379,7 +379,7 @@ class _TextTuples:
 
 def _needs_more(operation: int, left: int) -> bool:
     """Return whether an operation at the end of the file would be plain if the file went on."""
-    return left <= _LONGEST_OPERATION and operation in b"KMJ\x8ahqjG\x95"
+    return left <= _MAX_OPERATION and operation in b"KMJ\x8ahqjG\x95"
 
 
 def _cut_off() -> TorchperfdError:

@@ -40,7 +40,7 @@ _BETWEEN_S: Final = 0.002
 _TIMEOUT_S: Final = 20.0
 _MAX_FILE_BYTES: Final = 4096
 # Beyond these a figure is a disturbance, and no machine.
-_LONGEST_S: Final = 0.1
+_MAX_S: Final = 0.1
 # On a busier machine the measuring process waited for a CPU for more than this share of the time.
 _LOADED: Final = 0.05
 # Below these nothing else wants the CPUs: of the time in which any task waits for one, else the load per CPU.
@@ -298,7 +298,7 @@ def _parsed(found: dict[str, float]) -> WorkerCost:
         ValueError: A figure is none that a machine can have.
     """
     parts = {each.name: float(found[each.name]) for each in fields(WorkerCost)}
-    if not all(math.isfinite(part) and 0 <= part <= _LONGEST_S for part in parts.values()):
+    if not all(math.isfinite(part) and 0 <= part <= _MAX_S for part in parts.values()):
         raise ValueError("no cost of a machine")
     return WorkerCost(**parts)
 

@@ -22,7 +22,8 @@ from tests.integration.test_set_user_id import CLIENT, ROOTS, build_program
 from tests.support.node import eventually, free_port
 from tests.support.shared_node import ADA, BOB, COMMANDS, TRAIN, Shared, asked, line
 
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
 
 pytestmark = [
     pytest.mark.slow,

@@ -14,7 +14,8 @@ from typing import Any, Final
 import pytest
 from tests.support.node import Node, eventually
 
-from torchperfd_daemon.captures import CaptureState, Catalog
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import CaptureState
 
 pytestmark = pytest.mark.slow
 

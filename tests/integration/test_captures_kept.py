@@ -11,7 +11,7 @@ from tests.support.node import EXAMPLE, Node, eventually
 from tests.unit.daemon import kept
 from tests.unit.daemon.kept import BASE, add, ids
 
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.catalog import Catalog
 
 pytestmark = pytest.mark.slow
 

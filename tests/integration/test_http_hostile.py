@@ -13,7 +13,7 @@ import pytest
 from tests.integration.web_tls import make_certificate
 from tests.support.node import Node, eventually
 
-from torchperfd_daemon.web.event_hub import MOST_OF_STRANGERS
+from torchperfd_daemon.web.event_hub import MAX_OF_STRANGERS
 
 # What a flood may cost beside the daemon itself; the pages and buffers of all connections that
 # are let in come to less than a third of it.
@@ -236,9 +236,9 @@ def test_streams_that_are_not_read_and_bodies_that_do_not_end(node: Node) -> Non
             stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert stream.recv(12) == b"HTTP/1.1 200"
         # The oldest give way, so that only the newest few last.
-        for stream in streams[: 40 - MOST_OF_STRANGERS]:
+        for stream in streams[: 40 - MAX_OF_STRANGERS]:
             assert read_until(stream, b"\r\n0\r\n\r\n")
-        for stream in streams[40 - MOST_OF_STRANGERS :]:
+        for stream in streams[40 - MAX_OF_STRANGERS :]:
             stream.settimeout(0.2)
             with pytest.raises(TimeoutError):
                 read_until(stream, b"\r\n0\r\n\r\n")

@@ -14,10 +14,11 @@ import asyncio, json, sys, threading
 import torch, torchperfd
 from torch.utils.data import DataLoader, Dataset
 from torchperfd.v1 import session_pb2
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer import LineSampler
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.observer.line_sampler import LineSampler
 from torchperfd_daemon.service.translate_diagnosis import stack_report_from_message
-from torchperfd_daemon.store import Rank, RankIdentity
+from torchperfd_daemon.store.store import Rank
+from torchperfd_daemon.store.model import RankIdentity
 
 where = sys.argv[1]
 TEXT = json.dumps([0.5] * 40_000)

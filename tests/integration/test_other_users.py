@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from tests.support.node import eventually
 
-from torchperfd_daemon.captures import CaptureState, Catalog
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import CaptureState
 
 pytestmark = [
     pytest.mark.slow,

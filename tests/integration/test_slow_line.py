@@ -121,10 +121,11 @@ THREAD_SCRIPT = """
 import asyncio, json, threading
 import torch, torchperfd
 from torchperfd.v1 import session_pb2
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer import LineSampler
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.observer.line_sampler import LineSampler
 from torchperfd_daemon.service.translate_diagnosis import stack_report_from_message
-from torchperfd_daemon.store import Rank, RankIdentity
+from torchperfd_daemon.store.store import Rank
+from torchperfd_daemon.store.model import RankIdentity
 
 ROWS = [{"step": number, "loss": number / 3} for number in range(2000)]
 done = threading.Event()

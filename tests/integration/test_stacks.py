@@ -16,7 +16,7 @@ from tests.support.node import Node, eventually, new_node
 from tests.unit.daemon.processes import process
 
 from torchperfd_daemon.service.stuck_rank_stacks import request_stacks_by_signal
-from torchperfd_daemon.stacks import Thread
+from torchperfd_daemon.stacks.model import Thread
 
 pytestmark = pytest.mark.slow
 

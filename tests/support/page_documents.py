@@ -11,7 +11,7 @@ from tests.support.accounts import uneven_account
 from tests.support.run_documents import document_of, run_file
 from tests.unit.daemon.kept import add
 from tests.unit.daemon.traces import document, event
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.catalog import Catalog
 
 HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror="document.title=1">'
 CAPTURES = ("20260101-000000-aaaaaa", "20260102-000000-bbbbbb")

@@ -18,15 +18,19 @@ import grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2_grpc, session_pb2, session_pb2_grpc
-from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.config.options import ServeSettings
-from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.fleet import Credentials, FanOut, FleetView
+from torchperfd_daemon.diagnosis.verdict import Verdict
+from torchperfd_daemon.fleet.credentials import Credentials
+from torchperfd_daemon.fleet.transport import FanOut
+from torchperfd_daemon.fleet.view import FleetView
 from torchperfd_daemon.rpc.callers import CallerDirectory
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
-from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.service.control import ControlService
 from torchperfd_daemon.service.permissions import Permissions
-from torchperfd_daemon.store import Store
+from torchperfd_daemon.service.session import Node, SessionService
+from torchperfd_daemon.store.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from benchmarks.faults.trial import Answer, Trial
 
 from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts
 from torchperfd.model.source_lines import InputStages
-from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.edits import Pauses
-from torchperfd_daemon.store import HISTORY_STEPS
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.store.history import HISTORY_STEPS
 
 EVIDENCE = RankEvidence(
     rank=0,

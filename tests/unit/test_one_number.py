@@ -28,7 +28,9 @@ from torchperfd_cli.tune.search import TuningSearch
 from torchperfd_cli.tune.trial import ScriptFacts, ScriptLoader, Trial
 from torchperfd_cli.tune.trial_process import TrialFailedError
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.verdicts import rank_causes
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser
 
 FACTS = LoaderFacts(cpus=2.0, draw_cpu=0.05, rest_cpus=1.0, batch_tensors=2, batch_bytes=8448, batch_size=16)

@@ -17,8 +17,9 @@ from torchperfd_cli.tune.trial import LOADER, THREADS, ScriptFacts, ScriptLoader
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import rules
 from torchperfd_daemon.analysis.advice.updating import TORCH_OPTIMIZERS
-from torchperfd_daemon.diagnosis import RankEvidence, diagnose
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.remedies import RuleCounsel
+from torchperfd_daemon.diagnosis.verdicts import diagnose
 from torchperfd_daemon.doctor import checks
 from torchperfd_daemon.doctor.facts import CpuFacts, Facts, RankFacts
 

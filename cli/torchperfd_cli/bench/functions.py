@@ -35,7 +35,7 @@ MIN_ROUNDS: Final = 3
 _T: Final = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _LAST_T: Final = 2.12
 # A measurement may take so many times as long as asked for.
-_LONGEST: Final = 10.0
+_MAX_FACTOR: Final = 10.0
 
 
 class FunctionFailedError(TorchperfdError):
@@ -204,7 +204,7 @@ def bench_functions(
                         "threads": row.threads,
                         "seconds": seconds,
                     }
-                    answer = _ask(process, request, timeout + _LONGEST * seconds, f"{name}({row.name})")
+                    answer = _ask(process, request, timeout + _MAX_FACTOR * seconds, f"{name}({row.name})")
                     found.setdefault((function, index), []).append(answer["seconds"])
                     timed.append({**request, "times": answer["times"], "runs": answer["runs"]})
             if number == rounds - 1:

@@ -139,7 +139,7 @@ class LoaderDescription:
 
 
 # A measurement may take five times as long as asked for, after its workers have started.
-_LONGEST: Final = 6.0
+_MAX_FACTOR: Final = 6.0
 
 
 class LoaderMeasurer(Protocol):
@@ -229,7 +229,7 @@ class LoaderProcess:
     def _ask(self, setting: LoaderSetting, seconds: float, *, ceiling: bool = False) -> dict[str, Any]:
         request = {"setting": asdict(setting), "seconds": seconds, "ceiling": ceiling}
         try:
-            return self._started().ask(request, self._timeout + _LONGEST * seconds)
+            return self._started().ask(request, self._timeout + _MAX_FACTOR * seconds)
         except WorkerFailedError as error:
             self._process = None
             return {"unusable": str(error)}

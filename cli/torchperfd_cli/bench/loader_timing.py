@@ -130,7 +130,7 @@ Step = Callable[[Any], Any]
 
 _MIN_BLOCKS: Final = 5
 # A loader whose batches take seconds is measured for longer, up to this many times as long as asked for.
-_LONGEST: Final = 5.0
+_MAX_FACTOR: Final = 5.0
 
 
 def loader_description(loader: "DataLoader[Any]", *, has_step: bool) -> LoaderDescription:
@@ -286,7 +286,7 @@ def _measure(
         step(first)
         wait_for_device()
     began = now = time.perf_counter()
-    while now - began < seconds or (len(blocks) < _MIN_BLOCKS and now - began < _LONGEST * seconds):
+    while now - began < seconds or (len(blocks) < _MIN_BLOCKS and now - began < _MAX_FACTOR * seconds):
         block_began = now
         for _ in range(per_block):
             asked = time.perf_counter()

@@ -173,7 +173,7 @@ def free_and_total_memory(meminfo: Path = _MEMINFO, group: Path = _GROUP) -> tup
 
 Answer = dict[str, Any]
 _OURS: Final = (str(Path(__file__).parents[1]), str(Path(errors.__file__).parent))
-_LONGEST_REASON: Final = 300
+_MAX_REASON: Final = 300
 
 
 def serve(requests: int, answers: int, make: Callable[[], tuple[Answer, Callable[[Answer], Answer]]]) -> None:
@@ -208,14 +208,14 @@ def explain(error: BaseException) -> str:
     # What a worker raises comes as a text that ends with the exception's own.
     lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
     if "Original Traceback" in str(error):
-        return lines[-1].strip()[:_LONGEST_REASON]
+        return lines[-1].strip()[:_MAX_REASON]
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((*_OURS, "<")) and "site-packages" not in frame.filename
     ]
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {lines[0][:_LONGEST_REASON]}{where}"
+    return f"{type(error).__name__}: {lines[0][:_MAX_REASON]}{where}"
 
 
 def _send(out: IO[str], answer: Answer) -> None:

@@ -18,17 +18,11 @@ import click
 
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc
 from torchperfd_cli.commands._daemon import connect
-from torchperfd_daemon.captures import (
-    CaptureRecord,
-    Catalog,
-    Listed,
-    Listing,
-    Query,
-    RankTrace,
-    Upload,
-    manifest,
-)
+from torchperfd_daemon.captures import manifest
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.folder import ANALYSIS, is_file_name, is_id
+from torchperfd_daemon.captures.index import Listed, Listing, Query
+from torchperfd_daemon.captures.manifest import CaptureRecord, RankTrace, Upload
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, explained
 from torchperfd_daemon.untrusted_files import DamagedError, decode_clean
 

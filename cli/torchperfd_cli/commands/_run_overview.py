@@ -15,7 +15,7 @@ from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.process import HookState
 from torchperfd.model.source_lines import InputStages, SyncWait
 from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
-from torchperfd.report import RankReport, phase_table
+from torchperfd.report import phase_table
 from torchperfd.report.overview import (
     WAIT,
     RankRow,
@@ -26,6 +26,7 @@ from torchperfd.report.overview import (
     remarks,
     shown_ranks,
 )
+from torchperfd.report.rank import RankReport
 from torchperfd.report.record import RunRecord, read_document, record_of
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals

@@ -14,9 +14,9 @@ from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._capture_catalog import DaemonCatalog
 from torchperfd_cli.commands._daemon import unreachable_text
 from torchperfd_cli.commands._options import complete_jobs, complete_runs, fleet_option
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.errors import IncompatibleVersionError, NoSuchTargetError
-from torchperfd_daemon.store import HISTORY_STEPS
+from torchperfd_daemon.store.history import HISTORY_STEPS
 from torchperfd_daemon.views.documents import whole_name as whole_name
 
 _NAMES_TIMEOUT_S: Final = 10.0

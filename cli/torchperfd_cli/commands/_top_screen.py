@@ -17,7 +17,7 @@ from torchperfd_cli.commands._output import NO_RUNS
 from torchperfd_cli.commands._top_charts import LEVEL, Bar, colours, letters, name_of, sparkline
 from torchperfd_cli.commands._top_runs import SELECTED, lines_of, panels
 from torchperfd_cli.commands._top_state import Frame, GpuView, NodeView, Page, TopState
-from torchperfd_daemon.store import p50_and_p95
+from torchperfd_daemon.store.store import p50_and_p95
 from torchperfd_daemon.views import live
 
 _TREND_CELLS: Final = 48

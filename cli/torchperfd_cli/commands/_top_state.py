@@ -24,7 +24,7 @@ from torchperfd_cli.commands._top_input import (
     RankTarget,
     Target,
 )
-from torchperfd_daemon.views.live import WAIT, RankView, RunView
+from torchperfd_daemon.views.live import WAIT, RankView, RunView, gpu_order
 
 _CPU: Final = "node_cpu_utilization_ratio"
 _AVAILABLE: Final = "node_memory_available_bytes"
@@ -91,14 +91,9 @@ def node(readings: Iterable[control_pb2.Reading]) -> NodeView:
                 values.get(_POWER),
                 values.get(_HEAT),
             )
-            for gpu, values in sorted(gpus.items(), key=lambda item: _order(item[0]))
+            for gpu, values in sorted(gpus.items(), key=lambda item: gpu_order(item[0]))
         ),
     )
-
-
-def _order(gpu: str) -> list[int]:
-    """Return what sorts ``0:2`` behind ``0:1`` and ``10`` behind ``9``."""
-    return [int(part) if part.isdigit() else 0 for part in gpu.split(":")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_cli.commands._capture_catalog import DaemonCatalog, open_catalog
 from torchperfd_cli.commands._scope import known_name
 from torchperfd_daemon import analysis, untrusted_files
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.stacks.flight_recorder_dumps import is_dump

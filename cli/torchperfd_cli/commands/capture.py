@@ -23,7 +23,7 @@ from torchperfd_cli.commands._options import (
     socket_option,
 )
 from torchperfd_cli.commands._scope import job_option, whole_run
-from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,
     DeadlineError,

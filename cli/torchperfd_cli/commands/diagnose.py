@@ -22,13 +22,14 @@ from torchperfd_cli.commands._output import again, emit, page, show, watch_optio
 from torchperfd_cli.commands._scope import Scope, missing, scope_options, whole_run
 from torchperfd_cli.commands.capture import parse_ranks
 from torchperfd_cli.commands.open import LINK, shipped_folders
-from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
 from torchperfd_daemon.service import translate_diagnosis
-from torchperfd_daemon.stacks import RankStacks, merge
 from torchperfd_daemon.stacks import flight_recorder as dumps_report
 from torchperfd_daemon.stacks.flight_recorder import judge
 from torchperfd_daemon.stacks.flight_recorder_dumps import read_dumps
+from torchperfd_daemon.stacks.merge import merge
+from torchperfd_daemon.stacks.model import RankStacks
 from torchperfd_daemon.stacks.report import stacks_document, to_dict
 from torchperfd_daemon.text import ranks_phrase, ranks_text
 from torchperfd_daemon.views.documents import absent_ranks, each_once, fleet_dict

@@ -27,7 +27,7 @@ from torchperfd_cli.commands._top_screen import draw
 from torchperfd_cli.commands._top_state import Action, Frame, TopState
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 from torchperfd_daemon.service import translate_diagnosis
-from torchperfd_daemon.stacks import merge
+from torchperfd_daemon.stacks.merge import merge
 from torchperfd_daemon.stacks.report import stacks_document
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.documents import each_once

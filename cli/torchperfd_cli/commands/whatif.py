@@ -14,11 +14,11 @@ from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import complete_runs, json_option, socket_option
 from torchperfd_cli.commands._output import NO_RUNS, again, emit, watch_option
 from torchperfd_cli.commands._scope import whole_run
-from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf, predict
+from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service.translate import comparison_from_messages, rank_work_from_message

@@ -33,8 +33,8 @@ _TOO_LATE: Final = 124
 _POLL_S: Final = 0.05
 _WARM_STEPS: Final = 3
 _WARM_S: Final = 0.5
-_LONGEST_CLOSE_S: Final = 5.0
-_LONGEST_SETTLE_S: Final = 3.0
+_MAX_CLOSE_S: Final = 5.0
+_MAX_SETTLE_S: Final = 3.0
 _WAITS: Final = 0.03
 """The loop waits for its loader if it does so in a larger share of a step."""
 
@@ -146,9 +146,9 @@ class TrialRun:
     def _hold(self, trial: dict[str, Any] | None = None) -> None:
         """Hold training, until its workers have nothing to do either."""
         assert self._patches is not None
-        self._patches.gate.close(_LONGEST_CLOSE_S)
+        self._patches.gate.close(_MAX_CLOSE_S)
         if trial is not None and trial["phases"].get("data", 0.0) > _WAITS * trial["step_seconds"]:
-            time.sleep(min(_LONGEST_SETTLE_S, self._batches_ahead() * trial["step_seconds"]))
+            time.sleep(min(_MAX_SETTLE_S, self._batches_ahead() * trial["step_seconds"]))
 
     def _batches_ahead(self) -> int:
         """Return how many batches workers make ahead."""

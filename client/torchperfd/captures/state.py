@@ -198,7 +198,7 @@ _SHAPES_S: Final = 9.5e-6
 _STACKS_S: Final = 5e-6
 _MEMORY_S: Final = 1.5e-6
 
-_LONGEST_COUNT_S: Final = 2.0
+_MAX_COUNT_S: Final = 2.0
 """How long a first capture waits for the two step edges between which autograd nodes are counted."""
 _EVENTS_PER_NODE: Final = 25
 """Operator events of a training step for each autograd node; 10 to 40 for models on the CPU with SGD."""
@@ -233,7 +233,7 @@ class PauseEstimate:
             return
         counter = NodeCounter(read)
         replay.watch(counter)
-        if counter.ended.wait(min(_LONGEST_COUNT_S, 3 * step_seconds + 0.1)):
+        if counter.ended.wait(min(_MAX_COUNT_S, 3 * step_seconds + 0.1)):
             self.learn_nodes(counter.nodes)
         replay.unwatch(counter)
 

@@ -10,7 +10,7 @@ from torchperfd.document.text import Style, fold_text, shortened, text_width
 from torchperfd.model.formatting import one_line
 
 _GAP: Final = 2
-_LEAST: Final = 12
+_MIN_CELL: Final = 12
 """Characters that a narrowed cell keeps."""
 _HEAD_LINES: Final = 2
 
@@ -174,7 +174,7 @@ def _narrowed(
     rows: Sequence[Sequence[str]], column: int, excess: int, narrow: Callable[[str, int], str]
 ) -> list[list[str]]:
     """Return rows in which a column is narrower by so many columns."""
-    room = max(_LEAST, _widest_cell(rows, column) - excess)
+    room = max(_MIN_CELL, _widest_cell(rows, column) - excess)
     return [[*row[:column], narrow(row[column], room), *row[column + 1 :]] for row in rows]
 
 

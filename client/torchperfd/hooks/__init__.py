@@ -5,7 +5,3 @@ elsewhere. It costs a fraction of a microsecond, lets no exception of ours out, 
 nothing on other threads or in forked children. Each stands alone: one that this torch has
 no place for is off, and the others are not.
 """
-
-from torchperfd.hooks.installation import Hooks
-
-__all__ = ["Hooks"]

@@ -15,8 +15,8 @@ from torchperfd.model.process import HookState
 from torchperfd.model.totals import CudaMemory
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults
+from torchperfd.steps.device_times import DeviceTime
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.step_series import DeviceTime
 
 if TYPE_CHECKING:
     from torchperfd.hooks.flops import StepFlops

@@ -25,8 +25,8 @@ from typing import Any, Final, Protocol, TypeVar
 from torchperfd.hooks.cuda import recorder_of_events
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
+from torchperfd.steps.device_times import DeviceTime, EndedSteps, StepTimes
 from torchperfd.steps.phases import NO_CUDA_EVENT
-from torchperfd.steps.step_series import DeviceTime, EndedSteps, StepTimes
 
 NO_PHASE: Final = -1
 
@@ -36,7 +36,7 @@ MARKS: Final = 64
 _LIMIT: Final = 10
 _THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
-_E = TypeVar("_E", bound="Event")
+EventT = TypeVar("EventT", bound="Event")
 
 
 class Event(Protocol):
@@ -109,10 +109,10 @@ class DeviceTimes:
 
     def __init__(
         self,
-        make: Callable[[], _E],
-        record: Callable[[_E], None],
+        make: Callable[[], EventT],
+        record: Callable[[EventT], None],
         capturing: Callable[[], bool] = lambda: False,
-        apart: Callable[[_E], AbstractContextManager[bool]] = lambda _: nullcontext(True),
+        apart: Callable[[EventT], AbstractContextManager[bool]] = lambda _: nullcontext(True),
         capacity: int = 4096,
         clock: Callable[[], int] = time.perf_counter_ns,
         chance: Callable[[int], int] | None = None,

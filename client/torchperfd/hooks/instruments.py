@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from torchperfd.events import OUTDATED, EventBuffer, codes
-from torchperfd.hooks import Hooks
 from torchperfd.hooks.accelerator import Accelerator
 from torchperfd.hooks.batches import counts_itself, samples_in
 from torchperfd.hooks.checkpoints import BackgroundSaves
 from torchperfd.hooks.compiler import Compilations
+from torchperfd.hooks.installation import Hooks
 from torchperfd.hooks.line_times import ScriptCollectives, SyncWaits
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.patches import ModuleImport, keep_classes_out_of_graphs, when_torch_is_imported

@@ -42,7 +42,7 @@ _MAX_LINES: Final = 256
 _MAX_TENSORS: Final = 64
 _SIZES_READ: Final = 64
 _REPORTED_LINES: Final = 8
-_LONGEST_NAME: Final = 1000
+_MAX_NAME: Final = 1000
 _MAX_BYTES: Final = 64 << 10
 """Larger ones carry more than metrics: a script that averages gradients by itself needs them."""
 
@@ -109,7 +109,7 @@ class ScriptCollectives:
         sites.sort(key=lambda site: -site.ns)
         return tuple(
             TimedLine(
-                site.code.co_filename[-_LONGEST_NAME:],
+                site.code.co_filename[-_MAX_NAME:],
                 line_at(site.code, site.offset),
                 called_name(site.code, site.offset).removeprefix("."),
                 site.calls,
@@ -332,7 +332,7 @@ class SyncWaits:
             found = found.f_back
         if found is None:
             return None
-        return found.f_code.co_filename[-_LONGEST_NAME:], line_of(found), call.removeprefix(".")
+        return found.f_code.co_filename[-_MAX_NAME:], line_of(found), call.removeprefix(".")
 
     def _is_torch(self, frame: FrameType, part: str = "") -> bool:
         """Return whether a frame is in torch's own code, or in a part of it."""

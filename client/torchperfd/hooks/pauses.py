@@ -20,7 +20,7 @@ from torchperfd.model.source_lines import TimedLine
 
 GENERATIONS: Final = 3
 _MAX_RECENT: Final = 2048
-_LONGEST_CALL_NS: Final = 50_000_000
+_MAX_CALL_NS: Final = 50_000_000
 _MAX_UNREAD: Final = 16_384
 """A thousand collections per second, over the longest time between two flushes."""
 
@@ -119,7 +119,7 @@ class GcPauses:
         while self._asked and self._asked[0][0] <= start:
             newest = self._asked.popleft()
         # A call within a collection begins none.
-        if newest is None or start - newest[0] > _LONGEST_CALL_NS:
+        if newest is None or start - newest[0] > _MAX_CALL_NS:
             return None
         _, code, offset = newest
         return code.co_filename, line_at(code, offset)
@@ -143,7 +143,7 @@ def _noting_collect(
 _MAX_WAITING: Final = 4096
 _MAX_LINES: Final = 64
 _REPORTED_LINES: Final = 8
-_LONGEST_NAME: Final = 1000
+_MAX_NAME: Final = 1000
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ class FitPauses:
         """The lines that have called for collections within training, the one with most time first."""
         longest = sorted(self.by_caller.items(), key=lambda item: -item[1][1])
         return tuple(
-            TimedLine(file[-_LONGEST_NAME:], line, "collect", calls, ns)
+            TimedLine(file[-_MAX_NAME:], line, "collect", calls, ns)
             for (file, line), (calls, ns) in longest[:_REPORTED_LINES]
         )
 

@@ -144,7 +144,7 @@ def framework_around(thread: int) -> str:
     return found
 
 
-LONGEST_S: Final = 0.03
+MAX_WAIT_S: Final = 0.03
 """The moment comes within this time. A request arrives when the lock is free, which is not at random."""
 _SWITCH_S: Final = 1e-5
 # sys.setswitchinterval() rounds microseconds down.
@@ -167,7 +167,7 @@ def frames_at_random(sleep: Callable[[float], None] = time.sleep) -> dict[int, F
         _watches_forks = True
         # A child that is forked meanwhile has no thread that would restore the interval.
         os.register_at_fork(after_in_child=_restore_interval)
-    seconds = _chance.uniform(0.0, LONGEST_S)
+    seconds = _chance.uniform(0.0, MAX_WAIT_S)
     _interval_before[:] = [sys.getswitchinterval()]
     sys.setswitchinterval(min(_SWITCH_S, _interval_before[0]))
     try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchperfd.client import Client
     from torchperfd.launch.additions import AutoCapture, EmbeddedDaemon
     from torchperfd.launch.runner import RunOptions
-    from torchperfd.report import RankReport
+    from torchperfd.report.rank import RankReport
     from torchperfd.report.record import RunRecord
     from torchperfd.v1 import control_pb2
 
@@ -106,8 +106,8 @@ class Conclusion:
             percentiles_of,
             verdict_document,
         )
-        from torchperfd.report import run_document
         from torchperfd.report.ending import TERMINATED, Ending
+        from torchperfd.report.rank import run_document
         from torchperfd.v1.access import write_file
 
         client, options, auto = self.client, self.options, self.auto
@@ -227,7 +227,7 @@ def _ranks_here(world: int) -> int:
 
 def _rank_reports(own: "RankReport", answer: "control_pb2.GetRunResponse | None") -> list["RankReport"]:
     from torchperfd.link import wire
-    from torchperfd.report import RankReport
+    from torchperfd.report.rank import RankReport
     from torchperfd.steps.phases import PhaseNames
 
     # This process's own totals are complete, also where the daemon has not received all of them.

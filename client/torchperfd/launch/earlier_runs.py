@@ -23,7 +23,7 @@ from torchperfd.report.store import RunStore, read_file
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
-    from torchperfd.report import RankReport
+    from torchperfd.report.rank import RankReport
 
 
 SLOWER: Final = 7

@@ -17,10 +17,9 @@ from torchperfd.launch.options import KeepingOptions
 from torchperfd.launch.script import exit_document
 from torchperfd.model.card import VerdictCard, card_of, unknown_card
 from torchperfd.model.verdict_document import verdict_from_report
-from torchperfd.report import RankReport
 from torchperfd.report.ending import Ending, failure_remedy
 from torchperfd.report.overview import Percentiles, account_bars, overview, validation_waits
-from torchperfd.report.rank import blocks_document
+from torchperfd.report.rank import RankReport, blocks_document
 from torchperfd.report.record import RunRecord
 from torchperfd.report.store import RunStore
 from torchperfd.v1 import contract, control_pb2

@@ -23,9 +23,9 @@ from torchperfd.steps.totals import Totals
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
-_LONGEST_FLUSH_S: Final = 10.0
+_MAX_FLUSH_S: Final = 10.0
 """Longest wait of a script that asks for a flush; reading a full buffer event by event takes a second."""
-_LONGEST_WATCH_S: Final = 60.0
+_MAX_WATCH_S: Final = 60.0
 """Longest time of frequent reports that one message of the daemon may begin."""
 _STEPS_PER_REPORT: Final = 2000
 """Steps are reported once per second, or this many at once: the daemon pays per message, not per step."""
@@ -107,7 +107,7 @@ class Flusher:
     def report_frequently(self, seconds: float) -> None:
         """Report at half seconds as well, for so many seconds from now on; 0 ends that. Takes no lock."""
         was_watched = self.is_watched
-        self._watched_until = time.monotonic() + min(seconds, _LONGEST_WATCH_S)
+        self._watched_until = time.monotonic() + min(seconds, _MAX_WATCH_S)
         if self.is_watched and not was_watched:
             self.wake()  # the next flush may be seconds away
 
@@ -152,7 +152,7 @@ class Flusher:
         self._requests.append((done, send))
         if self._is_running:
             self.wake()
-            done.acquire(timeout=_LONGEST_FLUSH_S)
+            done.acquire(timeout=_MAX_FLUSH_S)
         else:
             self.flush(send=send)  # it has just ended
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchperfd.v1 import control_pb2, control_pb2_grpc, session_pb2
 
 _FIRST_DELAY_S: Final = 0.1
-_LONGEST_DELAY_S: Final = 2.0
+_MAX_DELAY_S: Final = 2.0
 _IDLE_POLL_S: Final = 0.5
 _AFTER_DROP_S: Final = 5.0
 _DROP_BUDGET_S: Final = 1.0
@@ -257,7 +257,7 @@ class Stream:
             pause = _NO_ROOM_S if self._refused else _AFTER_DROP_S if self._is_dropped else delay
             self._is_dropped = False
             self._stopping.wait(pause * random.Random().uniform(0.7, 1.0))
-            delay = min(delay * 2, _LONGEST_DELAY_S)
+            delay = min(delay * 2, _MAX_DELAY_S)
 
     def _find_daemon(self) -> tuple[str, access.Listener | None]:
         """Return the first socket where a daemon listens, and the listener; None if there is no daemon."""

@@ -22,7 +22,7 @@ from torchperfd.steps.totals import KindTotals, Totals
 if TYPE_CHECKING:
     from torchperfd.model.card import VerdictCard
     from torchperfd.model.fields import Field
-    from torchperfd.report import RankReport
+    from torchperfd.report.rank import RankReport
 
 _LABELS: Final = ("run", "rank")
 

@@ -15,7 +15,7 @@ from torchperfd.safety.logs import log
 
 if TYPE_CHECKING:
     from torchperfd.model.card import VerdictCard
-    from torchperfd.report import RankReport
+    from torchperfd.report.rank import RankReport
 
 
 def import_optional(name: str, package: str) -> Any:

@@ -96,7 +96,7 @@ RUN_TO_RUN: Final = 0.0075
 lies, which CPU a process is on, at which clock it runs."""
 _CLEAR: Final = 0.005
 """Chance from which on a test shows a change by itself."""
-_LEAST_OF: Final = 1e-3
+_MIN_RATIO: Final = 1e-3
 """Means that differ by a larger factor are compared by their difference: one of them may be zero."""
 _WIDEST: Final = 20.0
 _CLIPPED: Final = 0.05
@@ -167,7 +167,7 @@ def _test(before: Sequence[float], after: Sequence[float]) -> MeanChange:
         freedom = (groups - 1) * error**4 / max(sum(square**2 for square in squares), 1e-300)
         freedom = min(max(freedom, groups - 1), 1000.0)
         quantile = quantile_95(freedom)
-        if min(means) > _LEAST_OF * max(means):
+        if min(means) > _MIN_RATIO * max(means):
             # Of the ratio: a mean's error grows with the mean, and no time is below zero.
             relative = math.sqrt(squares[0] / means[0] ** 2 + squares[1] / means[1] ** 2 + 2 * RUN_TO_RUN**2)
             t = math.log(means[1] / means[0]) / relative

@@ -17,7 +17,7 @@ from torchperfd.model.step_account import Account
 from torchperfd.v1 import control_pb2
 
 RULES: Final = ("loader-workers", "persistent-workers", "whole-batches")
-_LONGEST_S: Final = 1e9
+_MAX_S: Final = 1e9
 _MAX_TEXT: Final = 1000
 
 
@@ -59,7 +59,7 @@ class SettledAdvice:
                 return False
             if not 0 < advice.saves_seconds <= self.step_seconds:
                 return False
-        return all(math.isfinite(each) and 0 <= each <= _LONGEST_S for each in seconds)
+        return all(math.isfinite(each) and 0 <= each <= _MAX_S for each in seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for a JSON document."""

@@ -3,7 +3,3 @@
 ``numbers`` computes every figure once, and ``phase_table`` makes one document of them, so that no two layouts
 disagree.
 """
-
-from torchperfd.report.rank import RUN_SCHEMA, RankReport, run_document
-
-__all__ = ["RUN_SCHEMA", "RankReport", "run_document"]

@@ -264,7 +264,7 @@ def _span(seconds: Sequence[float]) -> str:
 
 _MIN_WAIT_SHARE: Final = 0.2
 """From this share of the step on, a wait for data counts, as in the verdict."""
-_LEAST_OF_FIT: Final = 0.05
+_MIN_FIT_SHARE: Final = 0.05
 """Validation that takes a smaller share of the whole time does not count."""
 
 
@@ -277,7 +277,7 @@ def validation_waits(reports: Sequence[RankReport]) -> Iterator[str]:
         return
     validate, fit = longest.totals.validate, fit_ns(longest.totals)
     waits = validate.phases[DATA].ns
-    if not fit or validate.ns < _LEAST_OF_FIT * fit or waits < _MIN_WAIT_SHARE * validate.ns:
+    if not fit or validate.ns < _MIN_FIT_SHARE * fit or waits < _MIN_WAIT_SHARE * validate.ns:
         return
     each_waits = duration(waits / validate.steps / 1e9)
     yield (

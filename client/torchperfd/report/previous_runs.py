@@ -359,7 +359,6 @@ def _answered(before: RunRecord, after: RunRecord) -> Promise:
 
 
 def _scaled(run: RunRecord, factor: float) -> RunRecord:
-    """Return a run all times of which are multiplied."""
     return replace(run, ranks=tuple(_scaled_rank(rank, factor) for rank in run.ranks))
 
 

@@ -15,7 +15,7 @@ _ARGUMENT: Final = re.compile(r"\b\w+=[\w.]+")
 _CALL: Final = re.compile(r"[\w.]+\([^()]*\)")
 _ENDS: Final = re.compile(r"[;:,]| \(")
 _FILE: Final = ".py"
-_LONGEST_SETTING: Final = 60
+_MAX_SETTING: Final = 60
 _SETTINGS: Final = {
     "num_workers": re.compile(r"\bnum_workers=(\d+)"),
     "batch_size": re.compile(r"\bbatch_size=(\d+)"),
@@ -110,7 +110,7 @@ def short_fix(fix: str) -> str:
     Other users may read it, and may not see the script.
     """
     found = _ARGUMENT.search(fix) or _CALL.match(fix)
-    words = found[0] if found is not None else _ENDS.split(fix, maxsplit=1)[0].strip()[:_LONGEST_SETTING]
+    words = found[0] if found is not None else _ENDS.split(fix, maxsplit=1)[0].strip()[:_MAX_SETTING]
     return "" if _FILE in words else words
 
 

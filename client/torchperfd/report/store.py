@@ -18,7 +18,7 @@ MAX_BYTES: Final = 64 << 20
 MAX_RUNS: Final = 1000
 _MAX_READ: Final = 64 << 20
 _SUFFIX: Final = ".json"
-_LONGEST_ID: Final = 120
+_MAX_ID: Final = 120
 _MAX_NAMED: Final = 8
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EMLINK)
 """Errors of a file system that has no hard links."""
@@ -243,7 +243,7 @@ def read_file(path: str) -> RunRecord:
 
 def file_id(run: str) -> str:
     """Return a run's name as a file's: characters beyond letters, digits and ``_.+-`` are replaced."""
-    name = re.sub(r"[^A-Za-z0-9_.+-]", "_", run[:_LONGEST_ID])
+    name = re.sub(r"[^A-Za-z0-9_.+-]", "_", run[:_MAX_ID])
     return name if _ID.fullmatch(name) else f"_{name}"
 
 

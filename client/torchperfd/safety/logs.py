@@ -16,7 +16,7 @@ from typing import Any, Final
 from torchperfd.safety.interrupts import is_from_script
 
 _MAX_HELD: Final = 16
-_LONGEST_S: Final = 1.0
+_MAX_WAIT_S: Final = 1.0
 """The main thread waits no longer: it may itself hold the lock of a handler."""
 
 
@@ -98,7 +98,7 @@ class Log:
                 raise
             self._emit(record)
             return
-        writing.join(_LONGEST_S)
+        writing.join(_MAX_WAIT_S)
 
     def _emit(self, record: Any) -> None:
         with contextlib.suppress(BaseException):  # a handler of the script's is broken

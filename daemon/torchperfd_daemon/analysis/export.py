@@ -87,13 +87,13 @@ def _plain(value: Any) -> str:
 _RECTANGLES: Final = 160_000
 _ROWS: Final = 12_000
 # A rank among hundreds has at least these.
-_FEWEST_RECTANGLES: Final = 800
-_FEWEST_ROWS: Final = 60
+_MIN_RECTANGLES: Final = 800
+_MIN_ROWS: Final = 60
 
 
 def rectangles_for(ranks: int) -> int:
     """Return how many rectangles the timeline of each rank may have on a page of so many ranks."""
-    return max(_FEWEST_RECTANGLES, _RECTANGLES // ranks)
+    return max(_MIN_RECTANGLES, _RECTANGLES // ranks)
 
 
 def render_html(document: dict[str, Any], pictures: Sequence[Picture | None]) -> str:
@@ -104,7 +104,7 @@ def render_html(document: dict[str, Any], pictures: Sequence[Picture | None]) ->
             page's title has its run.
         pictures: The picture of each entry of its ``ranks``; None for a rank without one.
     """
-    rows = max(_FEWEST_ROWS, _ROWS // max(1, len(pictures)))
+    rows = max(_MIN_ROWS, _ROWS // max(1, len(pictures)))
     ranks = [
         _with_rows(entry, rows) | {"picture": picture and _picture(picture)}
         for entry, picture in zip(document["ranks"], pictures, strict=True)

@@ -52,7 +52,7 @@ _BETWEEN: Final = re.compile(r"[\s,]*")
 # Where a batch may end is looked for in this many bytes of its tail; few events are longer.
 _TAIL: Final = 1 << 14
 # An event that is still incomplete after this many bytes is taken for a broken one.
-_LONGEST_EVENT: Final = 1 << 20
+_MAX_EVENT: Final = 1 << 20
 # An event is repaired if it ends before one of so many places where another may begin.
 _MAX_ENDS: Final = 64
 # So many bytes of the text before and after the events are kept.
@@ -209,7 +209,7 @@ class Events:
                     self._take(mended, batch, mended=True)
                     at += len(mended)
                     continue
-                if not last and len(characters) - at < _LONGEST_EVENT:
+                if not last and len(characters) - at < _MAX_EVENT:
                     return batch, text[at:]
                 self.damaged = True
                 self.skipped += 1
@@ -246,7 +246,7 @@ class Events:
             if found := decoding.repaired(characters[at:until]):
                 text, end = found
                 return text[:end].encode("latin-1")
-            if following is None or until - at > _LONGEST_EVENT:
+            if following is None or until - at > _MAX_EVENT:
                 return None
         return None
 

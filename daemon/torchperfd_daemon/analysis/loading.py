@@ -43,7 +43,7 @@ _WINDOW: Final = ("Trace", "trace")
 _MEMORY: Final = "[memory]"
 # Beyond these a start or an end would leave int64 nanoseconds.
 _LATEST_START_US: Final = float(1 << 53)
-_LONGEST_US: Final = float(1 << 43)
+_MAX_US: Final = float(1 << 43)
 # The limit of a trace's memory, at about 70 bytes per event.
 _MAX_EVENTS: Final = 1 << 26
 _NO_ARGS: Final = decoding.Args()
@@ -51,7 +51,7 @@ _NO_FOREIGN_ARGS: Final = decoding.ForeignArgs()
 _UNNAMED: Final = "(no name)"
 # This much of the exporter's own messages is kept.
 _MAX_WARNINGS: Final = 5
-_LONGEST_WARNING: Final = 200
+_MAX_WARNING: Final = 200
 _MAX_RANKS: Final = 1 << 31
 # Device events at impossible times are kept under this name, as moments that nothing counts.
 _IMPOSSIBLE: Final = "impossible_device_time"
@@ -163,7 +163,7 @@ class _Columns:
         categories = numbers(map(self._written_categories.__getitem__, [event.cat for event in complete]))
         # An absent time is encoded as a negative number.
         timed = (starts >= 0) & (durations >= 0)
-        sound = timed & (starts < _LATEST_START_US) & (durations < _LONGEST_US)
+        sound = timed & (starts < _LATEST_START_US) & (durations < _MAX_US)
         self.events += int(sound.sum())
         if not sound.all():
             self._skip("no start or duration", int((~timed).sum()))
@@ -263,7 +263,7 @@ class _Columns:
             repaired=events.repaired,
             more_exports=events.more_exports,
             uncategorised=len(self._foreign.rows) if self._foreign else 0,
-            warnings=tuple(text[:_LONGEST_WARNING] for text in said[:_MAX_WARNINGS]),
+            warnings=tuple(text[:_MAX_WARNING] for text in said[:_MAX_WARNINGS]),
             far_away=len(outliers.rows),
             shortened=shortened,
             endless=endless,

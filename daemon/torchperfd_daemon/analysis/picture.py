@@ -17,7 +17,7 @@ from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 # Names of generated kernels go on for kilobytes.
-_LONGEST: Final = 400
+_MAX_NAME: Final = 400
 
 
 def in_use(texts: Sequence[str], names: Int64) -> tuple[tuple[str, ...], Int64]:
@@ -29,7 +29,7 @@ def in_use(texts: Sequence[str], names: Int64) -> tuple[tuple[str, ...], Int64]:
     """
     used, inverse = np.unique(names, return_inverse=True)
     shown = [texts[name] for name in used.tolist() if name >= 0]
-    table = tuple(text if len(text) <= _LONGEST else text[:_LONGEST] + "…" for text in shown)
+    table = tuple(text if len(text) <= _MAX_NAME else text[:_MAX_NAME] + "…" for text in shown)
     return table, inverse - (len(used) - len(table))
 
 

@@ -87,9 +87,9 @@ _TORCHS_OWN: Final = (
     *("DistributedDataParallel.", "DataParallel.", "FullyShardedDataParallel.", "FSDP::", "nccl", "Pregraph"),
 )
 _NUMBER: Final = re.compile(r"\d+")
-_FEWEST: Final = 2
+_MIN_MARKS: Final = 2
 # An annotation must come around so often to be one of a loop.
-_FEWEST_ANNOTATED: Final = 3
+_MIN_ANNOTATED: Final = 3
 # The first step begins at the first event, unless that makes it longer than so many usual steps.
 _FIRST_STEP: Final = 2
 
@@ -114,10 +114,10 @@ class Mark:
 def infer_marks(trace: Trace) -> Mark | None:
     """Return the marks of the steps of a trace without ``ProfilerStep#``; None if nothing repeats."""
     updates, draws = (_outermost_on_one_thread(trace, prefix) for prefix in (_UPDATE, _DRAW))
-    several_a_batch = len(draws) >= _FEWEST and 3 * len(draws) <= 2 * len(updates)
-    if len(updates) >= _FEWEST and not several_a_batch:
+    several_a_batch = len(draws) >= _MIN_MARKS and 3 * len(draws) <= 2 * len(updates)
+    if len(updates) >= _MIN_MARKS and not several_a_batch:
         return _by_update(trace, updates)
-    if len(draws) >= _FEWEST and (mark := _by_draw(trace, draws)):
+    if len(draws) >= _MIN_MARKS and (mark := _by_draw(trace, draws)):
         return mark
     return _by_annotation(trace)
 
@@ -165,7 +165,7 @@ def _by_draw(trace: Trace, draws: Int64) -> Mark | None:
     last = int(trace.end[after].max()) if len(after) else -1
     starts, ends = (starts, np.append(starts[1:], last)) if len(after) else (starts[:-1], starts[1:])
     name = trace.names[int(trace.name[draws[0]])]
-    return Mark("loader", name, thread, starts, ends) if len(starts) >= _FEWEST else None
+    return Mark("loader", name, thread, starts, ends) if len(starts) >= _MIN_MARKS else None
 
 
 def _by_annotation(trace: Trace) -> Mark | None:
@@ -197,13 +197,13 @@ def _rounds(trace: Trace, rows: Int64, kind: Int64) -> tuple[Mark | None, int]:
         rows: The annotations of one thread.
         kind: A number for each that those of one kind share.
     """
-    often = np.bincount(kind)[kind] >= _FEWEST_ANNOTATED
+    often = np.bincount(kind)[kind] >= _MIN_ANNOTATED
     rows, kind = rows[often], kind[often]
     outer = outermost(trace.start[rows], trace.end[rows])
     rows, kind = rows[outer], kind[outer]
     times = np.bincount(kind)[kind]
     spans = trace.end[rows] - trace.start[rows]
-    counts = set(times[times >= _FEWEST_ANNOTATED].tolist())
+    counts = set(times[times >= _MIN_ANNOTATED].tolist())
     if not counts:
         return None, 0
     count = max(counts, key=lambda each: int(spans[times == each].sum()))

@@ -38,7 +38,7 @@ _GPU_COPY: Final = "gpu_user_annotation"
 _OPERATOR: Final = "cpu_op"
 # The last step is a stub if it has at most this share of the median step's operators and launches.
 _STUB: Final = 0.1
-_FEWEST_WITH_STUB: Final = 2
+_MIN_WITH_STUB: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _is_stub(trace: Trace, links: Links, marked: Sequence[Step]) -> bool:
 
     Without a device, a step that calls little may be a step of another kind; one that calls nothing is none.
     """
-    if len(marked) < _FEWEST_WITH_STUB:
+    if len(marked) < _MIN_WITH_STUB:
         return False
     moments = links.launched_at(trace)
     begin, until = marked[-1].window

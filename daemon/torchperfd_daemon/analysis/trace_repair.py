@@ -27,7 +27,7 @@ _STEP: Final = "ProfilerStep#"
 # The least part of an equal share of the host's events that a process must have.
 _FAIR: Final = 0.1
 # A file of more processes does not contain ranks.
-_MOST: Final = 64
+_MAX_PROCESSES: Final = 64
 
 
 def host_processes(trace: Trace) -> list[int | str]:
@@ -44,7 +44,7 @@ def by_process(trace: Trace) -> Iterator[Trace]:
     Events of no such process go to the first.
     """
     processes = working(trace)
-    if not 1 < len(processes) <= _MOST:
+    if not 1 < len(processes) <= _MAX_PROCESSES:
         yield trace
         return
     owner = _owners(trace, processes)

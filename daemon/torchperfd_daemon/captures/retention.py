@@ -240,7 +240,6 @@ def owner_of(name: str, parent: int) -> int | None:
 
 
 def _entries(directory: int, most: int) -> list[tuple[str, bool]]:
-    """Return some entries of a directory, and whether each is a directory."""
     with os.scandir(directory) as found:
         # Read before the directory is changed, which may make the kernel skip entries.
         some = itertools.islice(found, most)

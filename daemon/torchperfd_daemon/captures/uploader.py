@@ -118,7 +118,7 @@ log = logging.getLogger("torchperfd.captures")
 
 SCAN_S: Final = 10.0
 FIRST_DELAY_S: Final = 2.0
-LONGEST_DELAY_S: Final = 900.0
+MAX_DELAY_S: Final = 900.0
 _JITTER: Final = 0.5
 
 
@@ -177,7 +177,7 @@ class Uploader:
             except Exception:
                 self.health.failed()
                 log.exception("captures are not uploaded: a bug of torchperfd or of obstore")
-                pause = LONGEST_DELAY_S
+                pause = MAX_DELAY_S
             await asyncio.sleep(pause)
 
     async def upload_pending(self) -> float:
@@ -234,7 +234,7 @@ class Uploader:
 
     def _back_off(self, capture_id: str, error: UploadError) -> None:
         self._failed[capture_id] = self._failed.get(capture_id, 0) + 1
-        self._delay = min(LONGEST_DELAY_S, self._delay * 2 or FIRST_DELAY_S)
+        self._delay = min(MAX_DELAY_S, self._delay * 2 or FIRST_DELAY_S)
         delay = self._delay * (1 - _JITTER * self._chance())
         self._not_before = self._clock() + delay
         self.counts.results["failed"] += 1

@@ -151,7 +151,7 @@ Current = Callable[[], "Credentials"]
 
 _KEY: Final = "authorization"
 _SCHEME: Final = b"Bearer "
-_FEWEST_CHARACTERS: Final = 16
+_MIN_CHARACTERS: Final = 16
 _MAX_BYTES: Final = 4096
 _MAX_FILE_BYTES: Final = 2**20
 _REMEDY: Final = "check the --fleet options of `torchperfd serve`"
@@ -273,11 +273,9 @@ def parse_tokens(content: bytes) -> tuple[str, ...]:
     lines = [line.strip() for line in content[: _MAX_BYTES * _MAX_TOKENS + 1].strip().splitlines()]
     tokens = [line for line in lines if line] or [b""]
     for token in tokens:
-        if not _FEWEST_CHARACTERS <= len(token) <= _MAX_BYTES or not all(
-            0x21 <= byte <= 0x7E for byte in token
-        ):
+        if not _MIN_CHARACTERS <= len(token) <= _MAX_BYTES or not all(0x21 <= byte <= 0x7E for byte in token):
             raise UsageError(
-                f"the fleet's token must be {_FEWEST_CHARACTERS} to {_MAX_BYTES:,} characters on one line",
+                f"the fleet's token must be {_MIN_CHARACTERS} to {_MAX_BYTES:,} characters on one line",
                 "create one with `openssl rand -hex 32`",
             )
     if len(tokens) > _MAX_TOKENS:

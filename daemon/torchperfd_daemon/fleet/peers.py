@@ -29,7 +29,7 @@ from torchperfd_daemon.fleet.credentials import (
 )
 from torchperfd_daemon.rpc.callers import Rate, UserRate
 from torchperfd_daemon.service.targets import MayCommand
-from torchperfd_daemon.store import Rank
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.text import LogLimiter
 
 log = logging.getLogger("torchperfd.fleet")

@@ -17,7 +17,7 @@ import grpc
 
 from torchperfd.model.messages import unpack
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
-from torchperfd_daemon.captures import Coordinator
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.fleet import translate as fleet_translate

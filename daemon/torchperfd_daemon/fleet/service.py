@@ -12,8 +12,9 @@ import grpc
 
 from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
-from torchperfd_daemon.captures import Catalog, Coordinator, Participant
 from torchperfd_daemon.captures.attempt import MAX_STEPS
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import (
     CaptureRecord,
     CaptureState,
@@ -21,14 +22,15 @@ from torchperfd_daemon.captures.manifest import (
     first_reason,
     overall_state,
 )
-from torchperfd_daemon.captures.rank_attempts import Ack, PendingAttempts, RankAttempt, failure
+from torchperfd_daemon.captures.rank_attempts import Ack, Participant, PendingAttempts, RankAttempt, failure
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.transport import PeerError
 from torchperfd_daemon.fleet.view import INSTANCE_KEY
-from torchperfd_daemon.service import SessionService, translate, translate_diagnosis
+from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.node_survey import DeviceWork, PublishedVerdict, survey
-from torchperfd_daemon.store import Store
+from torchperfd_daemon.service.session import SessionService
+from torchperfd_daemon.store.store import Store
 
 log = logging.getLogger("torchperfd.fleet")
 
@@ -261,7 +263,7 @@ class RemoteCapture:
             log.warning("capture %s: %s", record.capture_id, error)
 
 
-_LONGEST_STACKS_S: Final = 600.0
+_MAX_STACKS_S: Final = 600.0
 _FLUSH_S: Final = 1.0
 
 
@@ -327,7 +329,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             if not wanted or rank.identity.rank in wanted
         ]
         asked = request.timeout_seconds
-        seconds = asked if 0 < asked <= _LONGEST_STACKS_S else _LONGEST_STACKS_S
+        seconds = asked if 0 < asked <= _MAX_STACKS_S else _MAX_STACKS_S
         users = {rank.identity.rank: rank.process.uid for rank in ranks}
         async for answer in self._sessions.stacks_of(ranks, seconds):
             yield translate_diagnosis.rank_stacks_to_message(request.run, users[answer.rank], answer)

@@ -14,13 +14,12 @@ from torchperfd.model.totals import Placed
 from torchperfd.v1 import contract, control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures.manifest import RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.verdict import working_command
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, working_command
 from torchperfd_daemon.fleet.transport import PeerError, Unreachable
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.targets import Redact
-from torchperfd_daemon.store import HISTORY_STEPS
+from torchperfd_daemon.store.history import HISTORY_STEPS
 
 _CAUSES = {cause.value: cause for cause in Cause}
 _MAX_CHARACTERS = 200

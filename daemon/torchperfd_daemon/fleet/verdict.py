@@ -12,7 +12,6 @@ from typing import Final
 
 from torchperfd.model.formatting import duration
 from torchperfd.model.step_account import Account, Part, PartKind
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict
 from torchperfd_daemon.diagnosis.accounting import account_of
 from torchperfd_daemon.diagnosis.cause_finders import (
     find_imbalance_of_stages,
@@ -22,11 +21,11 @@ from torchperfd_daemon.diagnosis.cause_finders import (
 from torchperfd_daemon.diagnosis.cause_table import MIN_CAUSE_SHARE
 from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk
 from torchperfd_daemon.diagnosis.claims import limit_claim, unseen_words
-from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
-from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_peers
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork, find_stragglers, slowest_and_peers
 from torchperfd_daemon.diagnosis.edits import Edit, equal_work, less_exchange, less_host
-from torchperfd_daemon.diagnosis.evidence import wait_for_each_other
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
 from torchperfd_daemon.diagnosis.job import Job
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 _MAX_NAMED: Final = 8
 _ELSEWHERE: Final = "on no node that answers"

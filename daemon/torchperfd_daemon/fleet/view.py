@@ -9,7 +9,8 @@ from typing import Final, Protocol, TypeVar
 
 from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
-from torchperfd_daemon.captures import Coordinator, Participant
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.rank_attempts import Participant
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.credentials import Address

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import msgspec
 
 from torchperfd_daemon.diagnosis.detect.straggler import limit_seconds
-from torchperfd_daemon.store import State
+from torchperfd_daemon.store.model import State
 
 # Bounded by the int32 fields of the messages that carry it.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]

@@ -12,7 +12,8 @@ from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.process import RankProcess, is_here
 from torchperfd_daemon.goodput.store import Clocks, GoodputClock, GoodputStore, RankKey, boot_id, packed
 from torchperfd_daemon.goodput.totals import Bucket, Claims, GoodputTotals, RankGoodput, RunGoodput, by_run
-from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, State, Store, Totals
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, Totals
+from torchperfd_daemon.store.store import Rank, Store
 
 
 def process_of(rank: Rank) -> RankProcess:

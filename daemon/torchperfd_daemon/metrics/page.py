@@ -14,17 +14,20 @@ from prometheus_client.exposition import choose_encoder
 
 from torchperfd._version import __revision__, __version__
 from torchperfd_daemon.background import WorkerHealth
-from torchperfd_daemon.captures import AnalysisCounts, CaptureCounts, RetentionCounts, UploadCounts
+from torchperfd_daemon.captures.analyst import AnalysisCounts
+from torchperfd_daemon.captures.coordinator import CaptureCounts
+from torchperfd_daemon.captures.retention_worker import RetentionCounts
+from torchperfd_daemon.captures.uploader import UploadCounts
 from torchperfd_daemon.collectors.base import Family, Kind, Sampler
-from torchperfd_daemon.goodput import Bucket
-from torchperfd_daemon.store import Rank, Store
-from torchperfd_daemon.triggers import TriggerCounts
+from torchperfd_daemon.goodput.totals import Bucket
+from torchperfd_daemon.store.store import Rank, Store
+from torchperfd_daemon.triggers.rules import TriggerCounts
 
 DEFAULT_SERIES: Final = 5000
 
-_LEAST_OF_RANK: Final = 8
+_MIN_OF_RANK: Final = 8
 """Series of a rank beside those of its phases, at the least."""
-_MOST_OF_FAMILY: Final = 1000
+_MAX_OF_FAMILY: Final = 1000
 """No family of the node itself has so many."""
 
 _Subject = tuple[str, str]
@@ -58,7 +61,7 @@ class SeriesCap:
         room, chosen = self._most, set[Rank]()
         self._passed_over = 0
         for rank in in_order(store):
-            least = _LEAST_OF_RANK + len(rank.totals.train.phases)
+            least = _MIN_OF_RANK + len(rank.totals.train.phases)
             if room >= 0:
                 chosen.add(rank)
                 room -= least
@@ -88,7 +91,7 @@ class SeriesCap:
             kept |= wanted
         for metric in metrics:
             metric.samples = [sample for sample in metric.samples if _subject(sample.labels) in kept]
-            del metric.samples[max(self._most, _MOST_OF_FAMILY) :]
+            del metric.samples[max(self._most, _MAX_OF_FAMILY) :]
         self.left_out += total - sum(len(metric.samples) for metric in metrics)
         return [metric for metric in metrics if metric.samples]
 

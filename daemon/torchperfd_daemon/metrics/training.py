@@ -14,11 +14,12 @@ from torchperfd.model.fields import Field
 from torchperfd.model.step_account import Part
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.metrics.page import PREFIX, SeriesCap
-from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
+from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.ownership import Owners, from_identity
-from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, Rank, State, Store, Totals
-from torchperfd_daemon.store.model import PARALLELISM_KINDS, rank_in
+from torchperfd_daemon.store.history import HISTOGRAM_BOUNDS_S, Histogram
+from torchperfd_daemon.store.model import PARALLELISM_KINDS, State, Totals, rank_in
+from torchperfd_daemon.store.store import Rank, Store
 
 _RANK_LABELS = ("run", "rank")
 Counted = tuple[Rank, Totals]

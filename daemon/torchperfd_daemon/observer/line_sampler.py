@@ -16,18 +16,18 @@ from pathlib import PurePath
 from typing import Final
 
 from torchperfd.model.source_lines import THREAD, SlowLine, place_words
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.stacks import (
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.stacks.activity import (
     Part,
     ScriptLine,
     Stage,
-    Thread,
     host_part,
     loading,
     running_line,
     script_lines,
 )
-from torchperfd_daemon.store import Rank
+from torchperfd_daemon.stacks.model import Thread
+from torchperfd_daemon.store.store import Rank
 
 MIN_SAMPLES: Final = 8
 """With fewer samples nothing is reported."""

@@ -25,7 +25,7 @@ from torchperfd.model.loader_workers import (
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
 
-FEWEST_SAMPLES: Final = 3
+MIN_SAMPLES: Final = 3
 AGREEING: Final = 8
 """So many samples in a row that give the same advice are enough to publish it on a quiet machine."""
 MAX_SAMPLES_BEFORE: Final = 20
@@ -36,7 +36,7 @@ REPLACES_ABOVE: Final = 0.3
 """Another number replaces the published one where it saves more of the step that this one leaves."""
 _ERRORS: Final = 3.0
 """Only differences of more than so many standard errors count."""
-_FEWEST_BLOCKS: Final = 3
+_MIN_BLOCKS: Final = 3
 _MAX_BLOCKS: Final = 64
 _OTHER: Final = 1.25
 """Blocks are of another loader, or of another model, if all differ from all earlier ones by this factor."""
@@ -76,7 +76,7 @@ class LoaderAdviser:
         fewest: Samples before which it is too early for any advice.
     """
 
-    def __init__(self, cost: Callable[[], WorkerCost], fewest: int = FEWEST_SAMPLES) -> None:
+    def __init__(self, cost: Callable[[], WorkerCost], fewest: int = MIN_SAMPLES) -> None:
         self.cost = cost
         self._fewest = fewest
         self.published: SettledAdvice | None = None
@@ -138,9 +138,9 @@ class LoaderAdviser:
     def _review(self) -> None:
         """Replace the published advice where the blocks show with certainty that it has changed."""
         if self._has_changed():
-            for _ in range(len(self._blocks) - _FEWEST_BLOCKS):
+            for _ in range(len(self._blocks) - _MIN_BLOCKS):
                 self._blocks.popleft()
-        if self.published is None or len(self._blocks) < _FEWEST_BLOCKS:
+        if self.published is None or len(self._blocks) < _MIN_BLOCKS:
             return
         pooled, published = self._pooled(), self.published.advice
         found = self._advice(pooled)
@@ -215,7 +215,7 @@ class LoaderAdviser:
         """Return whether the newest blocks are of another loader or model than all the earlier ones."""
         blocks = [*self._blocks]
         # The block between may be of both.
-        before, newest = blocks[: -_FEWEST_BLOCKS - 1], blocks[-_FEWEST_BLOCKS:]
+        before, newest = blocks[: -_MIN_BLOCKS - 1], blocks[-_MIN_BLOCKS:]
         return bool(before) and (
             _apart([_making(each) for each in before], [_making(each) for each in newest])
             or _apart([_rest(each) for each in before], [_rest(each) for each in newest])

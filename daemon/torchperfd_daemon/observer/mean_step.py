@@ -11,8 +11,10 @@ import numpy as np
 
 from torchperfd.model.formatting import duration
 from torchperfd.model.verdict_document import SettledAdvice
-from torchperfd_daemon.diagnosis import RankEvidence, Verdict, diagnose
-from torchperfd_daemon.diagnosis.detect import find_stragglers
+from torchperfd_daemon.diagnosis.detect.straggler import find_stragglers
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.verdict import Verdict
+from torchperfd_daemon.diagnosis.verdicts import diagnose
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
 from torchperfd_daemon.observer.rank_window import (
     WindowEdge,
@@ -21,7 +23,8 @@ from torchperfd_daemon.observer.rank_window import (
     stage_of,
     with_window_facts,
 )
-from torchperfd_daemon.store import Rank, Totals, p50_and_p95
+from torchperfd_daemon.store.model import Totals
+from torchperfd_daemon.store.store import Rank, p50_and_p95
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 FAR_ABOVE: Final = 1.5

@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
-from torchperfd_daemon.diagnosis.detect import GrowthDetector
-from torchperfd_daemon.diagnosis.detect.trends import MIN_SHARE, theil_sen
+from torchperfd_daemon.diagnosis.detect.trends import MIN_SHARE, GrowthDetector, theil_sen
 from torchperfd_daemon.diagnosis.evidence import FULL_SOON_S
 
 # A software power cap is normal operation; only the reasons that protect the hardware count.

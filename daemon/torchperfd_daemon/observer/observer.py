@@ -11,18 +11,19 @@ from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
-from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
-from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import SAMPLE_S
+from torchperfd_daemon.diagnosis.verdict import Cause, RunFindings, Verdict
 from torchperfd_daemon.diagnosis.verdicts import MIN_STEPS
 from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, LineSampler
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.run_watch import RunWatch
 from torchperfd_daemon.observer.stragglers import find_culprit
-from torchperfd_daemon.stacks import Outcome, RankStacks
-from torchperfd_daemon.store import Rank, RankIdentity, Store
+from torchperfd_daemon.stacks.model import Outcome, RankStacks
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Rank, Store
 
 log = logging.getLogger("torchperfd.observer")
 

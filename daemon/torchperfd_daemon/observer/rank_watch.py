@@ -7,15 +7,21 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
-from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS
+from torchperfd_daemon.diagnosis.detect.straggler import (
+    MIN_STEPS,
+    Doing,
+    RankWork,
+    Stall,
+    StallDetector,
+    StepTimes,
+)
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import (
     MIN_WINDOW_SAMPLES,
     WARM_S,
     WARM_STEPS,
     WINDOW_SAMPLES,
+    RankEvidence,
     blocked_seconds,
     strangers_seconds,
 )
@@ -23,10 +29,9 @@ from torchperfd_daemon.observer.node_context import GpuState, GpuWatch, MemoryWa
 from torchperfd_daemon.observer.rank_window import (
     Float64,
     NewestRows,
-    StepGrowth,
-    StepsBesideSaves,
     WindowEdge,
     count_saves,
+    device_seconds,
     error_of_means,
     healthy_until,
     host_work,
@@ -34,11 +39,14 @@ from torchperfd_daemon.observer.rank_window import (
     stage_of,
     with_window_facts,
 )
-from torchperfd_daemon.store import HISTORY_STEPS, Rank, State
+from torchperfd_daemon.observer.step_changes import StepGrowth, StepsBesideSaves
+from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.store import Rank
 
 _KEPT: Final = 18
 # Ranks with steps below 5 ms report every four seconds, and samples are a second apart.
-_LONGEST_REPORT_DELAY_S: Final = 5.0
+_MAX_REPORT_DELAY_S: Final = 5.0
 # The verdict on a hang is due at the limit: samples are a second apart, and reading stacks takes time.
 _EARLY_S: Final = 1.5
 _PHASES: Final = 32
@@ -205,7 +213,8 @@ class RankWatch:
         samples = []
         for change in np.maximum(np.diff(rows, axis=0), 0.0):
             if change[_STEPS] > 0:
-                samples.append(self._on_device(change, float(change[_NS] / change[_STEPS] / 1e9)))
+                step_seconds = float(change[_NS] / change[_STEPS] / 1e9)
+                samples.append(device_seconds(self._names, change[_FIXED + _PHASES :], step_seconds))
         samples = [sample for sample in samples if sample]
         return RankWork(
             self.rank.identity.rank,
@@ -225,8 +234,8 @@ class RankWatch:
             # The step ended before its report arrived. The wall clock may have been set in between.
             late = wall - rank.last_step_unix_seconds if made[0] != self._step_counts[0] else 0.0
             self._step_counts = made
-            self._ended = now - late if 0 <= late <= _LONGEST_REPORT_DELAY_S else now
-            self._stall.progress(now - min(_LONGEST_REPORT_DELAY_S, max(0.0, late)))
+            self._ended = now - late if 0 <= late <= _MAX_REPORT_DELAY_S else now
+            self._stall.progress(now - min(_MAX_REPORT_DELAY_S, max(0.0, late)))
         self._stall.enter(_DOING[rank.state], now)
 
     def _record(self, now: float, context: NodeContext, gpu: GpuState) -> None:
@@ -313,7 +322,7 @@ class RankWatch:
             node=identity.node,
             step_seconds=step_seconds,
             phase_seconds=phases,
-            device_phase_seconds=self._on_device(changes, step_seconds),
+            device_phase_seconds=device_seconds(self._names, changes[_FIXED + _PHASES :], step_seconds),
             collected_seconds=change[_GC_NS] / steps / 1e9,
             queued_seconds=queued,
             exchange_queued_seconds=per_step(_EXCHANGE_S),
@@ -352,20 +361,6 @@ class RankWatch:
             world_size=identity.world_size,
             stage=stage_of(totals),
         )
-
-    def _on_device(self, change: Float64, step_seconds: float) -> dict[str, float]:
-        """Return each phase's time on the device per step; empty if none was timed.
-
-        Steps on the device take as long as on the host. Its times arrive a report later than the steps, so
-        only their shares are taken.
-        """
-        spent = change[_FIXED + _PHASES :][: len(self._names)]
-        whole = float(spent.sum())
-        if whole <= 0:
-            return {}
-        return {
-            name: step_seconds * float(ns) / whole for name, ns in zip(self._names, spent, strict=True) if ns
-        }
 
     def _saved_per_step(self, first: Float64, last: Float64) -> float:
         """Return the time of checkpoints per step between two samples.

@@ -7,13 +7,13 @@ from dataclasses import replace
 from torchperfd.model.formatting import duration
 from torchperfd.model.step_account import Account
 from torchperfd.model.verdict_document import SettledAdvice
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdict, rank_causes
 from torchperfd_daemon.diagnosis.claims import limit_claim
-from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
-from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE, Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.edits import Pauses
-from torchperfd_daemon.diagnosis.evidence import WARM_STEPS
+from torchperfd_daemon.diagnosis.evidence import WARM_STEPS, RankEvidence
 from torchperfd_daemon.diagnosis.remedies import advised_remedy, is_usual
+from torchperfd_daemon.diagnosis.verdict import Cause, RunFindings, Verdict
+from torchperfd_daemon.diagnosis.verdicts import rank_causes
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample
 from torchperfd_daemon.observer.mean_step import advice_on_mean_step
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
@@ -21,7 +21,7 @@ from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.slowdown import CauseOnsets, SlowdownTracker
 from torchperfd_daemon.observer.stragglers import Lateness, find_lateness, lasting, with_staggered
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
-from torchperfd_daemon.store import Rank
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 GpuOf = Callable[[Rank], GpuState]

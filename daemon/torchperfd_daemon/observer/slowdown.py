@@ -12,19 +12,15 @@ from typing import Final
 import numpy as np
 
 from torchperfd.model.formatting import duration
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.detect import (
-    Onset,
-    OnsetDetector,
-    Regression,
-    RegressionDetector,
-    SpikeDetector,
-    StepTimes,
-)
+from torchperfd_daemon.diagnosis.detect.onset import Onset, OnsetDetector
+from torchperfd_daemon.diagnosis.detect.straggler import StepTimes
+from torchperfd_daemon.diagnosis.detect.trends import Regression, RegressionDetector, SpikeDetector
 from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS, SAMPLE_S, WINDOW_SAMPLES
-from torchperfd_daemon.diagnosis.verdict import capture_command
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, capture_command
 from torchperfd_daemon.observer.rank_watch import RankWatch
-from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns
+from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import StepColumns
+from torchperfd_daemon.store.store import Rank
 
 MIN_SHARE: Final = 0.05
 """Periodic long steps that cost a smaller share of all steps are not reported."""

@@ -14,9 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict
 from torchperfd_daemon.diagnosis.cause_table import MIN_CAUSE_SHARE, MOST_OF
-from torchperfd_daemon.diagnosis.detect import Stall, find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import (
     MIN_ELSEWHERE_SECONDS,
     MIN_SAMPLES,
@@ -24,14 +22,18 @@ from torchperfd_daemon.diagnosis.detect.straggler import (
     MIN_STEPS,
     WAITING,
     RankWork,
+    Stall,
     Straggler,
+    find_stragglers,
     slowest_and_peers,
 )
 from torchperfd_daemon.diagnosis.edits import Pauses, without_pauses
-from torchperfd_daemon.diagnosis.evidence import do_devices_wait, wait_for_each_other
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, do_devices_wait, wait_for_each_other
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.observer.rank_watch import RankWatch
-from torchperfd_daemon.stacks import Merged, Outcome, RankStacks, merge
 from torchperfd_daemon.stacks.activity import Kind, activity
+from torchperfd_daemon.stacks.merge import Merged, merge
+from torchperfd_daemon.stacks.model import Outcome, RankStacks
 from torchperfd_daemon.stacks.report import sentence
 
 _SAVING: Final = ("torch/serialization.py", "safetensors/torch.py")

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 _ERRORS: Final = 5.0
 """Figures change if they differ by more than so many standard deviations of a window's."""
-_LEAST: Final = 0.01
+_MIN_CHANGE: Final = 0.01
 """Smaller changes than this part of the step are none."""
 _REMEMBERED: Final = 12 * WINDOW_SAMPLES
 _TO_DEVIATION: Final = 1.4826 / 2**0.5
@@ -57,7 +57,7 @@ class HeldFigures:
             pairs = zip(rows, rows[WINDOW_SAMPLES:], strict=False)
             apart = [abs(later[column] - earlier[column]) for earlier, later in pairs]
             deviation = _TO_DEVIATION * statistics.median(apart) if apart else 0.0
-            if abs(now - held) > max(_LEAST * (held if column else 1.0), _ERRORS * deviation):
+            if abs(now - held) > max(_MIN_CHANGE * (held if column else 1.0), _ERRORS * deviation):
                 return True
         return False
 

@@ -13,30 +13,20 @@ from functools import partial
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd_daemon.background import StoppedWorkers, run_in_background
-from torchperfd_daemon.captures import (
-    CaptureRecord,
-    Coordinator,
-)
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.config.options import ServeSettings
-from torchperfd_daemon.fleet import (
-    Address,
-    AuthInterceptor,
-    CredentialFiles,
-    FanOut,
-    FleetService,
-    FleetView,
-    JobPeers,
-    PeerAddresses,
-    Peers,
-    check_listening,
-    check_trust,
-    parse_peers,
-)
-from torchperfd_daemon.fleet import listen as listen_to_fleet
-from torchperfd_daemon.goodput import FOLDER, GoodputStore, GoodputTracker
-from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.fleet.credentials import Address, CredentialFiles, check_listening
+from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_trust, parse_peers
+from torchperfd_daemon.fleet.service import FleetService
+from torchperfd_daemon.fleet.transport import AuthInterceptor, FanOut
+from torchperfd_daemon.fleet.transport import listen as listen_to_fleet
+from torchperfd_daemon.fleet.view import FleetView
+from torchperfd_daemon.goodput.store import FOLDER, GoodputStore
+from torchperfd_daemon.goodput.tracker import GoodputTracker
 from torchperfd_daemon.metrics.page import (
     DEFAULT_SERIES,
+    MetricsPage,
     SeriesCap,
     Source,
     analysis_metrics,
@@ -50,7 +40,8 @@ from torchperfd_daemon.metrics.page import (
     upload_metrics,
 )
 from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
-from torchperfd_daemon.observer import LineSampler, Observer
+from torchperfd_daemon.observer.line_sampler import LineSampler
+from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.server.lifecycle import (
@@ -63,13 +54,15 @@ from torchperfd_daemon.server.lifecycle import (
     own_socket,
 )
 from torchperfd_daemon.server.workers import CaptureWorkers, NodeSamplers, StepCheck
-from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.service.control import ControlService
 from torchperfd_daemon.service.handover import CaptureHandovers
 from torchperfd_daemon.service.permissions import Permissions, group_id
 from torchperfd_daemon.service.rank_session import UserWatch
+from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.simulated import SimulatedRanks
-from torchperfd_daemon.store import Store
-from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
+from torchperfd_daemon.store.store import Store
+from torchperfd_daemon.triggers.rules import Actions, Plan, TriggerCounts
+from torchperfd_daemon.triggers.runner import Runner
 from torchperfd_daemon.web.access import Parts
 from torchperfd_daemon.web.config_file import WebConfigFile
 
@@ -294,7 +287,6 @@ class Daemon:
         return self._job_peers.dropped if self._job_peers is not None else 0
 
     def _control(self, samplers: NodeSamplers, clients: _Clients, observer: Observer) -> ControlService:
-        """Build what answers commands."""
         return ControlService(
             self._store,
             clients.sessions,
@@ -318,7 +310,6 @@ class Daemon:
         observed: _Observed,
         web_config: WebConfigFile | None,
     ) -> LivePage:
-        """Build the HTTP side."""
         parts = Parts(
             store=self._store,
             control=control,

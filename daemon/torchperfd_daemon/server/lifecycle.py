@@ -18,11 +18,11 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import access, contract, control_pb2, session_pb2
-from torchperfd_daemon.captures import CaptureRecord
+from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.config.options import ServeSettings
-from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.diagnosis.verdict import Verdict
 from torchperfd_daemon.errors import TorchperfdError, UsageError
-from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.page import MetricsPage
 from torchperfd_daemon.web.access import PageToken, Parts, remove_token
 from torchperfd_daemon.web.api import Api
 from torchperfd_daemon.web.app import build_app

@@ -17,9 +17,13 @@ from typing import Final
 
 from torchperfd.model.formatting import duration
 from torchperfd_daemon.background import WorkerHealth, run_in_background
-from torchperfd_daemon.captures import Analyst, Catalog, Destination, Quota, RetentionWorker, Uploader
-from torchperfd_daemon.captures.destination import remove_upload_marker, write_upload_marker
+from torchperfd_daemon.captures.analyst import Analyst
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.destination import Destination, remove_upload_marker, write_upload_marker
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
+from torchperfd_daemon.captures.retention import Quota
+from torchperfd_daemon.captures.retention_worker import RetentionWorker
+from torchperfd_daemon.captures.uploader import Uploader
 from torchperfd_daemon.collectors.base import Collector, CollectorScheduler, Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
 from torchperfd_daemon.collectors.gpu_readings import NewestGpuReadings
@@ -38,7 +42,8 @@ from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.tracker import process_of
 from torchperfd_daemon.ownership import OwnershipCollector
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners
-from torchperfd_daemon.store import Rank, RankIdentity, Store
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Rank, Store
 
 log = logging.getLogger("torchperfd.server")
 
@@ -190,7 +195,7 @@ log_of_captures = logging.getLogger("torchperfd.captures")
 
 STEPS: Final = 64
 """Steps that are compared on each side of a capture."""
-FEWEST_STEPS: Final = 16
+MIN_COMPARED_STEPS: Final = 16
 """With fewer on either side within :data:`GIVE_UP_S`, nothing is known."""
 GIVE_UP_S: Final = 600.0
 MAX_CHANGE: Final = 0.01
@@ -231,13 +236,13 @@ class StepChange:
 
 
 def compare_steps(before: Sequence[int], after: Sequence[int]) -> StepChange | None:
-    """Compare steps by their medians; None with fewer than :data:`FEWEST_STEPS` on a side.
+    """Compare steps by their medians; None with fewer than :data:`MIN_COMPARED_STEPS` on a side.
 
     Args:
         before: Durations in nanoseconds.
         after: The same after the capture.
     """
-    if min(len(before), len(after)) < FEWEST_STEPS:
+    if min(len(before), len(after)) < MIN_COMPARED_STEPS:
         return None
     middles = [statistics.median(side) / 1e9 for side in (before, after)]
     errors = [_MEDIAN_ERROR * robust_deviation(side) / math.sqrt(len(side)) / 1e9 for side in (before, after)]

@@ -11,15 +11,18 @@ from typing import BinaryIO, Final
 import msgspec
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Listed, Participant, Query
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.folder import ANALYSIS
-from torchperfd_daemon.captures.manifest import FILE_NAME
+from torchperfd_daemon.captures.index import Listed, Query
+from torchperfd_daemon.captures.manifest import FILE_NAME, CaptureState
+from torchperfd_daemon.captures.rank_attempts import Participant
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.service.permissions import AuditLine, Rights
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.targets import PeerDirectory, Targets, whole_job
-from torchperfd_daemon.store import Store
+from torchperfd_daemon.store.store import Store
 
 
 def list_captures(

@@ -9,10 +9,11 @@ import grpc
 
 from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, fleet_pb2, session_pb2
-from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
-from torchperfd_daemon.goodput import RunGoodput
+from torchperfd_daemon.goodput.totals import RunGoodput
 from torchperfd_daemon.observer.mean_step import loader_advice_of
 from torchperfd_daemon.service import (
     caller_captures,
@@ -36,10 +37,11 @@ from torchperfd_daemon.service.permissions import AuditLine, Permissions, Rights
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.service.stack_requests import choose
 from torchperfd_daemon.service.targets import PeerDirectory, Targets, merged
-from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
+from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.store import Rank, Store
 
 _STACKS_TIMEOUT_S: Final = 5.0
-_LONGEST_STACKS_S: Final = 600.0
+_MAX_STACKS_S: Final = 600.0
 
 _Wide = (
     control_pb2.ListRunsRequest
@@ -319,7 +321,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         rights = self._permissions.of(context)
         action = "stacks by signal" if request.allow_signal else "stacks"
         line = rights.request(action, subject_of(request))
-        if not 0 < request.timeout_seconds <= _LONGEST_STACKS_S:
+        if not 0 < request.timeout_seconds <= _MAX_STACKS_S:
             request.timeout_seconds = _STACKS_TIMEOUT_S
         try:
             if request.fleet:

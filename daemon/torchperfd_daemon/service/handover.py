@@ -23,7 +23,8 @@ from google.protobuf.message import DecodeError
 
 from torchperfd.v1 import contract, session_pb2
 from torchperfd.v1.contract import CAPTURE_ID
-from torchperfd_daemon.captures import Catalog, folder
+from torchperfd_daemon.captures import folder
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord, RankManifest
 from torchperfd_daemon.errors import DiskFullError, NotAllowedError, TorchperfdError, UsageError, explained
 from torchperfd_daemon.rpc.callers import Caller, UserLimit

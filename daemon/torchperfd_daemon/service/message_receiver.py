@@ -13,17 +13,17 @@ from typing import Any, Final, Protocol
 
 from torchperfd.model.messages import unpack
 from torchperfd.v1 import session_pb2
-from torchperfd_daemon.captures import Coordinator, Participant
 from torchperfd_daemon.captures.attempt import MAX_STEPS
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.captures.rank_attempts import Ack, Result, failure
+from torchperfd_daemon.captures.rank_attempts import Ack, Participant, Result, failure
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.rpc.interceptors import MAX_BUNDLED, Unreadable
 from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.stack_requests import StackRequests
 from torchperfd_daemon.service.targets import PeerDirectory, RankSelection, whole_job
-from torchperfd_daemon.store import Rank, Store
+from torchperfd_daemon.store.store import Rank, Store
 
 log = logging.getLogger("torchperfd.orders")
 

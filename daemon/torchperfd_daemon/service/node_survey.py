@@ -14,16 +14,17 @@ import numpy as np
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.claims import unseen_words
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
+from torchperfd_daemon.diagnosis.verdict import Verdict
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.targets import PeerDirectory
-from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
+from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.store import Rank, Store
 
 PublishedVerdict = Callable[[str], Verdict | None]
 """Returns the published verdict on a run; None before there is one."""

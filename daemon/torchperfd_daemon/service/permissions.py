@@ -17,10 +17,10 @@ import grpc
 
 from torchperfd.model.formatting import one_line
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.rpc.callers import UNKNOWN, Caller, CallerDirectory, own_uid
-from torchperfd_daemon.store import Rank
+from torchperfd_daemon.store.store import Rank
 
 log = logging.getLogger("torchperfd.audit")
 

@@ -17,7 +17,7 @@ from torchperfd.v1 import contract
 from torchperfd_daemon.collectors.process import RankProcess, has_users, is_here, own_namespace
 from torchperfd_daemon.collectors.procfs import open_memory_file, parse_stat, parse_table, read
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.store import Rank
+from torchperfd_daemon.store.store import Rank
 
 
 def check_real(ranks: Iterable[Rank]) -> None:

@@ -18,7 +18,7 @@ from torchperfd_daemon.captures.rank_attempts import Ack
 from torchperfd_daemon.collectors.process import has_users
 from torchperfd_daemon.rpc.callers import UNKNOWN, Caller
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.store import Rank
+from torchperfd_daemon.store.store import Rank
 
 log = logging.getLogger("torchperfd.session")
 

@@ -12,7 +12,7 @@ import grpc
 
 from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
-from torchperfd_daemon.captures import Coordinator
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.rpc.callers import (
     Caller,
     CallerDirectory,
@@ -28,8 +28,9 @@ from torchperfd_daemon.service.message_receiver import CommandHandler, MessageRe
 from torchperfd_daemon.service.rank_session import FrequentReports, Session
 from torchperfd_daemon.service.stack_requests import StackRequests
 from torchperfd_daemon.service.targets import PeerDirectory
-from torchperfd_daemon.stacks import RankStacks, Thread
-from torchperfd_daemon.store import Rank, RankIdentity, Store
+from torchperfd_daemon.stacks.model import RankStacks, Thread
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.text import LogLimiter
 
 log = logging.getLogger("torchperfd.session")

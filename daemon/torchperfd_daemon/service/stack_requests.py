@@ -13,6 +13,7 @@ from typing import Annotated, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from torchperfd.model.messages import Name, StepIndex
+from torchperfd.model.process import GroupProgress
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.tracker import process_of
@@ -26,8 +27,9 @@ from torchperfd_daemon.service.rank_process import (
     describe_wait,
 )
 from torchperfd_daemon.service.stuck_rank_stacks import read_stacks_by_py_spy, request_stacks_by_signal
-from torchperfd_daemon.stacks import GroupProgress, Outcome, RankStacks, Thread, numbered
-from torchperfd_daemon.store import Rank, State, Store
+from torchperfd_daemon.stacks.model import Outcome, RankStacks, Thread, numbered
+from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.store import Rank, Store
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from torchperfd_daemon.service.rank_process import (
     errors_translated,
     open_stack_file,
 )
-from torchperfd_daemon.stacks import Thread, parse_dump, parse_py_spy, tidy
+from torchperfd_daemon.stacks.model import Thread, parse_dump, parse_py_spy, tidy
 
 _PROGRAM: Final = "py-spy"
 _MAX_OUTPUT_BYTES: Final = 4 << 20

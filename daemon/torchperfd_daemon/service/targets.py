@@ -15,7 +15,7 @@ from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.rank_process import check_real
 from torchperfd_daemon.service.rank_session import Session
-from torchperfd_daemon.store import Store
+from torchperfd_daemon.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,23 @@ from torchperfd.model.messages import LAST_STEP, LAST_UNIX_NS, MAX_COUNT, MAX_NS
 from torchperfd.model.process import Coordinate
 from torchperfd.model.totals import MAX_PHASES, Placed
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
-from torchperfd_daemon.captures.attempt import MAX_STEPS
-from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.captures.attempt import MAX_STEPS, Progress, When
+from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureRecord, CaptureState, RankFacts
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.evidence import Comparison, compare
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service import translate_account, translate_diagnosis
 from torchperfd_daemon.service.message_fields import within
-from torchperfd_daemon.store import (
+from torchperfd_daemon.store.model import (
+    LAST_RANK,
     ArrivalColumns,
-    Rank,
     RankIdentity,
     State,
     StepColumns,
+    coordinates_text,
+    rank_in,
 )
-from torchperfd_daemon.store.model import LAST_RANK, coordinates_text, rank_in
+from torchperfd_daemon.store.store import Rank
 
 _STATES = {session_pb2.RunState.Value(f"RUN_STATE_{each.name}"): each for each in State}
 _STATES_OUT = {state: value for value, state in _STATES.items()}

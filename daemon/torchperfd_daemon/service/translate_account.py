@@ -5,8 +5,8 @@ from typing import Final
 
 from torchperfd.model.messages import MAX_COUNT, pack, unpack
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.goodput import Bucket, RankGoodput, RunGoodput
-from torchperfd_daemon.store import KindTotal, Totals
+from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
+from torchperfd_daemon.store.model import KindTotal, Totals
 
 _WHERE: Final = frozenset(("ring", "outbox"))
 _ELSEWHERE: Final = "other"

@@ -14,15 +14,16 @@ from torchperfd.model.process import (
     PYTHON_PROFILER,
     PYTHON_TRACER,
     TORCH_PROFILER,
+    GroupProgress,
 )
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.remedies import fix_of
-from torchperfd_daemon.diagnosis.verdict import working_command
+from torchperfd_daemon.diagnosis.verdict import Verdict, working_command
 from torchperfd_daemon.observer.mean_step import find_long_steps
 from torchperfd_daemon.service.stack_requests import Report
-from torchperfd_daemon.stacks import GroupProgress, Outcome, RankStacks, Thread, tidy
-from torchperfd_daemon.store import Rank, StepColumns, p50_and_p95
+from torchperfd_daemon.stacks.model import Outcome, RankStacks, Thread, tidy
+from torchperfd_daemon.store.model import StepColumns
+from torchperfd_daemon.store.store import Rank, p50_and_p95
 
 _OUTCOMES: Final = {each: control_pb2.StackOutcome.Value(f"STACK_OUTCOME_{each.name}") for each in Outcome}
 _OUTCOMES_IN: Final = {value: outcome for outcome, value in _OUTCOMES.items()}

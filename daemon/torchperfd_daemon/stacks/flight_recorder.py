@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from torchperfd.document.blocks import Document, Sentences
 from torchperfd.document.text import printable
-from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks
+from torchperfd.model.process import GroupProgress
 from torchperfd_daemon.stacks.flight_recorder_dumps import Call, Dump, Found, Group
 from torchperfd_daemon.stacks.merge import Missed, culprits, missed
+from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
 from torchperfd_daemon.text import ranks_phrase
 
 # Collectives whose inputs are of the same size on all ranks.

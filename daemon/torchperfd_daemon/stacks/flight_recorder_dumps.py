@@ -12,7 +12,7 @@ from typing import Any, Final
 from torchperfd.model.formatting import one_line
 from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, explained
-from torchperfd_daemon.stacks import Frame
+from torchperfd_daemon.stacks.model import Frame
 from torchperfd_daemon.untrusted_files import DamagedError, contents, decode, is_pickle, load_plain
 
 MAX_BYTES: Final = 256 << 20

@@ -13,8 +13,9 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from torchperfd.model.formatting import duration
-from torchperfd_daemon.diagnosis import RunFindings
-from torchperfd_daemon.store import Rank, State
+from torchperfd_daemon.diagnosis.verdict import RunFindings
+from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.triggers.rules import Rule, When
 
 Series = list[tuple[Mapping[str, str], float]]

@@ -17,20 +17,24 @@ from typing import Final
 from torchperfd._version import __version__
 from torchperfd.document.terminal import render
 from torchperfd.v1.contract import new_capture_id
-from torchperfd_daemon.captures import (
+from torchperfd_daemon.captures import folder as capture_folder
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.manifest import (
+    CaptureOptions,
     CaptureRecord,
     CaptureState,
-    Catalog,
-    Coordinator,
-    Participant,
     RankTrace,
+    first_reason,
+    overall_state,
 )
-from torchperfd_daemon.captures import folder as capture_folder
-from torchperfd_daemon.captures.manifest import CaptureOptions, first_reason, overall_state
+from torchperfd_daemon.captures.rank_attempts import Participant
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, explained
-from torchperfd_daemon.stacks import RankStacks, merge
+from torchperfd_daemon.stacks.merge import merge
+from torchperfd_daemon.stacks.model import RankStacks
 from torchperfd_daemon.stacks.report import stacks_document, to_dict
-from torchperfd_daemon.store import Rank, State
+from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.store import Rank
 
 PER_DAY: Final = 50
 """Default limit of the actions of all rules together per day."""

@@ -10,10 +10,12 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 
 from torchperfd_daemon.background import WorkerHealth
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Query
 from torchperfd_daemon.captures.attempt import BusyError
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.index import Query
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.store import Rank, Store
+from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.triggers.conditions import ConditionInputs, Finding, FindingsOf, condition_of
 from torchperfd_daemon.triggers.rules import (
     SETTLE_S,

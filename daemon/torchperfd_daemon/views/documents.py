@@ -14,10 +14,11 @@ from torchperfd.document.blocks import Block, Document, Sentences
 from torchperfd.document.tables import Table
 from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.captures import Listed, Listing, Upload
+from torchperfd_daemon.captures.index import Listed, Listing
+from torchperfd_daemon.captures.manifest import Upload
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
-from torchperfd_daemon.stacks import Outcome, RankStacks
+from torchperfd_daemon.stacks.model import Outcome, RankStacks
 
 Answer = control_pb2.ListRunsResponse | control_pb2.GetStepsResponse | control_pb2.DiagnoseResponse
 

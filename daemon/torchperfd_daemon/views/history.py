@@ -7,7 +7,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.store import HISTORY_SECONDS, Rank, SecondColumns, p50_and_p95
+from torchperfd_daemon.store.history import HISTORY_SECONDS, SecondColumns
+from torchperfd_daemon.store.store import Rank, p50_and_p95
 
 WAIT: Final = "collective_wait"
 MAX_OUTLIERS: Final = 16

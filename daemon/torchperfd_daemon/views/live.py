@@ -17,8 +17,8 @@ from torchperfd_daemon.service.translate import (
     device_work_from_message,
     rank_work_from_message,
 )
-from torchperfd_daemon.store import Rank
 from torchperfd_daemon.store.model import coordinates_text
+from torchperfd_daemon.store.store import Rank
 
 WAIT: Final = "collective_wait"
 STALLED: Final = "stalled"
@@ -297,3 +297,8 @@ def steps_dict(steps: control_pb2.RankSteps) -> dict[str, Any]:
             name: column.tolist() for name, column in rank_work_from_message(steps).phase_seconds.items()
         },
     }
+
+
+def gpu_order(gpu: str) -> list[int]:
+    """Return what sorts ``0:2`` behind ``0:1`` and ``10`` behind ``9``."""
+    return [int(part) if part.isdigit() else 0 for part in gpu.split(":")]

@@ -15,14 +15,16 @@ from typing import Any, Final, Generic, TypeVar
 from starlette.datastructures import Headers
 
 from torchperfd.v1 import access, control_pb2
-from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.goodput import RunGoodput
-from torchperfd_daemon.service import ControlService
+from torchperfd_daemon.goodput.totals import RunGoodput
+from torchperfd_daemon.service.control import ControlService
 from torchperfd_daemon.service.permissions import LocalCall, owner_rights, stranger_rights
 from torchperfd_daemon.service.translate_account import run_goodput_from_message
-from torchperfd_daemon.store import Rank, RankIdentity, Store
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.views.documents import whole_name
 
 TOKEN_FILE: Final = "page.token"
@@ -39,8 +41,8 @@ class Access(Enum):
     REFUSED = "refused"
     """A token, and the wrong one."""
 
-    def call(self) -> LocalCall:
-        """Return a call of the control service with these rights."""
+    def call(self) -> Any:
+        """Return a call of the control service with these rights, in place of gRPC's context."""
         return LocalCall(owner_rights() if self is Access.OWNER else stranger_rights())
 
 
@@ -217,21 +219,21 @@ class Reader:
 
     async def runs(self, access: Access, *, fleet: bool = False) -> control_pb2.ListRunsResponse:
         """Return the runs of this node, or of all nodes."""
-        return await self._parts.control.ListRuns(control_pb2.ListRunsRequest(fleet=fleet), _as(access))
+        return await self._parts.control.ListRuns(control_pb2.ListRunsRequest(fleet=fleet), access.call())
 
     async def steps(
         self, run: str, newest: int, access: Access, *, ranks: Sequence[int] = (), fleet: bool = False
     ) -> control_pb2.GetStepsResponse:
         """Return the newest steps of a run's ranks."""
         request = control_pb2.GetStepsRequest(run=run, ranks=ranks, newest=newest, fleet=fleet)
-        return await self._parts.control.GetSteps(request, _as(access))
+        return await self._parts.control.GetSteps(request, access.call())
 
     async def verdicts(
         self, run: str, access: Access, *, fleet: bool = False
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run, or on one."""
         request = control_pb2.DiagnoseRequest(run=run, fleet=fleet)
-        return await self._parts.control.Diagnose(request, _as(access))
+        return await self._parts.control.Diagnose(request, access.call())
 
     async def goodput(self, run: str = "") -> list[RunGoodput]:
         """Return how rank-seconds were spent, of one run or of all; for all at most five seconds old."""
@@ -239,7 +241,7 @@ class Reader:
         if not run and self._clock() - read_at < _GOODPUT_S:
             return kept
         request = control_pb2.GetGoodputRequest(run=run)
-        answer = await self._parts.control.GetGoodput(request, _as(Access.STRANGER))
+        answer = await self._parts.control.GetGoodput(request, Access.STRANGER.call())
         found = [run_goodput_from_message(message) for message in answer.runs]
         if not run:
             self._goodput = self._clock(), found
@@ -248,8 +250,3 @@ class Reader:
     def ranks(self, run: str) -> list[Rank]:
         """Return the ranks of a run on this node."""
         return self._parts.store.runs().get(run, [])
-
-
-def _as(access: Access) -> Any:
-    """Return a call with the rights of a caller, in place of gRPC's context."""
-    return access.call()

@@ -14,12 +14,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.captures import CaptureRecord
 from torchperfd_daemon.captures.attempt import MAX_STEPS
-from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.captures.manifest import CaptureRecord
+from torchperfd_daemon.diagnosis.verdict import Verdict
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.service import translate_diagnosis
-from torchperfd_daemon.stacks import RankStacks, merge
+from torchperfd_daemon.stacks.merge import merge
+from torchperfd_daemon.stacks.model import RankStacks
 from torchperfd_daemon.stacks.report import to_dict as stacks_dict
 from torchperfd_daemon.views.documents import absent_ranks, each_once
 from torchperfd_daemon.web.access import Access, PageToken, Parts, Reader
@@ -94,7 +95,7 @@ class Acting:
         asked = control_pb2.CaptureRequest(
             run=run, ranks=body.ranks, options=options, queue=body.queue, fleet=body.fleet
         )
-        progress = self._parts.control.Capture(asked, _as(access))
+        progress = self._parts.control.Capture(asked, access.call())
         # Before the answer: it may be refused.
         first = await anext(progress)
         task = asyncio.create_task(_follow(progress))
@@ -118,7 +119,7 @@ class Acting:
         asked = control_pb2.StacksRequest(run=run, ranks=body.ranks, timeout_seconds=_STACKS_S)
         answers: list[RankStacks] = [
             translate_diagnosis.rank_stacks_from_message(message)
-            async for message in self._parts.control.Stacks(asked, _as(access))
+            async for message in self._parts.control.Stacks(asked, access.call())
         ]
         if not answers:
             raise TorchperfdError("no rank has answered", "see the daemon's log")
@@ -130,7 +131,7 @@ class Acting:
         """Cancel a capture that is queued or in progress."""
         await body_of(request, _NoBody)
         asked = control_pb2.CancelCaptureRequest(capture_id=request.path_params["id"])
-        await self._parts.control.CancelCapture(asked, _as(access))
+        await self._parts.control.CancelCapture(asked, access.call())
         return await json_answer(request, {"capture_id": asked.capture_id}, 202)
 
     async def close(self) -> None:
@@ -151,11 +152,6 @@ async def _follow(progress: AsyncIterator[Any]) -> None:
 def _word(state: int) -> str:
     name = control_pb2.CaptureState.Name(control_pb2.CaptureState.ValueType(state))
     return name.removeprefix("CAPTURE_STATE_").lower()
-
-
-def _as(access: Access) -> Any:
-    """Return a call with the rights of a caller, in place of gRPC's context."""
-    return access.call()
 
 
 _ROOT: Final = "/api/v1"

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.page import MetricsPage
 from torchperfd_daemon.web.config_file import WebConfigFile
 from torchperfd_daemon.web.guard import Guard, Sites
 

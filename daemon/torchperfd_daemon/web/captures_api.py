@@ -24,8 +24,11 @@ from starlette.responses import Response, StreamingResponse
 
 from torchperfd.model.own_commands import own_file_command
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.captures import CaptureRecord, Catalog, Listed, Query, low_priority
+from torchperfd_daemon.captures import low_priority
 from torchperfd_daemon.captures.analysis_child import MAX_IDLE_S, ChildFiles, IdleWatch, child_files, kill
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.index import Listed, Query
+from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.views.documents import listed_dict, whole_name
 from torchperfd_daemon.web.access import Access, Links, Parts
@@ -366,7 +369,7 @@ class CapturesApi:
         asked = control_pb2.DownloadRequest(capture_id=capture_id, file=name)
         pieces: AsyncIterator[control_pb2.DownloadPiece] = self._parts.control.Download(
             asked,
-            Access.OWNER.call(),  # type: ignore[arg-type]  # in place of gRPC's context
+            Access.OWNER.call(),  # in place of gRPC's context
         )
         # Before the answer begins: it may be refused.
         first = await anext(pieces)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.service.permissions import CallRefusedError
-from torchperfd_daemon.store import Rank
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.text import LogLimiter
 from torchperfd_daemon.web.access import Access, PageToken
 from torchperfd_daemon.web.guard import error_response

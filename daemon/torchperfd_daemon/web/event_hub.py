@@ -12,10 +12,11 @@ import msgspec
 from torchperfd._version import __revision__, __version__
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.captures import CaptureRecord
-from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.captures.manifest import CaptureRecord
+from torchperfd_daemon.diagnosis.verdict import Verdict
 from torchperfd_daemon.service.translate_diagnosis import run_verdict_to_message
-from torchperfd_daemon.store import HISTORY_STEPS, Rank
+from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.views import history, live
 from torchperfd_daemon.web.access import Access, Parts
 from torchperfd_daemon.web.captures_api import capture_dict
@@ -25,10 +26,10 @@ from torchperfd_daemon.web.run_rows import run_state
 log = logging.getLogger("torchperfd.http")
 
 MAX_STREAMS: Final = 16
-MOST_OF_STRANGERS: Final = 8
+MAX_OF_STRANGERS: Final = 8
 """Streams without the token, so that no user can take the places of its holders."""
 
-_LONGEST_WAIT_S: Final = 1.0
+_MAX_WAIT_S: Final = 1.0
 # Ranks report at the same moment: what they send then goes out as one event.
 _TOGETHER_S: Final = 0.05
 # Ranks that a page shows report each half second, all at the same moment.
@@ -125,7 +126,7 @@ class EventHub:
         """Return whether there is room for a stream; the oldest one of a stranger may have to end for it."""
         strangers = [stream for stream in self._streams if stream.access is Access.STRANGER]
         is_full = len(self._streams) >= MAX_STREAMS
-        if is_full or (access is Access.STRANGER and len(strangers) >= MOST_OF_STRANGERS):
+        if is_full or (access is Access.STRANGER and len(strangers) >= MAX_OF_STRANGERS):
             if not strangers:
                 return False
             strangers[0].close(event("bye", {"reason": "too many pages without the token listen"}))
@@ -151,7 +152,7 @@ class EventHub:
         while True:
             await self._listened.wait()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stepped.wait(), _LONGEST_WAIT_S)
+                await asyncio.wait_for(self._stepped.wait(), _MAX_WAIT_S)
                 await asyncio.sleep(_TOGETHER_S)
             # Not before the wait: what came during the pause after the last events would stay for a second.
             self._stepped.clear()

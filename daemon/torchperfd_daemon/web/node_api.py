@@ -13,6 +13,7 @@ from starlette.responses import Response
 from torchperfd._version import __revision__, __version__
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.goodput.tracker import process_of
+from torchperfd_daemon.views.live import gpu_order
 from torchperfd_daemon.web.access import Access, Parts, Reader
 from torchperfd_daemon.web.endpoint import json_answer, view_dict
 
@@ -98,7 +99,7 @@ def gpu_dicts(now: Values, runs: Mapping[str, Iterable[str]]) -> list[dict[str, 
             gpu["answers"] = bool(value)
     for index, gpu in gpus.items():
         gpu["runs"] = sorted(runs.get(index, ()))
-    return [gpus[index] for index in sorted(gpus, key=_order)]
+    return [gpus[index] for index in sorted(gpus, key=gpu_order)]
 
 
 def collector_dicts(samplers: Iterable[Sampler]) -> list[dict[str, Any]]:
@@ -115,14 +116,9 @@ def collector_dicts(samplers: Iterable[Sampler]) -> list[dict[str, Any]]:
     ]
 
 
-def _order(gpu: str) -> list[int]:
-    """Return what sorts ``0:2`` behind ``0:1`` and ``10`` behind ``9``."""
-    return [int(part) if part.isdigit() else 0 for part in gpu.split(":")]
-
-
 _DOCTOR_S: Final = 60.0
 _MIN_SPAN_S: Final = 0.9
-_LONGEST_SPAN_S: Final = 30.0
+_MAX_SPAN_S: Final = 30.0
 
 
 class NodeApi:
@@ -142,7 +138,7 @@ class NodeApi:
     async def node(self, request: Request, access: Access) -> Response:
         """The node."""
         now, values = self._clock(), values_of(self._parts.families())
-        self._samples = [each for each in self._samples if now - each[0] <= _LONGEST_SPAN_S]
+        self._samples = [each for each in self._samples if now - each[0] <= _MAX_SPAN_S]
         before = next((each for each in reversed(self._samples) if now - each[0] >= _MIN_SPAN_S), None)
         if not self._samples or now - self._samples[-1][0] >= _MIN_SPAN_S:
             self._samples.append((now, values))

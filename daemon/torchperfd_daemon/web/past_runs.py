@@ -14,9 +14,10 @@ from google.protobuf.message import DecodeError
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.background import WorkerHealth
-from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.diagnosis.verdict import Verdict
 from torchperfd_daemon.service.translate_diagnosis import run_verdict_to_message
-from torchperfd_daemon.store import Rank, State, Store
+from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.views import history
 from torchperfd_daemon.views.history import sparkline
 from torchperfd_daemon.web.access import Access

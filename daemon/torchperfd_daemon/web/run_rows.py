@@ -14,7 +14,8 @@ from torchperfd.model.documents import to_document
 from torchperfd.v1 import access, control_pb2
 from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.captures import folder
-from torchperfd_daemon.store import Rank, RankIdentity, State, Totals
+from torchperfd_daemon.store.model import RankIdentity, State, Totals
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.text import clean_fields
 from torchperfd_daemon.views import history, live
 from torchperfd_daemon.views.history import Durations, StepPercentiles, sparkline

@@ -13,7 +13,8 @@ from torchperfd._version import __revision__, __version__
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.store import HISTORY_SECONDS, HISTORY_STEPS, PRESENT_S, Rank
+from torchperfd_daemon.store.history import HISTORY_SECONDS, HISTORY_STEPS
+from torchperfd_daemon.store.store import PRESENT_S, Rank
 from torchperfd_daemon.views import history, live
 from torchperfd_daemon.views.documents import fleet_dict
 from torchperfd_daemon.views.documents import to_dict as goodput_dict

@@ -98,7 +98,7 @@ class ConnectionLimiter:
 
 _KEEP_ALIVE_S: Final = 75
 _TICK_S: Final = 1.0
-_LONGEST_HEAD_BYTES: Final = 16 * 1024
+_MAX_HEAD_BYTES: Final = 16 * 1024
 _OUT_OF_FILES_PAUSE_S: Final = 0.1
 _CLOSE_TIMEOUT_S: Final = 2
 
@@ -128,7 +128,7 @@ class WebServer(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-                h11_max_incomplete_event_size=_LONGEST_HEAD_BYTES,
+                h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             )
         )
         self._web_config = web_config

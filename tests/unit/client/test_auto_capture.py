@@ -27,6 +27,7 @@ class FakeClient:
         self.ordered: list[tuple[int, int]] = []
         self.refusal = ""
         self.kept: dict[tuple[str, str], bytes] = {}
+        self.parts = SimpleNamespace(daemon_session=SimpleNamespace(read_capture=self.read_capture))
 
     def read_capture(self, capture_id: str, name: str, most_bytes: int) -> bytes:
         return self.kept.get((capture_id, name), b"")

@@ -15,7 +15,7 @@ from torch import nn
 
 import torchperfd
 from torchperfd.hooks.thread_frames import framework_around
-from torchperfd.report import RankReport
+from torchperfd.report.rank import RankReport
 
 
 def threads() -> set[str]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from torchperfd.hooks.cuda import CurrentStream, record_without_stream, recorder_of_events
 from torchperfd.hooks.device_clock import MARKS, NO_PHASE, DeviceTimes, apart_from_captures, cuda_device_times
+from torchperfd.steps.device_times import NO_KIND, DeviceTime
 from torchperfd.steps.phases import (
     BACKWARD,
     COLLECTIVE_WAIT,
@@ -26,7 +27,6 @@ from torchperfd.steps.phases import (
     TRAIN,
     VALIDATE,
 )
-from torchperfd.steps.step_series import NO_KIND, DeviceTime
 
 
 class Device:

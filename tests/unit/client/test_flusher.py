@@ -13,9 +13,10 @@ from tests.unit.client.training import calls, loader, tiny_model, train
 import torchperfd.link.flusher
 from torchperfd.events import codes
 from torchperfd.link.outbox import WATCHED_S, FlushState, NextFlush, flush_interval, next_flush
+from torchperfd.steps.device_times import DeviceTime
 from torchperfd.steps.phases import DATA, TRAIN, VALIDATE, StepBatch
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_series import DeviceTime, Pace
+from torchperfd.steps.step_series import Pace
 from torchperfd.v1 import session_pb2
 
 

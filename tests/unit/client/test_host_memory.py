@@ -8,7 +8,7 @@ import pytest
 
 from torchperfd.model.host_memory import MAX_COURSE, HostMemory, MemoryReader, read_host_memory
 from torchperfd.model.totals import PhaseTotals
-from torchperfd.report import RankReport, run_document
+from torchperfd.report.rank import RankReport, run_document
 from torchperfd.steps.phases import BACKWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals
 from torchperfd_cli.commands._run_overview import read_overview

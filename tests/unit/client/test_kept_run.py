@@ -17,7 +17,7 @@ from torchperfd.launch.earlier_runs import SLOWER, UNSEEN, compare_with_baseline
 from torchperfd.launch.options import KeepingOptions
 from torchperfd.launch.run_report import ReportWriter, add_facts
 from torchperfd.launch.script import Terminated
-from torchperfd.report import run_document
+from torchperfd.report.rank import run_document
 from torchperfd.report.record import NoSuchRunError, read_record
 from torchperfd.report.store import RunStore
 

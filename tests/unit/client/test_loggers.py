@@ -12,7 +12,7 @@ from torchperfd.loggers import Logger
 from torchperfd.loggers.outputs import Sender, measures
 from torchperfd.model.card import CauseCard, VerdictCard
 from torchperfd.model.totals import CudaMemory
-from torchperfd.report import RankReport
+from torchperfd.report.rank import RankReport
 from torchperfd.safety.logs import Faults
 from torchperfd.steps.phases import DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals

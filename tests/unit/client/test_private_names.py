@@ -106,8 +106,8 @@ NEWER = {"_FrameAction", "_FrameExecStrategy"} - {*dir(torch._C._dynamo.eval_fra
 if VERSION <= (2, 4):
     NEWER.add("_apply")  # Its module is not imported there unless the script does that.
 
-OURS = {"_fields", "_Counter"}
-"""Private names that are not torch's: of named tuples, and our own."""
+OURS = {"_fields", "_children", "_thread", "_Counter", "_original"}
+"""Private names that are not torch's: of named tuples and Python's modules, and our own."""
 
 
 @pytest.fixture(scope="module")

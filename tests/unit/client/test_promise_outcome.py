@@ -16,9 +16,9 @@ from torchperfd.launch import earlier_runs
 from torchperfd.launch.earlier_runs import EarlierRuns, settings_of, source_document
 from torchperfd.launch.options import KeepingOptions
 from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd.report import RankReport
 from torchperfd.report.previous_runs import outcome_of
 from torchperfd.report.promise import MINUS, PromiseOutcome, promises_of, short_fix
+from torchperfd.report.rank import RankReport
 from torchperfd.report.record import RunRecord, record_of
 from torchperfd.report.store import MAX_HEADS, RunStore
 from torchperfd.steps.phases import PhaseNames

@@ -12,8 +12,8 @@ from torchperfd.model.formatting import duration
 from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
-from torchperfd.report import RankReport, run_document
 from torchperfd.report.overview import overview
+from torchperfd.report.rank import RankReport, run_document
 from torchperfd.report.record import RunFileError
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals

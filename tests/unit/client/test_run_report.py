@@ -16,8 +16,8 @@ from torchperfd.model.formatting import duration, size
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.source_lines import InputStages, SyncWait
 from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
-from torchperfd.report import RankReport, run_document
 from torchperfd.report.phase_table import rate
+from torchperfd.report.rank import RankReport, run_document
 from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals
 

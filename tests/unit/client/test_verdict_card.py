@@ -13,9 +13,9 @@ from torchperfd.launch.script import Script
 from torchperfd.model.card import VerdictCard, card_of, unknown_card
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.model.totals import CudaMemory, PhaseTotals
-from torchperfd.report import RankReport
 from torchperfd.report.ending import Ending, explain_error
 from torchperfd.report.promise import CHANGED, PromiseOutcome
+from torchperfd.report.rank import RankReport
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, ZERO_GRAD, PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals
 from torchperfd.v1 import control_pb2, session_pb2

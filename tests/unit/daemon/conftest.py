@@ -10,7 +10,7 @@ import pytest
 from tests.support.commands import Run, runner, with_socket
 from tests.support.served import Served, serving_from_a_thread
 
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.catalog import Catalog
 
 LIMIT_S = 120
 """How long a coroutine may take; reached by failing tests only."""

@@ -10,24 +10,19 @@ from typing import cast
 
 import grpc
 
-from torchperfd_daemon.captures import Catalog, Coordinator, Participant, RankFacts
-from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.captures.rank_attempts import Ack, Result, failure
-from torchperfd_daemon.fleet import (
-    Address,
-    AuthInterceptor,
-    Credentials,
-    FanOut,
-    FleetService,
-    FleetView,
-    Peers,
-    listen,
-    read_credentials,
-)
-from torchperfd_daemon.fleet.peers import Static
-from torchperfd_daemon.service import SessionService
-from torchperfd_daemon.stacks import Outcome, RankStacks
-from torchperfd_daemon.store import Rank, RankIdentity, State, Store
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
+from torchperfd_daemon.captures.rank_attempts import Ack, Participant, Result, failure
+from torchperfd_daemon.fleet.credentials import Address, Credentials, read_credentials
+from torchperfd_daemon.fleet.peers import Peers, Static
+from torchperfd_daemon.fleet.service import FleetService
+from torchperfd_daemon.fleet.transport import AuthInterceptor, FanOut, listen
+from torchperfd_daemon.fleet.view import FleetView
+from torchperfd_daemon.service.session import SessionService
+from torchperfd_daemon.stacks.model import Outcome, RankStacks
+from torchperfd_daemon.store.model import RankIdentity, State
+from torchperfd_daemon.store.store import Rank, Store
 
 RUN = "job"
 GIVE_UP_S = 60

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from tests.support.served import Served, serving, short_directory, with_fixtures_of
 
 from torchperfd_daemon.captures.analysis_child import ChildFiles
-from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.page import MetricsPage
 from torchperfd_daemon.web.access import PageToken, Parts
 from torchperfd_daemon.web.api import Api
 from torchperfd_daemon.web.app import build_app

@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
 
 BASE = 1_700_000_000.0
 """When the first of them was asked for; Unix seconds."""

@@ -3,16 +3,9 @@
 import random
 from array import array
 
-from torchperfd_daemon.store import (
-    GcTotals,
-    KindTotal,
-    PhaseTotals,
-    RankIdentity,
-    State,
-    StepColumns,
-    Store,
-    Totals,
-)
+from torchperfd.model.totals import GcTotals, PhaseTotals
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store.store import Store
 
 RANKS = 4
 STEPS = 64

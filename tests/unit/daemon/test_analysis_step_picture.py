@@ -12,7 +12,7 @@ from torchperfd_cli.commands._traces import capture_facts
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.callers import is_library
 from torchperfd_daemon.analysis.picture import StepPicture
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.catalog import Catalog
 
 
 def step_of(events: list[str]) -> StepPicture:

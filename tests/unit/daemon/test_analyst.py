@@ -15,18 +15,11 @@ from tests.support.served import GIVE_UP_S
 from tests.unit.daemon import kept
 from tests.unit.daemon.traces import document, event
 
-from torchperfd_daemon.captures import (
-    AnalysisCounts,
-    Analyst,
-    CaptureRecord,
-    CaptureState,
-    Catalog,
-    RankShares,
-    RankTrace,
-    low_priority,
-)
+from torchperfd_daemon.captures import low_priority
 from torchperfd_daemon.captures.analysis_child import ChildFiles
-from torchperfd_daemon.captures.analyst import command_for
+from torchperfd_daemon.captures.analyst import AnalysisCounts, Analyst, RankShares, command_for
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
 from torchperfd_daemon.errors import TorchperfdError
 
 ADA = USERS[0]

@@ -12,7 +12,9 @@ from torchperfd.steps.phases import TRAIN, PhaseNames, StepBatch
 from torchperfd.steps.step_series import Arrivals
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.store import Arrival, ArrivalColumns, ArrivalHistory, RankIdentity, Store
+from torchperfd_daemon.store.history import Arrival, ArrivalHistory
+from torchperfd_daemon.store.model import ArrivalColumns, RankIdentity
+from torchperfd_daemon.store.store import Store
 
 INDEX, KIND, START, DURATION, SAMPLES = (memoryview(array("q", [value])) for value in (7, TRAIN, 1000, 50, 0))
 STEP = StepBatch(INDEX, KIND, START, DURATION, SAMPLES, {}, total_ns=50, squares=2500.0, total_samples=0)

@@ -9,9 +9,12 @@ from tests.support.served import GIVE_UP_S
 from tests.support.values import some
 from tests.unit.daemon.test_coordinator import FIVE, CapturingNode, Rank, done, failed, ready
 
-from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, When
-from torchperfd_daemon.captures.manifest import CaptureRecord
+from torchperfd_daemon.captures.attempt import Progress, When
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.captures.rank_attempts import Result
+from torchperfd_daemon.captures.retention import Quota
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.untrusted_files import decode_clean
 

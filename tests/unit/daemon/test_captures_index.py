@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.kept import BASE, add, ids, settle
 
-from torchperfd_daemon.captures import CaptureState, Catalog, Query, folder, index
-from torchperfd_daemon.captures.index import FILE, FOLDER
+from torchperfd_daemon.captures import folder, index
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.index import FILE, FOLDER, Query
+from torchperfd_daemon.captures.manifest import CaptureState
 from torchperfd_daemon.errors import TorchperfdError
 
 
@@ -247,7 +249,7 @@ def test_several_processes_may_make_the_index_at_once(catalog: Catalog) -> None:
     for number in range(30):
         add(catalog, f"c{number:02}")
     code = (
-        "import sys; from pathlib import Path; from torchperfd_daemon.captures import Catalog\n"
+        "import sys; from pathlib import Path; from torchperfd_daemon.captures.catalog import Catalog\n"
         "print(Catalog(Path(sys.argv[1])).list().total)"
     )
     listings = [
@@ -266,7 +268,10 @@ def test_a_directory_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 FULL_DISK = """
 import json, os, sys
 from pathlib import Path
-from torchperfd_daemon.captures import Catalog, CaptureRecord, CaptureState, RetentionWorker, Quota, RankTrace
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
+from torchperfd_daemon.captures.retention_worker import RetentionWorker
+from torchperfd_daemon.captures.retention import Quota
 from torchperfd_daemon.errors import DiskFullError, TorchperfdError
 base = Path(sys.argv[1])
 said = {}

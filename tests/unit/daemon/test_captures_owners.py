@@ -10,20 +10,15 @@ from hypothesis import strategies as st
 from tests.support.values import some
 from tests.unit.daemon.kept import BASE, add, ids, settle
 
-from torchperfd_daemon.captures import (
-    Catalog,
-    Coordinator,
-    Destination,
-    Quota,
-    RankFacts,
-    RetentionWorker,
-    Upload,
-    Uploader,
-    folder,
-    manifest,
-)
+from torchperfd_daemon.captures import folder, manifest
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.destination import Destination
+from torchperfd_daemon.captures.manifest import RankFacts, Upload
 from torchperfd_daemon.captures.rank_attempts import Result
-from torchperfd_daemon.captures.retention import Kept, plan
+from torchperfd_daemon.captures.retention import Kept, Quota, plan
+from torchperfd_daemon.captures.retention_worker import RetentionWorker
+from torchperfd_daemon.captures.uploader import Uploader
 from torchperfd_daemon.errors import TorchperfdError
 
 SERVICE, ALICE, MALLORY = 61_184, 61_185, 61_186

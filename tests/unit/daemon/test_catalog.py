@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RankTrace
-from torchperfd_daemon.captures.manifest import CaptureOptions, first_reason, overall_state
-from torchperfd_daemon.captures.retention import delete_tree
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import (
+    CaptureOptions,
+    CaptureRecord,
+    CaptureState,
+    RankTrace,
+    first_reason,
+    overall_state,
+)
+from torchperfd_daemon.captures.retention import Quota, delete_tree
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.untrusted_files import decode_clean
 

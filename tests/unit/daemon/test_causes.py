@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
 from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
-from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.verdicts import rank_causes
 
 STEP = 0.1
 

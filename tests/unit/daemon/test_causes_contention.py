@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.values import some
 
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, rank_causes
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdicts import rank_causes
 
 
 def alone(queued: float, collected: float = 0.0, **phases: float) -> RankEvidence:

@@ -19,7 +19,8 @@ from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.rank_process import ChangedUsersError, check_running, describe_wait
 from torchperfd_daemon.service.rank_session import Session, UserWatch
 from torchperfd_daemon.service.stuck_rank_stacks import read_stacks_by_py_spy, request_stacks_by_signal
-from torchperfd_daemon.store import Rank, RankIdentity
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Rank
 
 SET_USER_ID = "1000 0 0 0"
 

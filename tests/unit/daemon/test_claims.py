@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tests.unit.daemon.test_observer import Watched
 
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, diagnose
 from torchperfd_daemon.diagnosis.claims import limit_claim
-from torchperfd_daemon.diagnosis.evidence import blocked_seconds
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, blocked_seconds
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdicts import diagnose
 
 HEALTHY = Verdict(Cause.NONE, "bert", "", None, "", "nothing stands out", 0.0, "torchperfd capture")
 STEP = 0.1

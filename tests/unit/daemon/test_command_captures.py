@@ -12,8 +12,9 @@ import pytest
 from tests.support.commands import Run, runner
 
 from torchperfd_cli import main
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.destination import write_upload_marker
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
 
 
 @pytest.fixture

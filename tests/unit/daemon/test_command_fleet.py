@@ -19,23 +19,20 @@ from tests.support.served import GIVE_UP_S, from_a_thread
 from tests.unit.daemon.fleet_nodes import PlayedSessions
 from tests.unit.daemon.live_runs import train
 
-from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.config.options import ServeSettings
-from torchperfd_daemon.fleet import (
-    Address,
-    AuthInterceptor,
-    Credentials,
-    FanOut,
-    FleetService,
-    FleetView,
-    Peers,
-    listen,
-)
-from torchperfd_daemon.fleet.peers import Static
+from torchperfd_daemon.fleet.credentials import Address, Credentials
+from torchperfd_daemon.fleet.peers import Peers, Static
+from torchperfd_daemon.fleet.service import FleetService
+from torchperfd_daemon.fleet.transport import AuthInterceptor, FanOut, listen
+from torchperfd_daemon.fleet.view import FleetView
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
-from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.service.control import ControlService
 from torchperfd_daemon.service.permissions import Permissions
-from torchperfd_daemon.store import RankIdentity, Store
+from torchperfd_daemon.service.session import Node, SessionService
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Store
 
 
 @dataclass

@@ -25,7 +25,8 @@ from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service.rank_session import Session
-from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store.store import Rank
 
 
 class Trained(Session):

@@ -25,9 +25,10 @@ from torchperfd_cli.commands._output import NO_RUNS
 from torchperfd_cli.commands._top_screen import draw
 from torchperfd_cli.commands._top_state import Frame
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.service import node_survey
-from torchperfd_daemon.store import RankIdentity, StepColumns, Store
+from torchperfd_daemon.store.model import RankIdentity, StepColumns
+from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.live import behind_text
 

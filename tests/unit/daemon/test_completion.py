@@ -17,7 +17,7 @@ from torchperfd.report.store import RunStore
 from torchperfd.v1 import control_pb2
 from torchperfd_cli import main
 from torchperfd_cli.commands import _daemon
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.errors import DaemonUnreachableError
 
 CAPTURES = ("20261127-165610-645ff7", "20261127-165810-0a5ff7")

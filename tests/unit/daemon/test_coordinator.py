@@ -14,10 +14,13 @@ from tests.support.values import some
 from torchperfd.model.messages import unpack
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.v1 import session_pb2
-from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, RankFacts, attempt
-from torchperfd_daemon.captures.attempt import start_step
-from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures import attempt
+from torchperfd_daemon.captures.attempt import Progress, start_step
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
+from torchperfd_daemon.captures.retention import Quota
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 FIVE = CaptureOptions(steps=5)

@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from tests.unit.daemon.kept import BASE, add, ids
 
 from torchperfd_cli.main import cli
-from torchperfd_daemon.captures import Analyst, Catalog, Quota, RetentionWorker, folder, manifest
+from torchperfd_daemon.captures import folder, manifest
+from torchperfd_daemon.captures.analyst import Analyst
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.index import FILE, FOLDER
+from torchperfd_daemon.captures.retention import Quota
+from torchperfd_daemon.captures.retention_worker import RetentionWorker
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.store import GoodputStore, packed
 from torchperfd_daemon.goodput.totals import GoodputTotals

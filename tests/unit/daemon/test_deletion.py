@@ -9,8 +9,9 @@ import pytest
 from tests.as_user import USERS
 from tests.unit.daemon.kept import BASE, add, ids, settle
 
-from torchperfd_daemon.captures import Catalog, Quota, RetentionWorker
-from torchperfd_daemon.captures.retention import delete_tree
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.retention import Quota, delete_tree
+from torchperfd_daemon.captures.retention_worker import RetentionWorker
 
 BOB = USERS[1]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")

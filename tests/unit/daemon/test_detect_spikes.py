@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.values import some
 
-from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect.trends import SpikeDetector, find_period
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.observer.slowdown import PeriodicityTracker
-from torchperfd_daemon.store import StepColumns
+from torchperfd_daemon.store.model import StepColumns
 
 
 def feed(detector: SpikeDetector, steps: int, period: int, phase: str, seed: int = 0) -> SpikeDetector:

@@ -12,7 +12,7 @@ from tests.support.values import some
 
 from torchperfd_daemon.diagnosis.detect.robust_statistics import CAPACITY, Reservoir
 from torchperfd_daemon.diagnosis.detect.trends import GrowthDetector, RegressionDetector, theil_sen
-from torchperfd_daemon.observer.rank_window import StepGrowth
+from torchperfd_daemon.observer.step_changes import StepGrowth
 
 GB = 1e9
 

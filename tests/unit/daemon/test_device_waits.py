@@ -12,15 +12,15 @@ from torchperfd.document.blocks import Document
 from torchperfd.document.terminal import render
 from torchperfd.v1 import control_pb2, fleet_pb2
 from torchperfd_cli.commands import ranks, whatif
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.evidence import compare
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.translate import judge_all
 from torchperfd_daemon.fleet.transport import PeerError
 from torchperfd_daemon.service import node_survey
-from torchperfd_daemon.store import Rank
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.views import live as _view
 
 SLOW = 3

@@ -6,7 +6,9 @@ from dataclasses import asdict, replace
 import pytest
 from tests.support.golden import check_golden
 
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, diagnose
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdicts import diagnose
 
 
 def mean_step(rank: int, data: float, step: float = 0.1, steps: int = 50, **phases: float) -> RankEvidence:

@@ -17,7 +17,7 @@ from tests.support.served import Served, control, with_daemon
 from tests.unit.daemon.kept import add
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.service import caller_captures
 
 HUGE = "x" * 10_000_000

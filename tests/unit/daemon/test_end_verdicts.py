@@ -12,7 +12,8 @@ from torchperfd_daemon.server.lifecycle import Lifetime
 from torchperfd_daemon.service.node_survey import EndVerdicts, note_unseen
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.targets import PeerDirectory
-from torchperfd_daemon.store import Rank, RankIdentity
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Rank
 
 RIGHTS = cast("Any", type("All", (), {"redact_verdict": None, "may_command": None}))()
 SLOW = control_pb2.Verdict(cause="slow rank", run="both", rank=3, evidence="late", summary="slow rank · late")

@@ -14,7 +14,8 @@ from torchperfd_daemon.service.translate_diagnosis import (
     run_verdict_to_message,
     verdict_to_message,
 )
-from torchperfd_daemon.store import RankIdentity, StepColumns, Store
+from torchperfd_daemon.store.model import RankIdentity, StepColumns
+from torchperfd_daemon.store.store import Store
 
 
 def verdict_on(cause: Cause) -> Verdict:

@@ -13,9 +13,10 @@ from tests.support.values import some
 from tests.unit.daemon.fleet_nodes import RUN, PlayedNode, PlayedRank, asking, may_all, none_here, start_node
 
 from torchperfd.v1 import contract, fleet_pb2, fleet_pb2_grpc, session_pb2
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Coordinator
-from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.fleet import Address, FleetView
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureRecord, CaptureState
+from torchperfd_daemon.fleet.credentials import Address
+from torchperfd_daemon.fleet.view import FleetView
 from torchperfd_daemon.service.message_receiver import CommandHandler
 
 ID = "20260101-000000-abcdef"

@@ -7,8 +7,7 @@ import pytest
 from tests.unit.daemon.fleet_nodes import asking, certificates, may_all, start_node
 
 from torchperfd_daemon.errors import TorchperfdError, UsageError
-from torchperfd_daemon.fleet import Credentials
-from torchperfd_daemon.fleet.credentials import parse_tokens, read_credentials
+from torchperfd_daemon.fleet.credentials import Credentials, parse_tokens, read_credentials
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 OLD_TOKEN = "fedcba9876543210fedcba9876543210"

@@ -23,7 +23,8 @@ from torchperfd_daemon.fleet.peers import (
     parse_peers,
     parse_targets,
 )
-from torchperfd_daemon.store import ProcessKey, Rank, RankIdentity
+from torchperfd_daemon.store.model import ProcessKey, RankIdentity
+from torchperfd_daemon.store.store import Rank
 
 LITERAL = st.text("abcxyz._", min_size=1, max_size=4)
 RANGE = st.tuples(st.integers(0, 30), st.integers(0, 4), st.integers(1, 3))

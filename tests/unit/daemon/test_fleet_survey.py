@@ -20,18 +20,23 @@ from tests.unit.daemon.live_runs import STEPS, train
 
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
-from torchperfd_daemon.captures import Catalog, Coordinator
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.detect import find_stragglers
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.diagnosis.detect.straggler import find_stragglers
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.fleet import Address, AuthInterceptor, Credentials, FleetService, listen
 from torchperfd_daemon.fleet import translate as fleet_translate
+from torchperfd_daemon.fleet.credentials import Address, Credentials
+from torchperfd_daemon.fleet.service import FleetService
 from torchperfd_daemon.fleet.translate import shown_verdicts
-from torchperfd_daemon.fleet.transport import PeerError
+from torchperfd_daemon.fleet.transport import AuthInterceptor, PeerError, listen
 from torchperfd_daemon.rpc.callers import Caller
-from torchperfd_daemon.service import SessionService, node_survey, translate
+from torchperfd_daemon.service import node_survey, translate
 from torchperfd_daemon.service.permissions import Rights
-from torchperfd_daemon.store import HISTORY_STEPS, RankIdentity, StepColumns, Store
+from torchperfd_daemon.service.session import SessionService
+from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import RankIdentity, StepColumns
+from torchperfd_daemon.store.store import Store
 
 RUN = "bert-17"
 ADA, BOB = 61_001, 61_002

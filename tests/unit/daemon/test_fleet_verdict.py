@@ -15,8 +15,8 @@ from tests.support.values import some
 from torchperfd.document.terminal import render
 from torchperfd.model.step_account import PartKind
 from torchperfd_cli.commands import diagnose
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service import translate_diagnosis
 

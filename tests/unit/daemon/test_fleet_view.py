@@ -13,10 +13,17 @@ from tests.unit.daemon.fleet_nodes import RUN, asking, certificates, may_all, no
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
-from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetView, check_listening, read_credentials
-from torchperfd_daemon.fleet.credentials import parse_tokens
+from torchperfd_daemon.fleet.credentials import (
+    Address,
+    Credentials,
+    check_listening,
+    parse_tokens,
+    read_credentials,
+)
 from torchperfd_daemon.fleet.peers import Dns
 from torchperfd_daemon.fleet.relay import ClockOffset, Exchange
+from torchperfd_daemon.fleet.transport import FanOut
+from torchperfd_daemon.fleet.view import FleetView
 from torchperfd_daemon.views.documents import builds_text
 
 TOKEN = "0123456789abcdef0123456789abcdef"

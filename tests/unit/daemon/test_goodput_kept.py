@@ -15,31 +15,16 @@ from tests.support.served import Served, with_daemon
 from tests.support.values import some
 
 from torchperfd.document.terminal import render
+from torchperfd.model.totals import CudaMemory, PhaseTotals
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.collectors.process import RankProcess
-from torchperfd_daemon.goodput import (
-    Bucket,
-    GoodputStore,
-    GoodputTotals,
-    GoodputTracker,
-    RankGoodput,
-    RunGoodput,
-    by_run,
-)
-from torchperfd_daemon.goodput.store import Clocks, packed
-from torchperfd_daemon.goodput.tracker import Exit, ExitOf, exit_of
+from torchperfd_daemon.goodput.store import Clocks, GoodputStore, packed
+from torchperfd_daemon.goodput.totals import Bucket, GoodputTotals, RankGoodput, RunGoodput, by_run
+from torchperfd_daemon.goodput.tracker import Exit, ExitOf, GoodputTracker, exit_of
 from torchperfd_daemon.metrics.page import goodput_metrics
 from torchperfd_daemon.service import translate_account
-from torchperfd_daemon.store import (
-    CudaMemory,
-    KindTotal,
-    PhaseTotals,
-    Rank,
-    RankIdentity,
-    State,
-    Store,
-    Totals,
-)
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, Totals
+from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.views.documents import goodput_document, to_dict
 
 S = 1_000_000_000

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.goodput import Bucket, Claims, GoodputTotals
 from torchperfd_daemon.goodput.store import packed
-from torchperfd_daemon.store import State
+from torchperfd_daemon.goodput.totals import Bucket, Claims, GoodputTotals
+from torchperfd_daemon.store.model import State
 
 S = 1_000_000_000
 T = 1_700_000_000 * S

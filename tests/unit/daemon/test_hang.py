@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.values import some
 
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.detect import Stall
+from torchperfd.model.process import GroupProgress
+from torchperfd_daemon.diagnosis.detect.straggler import Stall
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.observer.stragglers import find_culprit
-from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread, merge
-from torchperfd_daemon.stacks.merge import Missed, culprits, missed
+from torchperfd_daemon.stacks.merge import Missed, culprits, merge, missed
+from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.stacks.report import sentence
 
 LIBRARY = "/x/site-packages/torch/"

@@ -13,9 +13,10 @@ from tests.unit.daemon.http_api import OWNER, TOKEN, Page, with_page
 from tests.unit.daemon.kept import add
 from tests.unit.daemon.live_runs import NOW, RANKS, STEPS, train
 
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.store import RankIdentity, State, StepColumns, p50_and_p95
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.metrics.page import MetricsPage
+from torchperfd_daemon.store.model import RankIdentity, State, StepColumns
+from torchperfd_daemon.store.store import p50_and_p95
 from torchperfd_daemon.views import live
 from torchperfd_daemon.web.access import Access, Reader
 from torchperfd_daemon.web.app import build_app

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from tests.support.values import some
 
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RankTrace
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
+from torchperfd_daemon.captures.retention import Quota
 from torchperfd_daemon.errors import DiskFullError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.service.handover import Sender, take
 

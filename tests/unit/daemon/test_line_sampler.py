@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from tests.support.values import some
 
-from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.observer.line_sampler import AGAIN_AFTER_S, BETWEEN_S, MAX_SAMPLES, LineSampler
-from torchperfd_daemon.stacks import Frame, Thread
-from torchperfd_daemon.store import Rank, RankIdentity
+from torchperfd_daemon.stacks.model import Frame, Thread
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Rank
 
 TORCH = "/env/lib/python3.11/site-packages/torch/utils/data"
 LOOP = Frame(f"{TORCH}/_utils/worker.py", 374, "_worker_loop", "fetch")

@@ -17,13 +17,15 @@ from torchperfd.model.loader_workers import (
 )
 from torchperfd.model.process import CpuBinding
 from torchperfd.model.source_lines import InputStages
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, diagnose, rank_causes
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.remedies import (
     RuleCounsel,
     contention_remedy,
     loader_remedy,
     without_fewer_workers,
 )
+from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.verdicts import diagnose, rank_causes
 
 MS = 1e-3
 COST = WorkerCost(0.2 * MS, 0.2 * MS, 0.2e-9, 0.2 * MS, 0.15 * MS, 0.5e-9)

@@ -3,7 +3,8 @@
 import pytest
 from tests.support.values import some
 
-from torchperfd_daemon.stacks import Frame, Loading, Part, Stage, Thread, host_part, loading, script_lines
+from torchperfd_daemon.stacks.activity import Loading, Part, Stage, host_part, loading, script_lines
+from torchperfd_daemon.stacks.model import Frame, Thread
 
 TORCH = "/env/lib/python3.11/site-packages/torch/utils/data"
 MODULE = Frame("/job/train.py", 90, "<module>")

@@ -24,14 +24,12 @@ from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.process import HookState
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.model.step_account import Account, Part, PartKind
+from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd_daemon.background import WorkerHealth
-from torchperfd_daemon.captures import (
-    AnalysisCounts,
-    CaptureCounts,
-    RankShares,
-    RetentionCounts,
-    UploadCounts,
-)
+from torchperfd_daemon.captures.analyst import AnalysisCounts, RankShares
+from torchperfd_daemon.captures.coordinator import CaptureCounts
+from torchperfd_daemon.captures.retention_worker import RetentionCounts
+from torchperfd_daemon.captures.uploader import UploadCounts
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
 from torchperfd_daemon.collectors.gpu_readings import FAMILIES, GpuCollector, GpuReading
@@ -44,10 +42,11 @@ from torchperfd_daemon.collectors.node import (
 )
 from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
 from torchperfd_daemon.collectors.procfs import parse_stat, read
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.goodput import Bucket
-from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.goodput.totals import Bucket
 from torchperfd_daemon.metrics.page import (
+    CONTENT_TYPES,
+    MetricsPage,
     SeriesCap,
     analysis_metrics,
     background_metrics,
@@ -60,19 +59,10 @@ from torchperfd_daemon.metrics.page import (
     upload_metrics,
 )
 from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
-from torchperfd_daemon.observer import Observer
+from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.ownership import Owner
-from torchperfd_daemon.store import (
-    CudaMemory,
-    GcTotals,
-    KindTotal,
-    PhaseTotals,
-    RankIdentity,
-    State,
-    StepColumns,
-    Store,
-    Totals,
-)
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.triggers.rules import Result
 
 FORBIDDEN_LABELS = {"job", "instance", "pod", "namespace", "container", "pid"}

@@ -16,10 +16,11 @@ from tests.metric_names import METRICS, unknown
 from tests.support.node import ROOT, eventually, free_port
 
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.page import MetricsPage
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.ownership import Owner
-from torchperfd_daemon.store import KindTotal, RankIdentity, Store, Totals
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, Totals
+from torchperfd_daemon.store.store import Store
 
 DOC: Final = (ROOT / "docs" / "metrics.md").read_text()
 JOINS: Final = dict(re.findall(r"^### (.+?)\n.*?```promql\n(.+?)```", DOC, re.MULTILINE | re.DOTALL))

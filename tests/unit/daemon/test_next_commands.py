@@ -14,21 +14,21 @@ from tests.support.values import some
 
 from torchperfd.launch.run_report import closing_card
 from torchperfd.model.card import CauseCard, VerdictCard, card_of
-from torchperfd.model.totals import PhaseTotals
+from torchperfd.model.totals import CudaMemory, PhaseTotals
 from torchperfd.model.verdict_document import verdict_to_document
-from torchperfd.report import RankReport
+from torchperfd.report.rank import RankReport
 from torchperfd.steps.phases import FORWARD, PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import PHASES
 from torchperfd_cli.commands import diagnose
 from torchperfd_cli.main import cli, run_command
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.verdict import next_command
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service.translate_diagnosis import run_verdict_to_message
-from torchperfd_daemon.store import CudaMemory, Rank, RankIdentity, State, Store
-from torchperfd_daemon.store import Totals as StoredTotals
+from torchperfd_daemon.store.model import RankIdentity, State
+from torchperfd_daemon.store.model import Totals as StoredTotals
+from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.past_runs import PastRuns
 

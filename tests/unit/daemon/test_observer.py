@@ -13,15 +13,16 @@ from tests.support.values import some
 
 from torchperfd.model.formatting import duration
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.detect import OnsetDetector
+from torchperfd_daemon.diagnosis.detect.onset import OnsetDetector
 from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS, WINDOW_SAMPLES
 from torchperfd_daemon.diagnosis.remedies import fix_of
-from torchperfd_daemon.observer import Observer
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.observer.run_watch import why_first
 from torchperfd_daemon.service.translate import rank_status_to_message
-from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
-from torchperfd_daemon.store import Rank, State, Store
+from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread
+from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.views import live as _view
 
 RUN = "streamed"
@@ -308,7 +309,7 @@ def test_what_comes_every_so_many_steps_is_in_the_evidence() -> None:
 
 
 def test_what_becomes_slower_bit_by_bit_is_unknown_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchperfd_daemon.diagnosis.detect.OnsetDetector.observe", lambda *_: None)
+    monkeypatch.setattr("torchperfd_daemon.diagnosis.detect.onset.OnsetDetector.observe", lambda *_: None)
     watched = Watched(ranks=2)
     reported = watched.train(150)
     began = watched.job.step

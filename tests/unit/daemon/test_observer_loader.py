@@ -13,12 +13,15 @@ from tests.support.values import some
 from tests.unit.daemon.test_observer import RUN, Watched
 
 from torchperfd.model.loader_workers import LoaderFacts
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer import LineSampler, Observer, observer
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.observer import observer
+from torchperfd_daemon.observer.line_sampler import LineSampler
 from torchperfd_daemon.observer.mean_step import loader_advice_of, verdict_on_mean_step
+from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.service.node_survey import verdict_on
-from torchperfd_daemon.stacks import Frame, Thread
-from torchperfd_daemon.store import Rank, State, Store
+from torchperfd_daemon.stacks.model import Frame, Thread
+from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.store import Rank, Store
 
 
 class Loading(Watched):

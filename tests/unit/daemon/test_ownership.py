@@ -25,7 +25,7 @@ from torchperfd_daemon.ownership import (
     job_of_cgroup,
     pod_of_cgroup,
 )
-from torchperfd_daemon.store import RankIdentity
+from torchperfd_daemon.store.model import RankIdentity
 
 NAMESPACE = 4026531836
 POD = "0d2cd4a6-5d7b-4b7e-9c1b-0123456789ab"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tests.unit.daemon.test_damaged_files import BAD_BYTES, ODD_FILES
 
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.store import RankIdentity, State, StepColumns, Store
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.store.model import RankIdentity, State, StepColumns
+from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.past_runs import MAX_FINISHED, MAX_MARKS, PastRuns
 from torchperfd_daemon.web.run_rows import MAX_RUNS_FILE_BYTES, RunsFile

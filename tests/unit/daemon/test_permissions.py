@@ -10,11 +10,12 @@ from tests.support.served import RankStream, Served, control, hello, with_daemon
 
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, UsageError
 from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.permissions import Permissions, Rights, group_id
-from torchperfd_daemon.store import RankIdentity, Store
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Store
 
 CAPTURE = "20260726-101502-3fa1c2"
 ADA, BOB, ADMINS = 61_001, 61_002, 61_009

@@ -9,9 +9,11 @@ from tests.unit.daemon.test_observer import RUN, Watched
 from torchperfd.document.terminal import render
 from torchperfd.model.process import Coordinate
 from torchperfd_cli.commands import ranks, whatif
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, rank_causes
-from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork, find_stragglers
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.predictions import Removed
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdicts import rank_causes
 from torchperfd_daemon.fleet.translate import judge_all
 from torchperfd_daemon.store.model import PARALLELISM_KINDS, coordinates_text, parallelism_kind, rank_in
 from torchperfd_daemon.views import live as _view

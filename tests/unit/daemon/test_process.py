@@ -17,7 +17,8 @@ from torchperfd_daemon.collectors.cgroup import CgroupCollector, Limits, read_li
 from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
 from torchperfd_daemon.goodput.tracker import process_of
 from torchperfd_daemon.service.rank_process import GoneError, StoppedError, check_running
-from torchperfd_daemon.store import RankIdentity, Store
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Store
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")

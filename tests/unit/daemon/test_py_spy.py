@@ -18,7 +18,7 @@ from tests.unit.daemon.processes import HERE, process, start_ticks
 
 from torchperfd_daemon.service.rank_process import GoneError, UnreachableError
 from torchperfd_daemon.service.stuck_rank_stacks import find_program, read_stacks_by_py_spy
-from torchperfd_daemon.stacks import Frame, Thread, parse_py_spy
+from torchperfd_daemon.stacks.model import Frame, Thread, parse_py_spy
 
 HELD = """
 import ctypes, json, os, threading, time

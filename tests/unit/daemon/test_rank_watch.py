@@ -9,23 +9,15 @@ from hypothesis import strategies as st
 from tests.support.values import some
 
 from torchperfd.model.source_lines import SyncWait
+from torchperfd.model.totals import GcTotals, PhaseTotals
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
-from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.detect import StepTimes
-from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.detect.straggler import StepTimes
+from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES, RankEvidence
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.rank_watch import RankWatch
-from torchperfd_daemon.store import (
-    GcTotals,
-    KindTotal,
-    PhaseTotals,
-    RankIdentity,
-    State,
-    StepColumns,
-    Store,
-    Totals,
-)
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store.store import Store
 
 KEY = ("r", 0)
 NOTHING = NodeContext()

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.daemon.kept import BASE, add, disk_bytes, ids, settle
 
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RetentionWorker
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.folder import UNFINISHED_S
-from torchperfd_daemon.captures.retention import Kept, Reason, Removal, plan
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
+from torchperfd_daemon.captures.retention import Kept, Quota, Reason, Removal, plan
+from torchperfd_daemon.captures.retention_worker import RetentionWorker
 
 NOW = 1000.0
 KEPT = st.lists(

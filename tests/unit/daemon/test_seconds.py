@@ -6,16 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from torchperfd_daemon.service.translate_diagnosis import percentiles_to_messages as messages
-from torchperfd_daemon.store import (
-    KindTotal,
-    Rank,
-    RankIdentity,
-    SecondHistory,
-    StepColumns,
-    Store,
-    Totals,
-    p50_and_p95,
-)
+from torchperfd_daemon.store.history import SecondHistory
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, StepColumns, Totals
+from torchperfd_daemon.store.store import Rank, Store, p50_and_p95
 from torchperfd_daemon.views import history
 from torchperfd_daemon.views.history import RankPercentiles, StepPercentiles
 

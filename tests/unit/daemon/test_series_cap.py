@@ -14,12 +14,13 @@ from torchperfd.model.totals import CudaMemory as ClientCudaMemory
 from torchperfd.report.rank import rank_document
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import Totals
-from torchperfd_daemon.captures import CaptureCounts, RetentionCounts
+from torchperfd_daemon.captures.coordinator import CaptureCounts
+from torchperfd_daemon.captures.retention_worker import RetentionCounts
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.metrics.page import SeriesCap, by_age, own_metrics
+from torchperfd_daemon.metrics.page import MetricsPage, SeriesCap, by_age, own_metrics
 from torchperfd_daemon.metrics.training import TrainingMetrics
-from torchperfd_daemon.store import Rank, RankIdentity, StepColumns, Store
+from torchperfd_daemon.store.model import RankIdentity, StepColumns
+from torchperfd_daemon.store.store import Rank, Store
 
 Series = dict[tuple[str, str], int]
 

@@ -11,7 +11,7 @@ from tests.support.served import GIVE_UP_S, RankStream, Served, hello, steps_mes
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.store import State
+from torchperfd_daemon.store.model import State
 
 
 @with_daemon

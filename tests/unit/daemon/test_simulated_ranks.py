@@ -14,7 +14,8 @@ from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.stack_requests import choose
 from torchperfd_daemon.service.targets import Targets
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners, SimulatedRanks
-from torchperfd_daemon.store import Rank, RankIdentity, State, Store
+from torchperfd_daemon.store.model import RankIdentity, State
+from torchperfd_daemon.store.store import Rank, Store
 
 
 class Demo:

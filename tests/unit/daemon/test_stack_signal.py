@@ -21,7 +21,7 @@ from tests.unit.daemon.processes import HERE, process, start_ticks
 from torchperfd.v1 import contract
 from torchperfd_daemon.service.rank_process import GoneError, UnreachableError, describe_wait
 from torchperfd_daemon.service.stuck_rank_stacks import request_stacks_by_signal
-from torchperfd_daemon.stacks import Thread
+from torchperfd_daemon.stacks.model import Thread
 
 SIGNAL = signal.SIGRTMIN + 7
 

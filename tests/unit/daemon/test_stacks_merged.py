@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
 from torchperfd.document.terminal import render
-from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread, merge, parse_dump, tidy
 from torchperfd_daemon.stacks.activity import Kind, activity
+from torchperfd_daemon.stacks.merge import merge
+from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread, parse_dump, tidy
 from torchperfd_daemon.stacks.report import sentence, stacks_document, to_dict
 from torchperfd_daemon.text import ranks_text
 

@@ -9,14 +9,16 @@ from tests.support.commands import Run
 from tests.support.served import RankStream, Served, control, with_daemon
 from tests.unit.daemon.processes import HERE
 
+from torchperfd.model.process import GroupProgress
 from torchperfd.v1 import contract, control_pb2, session_pb2
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.service.rank_process import UnreachableError
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.stack_requests import Report, StackRequests
-from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread
-from torchperfd_daemon.store import Rank, RankIdentity
+from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Rank
 
 FORWARD = Thread(1, "MainThread", True, False, (Frame("/job/train.py", 41, "forward"),))
 PROGRESS = GroupProgress("0", "default_pg", 9, 9, "all_reduce", "4")

@@ -6,25 +6,17 @@ from dataclasses import replace
 import pytest
 from tests.support.values import some
 
+from torchperfd.model.totals import GcTotals, PhaseTotals
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import whatif
-from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.observer.mean_step import find_long_steps
 from torchperfd_daemon.service import node_survey, translate
 from torchperfd_daemon.service.node_survey import verdict_on
 from torchperfd_daemon.service.translate_diagnosis import LONG_STEPS_WORDS, run_verdict_to_message
-from torchperfd_daemon.store import (
-    MIN_PRESENT_STEPS,
-    GcTotals,
-    KindTotal,
-    PhaseTotals,
-    Rank,
-    RankIdentity,
-    StepColumns,
-    Store,
-    Totals,
-)
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, StepColumns, Totals
+from torchperfd_daemon.store.store import MIN_PRESENT_STEPS, Rank, Store
 from torchperfd_daemon.views import live as _view
 
 MS = 1_000_000

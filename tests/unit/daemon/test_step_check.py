@@ -10,10 +10,11 @@ import pytest
 from tests.support.clock import Clock
 from tests.support.values import some
 
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
 from torchperfd_daemon.server.workers import GIVE_UP_S, StepCheck, compare_steps
-from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, StepColumns, Store
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, StepColumns
+from torchperfd_daemon.store.store import Rank, Store
 
 RUN = "bert-17"
 FIRST, END = 100, 105

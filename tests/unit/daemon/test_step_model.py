@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.support.values import some
 
 from torchperfd.model.step_account import PartKind
-from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
-from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.edits import (
     as_peers,
     both,
@@ -22,9 +21,12 @@ from torchperfd_daemon.diagnosis.edits import (
     without_peaks,
     without_syncs,
 )
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.job import Job
 from torchperfd_daemon.diagnosis.step_model import ALONE, DEVICE, HOST, Float64, StepModel, replay
 from torchperfd_daemon.diagnosis.step_records import RankRecord, fit
+from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.verdicts import rank_causes
 
 STEPS: Final = 24
 WARM: Final = 8

@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 from tests.support.clock import Clock
 
 from torchperfd.model.process import HookState
-from torchperfd_daemon.store import (
-    HISTOGRAM_BOUNDS_S,
-    CudaMemory,
-    Histogram,
-    History,
-    KindTotal,
-    PhaseTotals,
-    RankIdentity,
-    StepColumns,
-    Store,
-    Totals,
-)
+from torchperfd.model.totals import CudaMemory, PhaseTotals
+from torchperfd_daemon.store.history import HISTOGRAM_BOUNDS_S, Histogram, History
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, StepColumns, Totals
+from torchperfd_daemon.store.store import Store
 
 
 def who(rank: int = 0, run: str = "bert", pid: int = 10, ticks: int = 1, **more: str) -> RankIdentity:

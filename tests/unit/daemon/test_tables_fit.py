@@ -15,7 +15,7 @@ from torchperfd.v1 import control_pb2
 from torchperfd_cli import main
 from torchperfd_cli.commands import diagnose
 from torchperfd_cli.commands._capture_progress import conclude
-from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis.verdict import Cause
 
 # A number with three decimals, as tables have it.
 NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*\.\d{3}(?![\w.,]*\w)")

@@ -19,13 +19,14 @@ from torchperfd.report.store import RunStore
 from torchperfd.v1 import control_pb2
 from torchperfd_cli import main
 from torchperfd_cli.commands._output import fitted_phases
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.destination import write_upload_marker
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
 from torchperfd_daemon.doctor import Finding
-from torchperfd_daemon.goodput import Bucket, RankGoodput, RunGoodput
+from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
 from torchperfd_daemon.service import node_survey, translate_account, translate_diagnosis
-from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
-from torchperfd_daemon.store import Store
+from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread
+from torchperfd_daemon.store.store import Store
 
 RUN = "train_remote_digits_of_everyone-5f1bf50a-7c1e"
 OTHER = "train_remote_digits_of_everyone-77aa03b2-1d9f"

@@ -18,26 +18,18 @@ from torchperfd.model.messages import pack, unpack
 from torchperfd.model.process import Coordinate, HookState
 from torchperfd.model.source_lines import InputStages, SlowLine, SyncWait
 from torchperfd.model.step_account import Part, PartKind
+from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
-from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures.attempt import Progress
+from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureRecord, CaptureState, RankTrace
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
-from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
-from torchperfd_daemon.store import (
-    CudaMemory,
-    GcTotals,
-    Histogram,
-    History,
-    KindTotal,
-    PhaseTotals,
-    Rank,
-    RankIdentity,
-    State,
-    Totals,
-)
+from torchperfd_daemon.store.history import Histogram, History
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, Totals
+from torchperfd_daemon.store.store import Rank
 
 TRAIN, VALIDATE = session_pb2.STEP_KIND_TRAIN, session_pb2.STEP_KIND_VALIDATE
 

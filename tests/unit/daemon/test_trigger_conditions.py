@@ -8,9 +8,10 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from torchperfd_daemon.config.effective import read_plan
-from torchperfd_daemon.diagnosis import RunFindings
-from torchperfd_daemon.diagnosis.detect import Stall
-from torchperfd_daemon.store import RankIdentity, State, StepColumns, Store
+from torchperfd_daemon.diagnosis.detect.straggler import Stall
+from torchperfd_daemon.diagnosis.verdict import RunFindings
+from torchperfd_daemon.store.model import RankIdentity, State, StepColumns
+from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.triggers.conditions import ConditionInputs, Finding, condition_of
 from torchperfd_daemon.triggers.rules import Rule, When
 

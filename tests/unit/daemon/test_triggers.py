@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from tests.support.served import GIVE_UP_S
 
+from torchperfd.model.totals import PhaseTotals
 from torchperfd_cli.commands.capture import repeat
-from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Participant, Query, RankFacts
-from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.captures.rank_attempts import Ack, Result
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.coordinator import Coordinator
+from torchperfd_daemon.captures.index import Query
+from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState, RankFacts
+from torchperfd_daemon.captures.rank_attempts import Ack, Participant, Result
 from torchperfd_daemon.config.effective import read_plan
 from torchperfd_daemon.errors import (
     DeadlineError,
@@ -23,23 +26,24 @@ from torchperfd_daemon.errors import (
     TorchperfdError,
     UsageError,
 )
-from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.metrics.page import trigger_metrics
-from torchperfd_daemon.observer import Observer
-from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
-from torchperfd_daemon.store import (
-    KindTotal,
-    PhaseTotals,
-    Rank,
-    RankIdentity,
-    State,
-    StepColumns,
-    Store,
-    Totals,
+from torchperfd_daemon.metrics.page import MetricsPage, trigger_metrics
+from torchperfd_daemon.observer.observer import Observer
+from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store.store import Rank, Store
+from torchperfd_daemon.triggers import rules
+from torchperfd_daemon.triggers.rules import (
+    Actions,
+    CostMeter,
+    Plan,
+    Rule,
+    Schedule,
+    ScheduleState,
+    TriggerCounts,
+    TriggerQuota,
+    When,
 )
-from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts, rules
-from torchperfd_daemon.triggers.rules import CostMeter, Rule, Schedule, ScheduleState, TriggerQuota, When
-from torchperfd_daemon.triggers.runner import with_a_peer
+from torchperfd_daemon.triggers.runner import Runner, with_a_peer
 
 NOON = 1_800_014_400.0  # of a day of UTC
 DAY = 86400.0

@@ -18,27 +18,21 @@ from tests.support.clock import Clock
 from tests.support.values import some
 from tests.unit.daemon.kept import BASE, add, ids, settle
 
-from torchperfd_daemon.captures import (
-    CaptureState,
-    Catalog,
-    Destination,
-    Quota,
-    RankTrace,
-    RetentionWorker,
-    Upload,
-    Uploader,
-    folder,
-)
+from torchperfd_daemon.captures import folder
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.destination import (
     ChangedError,
+    Destination,
     UploadError,
     _cause,
     read_upload_marker,
     remove_upload_marker,
     write_upload_marker,
 )
-from torchperfd_daemon.captures.manifest import RECEIPT_FILE, Receipt
-from torchperfd_daemon.captures.uploader import upload
+from torchperfd_daemon.captures.manifest import RECEIPT_FILE, CaptureState, RankTrace, Receipt, Upload
+from torchperfd_daemon.captures.retention import Quota
+from torchperfd_daemon.captures.retention_worker import RetentionWorker
+from torchperfd_daemon.captures.uploader import Uploader, upload
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 
 PREFIX = f"s3://{BUCKET}/nodes/a"

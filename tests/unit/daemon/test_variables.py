@@ -11,11 +11,12 @@ from tests.support.commands import Run
 
 from torchperfd import attachment
 from torchperfd.v1.variables import PREFIX, VARIABLES, known_environment, unknown_text, unknown_variables
-from torchperfd_daemon.captures import Catalog, RetentionWorker
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.retention_worker import RetentionWorker
 from torchperfd_daemon.collectors.base import Sampler
 from torchperfd_daemon.collectors.node import CpuCollector
 from torchperfd_daemon.config.options import OPTIONS
-from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.page import MetricsPage
 from torchperfd_daemon.text import JournalFormatter, configure_logging, is_journal
 from torchperfd_daemon.web.app import PageCache
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.support.values import some
 
 from torchperfd.model.step_account import Account
-from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS, WINDOW_SAMPLES
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.observer.verdict_debouncer import HeldFigures, VerdictDebouncer
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.page import MetricsPage
 from torchperfd_daemon.metrics.training import TrainingMetrics
-from torchperfd_daemon.store import RankIdentity, Store
+from torchperfd_daemon.store.model import RankIdentity
+from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.web.app import PageCache, build_app
 from torchperfd_daemon.web.config_file import WebConfigFile
 from torchperfd_daemon.web.runs_api import in_slices

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.page import MetricsPage
 from torchperfd_daemon.web.app import ASSETS, Assets, build_app
 from torchperfd_daemon.web.guard import CONTENT_POLICY, Sites, host_name
 

@@ -12,9 +12,10 @@ from tests.support.values import some
 from tests.unit.daemon.http_api import Page, with_page
 from tests.unit.daemon.live_runs import NOW, STEPS, train
 
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, RankTrace
-from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.store import Rank, State, StepColumns
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.store.model import State, StepColumns
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.web import endpoint, event_hub
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.endpoint import MAX_WAITING, EventStream, event
@@ -273,7 +274,7 @@ async def test_hub_steps_during_its_pause_are_sent_after_it(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They must not wait for the steps after them."""
-    monkeypatch.setattr(event_hub, "_LONGEST_WAIT_S", 1e6)
+    monkeypatch.setattr(event_hub, "_MAX_WAIT_S", 1e6)
     sent: list[int] = []
     hub, wake = page.api.hub, page.served.store.on_steps
     assert wake is not None

@@ -12,7 +12,7 @@ from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.text import LogLimiter
 from torchperfd_daemon.web.access import Access
 from torchperfd_daemon.web.endpoint import MAX_RANK, EventStream, rank_list, rank_number
-from torchperfd_daemon.web.event_hub import MAX_STREAMS, MOST_OF_STRANGERS
+from torchperfd_daemon.web.event_hub import MAX_OF_STRANGERS, MAX_STREAMS
 from torchperfd_daemon.web.guard import Guard, Sites
 
 HUGE = "9" * 5000
@@ -87,8 +87,8 @@ def opened(page: Page, access: Access) -> EventStream | None:
 async def test_streams_of_strangers_leave_half_to_the_owner(page: Page) -> None:
     strangers = [opened(page, Access.STRANGER) for _ in range(3 * MAX_STREAMS)]
     assert None not in strangers
-    assert len(page.api.hub) == MOST_OF_STRANGERS
-    owners = [opened(page, Access.OWNER) for _ in range(MAX_STREAMS - MOST_OF_STRANGERS)]
+    assert len(page.api.hub) == MAX_OF_STRANGERS
+    owners = [opened(page, Access.OWNER) for _ in range(MAX_STREAMS - MAX_OF_STRANGERS)]
     assert None not in owners
     assert len(page.api.hub) == MAX_STREAMS
 

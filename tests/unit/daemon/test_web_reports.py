@@ -12,8 +12,9 @@ from tests.support.values import some
 from tests.unit.daemon.http_api import OWNER, serving_page
 from tests.unit.daemon.kept import add
 
-from torchperfd_daemon.captures import CaptureState, Catalog
 from torchperfd_daemon.captures.analysis_child import ChildFiles
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import CaptureState
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.web import captures_api
 from torchperfd_daemon.web.captures_api import MAX_KEPT, Reports, command_for

@@ -11,17 +11,13 @@ from tests.unit.daemon.test_observer import Watched
 
 from torchperfd.model.loader_workers import LoaderFacts
 from torchperfd.model.source_lines import SyncWait, TimedLine
-from torchperfd_daemon.diagnosis import Cause, RankEvidence
-from torchperfd_daemon.diagnosis.evidence import strangers_seconds
+from torchperfd.model.totals import PhaseTotals
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, strangers_seconds
+from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.observer.node_context import GpuState, GpuWatch
-from torchperfd_daemon.observer.rank_window import (
-    NewestRows,
-    StepsBesideSaves,
-    WindowEdge,
-    error_of_means,
-    with_window_facts,
-)
-from torchperfd_daemon.store import KindTotal, PhaseTotals, Totals
+from torchperfd_daemon.observer.rank_window import NewestRows, WindowEdge, error_of_means, with_window_facts
+from torchperfd_daemon.observer.step_changes import StepsBesideSaves
+from torchperfd_daemon.store.model import KindTotal, Totals
 
 EVIDENCE = RankEvidence(
     0, "a", 0.1, {"data": 0.02, "collective_wait": 0.03, "forward": 0.05}, collected_seconds=0.01

@@ -156,7 +156,7 @@ MEMORY_NS: Final = 100
 
 # The standard deviation of the scale between machines; a scale beyond the second number is implausible.
 _MACHINES: Final = 0.5
-_MOST: Final = 3.0
+_MAX_FACTOR: Final = 3.0
 # The means of a few unrecorded and a few recorded steps differ by this much anyway.
 _UNEVEN: Final = 0.03
 # At least this share of the steps is kept.
@@ -169,7 +169,7 @@ _MAX_INFLATED: Final = 2.0
 # distinguished.
 _UNUSUAL: Final = 1.5
 _RARE: Final = 8
-_FEWEST_TO_COMPARE: Final = 3
+_MIN_TO_COMPARE: Final = 3
 
 
 class RecordingCost:
@@ -285,7 +285,7 @@ def _usual(lengths: Int64, waited: Int64) -> Flags:
     """
     kept = np.ones(len(lengths), dtype=np.bool_)
     for each, most in ((lengths - waited, max(1, len(lengths) // _RARE)), (lengths, 1)):
-        if kept.sum() < _FEWEST_TO_COMPARE:
+        if kept.sum() < _MIN_TO_COMPARE:
             break
         long = kept & (each > _UNUSUAL * float(np.median(each[kept])))
         if long.sum() <= most:
@@ -308,10 +308,10 @@ def _scale(unrecorded: float, recorded: float, cost: float, waited: float, usual
     measured = (recorded - unrecorded) / cost
     # If most steps are longer than those kept, or these are implausibly long, these are affected, too.
     disturbed = max(usual - (recorded - waited), 0.0)
-    disturbed += max(recorded - waited - (1 + _UNEVEN) * unrecorded - _MOST * cost, 0.0)
+    disturbed += max(recorded - waited - (1 + _UNEVEN) * unrecorded - _MAX_FACTOR * cost, 0.0)
     uncertainty = (_UNEVEN * recorded + waited + disturbed) / cost
     weight = _MACHINES**2 / (_MACHINES**2 + uncertainty**2)
-    return min(max(1 + weight * (measured - 1), 1 / _MOST), _MOST)
+    return min(max(1 + weight * (measured - 1), 1 / _MAX_FACTOR), _MAX_FACTOR)
 
 
 # The cost of recording is taken off these causes first: the profiler's own work in the gaps, then launches,
