@@ -117,13 +117,14 @@ def _block(block: Block, page: Page) -> Iterator[str]:
 
 def _safe(text: str, indent: int = 0) -> str:
     """Return a text in which nothing drives the terminal, with spaces before it."""
-    return f"{'':{indent}}{printable(text)}" if indent else printable(text)
+    return " " * indent + printable(text)
 
 
 def _heading(heading: Heading, page: Page) -> Iterator[str]:
     text, rest = _safe(heading.text, heading.indent), printable(heading.rest)
     if heading.is_rule:
-        yield f"── {text} ".ljust(page.reading, "─")
+        title = f"── {text} "
+        yield title + "─" * (page.reading - text_width(title))
         return
     first, *further = page.fold(f"{text}{rest}", heading.fold, heading.margin)
     if rest:

@@ -45,6 +45,10 @@ def test_sections_have_a_blank_line_between_them() -> None:
     assert render(document) == "a\nb\n\nc"
 
 
+def test_rule_of_a_wide_name_is_as_wide_as_the_page() -> None:
+    assert drawn(Heading("run 数据", is_rule=True), reading=20) == ["── run 数据 " + "─" * 8]
+
+
 def test_panel_is_in_capitals_with_its_facts_below() -> None:
     assert drawn(CAUSE) == ["✗ INPUT-BOUND · 77%", "why  data is late", "     on rank 1", "fix  workers=4"]
 

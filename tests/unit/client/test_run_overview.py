@@ -8,6 +8,7 @@ from tests.support.accounts import uneven_account
 from tests.support.run_documents import run_file
 
 from torchperfd.document.terminal import render
+from torchperfd.document.text import text_width
 from torchperfd.model.formatting import duration
 from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.source_lines import SyncWait
@@ -218,6 +219,16 @@ def test_overview_has_the_memory_of_each_rank() -> None:
     assert lines[2].endswith("441 MiB / 1.37 GiB")
     assert lines[3].endswith("  -")
     assert max(map(len, lines)) <= 80
+
+
+def test_overview_of_ranks_is_aligned_for_wide_names() -> None:
+    names = PhaseNames()
+    train = KindTotals(steps=10, ns=100 * MILLISECOND_NS)
+    train.phases[names.slot("资料の拡張")] = PhaseTotals(10, 100 * MILLISECOND_NS)
+    ranks = [RankReport(rank, Totals(train=train), names) for rank in (0, 1)]
+    _, *table, _, _ = render(overview(ranks, {}, named=[1])).splitlines()
+    assert len({text_width(line) for line in table}) == 1
+    assert table[2].startswith("  ▶    1")
 
 
 def test_overview_of_one_rank_has_its_memory() -> None:
