@@ -1,13 +1,14 @@
 """The attachment: the one client of this process, which :func:`attach` makes."""
 
+import gc
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from torchperfd.client import Client
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.v1.variables import unknown_text
@@ -15,14 +16,32 @@ from torchperfd.v1.variables import unknown_text
 if TYPE_CHECKING:
     from torch import nn
 
+    from torchperfd.client import Client
     from torchperfd.loggers.outputs import Logger
 
 _current: "Client | None" = None
 _attaching_thread = 0
 _forks_watched = False
 _variables_checked = False
+_is_collector_paused = False
 
 
+@contextmanager
+def _paused_collector() -> Iterator[None]:
+    """Collect no garbage meanwhile: what is made stays, and a collection would read all objects of torch."""
+    global _is_collector_paused
+    is_on = gc.isenabled()
+    try:
+        _is_collector_paused = _is_collector_paused or is_on
+        gc.disable()
+        yield
+    finally:
+        if is_on:
+            gc.enable()
+            _is_collector_paused = False
+
+
+@_paused_collector()
 def attach(
     model: "nn.Module | None" = None,
     *,
@@ -55,6 +74,8 @@ def attach(
             records where each allocation was made.
     """
     global _current, _attaching_thread
+    from torchperfd.client import Client  # within the pause
+
     if _attaching_thread == threading.get_ident():
         # A signal handler of the script has interrupted an attach on this very thread.
         return _current or Client(run=run, job=job, inert=True)
@@ -115,7 +136,14 @@ def _watch_forks() -> None:
     global _forks_watched
     if not _forks_watched:
         _forks_watched = True
-        os.register_at_fork(after_in_child=lambda: _current.become_inert() if _current else None)
+        os.register_at_fork(after_in_child=_leave_child_alone)
+
+
+def _leave_child_alone() -> None:
+    if _is_collector_paused:
+        gc.enable()  # another thread has forked during an attach
+    if _current is not None:
+        _current.become_inert()
 
 
 def _is_helper_process() -> bool:

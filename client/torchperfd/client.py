@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from torchperfd.captures.job_capture import JobCapture, chosen_ranks
-from torchperfd.captures.manager import Capture
-from torchperfd.captures.state import CaptureOptions
+from torchperfd.captures.manager import Capture, load_options
 from torchperfd.errors import CaptureError
 from torchperfd.events import codes
 from torchperfd.hooks.instruments import Instruments
@@ -190,7 +189,7 @@ class Client:
         with_flops: bool = False,
         with_modules: bool = False,
         kind: str = "trace",
-    ) -> "JobCapture": ...
+    ) -> JobCapture: ...
 
     def capture(
         self,
@@ -223,7 +222,7 @@ class Client:
             CaptureError: Another capture is in progress, the client is detached, or ``ranks`` are
                 asked for elsewhere than on rank 0 or without a daemon.
         """
-        options = CaptureOptions(
+        options = load_options()(
             steps, record_shapes, with_stack, profile_memory, kind, with_flops, with_modules
         )
         if not self.attached:
@@ -306,7 +305,7 @@ class Client:
         self.parts.captures.loop_ended()
         self.send_unfinished()
         self.parts.has_ended = True
-        self.parts.outputs.conclude(self.report)
+        self.parts.conclude(self.report)
 
     # What `torchperfd run` asks besides.
 
@@ -333,7 +332,7 @@ class Client:
         Raises:
             CaptureError: This is not rank 0, or no daemon takes orders.
         """
-        options = CaptureOptions(steps, automatic=True)
+        options = load_options()(steps, automatic=True)
         return self.parts.daemon_session.job_captures.order(self.rank, [rank], options)
 
     def whole_run(self, timeout: float, end_seconds: float = 0.0) -> "control_pb2.GetRunResponse | None":

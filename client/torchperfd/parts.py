@@ -22,7 +22,6 @@ from torchperfd.link.flusher import Flusher
 from torchperfd.link.outbox import Outbox
 from torchperfd.link.stack_reporter import StackReporter
 from torchperfd.link.stream import Stream
-from torchperfd.loggers.outputs import Outputs
 from torchperfd.model.identity import Identity
 from torchperfd.model.process import GroupProgress
 from torchperfd.safety.descriptors import DescriptorGuard
@@ -32,7 +31,9 @@ from torchperfd.v1 import contract
 if TYPE_CHECKING:
     from torch import nn
 
+    from torchperfd.loggers.outputs import Outputs
     from torchperfd.model.card import VerdictCard
+    from torchperfd.report.rank import RankReport
     from torchperfd.v1 import session_pb2
 
 
@@ -248,7 +249,6 @@ class Parts:
         stacks: Reports the threads' stacks.
         captures: Starts captures.
         out_of_memory: Leaves a snapshot when CUDA has no memory left.
-        outputs: The loggers, and the process's own metrics page.
         integration_port: What integrations may do.
         has_ended: Whether the loop is over.
     """
@@ -312,14 +312,7 @@ class Parts:
             lambda seconds: self.stream.get_run(identity.run, seconds),
             faults,
         )
-        self.outputs = Outputs(
-            identity,
-            names,
-            faults,
-            self.flusher.snapshot,
-            lambda: self.flusher.totals.train.steps,
-            lambda: self.verdict(_LOGGED_VERDICT_S),
-        )
+        self._outputs: Outputs | None = None
         self.integration_port = IntegrationPort(
             mark=buffer.mark,
             here=buffer.here,
@@ -328,6 +321,27 @@ class Parts:
             flush=lambda: self.flusher.refresh(send=True),
             faults=faults,
         )
+
+    @property
+    def outputs(self) -> "Outputs":
+        """The loggers, and the process's own metrics page; loaded by the first of them."""
+        if self._outputs is None:
+            from torchperfd.loggers.outputs import Outputs
+
+            self._outputs = Outputs(
+                self.identity,
+                self.instruments.names,
+                self.instruments.faults,
+                self.flusher.snapshot,
+                lambda: self.flusher.totals.train.steps,
+                lambda: self.verdict(_LOGGED_VERDICT_S),
+            )
+        return self._outputs
+
+    def conclude(self, report: "Callable[[], RankReport]") -> None:
+        """Ask every logger for its last numbers, the table and the end; returns at once."""
+        if self._outputs is not None:
+            self._outputs.conclude(report)
 
     def verdict(self, timeout: float) -> "VerdictCard | None":
         """Return the card of the daemon's verdict on the run; None if it has none, or does not answer."""
@@ -348,13 +362,15 @@ class Parts:
 
     def stop(self, deadline: float) -> None:
         """End all threads, waiting for the daemon until ``deadline`` on the monotonic clock at most."""
-        self.outputs.close()
+        if self._outputs is not None:
+            self._outputs.close()
         self.out_of_memory.end()
         self.flusher.stop(0.1)
         self.leave_daemon(deadline)
         self._guard.uninstall()
         self.stacks.unregister_signal()
-        self.outputs.join(deadline)
+        if self._outputs is not None:
+            self._outputs.join(deadline)
 
     def leave_daemon(self, deadline: float) -> None:
         """End the session after what waits for the daemon was sent, or at ``deadline``."""

@@ -11,7 +11,8 @@ from benchmarks.gpu_proof.machine import Machine
 from benchmarks.gpu_proof.outcome import Bound, Outcome
 from benchmarks.gpu_proof.workloads import Training, resnet18
 
-from torchperfd.hooks.device_clock import DeviceTimes, cuda_device_times
+from torchperfd.hooks.accelerator import cuda_device_times
+from torchperfd.hooks.device_clock import DeviceTimes
 from torchperfd.steps.phases import FORWARD, TRAIN
 
 TITLE: Final = "Cost of CUDA events, and CUDA graphs captured meanwhile"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from torchperfd.captures.files import CaptureFolder, CapturesDirectory
 from torchperfd.captures.manager import analysis_of
-from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox
 from torchperfd.safety.interrupts import Flag
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
+    from torchperfd.captures.state import CaptureOptions
     from torchperfd.v1 import session_pb2
 
 
@@ -270,7 +270,7 @@ class JobCaptureOrders:
         self.served = False
         """The daemon takes orders."""
 
-    def order(self, rank: int, ranks: Sequence[int], options: CaptureOptions) -> JobCapture:
+    def order(self, rank: int, ranks: Sequence[int], options: "CaptureOptions") -> JobCapture:
         """Order a capture of some ranks, or of all of the job when none is named.
 
         Raises:

@@ -3,6 +3,7 @@
 The manager handles commands for captures of this process, and converts capture messages.
 """
 
+import contextlib
 import os
 import subprocess
 import threading
@@ -11,9 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.captures.capture import RankCapture
 from torchperfd.captures.files import CapturesDirectory
-from torchperfd.captures.state import CaptureOptions, CaptureOutcome, PauseEstimate
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox
 from torchperfd.model.identity import Identity
@@ -25,13 +24,15 @@ from torchperfd.v1.contract import new_capture_id
 from torchperfd.v1.variables import known_environment
 
 if TYPE_CHECKING:
+    from torchperfd.captures.capture import RankCapture
+    from torchperfd.captures.state import CaptureOptions, CaptureOutcome, PauseEstimate
     from torchperfd.v1 import session_pb2
 
 
 class Capture:
     """A capture in progress; training goes on meanwhile."""
 
-    def __init__(self, capture: RankCapture) -> None:
+    def __init__(self, capture: "RankCapture") -> None:
         self._capture = capture
 
     @property
@@ -124,8 +125,27 @@ def analysis_of(path: Path, timeout: float | None = None) -> str:
     return done.stdout
 
 
+def load_options() -> "type[CaptureOptions]":
+    """Return the class of a capture's options, once all that makes captures is imported.
+
+    Only a process that captures pays for that; ``load_layouts`` has the reason for the thread.
+    """
+    thread = threading.Thread(target=_import_captures, name="torchperfd-captures", daemon=True)
+    # As the interpreter ends, it starts no thread.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(_IMPORT_S)
+    from torchperfd.captures.state import CaptureOptions
+
+    return CaptureOptions
+
+
+def _import_captures() -> None:
+    import torchperfd.captures.capture  # noqa: F401
+
+
 def result_message(
-    capture: RankCapture, outcome: CaptureOutcome, *, self_started: bool
+    capture: "RankCapture", outcome: "CaptureOutcome", *, self_started: bool
 ) -> "session_pb2.ClientMessage":
     """Pack how a capture of this rank ended."""
     from torchperfd.v1 import session_pb2
@@ -152,6 +172,8 @@ def result_message(
     return session_pb2.ClientMessage(capture_result=result)
 
 
+_IMPORT_S: Final = 10.0
+"""How long an import may take, as of a directory on a network."""
 _SCRIPT: Final = "script"
 _TORCH_BUDGET_S: Final = 15.0
 _PREVIOUS_BUDGET_S: Final = 15.0
@@ -196,7 +218,7 @@ class CaptureManager:
         self._lock = threading.RLock()
         self._is_admitting = False
         self._own: set[str] = set()
-        self._pauses = PauseEstimate()
+        self._pauses: PauseEstimate | None = None
         self.directory = CapturesDirectory()
         """Directory for captures of this process."""
         self.newest_id = ""
@@ -205,7 +227,7 @@ class CaptureManager:
         """Set once the script has imported torch: a thread of ours that imports parts of it
         at the same time can break both."""
 
-    def start(self, options: CaptureOptions) -> RankCapture:
+    def start(self, options: "CaptureOptions") -> "RankCapture":
         """Capture the next steps for the script itself, those after a capture that the run makes by itself.
 
         Raises:
@@ -272,14 +294,15 @@ class CaptureManager:
         for capture in self._in_progress():
             capture.fail(reason)
 
-    def _in_progress(self) -> list[RankCapture]:
+    def _in_progress(self) -> "list[RankCapture]":
         captures = (self._automatic, self._capture)
         return [each for each in captures if each is not None and not each.ended.is_set()]
 
-    def _named(self, capture_id: str) -> RankCapture | None:
+    def _named(self, capture_id: str) -> "RankCapture | None":
         return next((each for each in self._in_progress() if each.capture_id == capture_id), None)
 
     def _prepare(self, order: "session_pb2.PrepareCapture") -> None:
+        from torchperfd.captures.state import CaptureOptions
         from torchperfd.v1 import session_pb2
 
         reason, pause_seconds = "", 0.0
@@ -323,10 +346,13 @@ class CaptureManager:
         self,
         capture_id: str,
         directory: Path,
-        options: CaptureOptions,
+        options: "CaptureOptions",
         max_bytes: int = 0,
         trigger: str = "command",
-    ) -> RankCapture | None:
+    ) -> "RankCapture | None":
+        from torchperfd.captures.capture import RankCapture
+        from torchperfd.captures.state import PauseEstimate
+
         with self._lock:
             before = self._in_progress()
             may_wait = trigger == _SCRIPT and all(each.options.automatic for each in before)
@@ -335,6 +361,7 @@ class CaptureManager:
             self._is_admitting = True
             try:
                 self._automatic = before[0] if before else None
+                self._pauses = self._pauses or PauseEstimate()
                 self._capture = RankCapture(
                     replay=self._replay,
                     identity=self._identity,
@@ -355,7 +382,7 @@ class CaptureManager:
                 self._is_admitting = False
             return self._capture
 
-    def _report_outcome(self, capture: RankCapture, outcome: CaptureOutcome) -> None:
+    def _report_outcome(self, capture: "RankCapture", outcome: "CaptureOutcome") -> None:
         if outcome.ok:
             self.newest_id = capture.capture_id
         self._outbox.put(result_message(capture, outcome, self_started=capture.capture_id in self._own))

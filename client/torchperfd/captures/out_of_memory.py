@@ -9,20 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from torchperfd.captures.driver import MemoryTracer
 from torchperfd.captures.files import CapturesDirectory
-from torchperfd.captures.manager import analysis_of
-from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
-from torchperfd.captures.state import CaptureOptions, CaptureOutcome, CaptureState
+from torchperfd.captures.manager import analysis_of, load_options
 from torchperfd.errors import CaptureError
 from torchperfd.hooks import cuda
-from torchperfd.model.capture_options import CaptureKind
 from torchperfd.model.identity import Identity
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults, log
 from torchperfd.v1.contract import new_capture_id
 
 if TYPE_CHECKING:
+    from torchperfd.captures.rank_files import RankFiles
     from torchperfd.v1 import control_pb2
 
 TRIGGER: Final = "out of memory"
@@ -65,6 +62,7 @@ class OutOfMemory:
 
     def want(self) -> None:
         """Watch from now on, or once torch has been imported."""
+        load_options()  # now: there is no memory left by then
         self._is_wanted = True
         self._watch()
 
@@ -105,6 +103,11 @@ class OutOfMemory:
             log.warning("CUDA is out of memory, and no snapshot could be left: %s", error)
 
     def _leave_snapshot(self, failed: dict[str, int]) -> None:
+        from torchperfd.captures.driver import MemoryTracer
+        from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
+        from torchperfd.captures.state import CaptureOptions, CaptureOutcome, CaptureState
+        from torchperfd.model.capture_options import CaptureKind
+
         capture_id = new_capture_id(time.time())
         folder, rank = self._directory.folder(capture_id), self._identity.rank
         files = RankFiles(folder, rank, CaptureKind.MEMORY, 0)
@@ -137,7 +140,7 @@ class OutOfMemory:
             except NotWrittenError as error:
                 log.warning("capture %s: %s", capture_id, error)
 
-    def _summary(self, files: RankFiles, path: Path, ranks: list[dict[str, int]]) -> str:
+    def _summary(self, files: "RankFiles", path: Path, ranks: list[dict[str, int]]) -> str:
         """Write the summary; return its name, or the snapshot's where there is none."""
         try:
             text = analysis_of(path, _SUMMARY_S)

@@ -4,6 +4,7 @@ An event is a time, a code and an argument.
 """
 
 import time
+import weakref
 from array import array
 from collections.abc import Callable
 from threading import get_ident
@@ -63,6 +64,9 @@ DRAW_IN_EVALUATION: Final = 2  # the models are in evaluation mode
 LEFT_NAMED: Final = 1  # the script holds the iterator by a name
 ITERATOR_MASK: Final = ~3
 
+ONE_OR_BATCH: Final = -1
+"""Instead of a number of samples, where only the batch shows whether it is one sample."""
+
 EVALUATE_IN_TRAINING_MODE: Final = 1  # gradients are off
 EVALUATE_WITH_GRADIENTS: Final = 2  # the model is in evaluation mode
 
@@ -88,6 +92,15 @@ PLACES: Final[dict[int, str]] = {
     **dict.fromkeys((COLLECTIVE, COLLECTIVE_END, REDUCTION), "collective"),
 }
 """Which hook a failure to understand an event is counted against."""
+
+
+def evaluation_flags(grad_enabled: Callable[[], bool], models: "list[weakref.ref[Any]]") -> int:
+    """Return the ``DRAW_...`` flags that hold for a draw, or 0."""
+    flags = 0 if grad_enabled() else DRAW_WITHOUT_GRADIENTS
+    alive = [model for reference in models if (model := reference()) is not None]
+    if alive and not any(model.training for model in alive):
+        flags |= DRAW_IN_EVALUATION
+    return flags
 
 
 _MAX_PER_EVENT = 2  # the event, and one with its CUDA event id

@@ -4,27 +4,15 @@ import weakref
 from collections.abc import Callable
 from threading import get_ident
 from types import MethodType
-from typing import Any, Final
+from typing import Any
 
 from torchperfd.events.codes import (
-    DRAW_IN_EVALUATION,
-    DRAW_WITHOUT_GRADIENTS,
     EVALUATE_IN_TRAINING_MODE,
     EVALUATE_WITH_GRADIENTS,
     EventBuffer,
     call_back,
+    evaluation_flags,
 )
-
-ONE_OR_BATCH: Final = -1
-
-
-def evaluation_flags(grad_enabled: Callable[[], bool], models: "list[weakref.ref[Any]]") -> int:
-    """Return the ``DRAW_...`` flags that hold for a draw, or 0."""
-    flags = 0 if grad_enabled() else DRAW_WITHOUT_GRADIENTS
-    alive = [model for reference in models if (model := reference()) is not None]
-    if alive and not any(model.training for model in alive):
-        flags |= DRAW_IN_EVALUATION
-    return flags
 
 
 class _Function:

@@ -3,22 +3,23 @@
 Memory is read from the caching allocator and peak rates from a table; the device itself is not asked.
 """
 
+import ctypes
 import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.hooks.context import describe
-from torchperfd.hooks.cuda import CurrentStream
-from torchperfd.hooks.device_clock import DeviceTimes, cuda_device_times
+from torchperfd.hooks.cuda import CurrentStream, recorder_of_events
 from torchperfd.hooks.patches import keep_classes_out_of_graphs
 from torchperfd.model.process import HookState
 from torchperfd.model.totals import CudaMemory
 from torchperfd.safety.interrupts import is_from_script
-from torchperfd.safety.logs import Faults
+from torchperfd.safety.logs import Faults, log
 from torchperfd.steps.device_times import DeviceTime
 from torchperfd.steps.replay import Replay
 
 if TYPE_CHECKING:
+    from torchperfd.hooks.device_clock import DeviceTimes
     from torchperfd.hooks.flops import StepFlops
 
 
@@ -32,10 +33,8 @@ def read_cuda_memory() -> CudaMemory | None:
     Returns:
         None while the script has not initialised CUDA, and where the allocator does not count.
     """
-    torch: Any = sys.modules.get("torch")
-    cuda: Any = getattr(torch, "cuda", None)
-    is_initialized = getattr(cuda, "is_initialized", None)
-    if is_initialized is None or not is_initialized():
+    cuda = _initialized_cuda()
+    if cuda is None:
         return None
     allocated = reserved = peak = most = main = 0
     try:
@@ -58,10 +57,42 @@ def read_cuda_memory() -> CudaMemory | None:
     )
 
 
+def _initialized_cuda() -> Any:
+    """Return ``torch.cuda`` once the script has initialised it, else None."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    is_initialized = getattr(cuda, "is_initialized", None)
+    return cuda if is_initialized is not None and is_initialized() else None
+
+
 def _uuid(cuda: Any, device: int) -> str:
     """Return the device's UUID, which torch reads once; empty where torch is too old for that."""
     uuid = str(getattr(cuda.get_device_properties(device), "uuid", ""))
     return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def cuda_device_times() -> "DeviceTimes | None":
+    """Return device times by CUDA events; None where the script does not use CUDA, or not yet.
+
+    Never initialises CUDA. On ROCm, where a query fails graph captures whatever one does about
+    it, there are none.
+    """
+    torch: Any = sys.modules.get("torch")
+    cuda = _initialized_cuda()
+    if cuda is None or torch.version.cuda is None:
+        return None
+    from torchperfd.hooks.device_clock import DeviceTimes, apart_from_captures
+
+    try:
+        exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError) as error:
+        log.debug("no device times without CUDA's driver: %s", error)
+        return None
+    return DeviceTimes(
+        lambda: cuda.Event(enable_timing=True),
+        recorder_of_events(torch),
+        cuda.is_current_stream_capturing,
+        lambda event: apart_from_captures(exchange, cuda.device(event.device)),
+    )
 
 
 # Words that a device's name must contain, the more demanding first, and its peaks in TFLOP/s.
@@ -200,7 +231,7 @@ class Accelerator:
                 self._times = cuda_device_times()
                 if self._times is not None:
                     # Its marks are made within compiled code as well.
-                    keep_classes_out_of_graphs(DeviceTimes, CurrentStream)
+                    keep_classes_out_of_graphs(type(self._times), CurrentStream)
                     self._times.spent = self._replay.leave_events_unmarked
                     self._replay.time_device(self._times, self._times.mark)
             return []
@@ -216,7 +247,7 @@ class Accelerator:
             return None, self._peak
         self._replay.unwatch(counted)
         if counted.flops is not None and self._peak is None:
-            cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-            if cuda is not None and cuda.is_initialized():
+            cuda = _initialized_cuda()
+            if cuda is not None:
                 self._peak = peak_flops(cuda.get_device_name(), counted.precision)
         return counted.flops, self._peak

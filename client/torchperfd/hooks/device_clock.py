@@ -14,7 +14,6 @@ is missing for another reason, such as a CUDA graph that is being captured.
 
 import ctypes
 import random
-import sys
 import time
 from array import array
 from collections import deque
@@ -22,7 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Protocol, TypeVar
 
-from torchperfd.hooks.cuda import recorder_of_events
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.steps.device_times import DeviceTime, EndedSteps, StepTimes
@@ -339,30 +337,6 @@ class DeviceTimes:
         self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
         if self._failures == _LIMIT:
             log.warning("device times are off: %s", self.failure)
-
-
-def cuda_device_times() -> DeviceTimes | None:
-    """Return device times by CUDA events; None where the script does not use CUDA, or not yet.
-
-    Never initialises CUDA. On ROCm, where a query fails graph captures whatever one does about
-    it, there are none.
-    """
-    torch: Any = sys.modules.get("torch")
-    is_initialized = getattr(getattr(torch, "cuda", None), "is_initialized", None)
-    if is_initialized is None or not is_initialized() or torch.version.cuda is None:
-        return None
-    try:
-        exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-    except (OSError, AttributeError) as error:
-        log.debug("no device times without CUDA's driver: %s", error)
-        return None
-    cuda = torch.cuda
-    return DeviceTimes(
-        lambda: cuda.Event(enable_timing=True),
-        recorder_of_events(torch),
-        cuda.is_current_stream_capturing,
-        lambda event: apart_from_captures(exchange, cuda.device(event.device)),
-    )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, dataloader
 
 from torchperfd.events import Draws, IndexLists, codes
-from torchperfd.events.reference import ONE_OR_BATCH, evaluation_flags
+from torchperfd.events.codes import ONE_OR_BATCH, evaluation_flags
 from torchperfd.hooks.batches import samples_in, samples_of_one
 from torchperfd.hooks.context import HookContext, HookUnavailableError, describe, own_attribute
 from torchperfd.hooks.patches import inside_step, keep_out_of_graphs

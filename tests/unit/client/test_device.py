@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchperfd.hooks.accelerator import cuda_device_times
 from torchperfd.hooks.cuda import CurrentStream, record_without_stream, recorder_of_events
-from torchperfd.hooks.device_clock import MARKS, NO_PHASE, DeviceTimes, apart_from_captures, cuda_device_times
+from torchperfd.hooks.device_clock import MARKS, NO_PHASE, DeviceTimes, apart_from_captures
 from torchperfd.steps.device_times import NO_KIND, DeviceTime
 from torchperfd.steps.phases import (
     BACKWARD,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.unit.client.test_events import both, drawing, written
 
-from torchperfd.events.reference import ONE_OR_BATCH
+from torchperfd.events.codes import ONE_OR_BATCH
 from torchperfd.hooks.batches import samples_of_one
 from torchperfd.hooks.loader import number_of_indices, samples_received
 
