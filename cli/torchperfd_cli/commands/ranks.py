@@ -33,7 +33,7 @@ from torchperfd_cli.commands._output import (
 from torchperfd_cli.commands._scope import Scope, job_option, known_name, last_option, missing, scope_options
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError
-from torchperfd_daemon.service import translate_account
+from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.service.translate import rank_work_from_message
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.documents import builds_text, fleet_dict, goodput_document, to_dict
@@ -316,7 +316,7 @@ def _print_goodput(run: str, socket: str | None, *, as_json: bool) -> None:
             every = daemon.GetGoodput(control_pb2.GetGoodputRequest(), timeout=_GOODPUT_TIMEOUT_S)
             run = known_name(run, (each.run for each in every.runs), "run")
         answer = daemon.GetGoodput(control_pb2.GetGoodputRequest(run=run), timeout=_GOODPUT_TIMEOUT_S)
-    runs = [translate_account.run_goodput_from_message(message) for message in answer.runs]
+    runs = [translate_diagnosis.run_goodput_from_message(message) for message in answer.runs]
     if run and not runs:
         raise NoSuchTargetError(
             f"there is no run {run} on this node", "`torchperfd goodput` lists those there are"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torchperfd.document import html, terminal
+from torchperfd.document import markup, terminal
 from torchperfd.document.blocks import Block, Document, Facts, Heading, Panel
 from torchperfd.document.text import Style
 from torchperfd.model.formatting import duration
@@ -252,7 +252,7 @@ class VerdictCard:
 
     def to_html(self) -> str:
         """Return the card as HTML that needs nothing else."""
-        return html.render_html(self.document())
+        return markup.render_html(self.document())
 
     def __str__(self) -> str:
         return self.to_text()

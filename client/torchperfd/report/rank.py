@@ -140,7 +140,7 @@ def load_layouts() -> None:
 
 
 def _import_layouts() -> None:
-    from torchperfd.document import html, markup, terminal  # noqa: F401
+    from torchperfd.document import markup  # noqa: F401
     from torchperfd.report import phase_table  # noqa: F401
 
 
@@ -203,9 +203,9 @@ class RankReport:
     def to_html(self) -> str:
         """Return the phase table as HTML that needs nothing else."""
         load_layouts()
-        from torchperfd.document import html
+        from torchperfd.document import markup
 
-        return html.render_html(self.document())
+        return markup.render_html(self.document())
 
     def to_csv(self) -> str:
         """Return the phase table as comma-separated values, in seconds."""

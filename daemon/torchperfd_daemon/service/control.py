@@ -15,13 +15,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput.totals import RunGoodput
 from torchperfd_daemon.observer.mean_step import loader_advice_of
-from torchperfd_daemon.service import (
-    caller_captures,
-    node_survey,
-    translate,
-    translate_account,
-    translate_diagnosis,
-)
+from torchperfd_daemon.service import caller_captures, node_survey, translate, translate_diagnosis
 from torchperfd_daemon.service.caller_captures import Captures
 from torchperfd_daemon.service.node_survey import (
     DeviceWork,
@@ -210,7 +204,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """Return how rank-seconds were spent, also for runs that have ended."""
         runs = await self._goodput(request.run) if self._goodput is not None else []
         return control_pb2.GetGoodputResponse(
-            runs=[translate_account.run_goodput_to_message(run) for run in runs]
+            runs=[translate_diagnosis.run_goodput_to_message(run) for run in runs]
         )
 
     async def Capture(  # noqa: N802

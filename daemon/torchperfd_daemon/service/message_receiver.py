@@ -19,7 +19,7 @@ from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Participant, Result, failure
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.rpc.interceptors import MAX_BUNDLED, Unreadable
-from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
+from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.stack_requests import StackRequests
 from torchperfd_daemon.service.targets import PeerDirectory, RankSelection, whole_job
@@ -247,7 +247,7 @@ class MessageReceiver:
         self._store.add_steps(session.record, translate.training_steps_from_message(batch))
 
     def _on_account(self, session: Session, account: session_pb2.Account) -> None:
-        session.record.totals = translate_account.totals_from_message(account)
+        session.record.totals = translate_diagnosis.totals_from_message(account)
 
     def _on_state(self, session: Session, report: session_pb2.StateChange) -> None:
         rank = session.record

@@ -19,7 +19,7 @@ from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureRecord, C
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.evidence import Comparison, compare
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.service import translate_account, translate_diagnosis
+from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.service.message_fields import within
 from torchperfd_daemon.store.model import (
     LAST_RANK,
@@ -177,7 +177,7 @@ def rank_account_to_message(rank: Rank) -> control_pb2.RankAccount:
     return control_pb2.RankAccount(
         identity=pack(session_pb2.RankIdentity, rank.identity),
         state=_STATES_OUT[rank.state],
-        account=translate_account.totals_to_message(rank.totals),
+        account=translate_diagnosis.totals_to_message(rank.totals),
         percentiles=translate_diagnosis.percentiles_to_messages(rank.history.newest(rank.steady_steps)),
         failure=rank.failure,
         failed_unix_seconds=rank.failed_unix_seconds,

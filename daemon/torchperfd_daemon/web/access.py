@@ -22,7 +22,7 @@ from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.totals import RunGoodput
 from torchperfd_daemon.service.control import ControlService
 from torchperfd_daemon.service.permissions import LocalCall, owner_rights, stranger_rights
-from torchperfd_daemon.service.translate_account import run_goodput_from_message
+from torchperfd_daemon.service.translate_diagnosis import run_goodput_from_message
 from torchperfd_daemon.store.model import RankIdentity
 from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.views.documents import whole_name

@@ -17,8 +17,7 @@ from torchperfd.document.blocks import (
     Panel,
     Sentences,
 )
-from torchperfd.document.html import render_html
-from torchperfd.document.markup import render_csv, render_markdown
+from torchperfd.document.markup import render_csv, render_html, render_markdown
 from torchperfd.document.tables import Table
 from torchperfd.document.terminal import Page, render
 from torchperfd.document.text import text_width

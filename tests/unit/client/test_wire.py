@@ -24,7 +24,7 @@ from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_series import BlockSums
 from torchperfd.steps.totals import KindTotals, Totals
 from torchperfd.v1 import contract, session_pb2
-from torchperfd_daemon.service import translate, translate_account
+from torchperfd_daemon.service import translate, translate_diagnosis
 
 
 def sent(message: session_pb2.ClientMessage) -> session_pb2.ClientMessage:
@@ -115,7 +115,7 @@ def test_totals_arrive_as_added(
     totals.add(record(steps))
     message = sent(wire.totals_to_message(totals, names, recorded, dropped)).account
 
-    theirs = translate_account.totals_from_message(message)
+    theirs = translate_diagnosis.totals_from_message(message)
     assert (theirs.recorded, theirs.dropped) == (recorded, dropped)
     for ours, total in ((totals.train, theirs.train), (totals.validate, theirs.validate)):
         assert (total.steps, total.ns, total.samples) == (ours.steps, ours.ns, ours.samples)
@@ -130,7 +130,7 @@ def test_totals_arrive_as_added(
 
 def told_by_the_daemon(message: session_pb2.Account) -> Totals:
     """Return the account that another rank reads, which asks the daemon."""
-    again = translate_account.totals_to_message(translate_account.totals_from_message(message))
+    again = translate_diagnosis.totals_to_message(translate_diagnosis.totals_from_message(message))
     return wire.totals_from_message(session_pb2.Account.FromString(again.SerializeToString()), all_names())
 
 
@@ -246,7 +246,7 @@ def test_older_client_leaves_missing_values_unknown() -> None:
         expected = Totals(train=KindTotals(steps=4, ns=40, samples=8), gc=())
         expected.train.phases[DATA] = PhaseTotals(4, 40, 400.0)
         assert reported == expected
-    theirs = translate_account.totals_from_message(message)
+    theirs = translate_diagnosis.totals_from_message(message)
     unknown = (theirs.checkpoint, theirs.loader_ready, theirs.cuda, theirs.overhead, theirs.flops_per_step)
     assert unknown == (None,) * 5
     assert theirs.gc == ()

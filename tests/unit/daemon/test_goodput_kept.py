@@ -22,7 +22,7 @@ from torchperfd_daemon.goodput.store import Clocks, GoodputStore, packed
 from torchperfd_daemon.goodput.totals import Bucket, GoodputTotals, RankGoodput, RunGoodput, by_run
 from torchperfd_daemon.goodput.tracker import Exit, ExitOf, GoodputTracker, exit_of
 from torchperfd_daemon.metrics.page import goodput_metrics
-from torchperfd_daemon.service import translate_account
+from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, Totals
 from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.views.documents import goodput_document, to_dict
@@ -302,7 +302,7 @@ def test_the_tables_are_the_golden_ones() -> None:
 
 def test_the_document_and_the_messages_say_the_same() -> None:
     again = [
-        translate_account.run_goodput_from_message(translate_account.run_goodput_to_message(run))
+        translate_diagnosis.run_goodput_from_message(translate_diagnosis.run_goodput_to_message(run))
         for run in RUNS
     ]
     assert to_dict(again) == to_dict(RUNS)

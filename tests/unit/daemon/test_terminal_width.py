@@ -24,7 +24,7 @@ from torchperfd_daemon.captures.destination import write_upload_marker
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
 from torchperfd_daemon.doctor import Finding
 from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
-from torchperfd_daemon.service import node_survey, translate_account, translate_diagnosis
+from torchperfd_daemon.service import node_survey, translate_diagnosis
 from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store.store import Store
 
@@ -91,7 +91,7 @@ class FakeDaemon:
         seconds = {bucket: 1000.0 * number for number, bucket in enumerate(Bucket)}
         ranks = [RankGoodput(rank, 1e9, 1e9 + 9e4, 2, 1, True, seconds) for rank in range(2)]
         return control_pb2.GetGoodputResponse(
-            runs=[translate_account.run_goodput_to_message(RunGoodput(RUN, ranks))]
+            runs=[translate_diagnosis.run_goodput_to_message(RunGoodput(RUN, ranks))]
         )
 
     def Stacks(self, request: Any, timeout: float) -> Iterator[control_pb2.RankStacks]:  # noqa: N802

@@ -26,7 +26,7 @@ from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureRecord, C
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.service import translate, translate_account, translate_diagnosis
+from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.store.history import Histogram, History
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, Totals
 from torchperfd_daemon.store.store import Rank
@@ -162,24 +162,26 @@ TOTALS = st.builds(
 
 @given(TOTALS)
 def test_totals_survive_the_wire(totals: Totals) -> None:
-    message = session_pb2.Account.FromString(translate_account.totals_to_message(totals).SerializeToString())
-    assert translate_account.totals_from_message(message) == totals
+    message = session_pb2.Account.FromString(
+        translate_diagnosis.totals_to_message(totals).SerializeToString()
+    )
+    assert translate_diagnosis.totals_from_message(message) == totals
 
 
 @given(st.floats(max_value=0, exclude_max=True) | st.sampled_from([float("inf"), float("nan")]))
 def test_what_is_no_quantity_is_not_known(value: float) -> None:
     message = session_pb2.Account(flops_per_step=value, peak_flops=value, overhead_ratio=value)
-    totals = translate_account.totals_from_message(message)
+    totals = translate_diagnosis.totals_from_message(message)
     assert (totals.flops_per_step, totals.peak_flops, totals.overhead) == (None, None, None)
 
 
 @pytest.mark.parametrize("threads", [0, 2**16 + 1, 2**32 - 1])
 def test_threads_that_no_process_has_are_not_known(threads: int) -> None:
     rank = Rank(RankIdentity("bert", 0), 0.0)
-    rank.totals = translate_account.totals_from_message(session_pb2.Account(threads=threads))
+    rank.totals = translate_diagnosis.totals_from_message(session_pb2.Account(threads=threads))
     assert rank.totals.threads is None
     assert not translate.rank_status_to_message(rank).HasField("threads")
-    rank.totals = translate_account.totals_from_message(session_pb2.Account(threads=8))
+    rank.totals = translate_diagnosis.totals_from_message(session_pb2.Account(threads=8))
     assert translate.rank_status_to_message(rank).threads == 8
 
 
@@ -209,7 +211,7 @@ def test_totals_out_of_range_are_limited() -> None:
         began_ns=most,
         ended_ns=most,
     )
-    totals = translate_account.totals_from_message(message)
+    totals = translate_diagnosis.totals_from_message(message)
     assert totals.train.phases == {"?]0;x?data": PhaseTotals(2**53, 2**58, 1e300, 2**58, 2**53)}
     assert (totals.train.steps, totals.train.ns, totals.train.squares) == (2**53, 2**58, 0.0)
     assert totals.dropped == {"ring": 2**53, "outbox": 2**53, "other": 2**53}
@@ -223,7 +225,7 @@ def test_totals_out_of_range_are_limited() -> None:
     rank.totals = totals
     # What holds the limited numbers can be packed again, sums included.
     assert translate.rank_status_to_message(rank).dropped_steps == 3 * 2**53
-    assert translate_account.totals_from_message(translate_account.totals_to_message(totals)) == totals
+    assert translate_diagnosis.totals_from_message(translate_diagnosis.totals_to_message(totals)) == totals
 
 
 def test_columns_out_of_range_are_limited() -> None:
@@ -254,7 +256,7 @@ def test_loader_facts_impossible_figures_are_not_known(cpus: float) -> None:
         session_pb2.LoaderUse(workers=1, cpus=cpus),
         session_pb2.LoaderUse(stages=session_pb2.InputStages(idle=cpus)),
     ):
-        assert translate_account.totals_from_message(session_pb2.Account(loader=loader)).loader is None
+        assert translate_diagnosis.totals_from_message(session_pb2.Account(loader=loader)).loader is None
 
 
 def test_totals_take_bounded_memory() -> None:
@@ -270,7 +272,7 @@ def test_totals_take_bounded_memory() -> None:
         coordinates=[session_pb2.Coordinate(dimension="d" * 100, rank=1, size=n) for n in range(500)],
         sync_waits=[session_pb2.SyncWait(file="f\n" * 999, call="c\x1b" * 99, ns=2**64 - 1)] * 99,
     )
-    totals = translate_account.totals_from_message(message)
+    totals = translate_diagnosis.totals_from_message(message)
     for total in (totals.train, totals.warmup):
         assert len(total.phases) <= 32
         assert max(map(len, total.phases)) <= 64
@@ -436,9 +438,9 @@ def test_capture_options_survive_the_wire() -> None:
 
 def test_blocks_of_steps_are_passed_on_unless_too_large() -> None:
     for packed, kept in ((b"any", b"any"), (bytes(65 << 10), b"")):
-        totals = translate_account.totals_from_message(session_pb2.Account(step_blocks=packed))
+        totals = translate_diagnosis.totals_from_message(session_pb2.Account(step_blocks=packed))
         assert totals.step_blocks == kept
-        assert translate_account.totals_to_message(totals).step_blocks == kept
+        assert translate_diagnosis.totals_to_message(totals).step_blocks == kept
 
 
 def test_share_is_of_the_verdicts_own_step() -> None:
