@@ -25,6 +25,7 @@ from torchperfd_daemon.diagnosis.verdict import Verdict
 from torchperfd_daemon.fleet.credentials import Credentials
 from torchperfd_daemon.fleet.transport import FanOut
 from torchperfd_daemon.fleet.view import FleetView
+from torchperfd_daemon.metrics.health import CallCounts
 from torchperfd_daemon.rpc.callers import CallerDirectory
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service.control import ControlService
@@ -52,6 +53,7 @@ class Served:
     checks: Any
     callers: CallerDirectory
     verdicts: dict[str, Verdict]
+    calls: CallCounts
 
 
 @contextlib.contextmanager
@@ -88,11 +90,12 @@ async def serving(directory: Path, callers: CallerDirectory | None = None) -> As
         permissions=Permissions(callers),
     )
     checks = health.HealthServicer()
-    server = RpcServer(settings, callers, sessions, control, checks)
+    calls = CallCounts()
+    server = RpcServer(settings, callers, sessions, control, checks, calls)
     await server.start()
     try:
         yield Served(
-            settings.socket, store, catalog, coordinator, sessions, control, checks, callers, verdicts
+            settings.socket, store, catalog, coordinator, sessions, control, checks, callers, verdicts, calls
         )
     finally:
         await server.stop(None)

@@ -18,6 +18,8 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.metrics.health import CallCounts
+from torchperfd_daemon.rpc.call_counter import CallCounter
 from torchperfd_daemon.rpc.callers import CallerDirectory
 from torchperfd_daemon.rpc.interceptors import MAX_MESSAGE_BYTES, CommandRates, RequestGuard
 from torchperfd_daemon.rpc.peer_proxy import OnHandover, PeerProxy
@@ -47,10 +49,11 @@ class RpcServer:
         sessions: session_pb2_grpc.SessionServicer,
         control: control_pb2_grpc.ControlServicer,
         checks: health.HealthServicer,
+        calls: CallCounts,
         on_handover: OnHandover | None = None,
     ) -> None:
         self._settings = settings
-        interceptors = (CommandRates(callers), RequestGuard())
+        interceptors = (CallCounter(calls), CommandRates(callers), RequestGuard())
         self._server = grpc.aio.server(options=_RPC_OPTIONS, interceptors=interceptors)
         session_pb2_grpc.add_SessionServicer_to_server(sessions, self._server)
         control_pb2_grpc.add_ControlServicer_to_server(control, self._server)

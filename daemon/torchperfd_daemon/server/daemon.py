@@ -24,6 +24,7 @@ from torchperfd_daemon.fleet.transport import listen as listen_to_fleet
 from torchperfd_daemon.fleet.view import FleetView
 from torchperfd_daemon.goodput.store import FOLDER, GoodputStore
 from torchperfd_daemon.goodput.tracker import GoodputTracker
+from torchperfd_daemon.metrics.health import DaemonHealth
 from torchperfd_daemon.metrics.page import (
     DEFAULT_SERIES,
     MetricsPage,
@@ -101,6 +102,7 @@ class Daemon:
         self._settings = settings
         self._plan = plan or Plan()
         self._triggers: TriggerCounts = {}
+        self._health = DaemonHealth()
         self._store = Store(
             grace_seconds=settings.grace_seconds,
             most_per_user=settings.max_sessions_per_user,
@@ -152,6 +154,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reload, web_config)
         # Unwinds in reverse order: the observers stop first, then the servers, then the samplers.
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self._health.counting_errors())
             stack.enter_context(own_socket(settings.socket))
             listener = stack.enter_context(listen(settings))
             node = Node(
@@ -264,6 +267,7 @@ class Daemon:
                 DiagnosisMetrics(self._store, observer, cap).families,
                 partial(node_metrics, samplers.samplers),
                 partial(own_metrics, self._store, self._coordinator.counts, captures.retention.counts),
+                self._health.families,
                 partial(background_metrics, workers),
                 partial(trigger_metrics, self._triggers),
                 partial(goodput_metrics, self._goodput.settled_seconds),
@@ -343,6 +347,7 @@ class Daemon:
             clients.sessions,
             control,
             checks,
+            self._health.calls,
             handovers.accept if self._settings.is_service else None,
         )
         stack.push_async_callback(rpc.stop, grace)

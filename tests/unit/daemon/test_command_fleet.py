@@ -27,6 +27,7 @@ from torchperfd_daemon.fleet.peers import Peers, Static
 from torchperfd_daemon.fleet.service import FleetService
 from torchperfd_daemon.fleet.transport import AuthInterceptor, FanOut, listen
 from torchperfd_daemon.fleet.view import FleetView
+from torchperfd_daemon.metrics.health import CallCounts
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service.control import ControlService
 from torchperfd_daemon.service.permissions import Permissions
@@ -73,7 +74,7 @@ async def serving(directory: Path, *, knows: bool) -> AsyncIterator[Pair]:
     catalog = Catalog(settings.captures_dir)
     permissions = Permissions(callers)
     control = ControlService(here, sessions, coordinator, catalog, node, fleet, permissions=permissions)
-    rpc = RpcServer(settings, callers, sessions, control, health.HealthServicer())
+    rpc = RpcServer(settings, callers, sessions, control, health.HealthServicer(), CallCounts())
     await rpc.start()
     loop, running = asyncio.get_running_loop(), [server]
 

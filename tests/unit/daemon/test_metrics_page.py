@@ -44,6 +44,7 @@ from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.goodput.totals import Bucket
+from torchperfd_daemon.metrics.health import DaemonHealth
 from torchperfd_daemon.metrics.page import (
     CONTENT_TYPES,
     MetricsPage,
@@ -265,8 +266,26 @@ class Observed(Observer):
         return {"bert-17": {1: 0.03}}
 
 
+def health_of_daemon(proc: Path) -> DaemonHealth:
+    """Return the health of a daemon that has answered calls; its process is files in a directory."""
+    process = proc / "self"
+    (process / "fd").mkdir(parents=True)
+    for number in range(3):
+        (process / "fd" / str(number)).touch()
+    (proc / "stat").write_text("cpu 1 2 3\nbtime 1700000000\n")
+    ticks = os.sysconf("SC_CLK_TCK")
+    resident = 2**21 // os.sysconf("SC_PAGESIZE")
+    later = f"{7 * ticks} {5 * ticks} 0 0 20 0 9 0 {30 * ticks} 200000000 {resident}"
+    (process / "stat").write_text(f"9 (torchperfd) S {'0 ' * 10}{later} 0\n")
+    (process / "limits").write_text("Max open files  1024  4096  files\n")
+    health = DaemonHealth(str(proc))
+    health.calls.ended.update({("Control/ListRuns", "OK"): 5, ("Control/GetRun", "NOT_FOUND"): 1})
+    health.calls.seconds.update({"Control/ListRuns": 0.25, "Control/GetRun": 0.125})
+    return health
+
+
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
+def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricsPage:
     """A page over two runs, a good collector and a failing one, at fixed times."""
     monkeypatch.setattr("torchperfd_daemon.metrics.page.__version__", "1.2.3")
     monkeypatch.setattr("torchperfd_daemon.metrics.page.__revision__", "6ba749a4c0de")
@@ -287,6 +306,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
             partial(upload_metrics, uploads()),
             partial(fleet_metrics, lambda: 3, lambda: 2),
             partial(analysis_metrics, kept, analyses()),
+            health_of_daemon(tmp_path).families,
             partial(trigger_metrics, {("slow", Result.FIRED): 2, ("slow", Result.COOLDOWN): 1}),
             partial(
                 background_metrics,
@@ -498,7 +518,7 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     units = "seconds|bytes|ratio|celsius|watts|joules|hertz|info"
     counted = (
         "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
-        "|up|pending|failure|failures|errors|overflow|switches|cpus|cores|captures|removed|uploads|analyses"
+        "|up|pending|failure|failures|errors|overflow|switches|cpus|cores|fds|captures|removed|uploads|analyses"
         "|triggers|calls|peers"
     )
     odd = re.compile(
