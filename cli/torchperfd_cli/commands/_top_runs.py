@@ -1,5 +1,6 @@
 """The runs in ``top``: their verdicts first, then the ranks that these name, then the others."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -101,8 +102,12 @@ def panels(
     if height is None:
         return Panels([drawn(index, _ALL) for index in range(len(runs))], complete=True)
 
+    @functools.cache
     def lines(index: int, shape: _Shape) -> int:
         return lines_of(drawn(index, shape), console, options)
+
+    if sum(lines(index, _ALL) for index in range(len(runs))) <= height:
+        return Panels([drawn(index, _ALL) for index in range(len(runs))], complete=True)
 
     order = sorted(range(len(runs)), key=lambda index: _is_well(verdicts.get(runs[index].run)))
     shapes: dict[int, _Shape] = {}

@@ -45,12 +45,11 @@ class Window:
     def __init__(self, inner: RenderableType, height: int, offset: int | None = None) -> None:
         self._inner, self._height, self._offset = inner, height, offset
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def lines(self, console: Console, options: ConsoleOptions) -> list[list[Segment]]:
+        """Return the lines, at a console's width."""
         lines = console.render_lines(self._inner, options.update(height=None), pad=False)
         first = self._offset if self._offset is not None else self._around(lines)
-        for line in lines[max(0, first) : max(0, first) + self._height]:
-            yield from line
-            yield Segment.line()
+        return lines[max(0, first) : max(0, first) + self._height]
 
     def _around(self, lines: Sequence[Sequence[Segment]]) -> int:
         """Return the first line of a window that has the selected rank in its middle."""
@@ -215,8 +214,11 @@ class _Drawn:
         self, body: Window, foot: RenderableType, room: int, console: Console, options: ConsoleOptions
     ) -> RenderResult:
         """Yield the body, as many empty lines as it leaves, and the last line of the screen."""
-        yield body
-        empty = room - lines_of(body, console, options)
+        lines = body.lines(console, options)
+        for line in lines:
+            yield from line
+            yield Segment.line()
+        empty = room - len(lines)
         if empty > 0:
             yield Text("\n" * (empty - 1))
         yield foot
