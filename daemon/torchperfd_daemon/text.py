@@ -3,12 +3,14 @@
 Lines that other processes can cause are limited.
 """
 
+import json
 import logging
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 from torchperfd.model.formatting import one_line
@@ -62,32 +64,58 @@ _JOURNAL: Final = "%(name)s: %(message)s"
 _PRIORITIES: Final = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
 
 
+class JsonFormatter(logging.Formatter):
+    """A JSON object per record, in one line: ``time``, ``level``, ``logger``, ``message``, ``exception``.
+
+    ``time`` is in UTC (RFC 3339); ``exception``, a traceback, is there only for a record that has one.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as JSON."""
+        written = datetime.fromtimestamp(record.created, UTC)
+        entry = {
+            "time": written.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
 class JournalFormatter(logging.Formatter):
     """Lines for systemd's journal: a priority in front of each, and no time, which the journal has.
 
     See sd-daemon(3). A record of several lines, such as a traceback, is several entries of one priority.
+
+    Args:
+        lines: Formats what follows the priority; the logger's name and the message by default.
     """
 
-    def __init__(self) -> None:
-        super().__init__(_JOURNAL)
+    def __init__(self, lines: logging.Formatter | None = None) -> None:
+        super().__init__()
+        self._lines = lines or logging.Formatter(_JOURNAL)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record with ``<N>`` in front of each line."""
         priority = next(number for level, number in _PRIORITIES if record.levelno >= level)
-        return "\n".join(f"<{priority}>{line}" for line in super().format(record).split("\n"))
+        return "\n".join(f"<{priority}>{line}" for line in self._lines.format(record).split("\n"))
 
 
-def configure_logging(level: str, stream: TextIO | None = None) -> None:
+def configure_logging(level: str, style: str = "text", stream: TextIO | None = None) -> None:
     """Send the daemon's log to a stream.
 
     Args:
         level: What to log of our own; a name of logging's, in lower case. Libraries log from warnings on:
             their debug lines would hide ours.
+        style: ``text``, or ``json`` for an object per line.
         stream: Destination; standard error by default.
     """
     target = stream or sys.stderr
     handler = logging.StreamHandler(target)
-    handler.setFormatter(JournalFormatter() if is_journal(target) else logging.Formatter(_TEXT))
+    lines = JsonFormatter() if style == "json" else None
+    handler.setFormatter(JournalFormatter(lines) if is_journal(target) else lines or logging.Formatter(_TEXT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("torchperfd").setLevel(level.upper())
 

@@ -122,7 +122,7 @@ def serve_command(context: click.Context, /, config_file: Path | None, **_: Any)
     """
     config = configuration(context, config_file)
     settings = config.serve_settings()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     from torchperfd_daemon.server.daemon import Daemon
     from torchperfd_daemon.server.lifecycle import AlreadyServedError
 

@@ -64,6 +64,7 @@ class ServeSettings:
     grace_seconds: float = 60.0
     demo: bool = False
     log_level: str = "info"
+    log_format: str = "text"
 
     @property
     def is_service(self) -> bool:
@@ -202,5 +203,6 @@ OPTIONS: Final = (
     Option("demo", Switch(), "Show simulated GPUs and ranks, to try things out without any.", False),
     Option("embedded", Switch(), "Stop when standard input closes.", False, flag_only=True),
     Option("log_level", Choice(("debug", "info", "warning", "error")), "What to log.", "info"),
+    Option("log_format", Choice(("text", "json")), "Lines of text, or a JSON object in each line.", "text"),
 )
 """All options of ``serve``, in the order of its help."""

@@ -1,9 +1,11 @@
 """Environment variables, and lines of the daemon's log."""
 
 import io
+import json
 import logging
 import os
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -130,7 +132,7 @@ def test_journal_is_recognised_by_device_and_inode(tmp_path: Path, monkeypatch: 
         status = os.fstat(stream.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
         assert is_journal(stream)
-        configure_logging("info", stream)
+        configure_logging("info", stream=stream)
         logging.getLogger("torchperfd.x").warning("disk full")
         monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino + 1}")
         assert not is_journal(stream)
@@ -140,15 +142,45 @@ def test_journal_is_recognised_by_device_and_inode(tmp_path: Path, monkeypatch: 
 def test_terminal_line_has_its_time_and_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
     stream = io.StringIO()
-    configure_logging("info", stream)
+    configure_logging("info", stream=stream)
     logging.getLogger("torchperfd.x").warning("disk full")
     assert stream.getvalue().endswith(" WARNING torchperfd.x: disk full\n")
     assert stream.getvalue()[:2] == "20"
 
 
+def test_json_line_has_the_record_and_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    log = logging.getLogger("torchperfd.x")
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    log.warning('disk "%s"\nfull', "ä")
+    try:
+        raise ValueError("no space")
+    except ValueError:
+        log.exception("cannot write")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert before <= datetime.fromisoformat(first.pop("time")) <= datetime.now(UTC)
+    assert first == {"level": "warning", "logger": "torchperfd.x", "message": 'disk "ä"\nfull'}
+    assert (second["level"], second["message"]) == ("error", "cannot write")
+    assert second["exception"].startswith("Traceback")
+    assert second["exception"].endswith("no space")
+
+
+def test_json_in_the_journal_keeps_the_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "journal").open("w") as stream:
+        status = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        configure_logging("info", "json", stream)
+        logging.getLogger("torchperfd.x").error("one\ntwo")
+    priority, line = (tmp_path / "journal").read_text()[:3], (tmp_path / "journal").read_text()[3:]
+    assert priority == "<3>"
+    assert json.loads(line)["message"] == "one\ntwo"
+
+
 def test_debug_level_is_for_our_own_lines_only() -> None:
     stream = io.StringIO()
-    configure_logging("debug", stream)
+    configure_logging("debug", stream=stream)
     logging.getLogger("torchperfd.x").debug("ours")
     logging.getLogger("grpc._cython.cygrpc").debug("theirs")
     logging.getLogger("asyncio").debug("theirs")
