@@ -126,15 +126,57 @@ def test_metrics_leave_loopback_only_inside_a_container() -> None:
 # systemd
 
 
+DROP_IN = UNIT.with_name("torchperfd-ptrace.conf")
+
+
 @pytest.mark.needs("systemd-analyze")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drop_ins", [(), (DROP_IN,)])
+def test_systemd_accepts_the_unit(tmp_path: Path, drop_ins: tuple[Path, ...]) -> None:
     text = UNIT.read_text(encoding="utf-8")
     copy = tmp_path / UNIT.name
     copy.write_text(text.replace("/usr/bin/torchperfd", "/bin/true"), encoding="utf-8")
+    for each in drop_ins:
+        folder = tmp_path / f"{UNIT.name}.d"
+        folder.mkdir()
+        shutil.copy(each, folder)
     check = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", "--man=no", str(copy)],
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (check.returncode, check.stderr) == (0, "")
+
+
+@pytest.mark.needs("systemd-analyze")
+def test_unit_exposes_no_more_than_the_bound() -> None:
+    check = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=23", "--no-pager", str(UNIT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_drop_in_adds_only_the_capability_to_trace() -> None:
+    lines = [line for line in DROP_IN.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    capability = "CAP_SYS_PTRACE"
+    assert lines == [
+        "[Service]",
+        f"CapabilityBoundingSet={capability}",
+        f"AmbientCapabilities={capability}",
+    ]
+
+
+def test_unit_limits_memory_as_the_chart_does() -> None:
+    settings = unit_settings()
+    limit = daemonset_pod()["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    assert f"{settings['MemoryMax']}i" == limit
+    # Without it systemd ends the daemon for an analysis that the kernel killed.
+    assert settings["OOMPolicy"] == "continue"
+    assert int(settings["TasksMax"]) >= 256
 
 
 def test_the_unit_creates_what_the_daemon_writes_to() -> None:
