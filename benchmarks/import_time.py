@@ -4,8 +4,8 @@
 
 The first is interleaved A/B, in medians with spread. The second is the CPU time of the process until
 ``attach()`` returns, without a daemon: with modules that were compiled before, and as they are installed,
-which in a fresh clone under ``PYTHONDONTWRITEBYTECODE`` means compiling them all. No garbage is collected
-meanwhile: after ``import torch`` a full collection is due at any moment, and takes 90 ms for its objects.
+which in a fresh clone under ``PYTHONDONTWRITEBYTECODE`` means compiling them all. About 85 ms of it are a
+full collection of garbage, which the objects of ``import torch`` have made due.
 
 Exits 1 when the import's median difference is 20 ms or more, when torch or grpc gets imported, when
 ``attach()`` takes more than 120 ms either way, or imports more than 120 modules of ours.

@@ -1,12 +1,10 @@
 """The attachment: the one client of this process, which :func:`attach` makes."""
 
-import gc
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from torchperfd.safety.interrupts import is_from_script
@@ -23,25 +21,8 @@ _current: "Client | None" = None
 _attaching_thread = 0
 _forks_watched = False
 _variables_checked = False
-_is_collector_paused = False
 
 
-@contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Collect no garbage meanwhile: what is made stays, and a collection would read all objects of torch."""
-    global _is_collector_paused
-    is_on = gc.isenabled()
-    try:
-        _is_collector_paused = _is_collector_paused or is_on
-        gc.disable()
-        yield
-    finally:
-        if is_on:
-            gc.enable()
-            _is_collector_paused = False
-
-
-@_paused_collector()
 def attach(
     model: "nn.Module | None" = None,
     *,
@@ -140,8 +121,6 @@ def _watch_forks() -> None:
 
 
 def _leave_child_alone() -> None:
-    if _is_collector_paused:
-        gc.enable()  # another thread has forked during an attach
     if _current is not None:
         _current.become_inert()
 
