@@ -65,6 +65,7 @@ LIMITS: Final = {
     "TorchperfdGoodputLow": Limit(0.7, "30m"),
     "TorchperfdCheckpointSlow": Limit(0.1, "15m"),
     "TorchperfdClientOverhead": Limit(0.01, "10m"),
+    "TorchperfdSlowHooks": Limit(0, "10m"),
     # GPUs and nodes.
     "TorchperfdGpuIdle": Limit(0.05, "30m"),
     "TorchperfdGpuLost": Limit(0, "2m", "critical"),

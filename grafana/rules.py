@@ -163,6 +163,15 @@ and on (run) max by (run) ({metric("train_goodput_seconds_total")} offset 1h)"""
         "{{ $value | humanizePercentage }} of its training time.",
         "runbooks",
     ),
+    Alert(
+        "TorchperfdSlowHooks",
+        f"""
+count by (run) (count by (run, rank) ({metric("train_rank_info", 'hooks="reference"')})) > {{threshold}}""",
+        "Run {{ $labels.run }} has ranks whose hooks run in Python",
+        "The compiled hooks of torchperfd are missing on {{ $value }} ranks of {{ $labels.run }}; those in "
+        "Python cost ten times as much.",
+        "runbooks",
+    ),
 )
 
 _HARDWARE: Final = (

@@ -31,6 +31,10 @@ def _of(run: str, **ranks: str) -> dict[str, str]:
     return series
 
 
+def _hooks(run: str, rank: int, hooks: str, instance: str = "a") -> str:
+    return f'torchperfd_train_rank_info{{instance="{instance}",run="{run}",rank="{rank}",hooks="{hooks}"}}'
+
+
 def _goodput(run: str, **buckets: str) -> dict[str, str]:
     return {
         f'torchperfd_train_goodput_seconds_total{{run="{run}",bucket="{bucket}"}}': values
@@ -229,6 +233,24 @@ _SPEED: Final = (
         "a single bad minute",
         _of("one bad minute", overhead_0="0.002x10 0.02 0.002x29"),
         {"12m": (), "30m": ()},
+    ),
+    # Two daemons show rank 1 for a moment, and it counts once; the run ends at 20 min.
+    Case(
+        "TorchperfdSlowHooks",
+        "two ranks of three without compiled hooks, until the run ends",
+        {
+            _hooks("slow", 0, "native"): "1x20",
+            _hooks("slow", 1, "reference"): "1x20",
+            _hooks("slow", 1, "reference", "b"): "1x20",
+            _hooks("slow", 2, "reference"): "1x20",
+        },
+        {"9m": (), "12m": (Firing({"run": "slow"}, "2"),), "30m": ()},
+    ),
+    Case(
+        "TorchperfdSlowHooks",
+        "compiled hooks, and a client too old to report them",
+        {_hooks("fast", 0, "native"): "1x40", _hooks("fast", 1, ""): "1x40"},
+        {"30m": ()},
     ),
 )
 
