@@ -74,6 +74,10 @@ EXAMPLES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     ),
     "doctor": (("torchperfd doctor", "what slows this node down, and how to fix it"),),
     "dashboards": (("torchperfd dashboards export grafana", "dashboards and alerts, as files"),),
+    "config": (
+        ("torchperfd config show --origin", "each option of the daemon, and where it is set"),
+        ("torchperfd config check", "can a daemon start with it?"),
+    ),
     "completion": (
         ("torchperfd completion bash > ~/.local/share/bash-completion/completions/torchperfd", "bash"),
         ("torchperfd completion zsh > ~/.zfunc/_torchperfd", "zsh, with ~/.zfunc in fpath"),
@@ -144,7 +148,7 @@ COMMANDS: Final = {
     "doctor": "Find what slows this node down, and how to fix it.",
     "dashboards": "Write Grafana's dashboards and Prometheus' rules.",
     "completion": "Print the completion script of a shell.",
-    "config": "Show the configuration in force, and the origin of each value.",
+    "config": "Show the configuration in force and the origin of each value, or check it.",
     "version": "Print versions.",
 }
 

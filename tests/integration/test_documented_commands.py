@@ -28,6 +28,7 @@ ELSEWHERE = {
     r"\btorchperfd captures cancel\b": ("integration/test_capture_faults.py", '"cancel"'),
     r"\btorchperfd capture --kind memory\b": ("unit/client/test_memory_snapshot.py", 'kind="memory"'),
     r"\btorchperfd config show\b": ("unit/daemon/test_config.py", '"config", "show"'),
+    r"\btorchperfd config check\b": ("unit/daemon/test_config_check.py", '"config", "check"'),
     r"\btorchperfd stacks --from\b": ("unit/daemon/test_flight_recorder_dumps.py", '"stacks", "--from"'),
     r" --fleet\b": ("integration/test_fleet.py", '"--fleet"'),
 }

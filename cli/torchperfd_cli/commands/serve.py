@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from torchperfd.document.text import printable
 from torchperfd.model.messages import unpack
 from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2
@@ -20,7 +21,14 @@ from torchperfd_cli.commands._options import json_option, socket_option
 from torchperfd_cli.commands._output import again, emit, watch_option
 from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.process import RankProcess
-from torchperfd_daemon.config.effective import SYSTEM_FILE, Config, as_tables, find_files, resolve
+from torchperfd_daemon.config.effective import (
+    DEFAULT_ORIGIN,
+    SYSTEM_FILE,
+    Config,
+    as_tables,
+    find_files,
+    resolve,
+)
 from torchperfd_daemon.config.kinds import Kind, Switch
 from torchperfd_daemon.config.options import OPTIONS, Option
 from torchperfd_daemon.errors import BadValueError, DaemonUnreachableError, check_environment
@@ -145,7 +153,7 @@ _COMMENT_COLUMN: Final = 52
 
 @click.group("config")
 def config_command() -> None:
-    """Show the configuration of `torchperfd serve`, and the origin of each value."""
+    """Show the configuration of `torchperfd serve` and the origin of each value, or check it."""
 
 
 @config_command.command("show")
@@ -167,6 +175,31 @@ def show_config(
         return
     for line in _lines(config, origin=origin):
         click.echo(line)
+
+
+@config_command.command("check")
+@serve_flags(hidden=True)
+@click.pass_context
+def check_config(context: click.Context, /, config_file: Path | None, **_: Any) -> None:
+    """Check the configuration, and the files and names in it, without starting a daemon.
+
+    Reads credentials, certificates, the list of peers and triggers as `serve` does: run it as the
+    daemon's user. Takes the flags of `serve`, too. Prints one line if a daemon can start with all
+    of it, else the first error with what to do about it.
+    """
+    config = configuration(context, config_file)
+    from torchperfd_daemon.server.checked_settings import check_settings
+
+    peers = asyncio.run(check_settings(config.serve_settings()).read_peers())
+    origins = [setting.origin for setting in config.settings.values()] + [config.plan_origin]
+    sources = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT_ORIGIN]
+    triggers = len(config.plan.rules) + len(config.plan.schedules)
+    click.echo(
+        printable(
+            f"the configuration is valid ({', '.join(sources) or 'all defaults'});"
+            f" triggers: {triggers}, peers: {len(peers)}"
+        )
+    )
 
 
 def _document(config: Config) -> dict[str, Any]:

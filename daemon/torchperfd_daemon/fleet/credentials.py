@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import re
+import ssl
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -247,7 +248,7 @@ def read_credentials(
     """Read the files that ``--fleet-token-file`` and ``--fleet-tls-*`` name.
 
     Raises:
-        UsageError: One of the three TLS files is missing, or the token is too weak.
+        UsageError: One of the three TLS files is missing or unusable, or the token is too weak.
         TorchperfdError: A file cannot be read, is too large, or is a secret that others can read.
     """
     tls = None
@@ -258,8 +259,30 @@ def read_credentials(
                 "give --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca together",
             )
         tls = Tls(_read(certificate), _read(key, secret=True), _read(authority))
+        _check_pem(tls, certificate, key, authority)
     tokens = parse_tokens(_read(token_file, secret=True)) if token_file else ("",)
     return Credentials(tokens[0], tls, tokens[1:])
+
+
+def _check_pem(tls: Tls, certificate: Path, key: Path, authority: Path) -> None:
+    """Refuse files that gRPC could not use: it would name the address of the port as the reason.
+
+    Raises:
+        UsageError: A file is not PEM, or the key is not that of the certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A key with a passphrase must not make a daemon ask its terminal.
+        context.load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{certificate} and {key} are not a certificate and its key",
+            "name a PEM certificate, and its key without a passphrase",
+        ) from error
+    try:
+        context.load_verify_locations(cadata=tls.authority.decode("ascii"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{authority} contains no certificate", f"name a PEM file; {_REMEDY}") from error
 
 
 def parse_tokens(content: bytes) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
@@ -16,8 +16,6 @@ from torchperfd_daemon.background import StoppedWorkers, run_in_background
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.config.options import ServeSettings
-from torchperfd_daemon.fleet.credentials import Address, CredentialFiles, check_listening
-from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_trust, parse_peers
 from torchperfd_daemon.fleet.service import FleetService
 from torchperfd_daemon.fleet.transport import AuthInterceptor, FanOut
 from torchperfd_daemon.fleet.transport import listen as listen_to_fleet
@@ -45,6 +43,7 @@ from torchperfd_daemon.observer.line_sampler import LineSampler
 from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
+from torchperfd_daemon.server.checked_settings import check_settings
 from torchperfd_daemon.server.lifecycle import (
     Lifetime,
     LivePage,
@@ -57,7 +56,7 @@ from torchperfd_daemon.server.lifecycle import (
 from torchperfd_daemon.server.workers import CaptureWorkers, NodeSamplers, StepCheck
 from torchperfd_daemon.service.control import ControlService
 from torchperfd_daemon.service.handover import CaptureHandovers
-from torchperfd_daemon.service.permissions import Permissions, group_id
+from torchperfd_daemon.service.permissions import Permissions
 from torchperfd_daemon.service.rank_session import UserWatch
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.simulated import SimulatedRanks
@@ -94,12 +93,14 @@ class Daemon:
 
     Args:
         plan: Triggers and schedules of automatic captures.
+
+    Raises:
+        TorchperfdError: The settings, or what they name, are not valid.
     """
 
     def __init__(self, settings: ServeSettings, plan: Plan | None = None) -> None:
-        # Clients write there, and may have another working directory.
-        settings = replace(settings, captures_dir=settings.captures_dir.absolute())
-        self._settings = settings
+        self._checked = check_settings(settings)
+        self._settings = settings = self._checked.settings
         self._plan = plan or Plan()
         self._triggers: TriggerCounts = {}
         self._health = DaemonHealth()
@@ -108,7 +109,7 @@ class Daemon:
             most_per_user=settings.max_sessions_per_user,
             most=settings.max_sessions,
         )
-        self._captures = CaptureWorkers(settings)
+        self._captures = CaptureWorkers(settings, self._checked.destination)
         self._catalog = self._captures.catalog
         self._step_check = StepCheck(self._store, self._catalog)
         self._catalog.on_armed = self._step_check.begin
@@ -118,19 +119,11 @@ class Daemon:
         goodput = None if settings.demo else settings.captures_dir / FOLDER
         self._goodput = GoodputTracker(self._store, GoodputStore(goodput, socket.gethostname()))
         self._instance = secrets.token_hex(8)
-        self._credentials = CredentialFiles(settings)
+        self._credentials = self._checked.credentials
         self._interceptor = AuthInterceptor(self._credentials.current)
-        self._fleet_address = Address(*settings.fleet_address) if settings.fleet_address else None
-        if self._fleet_address is not None:
-            check_listening(self._fleet_address, self._credentials.current())
-        peers = parse_peers(settings.fleet_peers, own=self._fleet_address) if settings.fleet_peers else None
-        self._job_peers = peers if isinstance(peers, JobPeers) else None
-        self._peers: PeerAddresses | None = (
-            peers if peers is None or isinstance(peers, JobPeers) else Peers(peers)
-        )
-        if self._job_peers is not None:
-            check_trust(self._credentials.current())
-        self._admin_group = group_id(settings.admin_group)
+        self._fleet_address = self._checked.fleet_address
+        self._peers = self._checked.peers
+        self._job_peers = self._checked.job_peers
         self._ready = False
         self._on_capture: Callable[[CaptureRecord], None] = lambda _: None
         self._lifetime = Lifetime(embedded=settings.embedded)
@@ -147,7 +140,7 @@ class Daemon:
             TorchperfdError: A socket or port cannot be served; the message states what to do.
         """
         settings = self._settings
-        web_config = WebConfigFile(settings.web_config_file) if settings.web_config_file else None
+        web_config = self._checked.web_config
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._lifetime.stop)
@@ -303,7 +296,7 @@ class Daemon:
             device_work=observer.device_work,
             collections=observer.collections,
             families=samplers.families,
-            permissions=Permissions(clients.callers, self._admin_group),
+            permissions=Permissions(clients.callers, self._checked.admin_group),
         )
 
     def _page(

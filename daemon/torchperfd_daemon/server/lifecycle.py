@@ -173,14 +173,11 @@ class AlreadyServedError(TorchperfdError):
     """Another daemon owns the socket."""
 
 
-@contextlib.contextmanager
-def own_socket(path: str) -> Iterator[None]:
-    """Hold the socket's lock file, so that no second daemon takes the path over.
+def check_socket_path(path: str) -> None:
+    """Refuse a path that no socket can have.
 
     Raises:
-        UsageError: The path is too long for a socket.
-        AlreadyServedError: Another daemon holds the lock.
-        TorchperfdError: The directory or the lock file cannot be used.
+        UsageError: It is too long.
     """
     if len(os.fsencode(path)) > contract.MAX_SOCKET_PATH_BYTES:
         raise UsageError(
@@ -188,6 +185,16 @@ def own_socket(path: str) -> Iterator[None]:
             f" {contract.MAX_SOCKET_PATH_BYTES}",
             "choose a shorter one with --socket",
         )
+
+
+@contextlib.contextmanager
+def own_socket(path: str) -> Iterator[None]:
+    """Hold the socket's lock file, so that no second daemon takes the path over.
+
+    Raises:
+        AlreadyServedError: Another daemon holds the lock.
+        TorchperfdError: The directory or the lock file cannot be used.
+    """
     place = Path(path)
     with contextlib.ExitStack() as held:
         try:

@@ -130,15 +130,15 @@ def _host_collectors(ranks: Ranks) -> list[Collector]:
 class CaptureWorkers:
     """What works on the captures directory: its quota, and analysis and uploads if configured.
 
+    Args:
+        destination: Where captures are uploaded to; None for nowhere.
+
     Attributes:
         catalog: The captures directory.
         retention: Keeps it within its quota.
-
-    Raises:
-        UsageError: Captures are uploaded to their own directory, or within it.
     """
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, destination: Destination | None) -> None:
         self._settings = settings
         quota = Quota(
             bytes=settings.captures_max_bytes,
@@ -148,11 +148,7 @@ class CaptureWorkers:
             free_bytes=settings.captures_min_free_bytes,
         )
         self.catalog = Catalog(settings.captures_dir, quota)
-        self.uploader: Uploader | None = None
-        if settings.captures_upload is not None:
-            destination = Destination(settings.captures_upload)
-            destination.check_apart(settings.captures_dir)
-            self.uploader = Uploader(self.catalog, destination)
+        self.uploader = Uploader(self.catalog, destination) if destination is not None else None
         self.retention = RetentionWorker(self.catalog, uploads=self.uploader is not None)
         self.analyst = Analyst(self.catalog) if settings.analyze_captures else None
 

@@ -1,0 +1,82 @@
+"""The settings of ``torchperfd serve`` with all that they name, read and validated.
+
+The daemon starts with them; ``torchperfd config check`` asks for them alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchperfd_daemon.captures.destination import Destination
+from torchperfd_daemon.config.options import ServeSettings
+from torchperfd_daemon.fleet.credentials import Address, CredentialFiles, check_listening
+from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_trust, parse_peers
+from torchperfd_daemon.server.lifecycle import check_socket_path
+from torchperfd_daemon.service.permissions import group_id
+from torchperfd_daemon.web.config_file import WebConfigFile
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSettings:
+    """Valid settings, and what was read because they name it. Nothing is listened on, written or changed.
+
+    Attributes:
+        settings: With an absolute captures directory.
+        credentials: The fleet's; without any where none are configured.
+        fleet_address: Where to listen for daemons of other nodes; None for nowhere.
+        peers: The fleet's other daemons; their source is read when their addresses are needed.
+        admin_group: The id of the group whose members may command all runs.
+        web_config: TLS and basic auth of the metrics page.
+        destination: Where captures are uploaded to.
+    """
+
+    settings: ServeSettings
+    credentials: CredentialFiles
+    fleet_address: Address | None
+    peers: PeerAddresses | None
+    admin_group: int | None
+    web_config: WebConfigFile | None
+    destination: Destination | None
+
+    @property
+    def job_peers(self) -> JobPeers | None:
+        """The peers, if training processes name them."""
+        return self.peers if isinstance(self.peers, JobPeers) else None
+
+    async def read_peers(self) -> Sequence[Address]:
+        """Return the addresses of the fleet's daemons, as far as the configuration names them.
+
+        Raises:
+            TorchperfdError: Their source cannot be read.
+        """
+        return () if self.peers is None else await self.peers.addresses(lambda _: True)
+
+
+def check_settings(settings: ServeSettings) -> CheckedSettings:
+    """Read what the settings name, and validate both.
+
+    Raises:
+        TorchperfdError: A daemon would not start with them; the message states what to do.
+    """
+    # Clients write there, and may have another working directory.
+    settings = replace(settings, captures_dir=settings.captures_dir.absolute())
+    check_socket_path(settings.socket)
+    destination = None
+    if settings.captures_upload is not None:
+        destination = Destination(settings.captures_upload)
+        destination.check_apart(settings.captures_dir)
+    credentials = CredentialFiles(settings)
+    fleet_address = Address(*settings.fleet_address) if settings.fleet_address else None
+    if fleet_address is not None:
+        check_listening(fleet_address, credentials.current())
+    named = parse_peers(settings.fleet_peers, own=fleet_address) if settings.fleet_peers else None
+    if isinstance(named, JobPeers):
+        check_trust(credentials.current())
+    return CheckedSettings(
+        settings,
+        credentials,
+        fleet_address,
+        named if named is None or isinstance(named, JobPeers) else Peers(named),
+        group_id(settings.admin_group),
+        WebConfigFile(settings.web_config_file) if settings.web_config_file else None,
+        destination,
+    )
