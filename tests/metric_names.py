@@ -48,6 +48,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
         "slurm_job_id",
         "pod_uid",
         "torchelastic_run_id",
+        "user",
         "hooks",
         *("data_rank", "tensor_rank", "pipeline_rank", "expert_rank", "context_rank"),
     },

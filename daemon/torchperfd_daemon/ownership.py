@@ -5,19 +5,19 @@ GPUs that it holds memory on, and the kubelet.
 """
 
 import contextlib
+import math
+import pwd
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, Final
-
-import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from typing import Final
 
 from torchperfd.model.formatting import one_line
-from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
+from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
+from torchperfd_daemon.collectors.kubelet import PodResources
 from torchperfd_daemon.collectors.process import RankProcess, Ranks, has_users, is_here
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_stat, parse_table, read
 from torchperfd_daemon.store.model import RankIdentity
@@ -73,44 +73,11 @@ def gpus_of_environment(environment: Mapping[str, str]) -> frozenset[str]:
     return frozenset()
 
 
-POD_RESOURCES: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-
 # kubepods-burstable-pod<uid>.slice with the systemd driver, which writes the uid with underscores;
 # kubepods/burstable/pod<uid> without. Pods from a file have the hash of that file as uid.
 _POD_CGROUP: Final = re.compile(
     r"kubepods[^:\n]*?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
 )
-_KUBELET_DEADLINE_S: Final = 5.0
-_GPU_RESOURCES: Final = "nvidia.com/"
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),
-    # The kubelet's server refuses the path of a socket as the name of a host.
-    ("grpc.default_authority", "localhost"),
-    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
-)
-
-# The part of the kubelet's API that is needed here. By message: field, number, and the message that
-# it holds; empty for text. All but those of `_SINGULAR` are repeated.
-_KUBELET_MESSAGES: Final = {
-    "ContainerDevices": (("resource_name", 1, ""), ("device_ids", 2, "")),
-    "ContainerResources": (("name", 1, ""), ("devices", 2, "ContainerDevices")),
-    "PodResources": (("name", 1, ""), ("namespace", 2, ""), ("containers", 3, "ContainerResources")),
-    "ListPodResourcesResponse": (("pod_resources", 1, "PodResources"),),
-}
-_SINGULAR_FIELDS: Final = frozenset({"name", "namespace", "resource_name"})
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A device that the kubelet has given to a container.
-
-    Attributes:
-        device: The GPU's UUID or index, as the device plugin calls it.
-        container: ``namespace/pod/container``.
-    """
-
-    device: str
-    container: str
 
 
 def pod_of_cgroup(text: str) -> str:
@@ -119,80 +86,8 @@ def pod_of_cgroup(text: str) -> str:
     return found[1].replace("_", "-") if found else ""
 
 
-class PodResources:
-    """The kubelet's list of the devices of containers.
-
-    Args:
-        path: The kubelet's socket; on nodes without one there is nothing to list.
-    """
-
-    def __init__(self, path: Path = POD_RESOURCES) -> None:
-        self._path = path
-
-    def list(self) -> list[Given]:
-        """Ask the kubelet for the GPUs that containers have now.
-
-        Raises:
-            CollectorUnavailableError: The kubelet does not answer, or its answer is malformed.
-        """
-        try:
-            if not self._path.exists():
-                return []
-        except PermissionError:
-            # A user's own daemon on a node of Kubernetes: the kubelet's directory is not for it.
-            return []
-        try:
-            with grpc.insecure_channel(f"unix:{self._path}", options=_CHANNEL_OPTIONS) as channel:
-                ask = channel.unary_unary(
-                    "/v1.PodResourcesLister/List",
-                    request_serializer=bytes,
-                    response_deserializer=_kubelet_response().FromString,
-                )
-                return list(_given_devices(ask(b"", timeout=_KUBELET_DEADLINE_S)))
-        except grpc.RpcError as error:
-            raise CollectorUnavailableError(
-                f"the kubelet does not answer on {self._path} ({_reason(error)}); let the daemon's user read"
-                " and write that socket, or unmount its directory"
-            ) from error
-
-
-def _given_devices(response: Any) -> Iterator[Given]:
-    for pod in response.pod_resources:
-        for container in pod.containers:
-            for devices in container.devices:
-                if devices.resource_name.startswith(_GPU_RESOURCES):
-                    for device in devices.device_ids:
-                        # A GPU that containers share by time slicing has one id per container.
-                        yield Given(device.partition("::")[0], f"{pod.namespace}/{pod.name}/{container.name}")
-
-
-@cache
-def _kubelet_response() -> Any:
-    """Return the class of the kubelet's answer, from descriptors: for one call, that is all it takes."""
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="pod_resources.proto", package="v1", syntax="proto3")
-    for message, fields in _KUBELET_MESSAGES.items():
-        made = file.message_type.add(name=message)
-        for name, number, holds in fields:
-            made.field.add(
-                name=name,
-                number=number,
-                type=field.TYPE_MESSAGE if holds else field.TYPE_STRING,
-                type_name=f".v1.{holds}" if holds else None,
-                label=field.LABEL_OPTIONAL if name in _SINGULAR_FIELDS else field.LABEL_REPEATED,
-            )
-    # A pool of its own: another library in this process may know the kubelet's messages as well.
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("v1.ListPodResourcesResponse"))
-
-
-def _reason(error: grpc.RpcError) -> str:
-    return error.code().name if isinstance(error, grpc.Call) else str(error)
-
-
-# torchrun's id of a run without a name.
 _MAX_CHARACTERS: Final = 200
+# torchrun's id of a run without a name.
 _UNNAMED_RUN: Final = "none"
 _WANTED_VARIABLES: Final = (
     "TORCHELASTIC_RUN_ID",
@@ -212,12 +107,45 @@ class _Facts:
     slurm_gpus: frozenset[str]
 
 
+_RETRY_NAME_S: Final = 300.0
+
+
+class UserNames:
+    """The names of users, as this node knows them.
+
+    Looking one up may wait for a directory service such as LDAP. So a name is looked up once for as long as
+    it is asked for, and a user without a name again after five minutes: the service may have been away.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[int, tuple[str, float]] = {}
+
+    def of(self, uid: int | None) -> str:
+        """Return a user's name without waiting, the number where there is none; empty if not looked up."""
+        return self._known[uid][0] if uid in self._known else ""
+
+    def look_up(self, uids: Iterable[int]) -> None:
+        """Look up the names of these users, and forget all others."""
+        self._known = {uid: self._current(uid) for uid in set(uids)}
+
+    def _current(self, uid: int) -> tuple[str, float]:
+        """Return a user's name, and until when it counts."""
+        if uid in self._known and self._clock() < self._known[uid][1]:
+            return self._known[uid]
+        try:
+            return one_line(pwd.getpwuid(uid).pw_name, _MAX_CHARACTERS), math.inf
+        except KeyError:
+            return str(uid), self._clock() + _RETRY_NAME_S
+
+
 class OwnershipCollector:
     """Finds the owner of each rank and of each GPU.
 
     Args:
         gpus: Returns the newest reading of each GPU.
         pods: The kubelet's list of the devices of containers.
+        users: Has the names of the ranks' users looked up; None to look up none.
     """
 
     name = "ownership"
@@ -228,9 +156,11 @@ class OwnershipCollector:
         gpus: Callable[[], Sequence[GpuReading]],
         pods: PodResources | None = None,
         proc: Path = Path("/proc"),
+        users: UserNames | None = None,
     ) -> None:
         self._ranks = ranks
         self._gpus = gpus
+        self._users = users
         self._pods = pods or PodResources()
         self._proc = proc
         self._facts: dict[RankProcess, _Facts] = {}
@@ -258,7 +188,8 @@ class OwnershipCollector:
         holders = dict(self._holders(readings))
         by_uuid = {reading.uuid.partition("-")[2]: reading.uuid for reading in readings if reading.uuid}
         facts, owners = {}, {}
-        for rank in self._ranks():
+        ranks = list(self._ranks())
+        for rank in ranks:
             pid, gpu = holders.get((rank.pid, rank.start_ticks), (None, ""))
             if pid is None and is_here(self._proc, rank):
                 pid = rank.pid
@@ -274,6 +205,9 @@ class OwnershipCollector:
                 known.owner if known is not None else Owner(), gpu_uuid=gpu or before.gpu_uuid
             )
         self._facts, self._owners = facts, owners
+        if self._users is not None:
+            # This may wait, and the page reads all other owners meanwhile.
+            self._users.look_up(rank.uid for rank in ranks if rank.uid is not None)
 
         family = Family(
             "gpu_allocation_info",

@@ -16,7 +16,7 @@ import yaml
 from tests.support.served import from_a_thread, serving
 
 from torchperfd_cli.main import cli
-from torchperfd_daemon.ownership import POD_RESOURCES
+from torchperfd_daemon.collectors.kubelet import POD_RESOURCES
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

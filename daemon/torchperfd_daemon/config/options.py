@@ -51,6 +51,7 @@ class ServeSettings:
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 9407
     web_config_file: Path | None = None
+    user_label: bool = False
     page_hosts: str | None = None
     fleet_address: tuple[str, int] | None = None
     fleet_peers: str | None = None
@@ -133,6 +134,12 @@ OPTIONS: Final = (
         File(),
         "TLS and basic auth of the metrics page, in the format of Prometheus exporters.",
         flag="--web.config.file",
+    ),
+    Option(
+        "user_label",
+        Switch(),
+        "Name each rank's user on the metrics page, to all who can reach it.",
+        False,
     ),
     Option(
         "page_hosts",

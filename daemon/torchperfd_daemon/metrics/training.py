@@ -31,11 +31,19 @@ class TrainingMetrics:
     Args:
         owners: Returns the owner of a rank; by default from the rank's own report only.
         cap: Selects the ranks that get series; all ranks without it.
+        users: Returns the name of a user, by its number; empty to show none.
     """
 
-    def __init__(self, store: Store, owners: Owners = from_identity, cap: SeriesCap | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        owners: Owners = from_identity,
+        cap: SeriesCap | None = None,
+        users: Callable[[int | None], str] = lambda _: "",
+    ) -> None:
         self._store = store
         self._owners = owners
+        self._users = users
         self._cap = cap
 
     def families(self) -> Iterator[Family | Metric]:
@@ -48,7 +56,7 @@ class TrainingMetrics:
         yield from _phases(counted)
         yield from _families(fields.OTHER_FIELDS, counted)
         yield from _hooks(counted)
-        yield from _status(ranks, self._owners)
+        yield from _status(ranks, self._owners, self._users)
         yield self._durations({rank.identity.run for rank in ranks})
 
     def _durations(self, runs: set[str]) -> Metric:
@@ -141,7 +149,7 @@ _COMPUTED: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
 """Fields that are more than a place in a rank's totals; None where they are not known."""
 
 
-def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
+def _status(ranks: list[Rank], owners: Owners, users: Callable[[int | None], str]) -> Iterator[Family]:
     last = Family(
         "train_last_step_timestamp_seconds", "When the newest training step ended.", "gauge", _RANK_LABELS
     )
@@ -165,6 +173,7 @@ def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
             "slurm_job_id",
             "pod_uid",
             "torchelastic_run_id",
+            "user",
             "hooks",
             *(f"{kind}_rank" for kind in PARALLELISM_KINDS),
         ),
@@ -194,6 +203,7 @@ def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
             owner.slurm_job_id,
             owner.pod_uid,
             owner.torchelastic_run_id,
+            users(rank.process.uid),
             rank.hooks,
             *("" if place is None else str(place) for place in places),
         )

@@ -183,7 +183,12 @@ class Daemon:
     def _collect(self, stack: contextlib.AsyncExitStack) -> NodeSamplers:
         """Start the node's samplers, and a simulated job if that is configured."""
         settings = self._settings
-        samplers = NodeSamplers(self._store, settings.interval_seconds, simulated=settings.demo)
+        samplers = NodeSamplers(
+            self._store,
+            settings.interval_seconds,
+            simulated=settings.demo,
+            names_users=settings.user_label,
+        )
         samplers.start()
         stack.callback(samplers.stop)
         run_in_background(stack, samplers.run())
@@ -256,7 +261,7 @@ class Daemon:
         cap = SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store))
         page = MetricsPage(
             [
-                TrainingMetrics(self._store, owners.of, cap).families,
+                TrainingMetrics(self._store, owners.of, cap, samplers.users.of).families,
                 DiagnosisMetrics(self._store, observer, cap).families,
                 partial(node_metrics, samplers.samplers),
                 partial(own_metrics, self._store, self._coordinator.counts, captures.retention.counts),

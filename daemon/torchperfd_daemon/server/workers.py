@@ -40,7 +40,7 @@ from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.tracker import process_of
-from torchperfd_daemon.ownership import OwnershipCollector
+from torchperfd_daemon.ownership import OwnershipCollector, UserNames
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners
 from torchperfd_daemon.store.model import RankIdentity
 from torchperfd_daemon.store.store import Rank, Store
@@ -60,17 +60,21 @@ class NodeSamplers:
     Args:
         interval: Seconds between two samples; owners are sampled at most every five seconds.
         simulated: Sample simulated GPUs instead of this node's.
+        names_users: Look up the name of each rank's user.
     """
 
-    def __init__(self, store: Store, interval: float, *, simulated: bool) -> None:
+    def __init__(self, store: Store, interval: float, *, simulated: bool, names_users: bool) -> None:
 
         def ranks() -> Iterator[RankProcess]:
             return map(process_of, store.ranks())
 
         seldom = max(interval, _OWNERSHIP_INTERVAL_S)
         self.gpus = NewestGpuReadings(SimulatedGpuCollector() if simulated else NvmlCollector(), ranks)
+        self.users = UserNames()
         self.owners: SimulatedOwners | OwnershipCollector = (
-            SimulatedOwners(self.gpus.newest) if simulated else OwnershipCollector(ranks, self.gpus.newest)
+            SimulatedOwners(self.gpus.newest)
+            if simulated
+            else OwnershipCollector(ranks, self.gpus.newest, users=self.users if names_users else None)
         )
         host = [Sampler(collector, interval) for collector in _host_collectors(ranks)]
         gpu, owner = Sampler(self.gpus, interval), Sampler(self.owners, seldom)

@@ -9,12 +9,13 @@ from tests.unit.daemon.host_tree import HostTree, busy_host
 
 from torchperfd_daemon.collectors import process as process_collector
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
+from torchperfd_daemon.collectors.kubelet import PodResources
 from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess, has_users, is_here
 from torchperfd_daemon.collectors.procfs import read
 from torchperfd_daemon.doctor.facts import ReportedFacts
 from torchperfd_daemon.doctor.reading import read_facts
 from torchperfd_daemon.goodput.tracker import exit_of
-from torchperfd_daemon.ownership import OwnershipCollector, PodResources
+from torchperfd_daemon.ownership import OwnershipCollector
 from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.rank_process import ChangedUsersError, check_running, describe_wait
 from torchperfd_daemon.service.rank_session import Session, UserWatch

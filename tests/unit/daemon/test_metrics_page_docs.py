@@ -8,6 +8,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -30,16 +31,27 @@ SCRAPES: Final = 41
 UID: Final = "0d2cd4a6-5d7b-4b7e-9c1b-0123456789ab"
 
 # As dcgm-exporter 3.3 and kube-state-metrics 2.10 show them, and a scrape labels them.
-FOREIGN: Final = [
-    f'DCGM_FI_PROF_SM_ACTIVE{{gpu="{gpu}",UUID="GPU-{gpu}",pci_bus_id="00000000:{gpu + 1:02X}:00.0",'
-    f'device="nvidia{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="node-a",'
-    f'DCGM_FI_DRIVER_VERSION="580.95.05",instance="node-a:9400",job="dcgm"}} 0.{gpu + 5}'
-    for gpu in range(4)
-] + [
-    f'kube_pod_info{{namespace="{namespace}",pod="{pod}",uid="{uid}",host_ip="10.0.0.1",node="node-a",'
-    f'created_by_kind="Job",instance="ksm:8080",job="kube-state-metrics"}} 1'
-    for namespace, pod, uid in (("team-a", "bert-0", UID), ("team-b", "idle", "f" * 36))
-]
+FOREIGN: Final = (
+    [
+        f'DCGM_FI_PROF_SM_ACTIVE{{gpu="{gpu}",UUID="GPU-{gpu}",pci_bus_id="00000000:{gpu + 1:02X}:00.0",'
+        f'device="nvidia{gpu}",modelName="NVIDIA H100 80GB HBM3",Hostname="node-a",'
+        f'DCGM_FI_DRIVER_VERSION="580.95.05",instance="node-a:9400",job="dcgm"}} 0.{gpu + 5}'
+        for gpu in range(4)
+    ]
+    + [
+        f'kube_pod_info{{namespace="{namespace}",pod="{pod}",uid="{uid}",host_ip="10.0.0.1",node="node-a",'
+        f'created_by_kind="Job",instance="ksm:8080",job="kube-state-metrics"}} 1'
+        for namespace, pod, uid in (("team-a", "bert-0", UID), ("team-b", "idle", "f" * 36))
+    ]
+    + [
+        'ALERTS{alertname="TorchperfdRunInputBound",alertstate="firing",run="bert-17",severity="warning"} 1',
+        'ALERTS{alertname="TorchperfdRunRegressed",alertstate="pending",run="bert-17",severity="warning"} 1',
+        'ALERTS{alertname="TorchperfdRunInputBound",alertstate="firing",run="other",severity="warning"} 1',
+        'ALERTS{alertname="TorchperfdOfUser",alertstate="firing",run="bert-17",user="ada"} 1',
+        'user_team_info{user="ada",team="vision"} 1',
+        'user_team_info{user="bob",team="speech"} 1',
+    ]
+)
 
 
 def documented() -> dict[str, frozenset[str]]:
@@ -107,9 +119,8 @@ def page(seconds: float) -> str:
         gpu = f"GPU-{identity.rank}" if identity.rank < 2 else ""
         return Owner(identity.slurm_job_id, identity.pod_uid, gpu_uuid=gpu)
 
-    return (
-        MetricsPage([TrainingMetrics(store, owner).families, Gpus(seconds).families]).render("")[0].decode()
-    )
+    training = TrainingMetrics(store, owner, users=lambda _: "ada")
+    return MetricsPage([training.families, Gpus(seconds).families]).render("")[0].decode()
 
 
 def recorded() -> str:
@@ -203,6 +214,9 @@ EXPECTED: Final[dict[str, dict[tuple[str, ...], float]]] = {
     "Allocated GPUs that are idle": {("allocation=78", "gpu_uuid=GPU-2"): 1},
     "GPUs without an owner": {("gpu_uuid=GPU-3", "model=H100"): 1},
     "Energy per token of a run": {("run=bert-17",): 300 / 3000},
+    # Two GPUs at each of ten minutes; three ranks of the user.
+    "GPU hours of a day by team": {("team=vision",): 2 * 10 / 60},
+    "Alerts with the user": {("symptom=TorchperfdRunInputBound", "severity=warning", "user=ada"): 3},
 }
 
 
@@ -224,3 +238,36 @@ def test_a_join_answers_what_it_says(prometheus: Ask, name: str) -> None:
 
 def test_every_join_is_expected_to_answer_something() -> None:
     assert JOINS.keys() == EXPECTED.keys()
+
+
+@pytest.mark.needs("promtool")
+def test_alert_with_user_fires_once_as_a_rule(tmp_path: Path) -> None:
+    """It reads the series of alerts, and so its own; another user has fewer ranks of a run of that name."""
+    rules = [
+        {"alert": "Slow", "expr": "max by (run) (slow) > 0", "labels": {"severity": "warning"}},
+        {"alert": "OfUser", "expr": JOINS["Alerts with the user"]},
+    ]
+    ranks = [("ada", 0), ("ada", 1), ("bob", 0)]
+    info = [f'torchperfd_train_rank_info{{run="bert",rank="{rank}",user="{user}"}}' for user, rank in ranks]
+    labels = {"symptom": "Slow", "severity": "warning", "run": "bert", "user": "ada"}
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "g", "rules": rules}]}))
+    test = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": series, "values": "1x20"} for series in ('slow{run="bert"}', *info)
+                ],
+                "alert_rule_test": [
+                    {"eval_time": "9m", "alertname": "OfUser", "exp_alerts": [{"exp_labels": labels}]}
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(json.dumps(test))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

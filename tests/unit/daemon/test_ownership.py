@@ -14,12 +14,11 @@ from tests.support.served import short_directory
 
 from torchperfd_daemon.collectors.base import CollectorUnavailableError
 from torchperfd_daemon.collectors.gpu_readings import GpuReading
+from torchperfd_daemon.collectors.kubelet import Given, PodResources
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.ownership import (
-    Given,
     Owner,
     OwnershipCollector,
-    PodResources,
     from_identity,
     gpus_of_environment,
     job_of_cgroup,

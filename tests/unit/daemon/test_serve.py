@@ -5,10 +5,12 @@ import contextlib
 import fcntl
 import logging
 import os
+import pwd
 import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -269,6 +271,18 @@ async def test_daemon_reads_its_credentials_again_on_sighup(
         async with httpx.AsyncClient() as http:
             page = await http.get(metrics_url)
         assert 'torchperfd_daemon_refused_calls_total{listener="fleet"} 2.0' in page.text.splitlines()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def test_daemon_with_user_label_names_a_ranks_user(life: Life) -> None:
+    life.settings["user_label"] = True
+    label = f'user="{pwd.getpwuid(os.getuid()).pw_name}"'
+    async with life.running() as (channel, metrics_url), httpx.AsyncClient() as http:
+        await RankStream(channel).join()
+        give_up = time.monotonic() + GIVE_UP_S
+        while label not in (await http.get(metrics_url)).text:
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
