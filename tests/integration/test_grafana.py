@@ -158,7 +158,7 @@ def series(seconds: float, *, faulty: bool) -> Mapping[str, float]:
         put("train_phase_seconds_total", (0.05 + 0.5 * bad) * seconds, **RUN, rank=rank, phase="data")
         put("train_dataloader_ready_batches", 2 - 2 * bad, **RUN, rank=rank)
         put("train_world_size", 2 + 2 * bad, **RUN, rank=rank)
-        put("train_rank_info", 1, **RUN, rank=rank)
+        put("train_rank_info", 1, **RUN, rank=rank, hooks="reference" if faulty else "native")
         put("train_state", 1, **RUN, rank=rank, state="training")
         put("train_last_step_timestamp_seconds", now - 1000 * bad, **RUN, rank=rank)
         put("client_overhead_ratio", 0.001 + 0.05 * bad, **RUN, rank=rank)

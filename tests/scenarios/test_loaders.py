@@ -60,7 +60,7 @@ def main():
         runs.append({
             "steps": run.steps, **{name: count for name, count in calls.items() if count},
             "samples": run.samples, "adds up": sum(phase.ns for phase in run.phases) == run.ns,
-            "workers seen": account.ready is not None,
+            "workers seen": account.loader_ready is not None,
         })
         del batches
     print(json.dumps({"runs": runs, "faults": client.parts.instruments.faults.counts()}))

@@ -289,7 +289,7 @@ def exercise_columns(recorded: Recorded) -> None:
 
 
 def exercise_formats(recorded: Recorded) -> None:
-    assert (recorded.folder / "report.md").read_text().count("|---") >= 1
+    assert (recorded.folder / "report.md").read_text().count("| ---") >= 1
     assert (recorded.folder / "report.csv").read_text().startswith("phase,action,")
     assert recorded.report["train"]["steps"]
 
