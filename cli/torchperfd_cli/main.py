@@ -72,7 +72,10 @@ EXAMPLES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ("torchperfd runs show train-3f", "its verdict, phases and ranks"),
         ("torchperfd runs show train-3f --html run.html", "the same as a page"),
     ),
-    "doctor": (("torchperfd doctor", "what slows this node down, and how to fix it"),),
+    "doctor": (
+        ("torchperfd doctor", "what slows this node down, and how to fix it"),
+        ("torchperfd doctor --daemon", "what is wrong with its daemon"),
+    ),
     "dashboards": (("torchperfd dashboards export grafana", "dashboards and alerts, as files"),),
     "config": (
         ("torchperfd config show --origin", "each option of the daemon, and where it is set"),

@@ -91,6 +91,23 @@ def connect(
     )
 
 
+def find_daemon(socket: str | None) -> tuple[str, control_pb2.GetInfoResponse]:
+    """Return the socket of the first daemon that answers, and its answer.
+
+    Args:
+        socket: The only path to try; the usual places when None.
+
+    Raises:
+        DaemonUnreachableError: None answers.
+    """
+    *others, last = (socket,) if socket else contract.socket_candidates()
+    for path in others:
+        with contextlib.suppress(DaemonUnreachableError), connect(path) as daemon:
+            return path, daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
+    with connect(last) as daemon:
+        return last, daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
+
+
 def _translated(error: grpc.RpcError, path: str) -> TorchperfdError:
     """Return a call's failure as an error: the daemon's messages are kept, those of gRPC are translated."""
     details = error.details() or "no details given"

@@ -18,15 +18,14 @@ from urllib.parse import quote
 import click
 
 import torchperfd_daemon
-from torchperfd.v1 import access, contract, control_pb2
+from torchperfd.v1 import access, contract
 from torchperfd.v1.access import write_file
-from torchperfd_cli.commands._daemon import connect
+from torchperfd_cli.commands._daemon import connect, find_daemon
 from torchperfd_cli.commands._options import complete_runs, socket_option
 from torchperfd_cli.commands._scope import whole_run
-from torchperfd_daemon.errors import DaemonUnreachableError, TorchperfdError, explained
+from torchperfd_daemon.errors import TorchperfdError, explained
 from torchperfd_daemon.web.access import read_token
 
-_TIMEOUT_S = 5.0
 _PAGE = "open.html"
 
 
@@ -98,16 +97,9 @@ def _private_page(url: str) -> Path:
 
 def _daemon(socket: str | None, run: str) -> tuple[str, str, str]:
     """Return the socket of the first daemon that answers, its metrics page, and a run's whole name."""
-    paths = (socket,) if socket else tuple(contract.socket_candidates())
-    for path in paths:
-        try:
-            with connect(path) as daemon:
-                info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_TIMEOUT_S)
-                return path, info.metrics_url, whole_run(daemon, run)
-        except DaemonUnreachableError:
-            if path == paths[-1]:
-                raise
-    raise AssertionError("there is always a path")
+    path, info = find_daemon(socket)
+    with connect(path) as daemon:
+        return path, info.metrics_url, whole_run(daemon, run)
 
 
 _MATCHERS: Final = re.compile(

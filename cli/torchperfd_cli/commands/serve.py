@@ -16,7 +16,7 @@ from torchperfd.document.text import printable
 from torchperfd.model.messages import unpack
 from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2
-from torchperfd_cli.commands._daemon import connect
+from torchperfd_cli.commands._daemon import connect, find_daemon
 from torchperfd_cli.commands._options import json_option, socket_option
 from torchperfd_cli.commands._output import again, emit, watch_option
 from torchperfd_daemon import doctor
@@ -31,7 +31,12 @@ from torchperfd_daemon.config.effective import (
 )
 from torchperfd_daemon.config.kinds import Kind, Switch
 from torchperfd_daemon.config.options import OPTIONS, Option
-from torchperfd_daemon.errors import BadValueError, DaemonUnreachableError, check_environment
+from torchperfd_daemon.errors import (
+    BadValueError,
+    DaemonUnreachableError,
+    check_environment,
+    explained,
+)
 from torchperfd_daemon.text import configure_logging
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -245,11 +250,14 @@ def _toml(value: object) -> str:
 
 
 @click.command("doctor")
+@click.option("--daemon", "of_daemon", is_flag=True, help="Examine the daemon that runs, not the node.")
 @watch_option
 @socket_option
 @json_option
-def doctor_command(watch: bool, socket: str | None, as_json: bool) -> int:
+def doctor_command(of_daemon: bool, watch: bool, socket: str | None, as_json: bool) -> int:
     """Find what keeps this node's GPUs, CPUs and loaders from full speed.
+
+    With --daemon, find what keeps the daemon from seeing, keeping or sharing what it should.
 
     Each line names a finding, why it matters, and the command that fixes it. Nothing is
     changed. Exits with 0 when nothing was found, with 1 otherwise; with --watch, by the last
@@ -259,7 +267,7 @@ def doctor_command(watch: bool, socket: str | None, as_json: bool) -> int:
 
     def once() -> None:
         nonlocal found
-        found = _print_findings(socket, as_json=as_json)
+        found = (_print_daemon if of_daemon else _print_findings)(socket, as_json=as_json)
 
     again(once, watch=watch, as_json=as_json)
     return 1 if found else 0
@@ -273,6 +281,23 @@ def _print_findings(socket: str | None, *, as_json: bool) -> int:
         skipped = {**facts.skipped, "ranks": "they are simulated (`torchperfd serve --demo`)"}
         facts = replace(facts, skipped=skipped)
     findings = doctor.examine(facts)
+    emit((doctor.to_dict if as_json else doctor.findings_document)(findings, facts.skipped))
+    return len(findings)
+
+
+def _print_daemon(socket: str | None, *, as_json: bool) -> int:
+    """Print the findings on the daemon that answers; return how many there are.
+
+    Raises:
+        DaemonUnreachableError: None answers.
+    """
+    from torchperfd_daemon.doctor.running_daemon import examine_daemon, read_daemon
+    from torchperfd_daemon.web.access import token_path
+
+    path, info = find_daemon(socket)
+    with explained(f"the daemon at {path} has ended"):
+        facts = read_daemon(path, info, str(token_path(path)))
+    findings = examine_daemon(facts)
     emit((doctor.to_dict if as_json else doctor.findings_document)(findings, facts.skipped))
     return len(findings)
 
