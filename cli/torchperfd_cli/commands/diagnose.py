@@ -1,5 +1,6 @@
 """``torchperfd diagnose``, ``torchperfd stacks``, and ``torchperfd explain`` with the page of a cause."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,15 +38,30 @@ from torchperfd_daemon.views.documents import absent_ranks, each_once, fleet_dic
 
 @click.command("diagnose")
 @scope_options
+@click.option(
+    "--slurm-job",
+    default="",
+    metavar="ID",
+    help="One line on a Slurm job that is over: the verdict on its newest run, and its goodput.",
+)
 @watch_option
 @socket_option
 @json_option
-def diagnose_command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as_json: bool) -> None:
+def diagnose_command(
+    run: str, job: str, fleet: bool, slurm_job: str, watch: bool, socket: str | None, as_json: bool
+) -> None:
     """Explain why each run is slow: each cause with its cost, the evidence, a fix and the next command.
 
     With --fleet or --job, one verdict on the ranks of all nodes; daemons that do not answer are named
     (exit code 5).
     """
+    if slurm_job:
+        from torchperfd_cli.commands._slurm_job import SlurmJob, job_line
+
+        if run or job or fleet or watch or as_json:
+            raise UsageError("--slurm-job prints one line on one job", "leave out the other options")
+        click.echo(job_line(SlurmJob.of_environment(slurm_job, os.environ), socket))
+        return
     scope = Scope(run, job, fleet)
     with connect(socket) as daemon:
         scope = scope.whole(daemon)

@@ -274,3 +274,10 @@ def test_a_time_that_is_no_number_is_a_usage_error(
 ) -> None:
     assert main.run_command(arguments) == 2
     assert "'nan' is not a time in seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [["4711;x"], ["4711", "--json"], ["4711", "--run", "x"], ["-1"]])
+def test_slurm_job_takes_an_id_and_no_more(more: list[str], run: Run) -> None:
+    code, out, err = run("diagnose", "--slurm-job", *more)
+    assert (code, out) == (2, "")
+    assert "--slurm-job" in err
