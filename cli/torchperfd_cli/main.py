@@ -151,7 +151,7 @@ COMMANDS: Final = {
     "doctor": "Find what slows this node down, and how to fix it.",
     "dashboards": "Write Grafana's dashboards and Prometheus' rules.",
     "completion": "Print the completion script of a shell.",
-    "config": "Show the configuration in force and the origin of each value, or check it.",
+    "config": "Show or check the configuration, and the origin of each value.",
     "version": "Print versions.",
 }
 
