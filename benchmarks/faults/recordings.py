@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from benchmarks.faults.trial import Trial
 
-from torchperfd.model.loader_workers import WorkerCost
+from torchperfd.model.loader_facts import WorkerCost
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import RankEvidence

@@ -27,7 +27,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, Final
 
-from torchperfd.model.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd.model.loader_facts import UNMEASURED_COST, WorkerCost
 from torchperfd.model.own_commands import own_command
 
 _ROUNDS: Final = 4

@@ -12,7 +12,7 @@ from benchmarks.faults.journal import Measured
 from benchmarks.faults.recordings import compact_line, rebuild
 from benchmarks.faults.trial import Answer, Trial
 
-from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts
+from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts
 from torchperfd.model.source_lines import InputStages
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import RankEvidence

@@ -15,7 +15,8 @@ from torchperfd.document.terminal import render
 from torchperfd.launch.additions import first_advice
 from torchperfd.launch.run_report import loader_advice_document
 from torchperfd.model.formatting import duration
-from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
+from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts
+from torchperfd.model.loader_workers import advise_loader
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.report.previous_runs import newest_advised, script_digest
 from torchperfd.report.store import RunStore

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.unit.daemon import traces
 
-from torchperfd.model.loader_workers import LoaderAdvice, LoaderFacts, WorkerCost, advise_loader, predict_step
+from torchperfd.model.loader_facts import LoaderFacts, WorkerCost
+from torchperfd.model.loader_workers import LoaderAdvice, advise_loader, predict_step
 from torchperfd_cli.bench.loader_bench import LoaderBench
 from torchperfd_cli.bench.loader_process import LoaderDescription, LoaderSetting, RestOfStep, Speed
 from torchperfd_cli.bench.search import with_workers

@@ -10,13 +10,8 @@ from torchperfd.document.tables import Table
 from torchperfd.document.terminal import render
 from torchperfd.errors import TorchperfdError
 from torchperfd.model.formatting import duration, size
-from torchperfd.model.loader_workers import (
-    UNMEASURED_COST,
-    LoaderAdvice,
-    WorkerCost,
-    advise_loader,
-    predict_step,
-)
+from torchperfd.model.loader_facts import UNMEASURED_COST, WorkerCost
+from torchperfd.model.loader_workers import LoaderAdvice, advise_loader, predict_step
 from torchperfd_cli.bench.loader_process import (
     LoaderDescription,
     LoaderMeasurer,

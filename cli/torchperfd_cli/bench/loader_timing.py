@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from torchperfd.errors import TorchperfdError
 from torchperfd.hooks.loader_use import describe_batches
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.process import available_cpus, thread_queued_ns
 from torchperfd_cli.bench.loader_process import DEFAULT_PREFETCH, LoaderDescription, LoaderSetting, Speed
 

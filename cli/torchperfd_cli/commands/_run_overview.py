@@ -11,7 +11,7 @@ from torchperfd.model.card import CauseCard, VerdictCard
 from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import MAX_LARGE, count, duration, number, optional, text
 from torchperfd.model.host_memory import HostMemory
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.process import HookState
 from torchperfd.model.source_lines import InputStages, SyncWait
 from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals

@@ -23,7 +23,7 @@ from torchperfd.hooks.loader_samples import (
 )
 from torchperfd.hooks.patches import keep_classes_out_of_graphs, keep_out_of_graphs
 from torchperfd.hooks.worker_stacks import WorkerStacks
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.process import available_cpus, thread_queued_ns
 from torchperfd.safety.interrupts import is_from_script
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torchperfd.hooks.instruments import ProcessCounters
 from torchperfd.hooks.thread_frames import framework_around
 from torchperfd.link.outbox import FlushState, NextFlush, Outbox, next_flush
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.process import available_cpus
 from torchperfd.safety.logs import Faults
 from torchperfd.steps.phases import TRAIN, PhaseNames, StepBatch
@@ -216,7 +216,7 @@ class Flusher:
         """Return facts on steps without a profiler, for the trace, beside their length.
 
         ``unrecorded_phase_ns``: means of the latest training steps, by phase.
-        ``loader``: how they use their loader (:class:`~torchperfd.model.loader_workers.LoaderFacts`).
+        ``loader``: how they use their loader (:class:`~torchperfd.model.loader_facts.LoaderFacts`).
         """
         with self._lock:
             phases = {self._names.name(slot): round(ns) for slot, ns in self._pace.phase_ns().items()}

@@ -11,34 +11,26 @@ and without workers c + d. Workers are advised only where that is shorter by mor
 
 import math
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 from torchperfd.model.formatting import duration
+from torchperfd.model.loader_facts import CROWDED, MOSTLY_IDLE, UNMEASURED_COST, LoaderFacts, WorkerCost
 from torchperfd.model.messages import Evidence, Wire
-from torchperfd.model.source_lines import InputStages
 
 MAX_WORKERS: Final = 16
 """More are never advised: what takes longer wants cheaper items."""
 MIN_GAIN: Final = 0.05
 """A saving of a smaller share of the step is within the model's error."""
 
-# No figure of a loader is larger: bytes of a batch.
-_MAX_FIGURE: Final = float(1 << 50)
 # So much of a worker's CPU may be in use by the training process, by a measurement that is not exact.
 _SPARE_CPUS: Final = 0.25
 # A loader computes, and does not wait, where this share of a draw is CPU time.
 _COMPUTES: Final = 0.5
 # Lower limit for how often a thread gets a CPU.
 _MAX_QUEUED: Final = 0.99
-# Workers that wait for a CPU for a larger share of their time compete for CPUs.
-CROWDED: Final = 0.1
-# Workers that wait for work for a larger share of their time are no reason for a wait for data.
-_IDLE: Final = 0.5
-# Starts of workers explain a wait for data from this share of it on, and once they have happened so often.
+# Starts of workers explain a wait for data from this share of it on.
 _MOST_OF_WAIT: Final = 0.5
-_MIN_STARTS: Final = 3
 # Processes that share CPUs lose time to each other's caches and to their scheduling.
 _CONTENTION: Final = 1.15
 # Batches are rarely less than one tensor of samples and one of labels.
@@ -53,124 +45,6 @@ _STACKED_BYTE_S: Final = 0.1e-9
 _FETCHED_BYTE_S: Final = 0.2e-9
 # Of a draw at least this share has to go for whole batches to be worth another sampler.
 _MIN_FETCH_GAIN: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerCost:
-    """What it costs to move one batch from a worker to the training process, in seconds.
-
-    Attributes:
-        receive: Wall time of the training thread for any batch, of one that is ready.
-        receive_tensor: More for each tensor.
-        receive_byte: More for each byte.
-        send: CPU time of the worker for any batch.
-        send_tensor: More for each tensor.
-        send_byte: More for each byte.
-    """
-
-    receive: float
-    receive_tensor: float
-    receive_byte: float
-    send: float
-    send_tensor: float
-    send_byte: float
-
-    def receiving(self, tensors: int, size: int) -> float:
-        """Return what the training thread needs for a batch of so many tensors and bytes."""
-        return self.receive + tensors * self.receive_tensor + size * self.receive_byte
-
-    def sending(self, tensors: int, size: int) -> float:
-        """Return what a worker needs for it."""
-        return self.send + tensors * self.send_tensor + size * self.send_byte
-
-
-UNMEASURED_COST: Final = WorkerCost(0.3e-3, 0.3e-3, 0.3e-9, 0.3e-3, 0.2e-3, 0.5e-9)
-"""Default for a machine on which it was not measured: a high estimate."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderFacts:
-    """How a training process uses its loader: means of samples; None or 0 where unknown.
-
-    The client samples them while it trains, ``bench`` while it measures; the wire and a trace carry them.
-
-    Attributes:
-        workers: Worker processes of the loader.
-        cpus: CPUs that the process may use: affinity, control group's quota, and its share of the node's.
-        draw_cpu: The share of a draw in the training process that is CPU time, 0 to 1; without the time in
-            which the thread was ready to run and had no CPU.
-        rest_cpus: CPUs that the process uses on average between draws.
-        batch_tensors: Tensors in a batch.
-        batch_bytes: Their bytes.
-        batch_size: Samples that the loader puts into a batch; 0 where it does not choose them itself.
-        receive_seconds: What a draw takes when the workers have a batch ready.
-        worker_cpu_seconds: CPU time of the workers' main threads for each batch.
-        worker_queued: The share of the workers' time in which they were ready to run without a CPU.
-        indexable: The dataset is a plain ``TensorDataset``, collated and sampled in torch's usual ways.
-        shuffles: Its sampler is torch's ``RandomSampler``.
-        batches_per_step: Draws in a training step; 0 where unknown, which counts as one.
-        queued: The share of the time in which the training thread was ready to run that it had no CPU.
-        stages: What the stages of making a batch take.
-        starts: How often an iterator has started workers of its own.
-        start_seconds: What such a start takes to the first batch; without the first one.
-        starts_per_step: How often in a training step.
-        slow_worker: The worker for which finished batches of the others wait; None if none stands out.
-    """
-
-    workers: int = 0
-    cpus: float | None = None
-    draw_cpu: float | None = None
-    rest_cpus: float | None = None
-    batch_tensors: int = 0
-    batch_bytes: int = 0
-    batch_size: int = 0
-    receive_seconds: float | None = None
-    worker_cpu_seconds: float | None = None
-    worker_queued: float | None = None
-    indexable: bool = False
-    shuffles: bool = False
-    batches_per_step: float = 0.0
-    queued: float | None = None
-    stages: InputStages | None = None
-    starts: int = 0
-    start_seconds: float | None = None
-    starts_per_step: float = 0.0
-    slow_worker: int | None = None
-
-    @property
-    def idle(self) -> float:
-        """The share of the workers' time in which they wait for indices; 0 if unknown."""
-        return (self.stages.idle or 0.0) if self.stages is not None else 0.0
-
-    @property
-    def respawns_workers(self) -> bool:
-        """Whether each pass over the loader starts workers of its own, once a few passes have."""
-        return self.workers > 0 and self.starts >= _MIN_STARTS
-
-    @property
-    def handover_seconds(self) -> float:
-        """What handing a batch over takes both sides: a ready batch's draw, and sending; 0 if unknown."""
-        sending = (self.stages.send_seconds or 0.0) if self.stages is not None else 0.0
-        return (self.receive_seconds or 0.0) + sending if self.workers else 0.0
-
-    @property
-    def costs_more_to_hand_over(self) -> bool:
-        """Whether workers take longer to hand a batch over than to make it, and wait most of their time."""
-        making = self.stages.making_seconds if self.stages is not None else 0.0
-        return self.idle >= _IDLE and 0 < making < self.handover_seconds
-
-    def is_sound(self) -> bool:
-        """Return whether all figures are such as a loader can have; they come from a wire or from a file."""
-        figures = [getattr(self, each.name) for each in fields(self) if each.name != "stages"]
-        if self.stages is not None:
-            figures += [getattr(self.stages, each.name) for each in fields(self.stages)]
-        return all(0 <= each < _MAX_FIGURE for each in figures if each is not None)
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> "LoaderFacts":
-        """Return the facts of a document of ``dataclasses.asdict``, or of some of its fields."""
-        stages = document.get("stages")
-        return cls(**{**document, "stages": None if stages is None else InputStages(**stages)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +241,7 @@ class _Model:
     def more_workers(self, *, on_device: bool) -> LoaderAdvice | None:
         """Return the advice to use workers, or more of them."""
         now, most = self._facts.workers, self._most()
-        if most <= now or (now and self._data <= 2 * self._receive) or self._facts.idle >= _IDLE:
+        if most <= now or (now and self._data <= 2 * self._receive) or self._facts.idle >= MOSTLY_IDLE:
             return None
         least = max(self.step_with(most), self._rest + self._receive)
         # One more than keeps up on average, since batches do not come evenly.
@@ -429,7 +303,7 @@ class _Model:
         workers that mostly wait for work: then the stages show what a batch takes.
         """
         facts, stages = self._facts, self._facts.stages
-        if facts.workers and facts.idle >= _IDLE and stages is not None:
+        if facts.workers and facts.idle >= MOSTLY_IDLE and stages is not None:
             saves = self._data - 1.5 * stages.making_seconds
             return self._in_process(saves) if saves >= MIN_GAIN * self._step else None
         cpu, receive = self._cpu, facts.receive_seconds

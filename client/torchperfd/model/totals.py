@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Final
 
 from torchperfd.model.host_memory import HostMemory
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.messages import (
     AtMost,
     Count,

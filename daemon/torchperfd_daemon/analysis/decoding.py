@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 
 _Decoded = TypeVar("_Decoded")
 

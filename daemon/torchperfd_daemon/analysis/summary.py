@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from torchperfd.model.formatting import ns_text
-from torchperfd.model.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd.model.loader_facts import UNMEASURED_COST, WorkerCost
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.analysis.advice import Advice, AdviceContext, advise
 from torchperfd_daemon.analysis.advice.rules import recording_notes

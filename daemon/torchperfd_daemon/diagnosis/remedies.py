@@ -9,15 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from torchperfd.model.card import SCRIPT
-from torchperfd.model.loader_workers import (
-    CROWDED,
-    UNMEASURED_COST,
-    LoaderAdvice,
-    LoaderFacts,
-    WorkerCost,
-    advise_loader,
-    is_cheap,
-)
+from torchperfd.model.loader_facts import CROWDED, UNMEASURED_COST, LoaderFacts, WorkerCost
+from torchperfd.model.loader_workers import LoaderAdvice, advise_loader, is_cheap
 from torchperfd.model.process import UNBOUND, CpuBinding
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 

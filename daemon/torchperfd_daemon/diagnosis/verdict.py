@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from torchperfd.model.card import command_after_run
 from torchperfd.model.formatting import duration
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.messages import Evidence, Label, Name, Seconds
 from torchperfd.model.source_lines import InputStages, SlowLine
 from torchperfd.model.step_account import Account

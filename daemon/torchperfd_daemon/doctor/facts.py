@@ -10,7 +10,7 @@ from typing import Final
 
 from torchperfd.model import own_commands
 from torchperfd.model.formatting import one_line
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd_daemon.collectors.nvml_errors import DriverProblem
 from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.golden import check_golden
 
 from torchperfd.document.terminal import Page, render
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd_cli.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader, loader_document
 from torchperfd_cli.bench.loader_process import (
     LoaderDescription,

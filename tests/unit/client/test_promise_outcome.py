@@ -15,7 +15,7 @@ from tests.support.run_documents import PREDICTED, kept_run
 from torchperfd.launch import earlier_runs
 from torchperfd.launch.earlier_runs import EarlierRuns, settings_of, source_document
 from torchperfd.launch.options import KeepingOptions
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.report.previous_runs import outcome_of
 from torchperfd.report.promise import MINUS, PromiseOutcome, promises_of, short_fix
 from torchperfd.report.rank import RankReport

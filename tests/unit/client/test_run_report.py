@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
 from torchperfd.model.formatting import duration, size
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.source_lines import InputStages, SyncWait
 from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.report.phase_table import rate

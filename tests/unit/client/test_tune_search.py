@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts
+from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts
 from torchperfd_cli.tune.candidates import Requested, propose
 from torchperfd_cli.tune.search import (
     HOPELESS_ROUNDS,

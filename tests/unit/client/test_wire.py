@@ -15,7 +15,7 @@ from torchperfd.events import NATIVE
 from torchperfd.link import wire
 from torchperfd.model.host_memory import MAX_COURSE, HostMemory
 from torchperfd.model.identity import read_identity
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.process import UNBOUND, Coordinate, CpuBinding, HookState
 from torchperfd.model.source_lines import InputStages, SyncWait, TimedLine
 from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals

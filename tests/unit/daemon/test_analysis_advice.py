@@ -13,7 +13,8 @@ from tests.unit.daemon import traces
 
 from torchperfd.document.terminal import render
 from torchperfd.model.formatting import ns_text
-from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
+from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts
+from torchperfd.model.loader_workers import advise_loader
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import rules
 from torchperfd_daemon.analysis.advice.context import AdviceContext

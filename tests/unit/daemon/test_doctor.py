@@ -15,7 +15,8 @@ from tests.support.commands import Run
 from tests.support.values import some
 from tests.unit.daemon.host_tree import HostTree
 
-from torchperfd.model.loader_workers import LoaderFacts, most_computing_workers
+from torchperfd.model.loader_facts import LoaderFacts
+from torchperfd.model.loader_workers import most_computing_workers
 from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.procfs import parse_cpu_list
 from torchperfd_daemon.doctor import checks, reading

@@ -7,7 +7,7 @@ import pytest
 from tests.support.values import some
 from tests.unit.daemon.host_tree import HostTree
 
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd_daemon import doctor
 from torchperfd_daemon.doctor.facts import Consumer, CpuFacts, Facts, Gpu, RankFacts, read_cpu
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.remedies import contention_remedy, fix_of, loader_remedy

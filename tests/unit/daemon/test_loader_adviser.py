@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.support.values import some
 
-from torchperfd.model.loader_workers import UNMEASURED_COST, LoaderFacts, WorkerCost
+from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts, WorkerCost
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon import worker_cost
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser, LoaderSample

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from tests.support.values import some
 
+from torchperfd.model.loader_facts import LoaderFacts, WorkerCost
 from torchperfd.model.loader_workers import (
     MAX_WORKERS,
     LoaderAdvice,
-    LoaderFacts,
-    WorkerCost,
     advise_loader,
     is_cheap,
     most_computing_workers,

@@ -12,7 +12,7 @@ from benchmarks.accuracy.streams import Job
 from tests.support.values import some
 from tests.unit.daemon.test_observer import RUN, Watched
 
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.observer import observer
 from torchperfd_daemon.observer.line_sampler import LineSampler

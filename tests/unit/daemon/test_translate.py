@@ -13,7 +13,7 @@ from tests.support.served import columns, steps_message
 from tests.support.values import some
 
 from torchperfd.model.host_memory import HostMemory
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.messages import pack, unpack
 from torchperfd.model.process import Coordinate, HookState
 from torchperfd.model.source_lines import InputStages, SlowLine, SyncWait

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.daemon.test_observer import Watched
 
-from torchperfd.model.loader_workers import LoaderFacts
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.source_lines import SyncWait, TimedLine
 from torchperfd.model.totals import PhaseTotals
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, strangers_seconds

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd.model.formatting import ns_text
-from torchperfd.model.loader_workers import UNMEASURED_COST, WorkerCost
+from torchperfd.model.loader_facts import UNMEASURED_COST, WorkerCost
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.analysis.advice.edits import Edit, HostCost, HostTime
 from torchperfd_daemon.analysis.advice.recording import (

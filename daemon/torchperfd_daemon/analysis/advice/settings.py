@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from torchperfd.model.formatting import duration, ns_text
-from torchperfd.model.loader_workers import LoaderFacts, advise_loader
+from torchperfd.model.loader_facts import LoaderFacts
+from torchperfd.model.loader_workers import advise_loader
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext
 from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime
