@@ -132,7 +132,7 @@ def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -
         epoch_steps=now.train.steps / (now.epoch_starts.calls + 1) if now.epoch_starts.calls else 0.0,
         workers_respawn=now.loader is not None and now.loader.respawns_workers,
         device_lag_seconds=lag.ns / lag.calls / 1e9 if lag.calls > 0 else None,
-        own_deviation_seconds=_deviation(_minus(now.device_work, before.device_work)),
+        own_deviation_seconds=_deviation(before.device_work, now.device_work),
     )
 
 
@@ -163,8 +163,14 @@ def _minus(total: PhaseTotals, part: PhaseTotals) -> PhaseTotals:
     return PhaseTotals(max(0, total.calls - part.calls), max(0, total.ns - part.ns), squares)
 
 
-def _deviation(work: PhaseTotals) -> float | None:
-    """Return the standard deviation of single calls in seconds; None for too few of them."""
+def _deviation(before: PhaseTotals, now: PhaseTotals) -> float | None:
+    """Return the standard deviation of single steps in seconds; None for too few of them.
+
+    In steps of many phases few are timed whole: a window with too few has the deviation of the whole run.
+    """
+    work = _minus(now, before)
+    if work.calls < _MIN_TIMED:
+        work = now
     if work.calls < _MIN_TIMED:
         return None
     mean = work.ns / work.calls

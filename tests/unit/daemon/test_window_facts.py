@@ -94,11 +94,14 @@ def test_deviation_of_the_devices_work_is_the_windows() -> None:
     now = PhaseTotals(before.calls + len(half), before.ns + sum(half), squares)
     seen = facts(replace(NOW, device_work=now), replace(BEFORE, device_work=before))
     assert seen.own_deviation_seconds == pytest.approx(0.002)
-    few = replace(now, calls=before.calls + 9)
-    assert (
-        facts(replace(NOW, device_work=few), replace(BEFORE, device_work=before)).own_deviation_seconds
-        is None
+    # With few timed steps in the window, all of the run count.
+    few = replace(
+        now, calls=before.calls + 9, ns=9 * 7_000_000 + before.ns, squares=before.squares + 9 * 7e6**2
     )
+    seen = facts(replace(NOW, device_work=few), replace(BEFORE, device_work=before))
+    assert seen.own_deviation_seconds == pytest.approx(0.0, abs=1e-6)
+    fewer = PhaseTotals(9, 9 * 7_000_000, 9 * 7e6**2)
+    assert facts(replace(NOW, device_work=fewer)).own_deviation_seconds is None
 
 
 def test_line_that_waits_longest_in_the_window_is_named() -> None:
