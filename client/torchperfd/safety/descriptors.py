@@ -147,7 +147,9 @@ class DescriptorGuard:
         if self._before is not None:
             of_others = {number for number, target in self._before.items() if target == _POLLER}
             self._pollers_of_script = of_others - self._of_grpc.keys()
-            self._of_grpc, self._before = self.find_grpc(), None
+            # In this order: has_lost_poller(), on another thread, sees new descriptors once it looks at any.
+            self._of_grpc = self.find_grpc()
+            self._before = None
             self._connected_at = time.monotonic()
 
     def has_lost_poller(self) -> bool:
@@ -155,7 +157,10 @@ class DescriptorGuard:
 
         Those found may be of an earlier connection, and gRPC closes them soon. So in the first seconds
         of a connection all have to be lost, and no other poller may be open that gRPC may have opened since.
+        Until the daemon has answered, those found are of the session before, and say nothing.
         """
+        if self._before is not None:
+            return False
         pollers = [number for number, target in self._of_grpc.items() if target == _POLLER]
         lost = [number for number in pollers if target_of(number) != _POLLER]
         if not self._connected_at:

@@ -267,3 +267,24 @@ def test_poller_opened_after_earlier_ones_counts(
     assert not guard.has_lost_poller()
     _close(later)
     assert not guard.has_lost_poller()
+
+
+def test_pollers_of_an_ended_session_are_not_those_of_the_next(
+    grpc: _Grpc, guarding: _Guarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted daemon: until it answers, only what the session before it had is known."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    guard = guarding(lambda: None)
+    earlier = grpc.open_poller()
+    guard.end_connecting()
+    now += 6
+    assert not guard.has_lost_poller()
+    _close(earlier)
+    guard.begin_connecting(None)
+    later = grpc.open_poller()
+    assert not guard.has_lost_poller()
+    guard.end_connecting()
+    assert not guard.has_lost_poller()
+    _close(later)
+    assert guard.has_lost_poller()
