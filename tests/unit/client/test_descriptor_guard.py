@@ -282,6 +282,7 @@ def test_pollers_of_an_ended_session_are_not_those_of_the_next(
     assert not guard.has_lost_poller()
     _close(earlier)
     guard.begin_connecting(None)
+    assert not guard.has_lost_poller()
     later = grpc.open_poller()
     assert not guard.has_lost_poller()
     guard.end_connecting()
