@@ -18,8 +18,8 @@ _CONNECTION: Final = "/grpc/_channel.py"
 _RECENT_S: Final = 2.0
 _RECENT_STEPS: Final = 3
 # A wrapper in these files records an event, calls the wrapped function and records another event; it cannot
-# hang.
-_ONLY_CALLS_TORCH: Final = ("hooks/distributed.py", "hooks/gradients.py")
+# hang. Clients of the version before have them in collectives.py.
+_ONLY_CALLS_TORCH: Final = ("hooks/distributed.py", "hooks/collectives.py")
 DRAWS: Final = "/torchperfd/steps/wrapped.py"
 """Its frame is kept: it shows that the script draws from an iterable that it has wrapped."""
 _THREADS_BEGIN_IN: Final = ("_bootstrap", "_bootstrap_inner")

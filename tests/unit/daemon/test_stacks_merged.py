@@ -186,9 +186,13 @@ def test_own_frames_are_left_out_unless_they_hang() -> None:
     assert tidy(threads, "") is threads
 
 
-def test_ddp_buffer_broadcast_is_a_collective_without_our_frame() -> None:
-    """DDP broadcasts buffers ahead of a forward: the call goes through our wrapper into C++."""
-    ours = Frame(f"{PACKAGE}hooks/distributed.py", 68, "broadcast")
+@pytest.mark.parametrize("wrapper", ["hooks/distributed.py", "hooks/collectives.py"])
+def test_ddp_buffer_broadcast_is_a_collective_without_our_frame(wrapper: str) -> None:
+    """DDP broadcasts buffers ahead of a forward: the call goes through our wrapper into C++.
+
+    A client of the version before this one has it in another file.
+    """
+    ours = Frame(f"{PACKAGE}{wrapper}", 68, "broadcast")
     replication = f"{TORCH}/nn/parallel/distributed.py"
     frames = (
         Frame(replication, 2132, "_distributed_broadcast_coalesced"),
