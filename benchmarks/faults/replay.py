@@ -55,8 +55,8 @@ def predict(sample: Sample) -> list[Prediction]:
         count = min(rank.device_samples for rank in ranks)
         if count >= MIN_WINDOW_SAMPLES:
             newest = predict_steps([rank.device_work(count) for rank in ranks], pauses)
+            newest = newest.as_judged(find_causes(sample))
             answers = newest.with_growth_of(answers) if answers else newest
-            answers = answers.with_pauses_of(find_causes(sample))
     return [
         Prediction(each.removed.value, each.rank, each.phase, each.step_seconds)
         for each in (answers.answers if answers else ())

@@ -18,7 +18,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf, predict
-from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service.translate import comparison_from_messages, rank_work_from_message
@@ -61,9 +61,8 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     judged = {each.run: fleet_translate.verdict_from_message(each) for each in verdicts}
     replays = {}
     for name, ranks in sorted(by_run.items()):
-        replays[name] = found = replay_newest(_view.present(ranks), since.get(name, 0))
-        if found is not None and found.on_device and name in judged:
-            replays[name] = found.with_pauses_of((judged[name], *judged[name].others))
+        said = (judged[name], *judged[name].others) if name in judged else ()
+        replays[name] = replay_newest(_view.present(ranks), since.get(name, 0), said)
     worlds = {name: max(each.status.identity.world_size for each in ranks) for name, ranks in by_run.items()}
     predictions = {name: each for name, each in replays.items() if each is not None}
     left_out = {
@@ -195,11 +194,14 @@ def describe(answer: WhatIf) -> str:
     )
 
 
-def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Predictions | None:
-    """Predictions a run's newest steps: those on the devices if ranks wait for each other there.
+def replay_newest(
+    messages: Sequence[control_pb2.RankSteps], since: int, verdicts: Sequence[Verdict] = ()
+) -> Predictions | None:
+    """Predict from a run's newest steps: those on the devices if ranks wait for each other there.
 
     Args:
         since: The step since which it is slower; 0 where it has not slowed down.
+        verdicts: On this run, the first cause first.
 
     Returns:
         None where there are too few steps.
@@ -211,7 +213,8 @@ def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Pred
     if count < MIN_WINDOW_SAMPLES:
         return None
     pauses = {message.status.identity.rank: _pauses(message) for message in messages}
-    newest = replace(predict([_part(work, -count, None) for work in times.works], pauses), on_device=True)
+    newest = predict([_part(work, -count, None) for work in times.works], pauses).as_judged(verdicts)
+    newest = replace(newest, on_device=True)
     # The past is known by steps, which are as long on the host as on the device.
     by_steps = _replay_common_steps(messages, since, hidden=True)
     return newest.with_growth_of(by_steps) if by_steps is not None else newest
@@ -220,7 +223,7 @@ def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Pred
 def _replay_common_steps(
     messages: Sequence[control_pb2.RankSteps], since: int, *, hidden: bool
 ) -> Predictions | None:
-    """Predictions the steps from ``since`` on that all ranks have in common; None where these are too few."""
+    """Predict from the steps since ``since`` that all ranks have in common; None where these are too few."""
     first = max(since, *(message.first_step for message in messages))
     count = min(message.first_step + message.count for message in messages) - first
     if count < MIN_STEPS:

@@ -119,20 +119,43 @@ class Predictions:
         grown = replace(grown, step_seconds=max(0.0, self.step_seconds - grown.gain_seconds))
         return self._with_answers([*self.answers, grown])
 
-    def with_pauses_of(self, verdicts: Iterable[Verdict]) -> "Predictions":
-        """Return this with the costs of pauses that the verdicts on the run have.
+    def as_judged(self, verdicts: Sequence[Verdict]) -> "Predictions":
+        """Return these of devices for the step that the verdicts on the run have, with their costs of pauses.
 
-        Means of steps on devices do not show pauses that a few of the steps have.
+        A device's steps are known by the means of single seconds. A second with a long step has fewer steps
+        and counts as much, so that their mean is too short, and pauses that a few of the steps have do not
+        show in it.
+
+        Args:
+            verdicts: The first one has the run's step.
         """
-        answers = [*self.answers]
+        step = verdicts[0].step_seconds if verdicts else 0.0
+        judged = self._scaled(step / self.step_seconds) if step > 0 and self.step_seconds > 0 else self
+        answers = [*judged.answers]
         for verdict in verdicts:
             pause = _PAUSES.get(verdict.cause)
             if pause is None or verdict.cost_seconds_per_step <= 0:
                 continue
-            gain = min(self.step_seconds, verdict.share * self.step_seconds)
+            gain = min(judged.step_seconds, verdict.share * judged.step_seconds)
             answers = [each for each in answers if (each.removed, each.phase) != pause]
-            answers.append(WhatIf(pause[0], None, pause[1], self.step_seconds - gain, gain))
-        return self._with_answers(answers)
+            answers.append(WhatIf(pause[0], None, pause[1], judged.step_seconds - gain, gain))
+        return judged._with_answers(answers)
+
+    def _scaled(self, factor: float) -> "Predictions":
+        """Return this with all times multiplied."""
+        return replace(
+            self,
+            step_seconds=factor * self.step_seconds,
+            replayed_seconds=factor * self.replayed_seconds,
+            answers=tuple(
+                replace(
+                    each,
+                    step_seconds=factor * each.step_seconds,
+                    gain_seconds=factor * each.gain_seconds,
+                )
+                for each in self.answers
+            ),
+        )
 
     def _with_answers(self, answers: Iterable[WhatIf]) -> "Predictions":
         alone = [replace(each, is_part=False) for each in answers]

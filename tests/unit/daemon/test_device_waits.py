@@ -230,9 +230,26 @@ def test_pauses_on_devices_gain_what_the_verdict_says(cause: Cause, removed: Rem
         WhatIf(removed, None, phase, 0.095, 0.005),
     )
     predictions = Predictions(2, 20, True, 0.1, 0.1, by_means, on_device=True)
-    verdict = Verdict(cause, "r", "", None, phase, "words", 0.06, "", step_seconds=0.2)
-    pause, exchange = predictions.with_pauses_of([verdict]).answers
+    verdict = Verdict(cause, "r", "", None, phase, "words", 0.03, "", step_seconds=0.1)
+    pause, exchange = predictions.as_judged([verdict]).answers
     assert (pause.removed, pause.phase, exchange) == (removed, phase, by_means[0])
     assert pause.gain_seconds == pytest.approx(0.03)
     assert pause.step_seconds == pytest.approx(0.07)
-    assert predictions.with_pauses_of([replace(verdict, cause=Cause.SLOW_RANK)]) == predictions
+    assert predictions.as_judged([replace(verdict, cause=Cause.SLOW_RANK)]) == predictions
+
+
+def test_predictions_on_devices_are_for_the_verdicts_step() -> None:
+    """A second with a long step has fewer steps, and its mean counts as much as that of any other second."""
+    exchange = WhatIf(Removed.EXCHANGE, None, "collective_wait", 0.06, 0.02)
+    predictions = Predictions(2, 20, True, 0.08, 0.08, (exchange,), on_device=True)
+    verdict = Verdict(Cause.CHECKPOINT, "r", "", None, "checkpoint", "words", 0.04, "", step_seconds=0.1)
+    other = replace(verdict, cost_seconds_per_step=0.03, step_seconds=0.3)
+    judged = predictions.as_judged([verdict])
+    assert judged.step_seconds == judged.replayed_seconds == pytest.approx(0.1)
+    assert [each.step_seconds for each in judged.answers] == pytest.approx([0.06, 0.075])
+    assert [each.gain_seconds for each in judged.answers] == pytest.approx([0.04, 0.025])
+    first = replace(verdict, cause=Cause.SLOW_RANK)
+    assert [each.gain_seconds for each in predictions.as_judged([first, other]).answers] == pytest.approx(
+        [0.025, 0.01]
+    )
+    assert predictions.as_judged([]) == predictions
