@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from torchperfd_daemon.collectors.base import Family, NothingToCollectError
-from torchperfd_daemon.collectors.process import Ranks, is_here
+from torchperfd_daemon.collectors.process import Ranks, own_namespace, stat_here
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_table, read
 
 _RANK: Final = ("run", "rank")
@@ -52,6 +52,7 @@ class CgroupCollector:
 
         Raises:
             NothingToCollectError: The node has no cgroups.
+            OSError: procfs cannot be read.
             ValueError: A file is damaged.
         """
         if not (self._root / "cgroup.controllers").exists() and not _is_split(self._root):
@@ -66,11 +67,18 @@ class CgroupCollector:
         )
         cores = Family("process_cpu_limit_cores", "CPUs' worth of time the rank may use.", "gauge", _RANK)
         memory = Family("process_memory_limit_bytes", "Memory the rank may use.", "gauge", _RANK)
-        for rank in self._ranks():
-            if not is_here(self._proc, rank):
+        ranks = list(self._ranks())
+        namespace = own_namespace(self._proc) if ranks else 0
+        # Ranks of a job are mostly in one group.
+        known: dict[str, Limits] = {}
+        for rank in ranks:
+            if stat_here(self._proc, rank, namespace) is None:
                 continue
-            limits = read_limits(rank.pid, self._proc, self._root)
-            if not is_here(self._proc, rank):
+            membership = _membership(self._proc, rank.pid)
+            if membership not in known:
+                known[membership] = _limits_of(membership, self._root)
+            limits = known[membership]
+            if stat_here(self._proc, rank, namespace) is None:
                 continue
             for family, value in (
                 (throttled, limits.throttled_seconds),
@@ -88,10 +96,18 @@ def read_limits(pid: int, proc: Path = Path("/proc"), root: Path = Path("/sys/fs
     Raises:
         ValueError: A file is damaged.
     """
+    return _limits_of(_membership(proc, pid), root)
+
+
+def _membership(proc: Path, pid: int) -> str:
+    """Return the text of a process's ``cgroup``; empty if it has ended, or may not be read."""
     try:
-        membership = read(proc / str(pid) / "cgroup")
+        return read(f"{proc}/{pid}/cgroup")
     except OSError:
-        return Limits()
+        return ""
+
+
+def _limits_of(membership: str, root: Path) -> Limits:
     return _limits_v1(root, membership) if _is_split(root) else _limits(root, membership)
 
 
