@@ -163,9 +163,20 @@ def _alert(alert: Alert) -> dict[str, Any]:
         "annotations": {
             "summary": alert.summary,
             "description": alert.description,
-            "runbook_url": f"{config.RUNBOOKS}/{alert.page}.html#{alert.name.lower()}",
+            **_runbook(alert),
         },
     }
+
+
+def _runbook(alert: Alert) -> dict[str, str]:
+    """Return the annotation of an alert's section: its address, or its page where there is no address.
+
+    `torchperfd dashboards export --runbooks` and the chart make addresses of pages.
+    """
+    section = alert.name.lower()
+    if config.RUNBOOKS:
+        return {"runbook_url": f"{config.RUNBOOKS}/{alert.page}.html#{section}"}
+    return {"runbook": f"{alert.page}.md#{section}"}
 
 
 def _case(case: Case, alert: Alert) -> dict[str, Any]:

@@ -14,8 +14,8 @@ SELECTOR: Final = ""
 DAEMONS: Final = 'job=~".*torchperfd.*"'
 """The scrape jobs of daemons, for `up`; Prometheus' operator puts a namespace before the name."""
 
-RUNBOOKS: Final = "https://torchperfd.example/docs"
-"""Where docs/runbooks.md and docs/causes are published."""
+RUNBOOKS: Final = ""
+"""Where docs/runbooks.md and docs/causes are published as HTML; alerts name the pages if they are not."""
 
 DATASOURCE: Final = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -66,6 +66,7 @@ LIMITS: Final = {
     "TorchperfdCheckpointSlow": Limit(0.1, "15m"),
     "TorchperfdClientOverhead": Limit(0.01, "10m"),
     "TorchperfdSlowHooks": Limit(0, "10m"),
+    "TorchperfdClientSkew": Limit(0, "10m"),
     # GPUs and nodes.
     "TorchperfdGpuIdle": Limit(0.05, "30m"),
     "TorchperfdGpuLost": Limit(0, "2m", "critical"),

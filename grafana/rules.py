@@ -172,6 +172,14 @@ count by (run) (count by (run, rank) ({metric("train_rank_info", 'hooks="referen
         "Python cost ten times as much.",
         "runbooks",
     ),
+    Alert(
+        "TorchperfdClientSkew",
+        f"sum by (run) ({metric('train_unsupported_clients')}) > {{threshold}}",
+        "{{ $value }} ranks of run {{ $labels.run }} have an unsupported version of torchperfd",
+        "The clients of {{ $value }} ranks of {{ $labels.run }} and their daemons are more than "
+        "one release apart.",
+        "runbooks",
+    ),
 )
 
 _HARDWARE: Final = (

@@ -26,6 +26,8 @@ class WorkerHealth:
     is_failing: bool = False
     rounds: int = 0
     """Rounds that have ended, finished or not."""
+    period_seconds: float = 1.0
+    """From one round to the next."""
 
     def succeeded(self, now: float) -> None:
         """Record that a round was finished at Unix time ``now``."""
@@ -45,7 +47,7 @@ class StoppedWorkers:
     """Finds workers that make no rounds any more.
 
     Args:
-        workers: Those that end a round every few seconds, whether it succeeds or not.
+        workers: Those that end a round in each period, whether it succeeds or not.
     """
 
     def __init__(self, *workers: WorkerHealth, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +56,10 @@ class StoppedWorkers:
         self._rounds = [(-1, 0.0)] * len(workers)
 
     def names(self) -> list[str]:
-        """Return the workers that have ended no round for twenty seconds, as seen by the calls of this."""
+        """Return the workers that have ended no round for long, as seen by the calls of this.
+
+        That is three of their periods, and at least twenty seconds.
+        """
         now = self._clock()
         self._rounds = [
             seen if seen[0] == each.rounds else (each.rounds, now)
@@ -63,7 +68,7 @@ class StoppedWorkers:
         return [
             each.worker
             for each, (_, since) in zip(self._workers, self._rounds, strict=True)
-            if now - since > _STOPPED_S
+            if now - since > max(_STOPPED_S, 3 * each.period_seconds)
         ]
 
 

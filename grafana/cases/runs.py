@@ -252,6 +252,21 @@ _SPEED: Final = (
         {_hooks("fast", 0, "native"): "1x40", _hooks("fast", 1, ""): "1x40"},
         {"30m": ()},
     ),
+    Case(
+        "TorchperfdClientSkew",
+        "old clients on two nodes, until the run ends",
+        {
+            'torchperfd_train_unsupported_clients{instance="a",run="old"}': "2x20",
+            'torchperfd_train_unsupported_clients{instance="b",run="old"}': "1x20",
+        },
+        {"9m": (), "12m": (Firing({"run": "old"}, "3"),), "30m": ()},
+    ),
+    Case(
+        "TorchperfdClientSkew",
+        "clients that the daemon supports",
+        {'torchperfd_train_unsupported_clients{instance="a",run="new"}': "0x40"},
+        {"30m": ()},
+    ),
 )
 
 RUNS: Final = (*_STALLED, *_HANG, *_MISSING, *_STRAGGLER, *_INPUT, *_SPEED)

@@ -135,6 +135,7 @@ def test_schema_refuses_unknown_key(unknown: str) -> None:
     [
         *("mode=sidecar", "rules.enabled=true", "image.digest=sha256:12", "metrics.tls=true", "mode=both"),
         *("stacks=true,hostPID=false", "captures.gibibytes=0", "captures.hostPath=relative"),
+        *("settings.metrics_level=dense", "settings.collectors=7"),
     ],
 )
 def test_schema_refuses_what_would_not_work(wrong: str) -> None:
@@ -160,6 +161,8 @@ def test_daemon_accepts_environment_and_triggers(tmp_path: Path) -> None:
     assert known.serve_settings().captures_max_age_seconds == 30 * 86400
     assert known.serve_settings().max_sessions == 4096
     assert known.serve_settings().analyze_captures is False
+    assert known.serve_settings().collectors == ("gpu", "steps", "self")
+    assert known.serve_settings().metrics_level == "essential"
     assert [rule.name for rule in known.plan.rules] == ["stall", "slower", "loader"]
     assert known.plan.rules[2].labels == (("run", "bert"),)
     assert [each.every_seconds for each in known.plan.schedules] == [600]
@@ -225,9 +228,8 @@ def test_stacks_add_one_capability() -> None:
 def test_rules_and_dashboards_are_those_of_grafana() -> None:
     (rule,) = of_kind("full", "PrometheusRule")
     source = (ROOT / "grafana" / "alerts" / "torchperfd.rules.yaml").read_text()
-    expected = yaml.safe_load(
-        source.replace("https://torchperfd.example/docs", "https://docs.example/torchperfd")
-    )
+    section = r"runbook_url: https://docs.example/torchperfd/\1.html#"
+    expected = yaml.safe_load(re.sub(r"runbook: (\S+)\.md#", section, source))
     assert rule["spec"] == expected
     shown = {
         name: text
@@ -271,7 +273,7 @@ def test_package_holds_rules_and_dashboards(tmp_path: Path) -> None:
 
 def test_page_names_values_that_exist() -> None:
     page = (ROOT / "deploy" / "kubernetes" / "README.md").read_text()
-    named = set(re.findall(r"`((?:[a-z]\w+\.)+[a-zA-Z]+)`", page)) - {"torchperfd.example"}
+    named = set(re.findall(r"`((?:[a-z]\w+\.)+[a-zA-Z]+)`", page))
     admitted = properties(schema())
     files = {name for name in named if name.endswith((".yaml", ".md"))}
     assert len(named - files) > 10

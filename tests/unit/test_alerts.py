@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from grafana import config
-from grafana.alerting import Alert, Case, Firing, RuleError, check
+from grafana.alerting import Alert, Case, Firing, RuleError, check, rules_text
 from grafana.cases import CASES, RECORDED
 from grafana.rules import ALERTS, RECORDINGS
 from tests.metric_names import unknown
@@ -53,15 +53,41 @@ def test_promtool_sees_alerts_fire_and_be_silent() -> None:
 def test_alert_has_severity_texts_and_a_runbook(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in {"warning", "critical"}
     annotations = alert["annotations"]
-    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert set(annotations) == {"summary", "description", "runbook"}
     # The label that an operator needs first is in the one line that a pager shows.
     assert re.search(r"\{\{ \$labels\.(run|instance|job) \}\}", annotations["summary"])
-    page, _, anchor = annotations["runbook_url"].removeprefix(f"{config.RUNBOOKS}/").partition(".html#")
+    page, _, anchor = annotations["runbook"].partition(".md#")
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     section = re.search(rf"^## {alert['alert']}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert section is not None
     assert re.search(r"^\w.*?^- ", section[1], re.MULTILINE | re.DOTALL), "a meaning, then what to do"
     assert anchor == alert["alert"].lower()
+
+
+def test_address_of_runbooks_makes_a_url_of_each_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "RUNBOOKS", "https://site/docs")
+    with_address = yaml.safe_load(rules_text([], ALERTS))["groups"][1]["rules"]
+    urls = [rule["annotations"].pop("runbook_url") for rule in with_address]
+    pages = [rule["annotations"].pop("runbook") for rule in rules("alert")]
+    assert urls == [f"https://site/docs/{page.replace('.md#', '.html#')}" for page in pages]
+
+
+RESERVED = re.compile(
+    r"https?://(?:[\w.-]+\.)?(?:example\.(?:com|org|net)|[\w-]+\.(?:example|invalid))\b|\bOWNER/NAME\b"
+)
+
+
+def test_nothing_to_copy_names_an_address_that_cannot_exist() -> None:
+    pages = [
+        *(ROOT / name for name in ("README.md", "SECURITY.md", "grafana/README.md")),
+        *DOCS.rglob("*.md"),
+        *(path for path in (ROOT / "deploy").rglob("*") if path.is_file()),
+        *(ROOT / "grafana").rglob("*.yaml"),
+        *(ROOT / "grafana").rglob("*.json"),
+    ]
+    assert len(pages) > 100
+    named = {path.relative_to(ROOT): RESERVED.findall(path.read_text(encoding="utf-8")) for path in pages}
+    assert {path: found for path, found in named.items() if found} == {}
 
 
 def test_runbooks_each_belong_to_an_alert() -> None:

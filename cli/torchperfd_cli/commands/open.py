@@ -179,7 +179,9 @@ def shipped_folders(in_wheel: str, *in_checkout: str) -> tuple[Path, ...]:
     return tuple(package.parents[1] / name for name in in_checkout)
 
 
-_RUNBOOKS: Final = re.compile(r"(?<=runbook_url: )\S+?/(?=(?:causes/)?[\w-]+\.html#\w+$)", re.MULTILINE)
+_RUNBOOK: Final = re.compile(
+    r"runbook(?:_url)?: (?:\S+?/)??((?:causes/)?[\w-]+)\.(?:md|html)(#\w+)$", re.MULTILINE
+)
 _PROMETHEUS: Final = "http://prometheus:9090"
 _MOUNTED: Final = "/var/lib/grafana/dashboards"
 _SHIPPED: Final = ("dashboards/*.json", "alerts/*.rules.yaml", "provisioning/*/*.yaml")
@@ -200,7 +202,7 @@ def dashboards_command() -> None:
 @click.option(
     "--mount", metavar="PATH", help="Where Grafana sees the dashboards (default: where they are written)."
 )
-@click.option("--runbooks", metavar="URL", help="Where you publish the alerts' pages.")
+@click.option("--runbooks", metavar="URL", help="Where you publish the alerts' pages as HTML.")
 @click.option(
     "--selector",
     type=Selector(),
@@ -218,7 +220,7 @@ def export(
     for name, text in shipped_files().items():
         if name.startswith("alerts/"):
             text = narrow_rules(text, selector) if selector else text
-            text = _RUNBOOKS.sub(lambda _: f"{runbooks.rstrip('/')}/", text) if runbooks else text
+            text = _with_addresses(text, runbooks) if runbooks else text
         elif name.startswith("dashboards/") and selector:
             text = narrow_dashboard(text, selector)
         elif name.startswith("provisioning/"):
@@ -230,10 +232,16 @@ def export(
         click.echo(str(path))
     if not runbooks:
         click.echo(
-            "the alerts' runbook_url is a placeholder: publish what is in "
-            f"{directory / _PAGES_FOLDER}, and set its address with --runbooks URL",
+            f"alerts have no runbook_url: publish {directory / _PAGES_FOLDER} as HTML, and export with"
+            " --runbooks URL, its address",
             err=True,
         )
+
+
+def _with_addresses(rules: str, runbooks: str) -> str:
+    """Return rules whose alerts have the addresses of their sections, below that of the pages."""
+    address = runbooks.rstrip("/")
+    return _RUNBOOK.sub(lambda found: f"runbook_url: {address}/{found[1]}.html{found[2]}", rules)
 
 
 def shipped_files() -> dict[str, str]:

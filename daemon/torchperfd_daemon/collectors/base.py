@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from torchperfd_daemon.background import WorkerHealth
+
 HANGS_AFTER_S: Final = 10.0
 """A sample that takes longer than this, and longer than three intervals, counts as failed meanwhile."""
 
@@ -156,6 +158,9 @@ class CollectorScheduler:
         samplers: In the order in which they run.
         interval: Seconds between two runs of the same sampler.
         stop: Ends the thread once it is set.
+
+    Attributes:
+        health: Its rounds are samples that have ended, well or not.
     """
 
     def __init__(
@@ -169,6 +174,7 @@ class CollectorScheduler:
         self._interval = interval
         self._clock = clock
         self._stop = stop or threading.Event()
+        self.health = WorkerHealth("sampler", period_seconds=interval)
         self._hang_seconds = max(_REPLACE_AFTER_S, interval)
         self._due = 0.0
         self._run_began: float | None = None
@@ -209,6 +215,7 @@ class CollectorScheduler:
                     continue  # it hangs on a thread that was replaced
                 self._run_began = self._clock()
                 sampler.sample_once()
+                self.health.rounds += 1
                 if threading.current_thread() is not self._thread:
                     return  # it took too long, and this thread was replaced
             self._run_began = None

@@ -310,6 +310,32 @@ class Choice(Kind):
         return value
 
 
+ALL: Final = "all"
+
+
+@dataclass(frozen=True)
+class Choices(Kind):
+    """Some of a few words, in the order of all of them; ``all`` stands for each."""
+
+    choices: tuple[str, ...]
+    metavar = "NAME,..."
+
+    def read(self, value: object, base: Path) -> tuple[str, ...]:
+        words = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+        remedy = f"use {ALL}, or some of {', '.join(self.choices)}"
+        if not isinstance(words, list) or not words:
+            raise BadValueError(f"{shown_value(value)} names none of the choices", remedy)
+        if words == [ALL]:
+            return self.choices
+        for word in words:
+            if word not in self.choices:
+                raise BadValueError(f"{shown_value(word)} is none of the choices", remedy)
+        return tuple(choice for choice in self.choices if choice in words)
+
+    def show(self, value: tuple[str, ...]) -> object:
+        return ALL if value == self.choices else list(value)
+
+
 class Labels(Kind):
     """A table of label names and their values, as pairs by name."""
 

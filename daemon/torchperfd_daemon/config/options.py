@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from torchperfd.v1 import contract
 from torchperfd_daemon.config.kinds import (
+    ALL,
     Address,
     Choice,
+    Choices,
     Count,
     File,
     Kind,
@@ -21,6 +23,15 @@ from torchperfd_daemon.config.kinds import (
     Switch,
     Text,
 )
+
+COLLECTORS: Final = (
+    "cpu", "memory", "disk", "network", "pressure", "process", "gpu", "owners",
+    "steps", "diagnosis", "goodput", "captures", "self",
+)  # fmt: skip
+"""What the daemon samples and exports; docs/metrics.md has the series of each."""
+
+FULL: Final = "full"
+ESSENTIAL: Final = "essential"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,8 @@ class ServeSettings:
     metrics_port: int = 9407
     web_config_file: Path | None = None
     user_label: bool = False
+    collectors: tuple[str, ...] = COLLECTORS
+    metrics_level: str = FULL
     page_hosts: str | None = None
     fleet_address: tuple[str, int] | None = None
     fleet_peers: str | None = None
@@ -140,6 +153,18 @@ OPTIONS: Final = (
         Switch(),
         "Name each rank's user on the metrics page, to all who can reach it.",
         False,
+    ),
+    Option(
+        "collectors",
+        Choices(COLLECTORS),
+        "What to sample and to export; docs/metrics.md has the series of each name.",
+        ALL,
+    ),
+    Option(
+        "metrics_level",
+        Choice((FULL, ESSENTIAL)),
+        "essential: of each rank only what alerts and rules read, for nodes with many ranks.",
+        FULL,
     ),
     Option(
         "page_hosts",

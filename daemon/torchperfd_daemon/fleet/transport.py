@@ -18,6 +18,8 @@ from torchperfd.model.formatting import one_line
 from torchperfd.v1 import fleet_pb2_grpc
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.fleet.credentials import Address, Current, check_listening, server_credentials
+from torchperfd_daemon.metrics.health import CallCounts
+from torchperfd_daemon.rpc.call_counter import CallCounter
 from torchperfd_daemon.text import LogLimiter
 
 Answer = TypeVar("Answer")
@@ -211,12 +213,13 @@ _SERVER_OPTIONS: Final = (
 
 
 async def listen(
-    address: Address, interceptor: AuthInterceptor, service: fleet_pb2_grpc.FleetServicer
+    address: Address, interceptor: AuthInterceptor, service: fleet_pb2_grpc.FleetServicer, calls: CallCounts
 ) -> tuple[grpc.aio.Server, Address]:
     """Serve the fleet; return the server and its address, with the port that was chosen for port 0.
 
     Args:
         interceptor: Decides which calls are admitted, and by which credentials connections are secured.
+        calls: Where admitted calls are counted. Refused ones could name any method, and are counted apart.
 
     Raises:
         UsageError: Other nodes can reach the address, and there are no credentials.
@@ -224,7 +227,9 @@ async def listen(
     """
     check_listening(address, interceptor.current())
     server = grpc.aio.server(
-        interceptors=[interceptor], options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS
+        interceptors=[interceptor, CallCounter(calls)],
+        options=_SERVER_OPTIONS,
+        maximum_concurrent_rpcs=_MAX_CALLS,
     )
     fleet_pb2_grpc.add_FleetServicer_to_server(service, server)
     secure = server_credentials(interceptor.current)

@@ -15,7 +15,7 @@ from torchperfd_daemon.metrics.page import PREFIX
 
 @dataclass(slots=True)
 class CallCounts:
-    """The calls on the daemon's socket that have ended.
+    """The calls on the daemon's socket and on the fleet's port that have ended.
 
     Attributes:
         ended: By method, such as ``Control/ListRuns``, and the name of the gRPC status.
@@ -63,7 +63,9 @@ class DaemonHealth:
     def families(self) -> Iterator[Family | Metric]:
         """Return the process's families, then those of calls and of the log."""
         yield from self._process.collect()
-        calls = Family("daemon_calls", "Calls on the socket that have ended.", "counter", ("method", "code"))
+        calls = Family(
+            "daemon_calls", "Calls of clients and peers that have ended.", "counter", ("method", "code")
+        )
         for (method, code), count in self.calls.ended.items():
             calls.add(count, method, code)
         seconds = Family("daemon_call_seconds", "Time of these calls.", "counter", ("method",))

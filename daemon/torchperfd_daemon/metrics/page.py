@@ -25,10 +25,31 @@ from torchperfd_daemon.triggers.rules import TriggerCounts
 
 DEFAULT_SERIES: Final = 5000
 
-_MIN_OF_RANK: Final = 8
-"""Series of a rank beside those of its phases, at the least."""
+_MIN_OF_RANK: Final = 6
+"""Series of a rank besides those of its phases, at the least, on a page of what is essential."""
 _MAX_OF_FAMILY: Final = 1000
 """No family of the node itself has so many."""
+
+RANK_LABELS: Final = ("run", "rank")
+"""The first labels of each series of a rank."""
+
+ESSENTIAL_FAMILIES: Final = frozenset(
+    {
+        *("train_steps", "train_step_seconds", "train_phase_seconds", "train_samples", "train_tokens"),
+        *("train_dataloader_ready_batches", "train_last_step_timestamp_seconds", "train_world_size"),
+        *("train_state", "train_rank_info", "train_straggler_excess_seconds", "client_overhead_ratio"),
+    }
+)
+"""Families of ranks that alerts and recording rules read, and the samples and tokens.
+
+Of ``train_state``, that is the series of the present state.
+"""
+
+
+def is_essential(family: Family | Metric) -> bool:
+    """Return whether a page of what is essential has a family: all but others of ranks."""
+    return isinstance(family, Metric) or family.labels[:2] != RANK_LABELS or family.name in ESSENTIAL_FAMILIES
+
 
 _Subject = tuple[str, str]
 """Run and rank; the rank is empty for what belongs to the run as a whole."""
@@ -133,11 +154,15 @@ class MetricsPage:
     Args:
         sources: What the page shows, in its order.
         cap: Bounds the number of series; all are shown without one.
+        essential_only: Leave out the families of ranks that are not essential.
     """
 
-    def __init__(self, sources: Sequence[Source], cap: SeriesCap | None = None) -> None:
+    def __init__(
+        self, sources: Sequence[Source], cap: SeriesCap | None = None, *, essential_only: bool = False
+    ) -> None:
         self._sources = sources
         self._cap = cap
+        self._essential_only = essential_only
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -159,6 +184,8 @@ class MetricsPage:
     def _metrics(self) -> Iterator[Metric]:
         for source in self._sources:
             for family in source():
+                if self._essential_only and not is_essential(family):
+                    continue
                 metric = family if isinstance(family, Metric) else _to_metric(family)
                 if metric.samples:
                     yield metric
@@ -172,8 +199,8 @@ def _to_metric(family: Family) -> Metric:
     return metric
 
 
-def own_metrics(store: Store, captures: CaptureCounts, kept: RetentionCounts) -> Iterator[Family]:
-    """Yield build, ingest and capture families."""
+def own_metrics(store: Store) -> Iterator[Family]:
+    """Yield build and ingest families."""
     build = Family("build_info", "Versions and commit.", "gauge", ("version", "revision", "python_version"))
     build.add(1, __version__, __revision__, platform.python_version())
     yield build
@@ -181,6 +208,10 @@ def own_metrics(store: Store, captures: CaptureCounts, kept: RetentionCounts) ->
     yield _single("ingest_events", "Steps received.", "counter", store.ingested_steps)
     dropped = {"ring": 0, "outbox": 0, **store.dropped()}
     yield _by("ingest_dropped_events", "Steps lost on their way, by where.", "where", dropped)
+
+
+def capture_metrics(captures: CaptureCounts, kept: RetentionCounts) -> Iterator[Family]:
+    """Yield what has become of captures, and what the captures directory takes."""
     requests = Family("capture_requests", "Captures that ended.", "counter", ("trigger", "result"))
     for (trigger, result), count in captures.requests.items():
         requests.add(count, trigger, result)
@@ -304,7 +335,13 @@ _COLLECTOR_LABELS = ("collector",)
 
 
 def node_metrics(samplers: Sequence[Sampler]) -> Iterator[Family]:
-    """Yield every sampler's newest families, then success and duration of each that has a subject."""
+    """Yield every sampler's newest families."""
+    for sampler in samplers:
+        yield from sampler.families
+
+
+def collector_metrics(samplers: Sequence[Sampler]) -> Iterator[Family]:
+    """Yield success and duration of each sampler that has a subject."""
     success = Family("collector_success", "Whether the newest sample succeeded.", "gauge", _COLLECTOR_LABELS)
     duration = Family(
         "collector_duration_seconds", "Time the newest sample took.", "gauge", _COLLECTOR_LABELS
@@ -316,7 +353,6 @@ def node_metrics(samplers: Sequence[Sampler]) -> Iterator[Family]:
         _COLLECTOR_LABELS,
     )
     for sampler in samplers:
-        yield from sampler.families
         if sampler.has_nothing:
             # A node without GPUs is not one whose driver is broken.
             continue

@@ -3,17 +3,19 @@
 Every series of a rank has ``{run, rank}``; all else is joined by rank_info.
 """
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
+from torchperfd._version import __version__
 from torchperfd.model import fields
 from torchperfd.model.fields import Field
 from torchperfd.model.step_account import Part
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.metrics.page import PREFIX, SeriesCap
+from torchperfd_daemon.metrics.page import ESSENTIAL_FAMILIES, PREFIX, RANK_LABELS, SeriesCap
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.ownership import Owners, from_identity
@@ -21,7 +23,6 @@ from torchperfd_daemon.store.history import HISTOGRAM_BOUNDS_S, Histogram
 from torchperfd_daemon.store.model import PARALLELISM_KINDS, State, Totals, rank_in
 from torchperfd_daemon.store.store import Rank, Store
 
-_RANK_LABELS = ("run", "rank")
 Counted = tuple[Rank, Totals]
 
 
@@ -32,6 +33,7 @@ class TrainingMetrics:
         owners: Returns the owner of a rank; by default from the rank's own report only.
         cap: Selects the ranks that get series; all ranks without it.
         users: Returns the name of a user, by its number; empty to show none.
+        essential_only: Make only families that are essential, which costs less than leaving out the others.
     """
 
     def __init__(
@@ -40,10 +42,13 @@ class TrainingMetrics:
         owners: Owners = from_identity,
         cap: SeriesCap | None = None,
         users: Callable[[int | None], str] = lambda _: "",
+        *,
+        essential_only: bool = False,
     ) -> None:
         self._store = store
         self._owners = owners
         self._users = users
+        self._essential_only = essential_only
         self._cap = cap
 
     def families(self) -> Iterator[Family | Metric]:
@@ -52,11 +57,14 @@ class TrainingMetrics:
         ranks = list(self._store.ranks()) if self._cap is None else self._cap.select(self._store)
         # Once: a rank's next account may come while the page is made, and its phases must sum to its steps.
         counted = [(rank, rank.totals) for rank in ranks]
-        yield from _families(fields.STEP_FIELDS, counted)
-        yield from _phases(counted)
-        yield from _families(fields.OTHER_FIELDS, counted)
-        yield from _hooks(counted)
-        yield from _status(ranks, self._owners, self._users)
+        only = self._essential_only
+        yield from _families(_shown(fields.STEP_FIELDS, essential_only=only), counted)
+        yield from _phases(counted, of_device=not only)
+        yield from _families(_shown(fields.OTHER_FIELDS, essential_only=only), counted)
+        if not only:
+            yield from _hooks(counted)
+        yield from _status(ranks, self._owners, self._users, present_only=only)
+        yield _unsupported(ranks)
         yield self._durations({rank.identity.run for rank in ranks})
 
     def _durations(self, runs: set[str]) -> Metric:
@@ -70,10 +78,14 @@ class TrainingMetrics:
         return metric
 
 
+def _shown(table: Sequence[Field], *, essential_only: bool) -> Sequence[Field]:
+    return [field for field in table if field.metric in ESSENTIAL_FAMILIES] if essential_only else table
+
+
 def _families(table: Sequence[Field], counted: list[Counted]) -> Iterator[Family]:
     """Yield the metric family of each field; a rank without a value has no series."""
     for field in table:
-        family = Family(field.metric, field.help, field.kind, _RANK_LABELS)
+        family = Family(field.metric, field.help, field.kind, RANK_LABELS)
         computed = _COMPUTED.get(field)
         for rank, totals in counted:
             value = computed(rank, totals) if computed else field.value(totals)
@@ -82,25 +94,25 @@ def _families(table: Sequence[Field], counted: list[Counted]) -> Iterator[Family
         yield family
 
 
-def _phases(counted: list[Counted]) -> Iterator[Family]:
+def _phases(counted: list[Counted], *, of_device: bool) -> Iterator[Family]:
     host = Family(
         "train_phase_seconds",
         "Exclusive host time by phase. All but validate sum to train_step_seconds_total.",
         "counter",
-        (*_RANK_LABELS, "phase"),
+        (*RANK_LABELS, "phase"),
     )
     device = Family(
         "train_phase_device_seconds",
         "Time of a phase on the device, where that was timed.",
         "counter",
-        (*_RANK_LABELS, "phase"),
+        (*RANK_LABELS, "phase"),
     )
     for rank, totals in counted:
         labels = _rank_labels(rank)
         train, validate = totals.train, totals.validate
         for name, total in train.phases.items():
             host.add(total.ns / 1e9, *labels, name)
-            if total.device_calls:
+            if of_device and total.device_calls:
                 device.add(total.device_ns / 1e9, *labels, name)
         if validate.steps:
             host.add(validate.ns / 1e9, *labels, "validate")
@@ -112,7 +124,7 @@ def _hooks(counted: list[Counted]) -> Iterator[Family]:
         "client_hook_active",
         "1 where a hook of the client's into torch is on; where it is 0, the client's log has the reason.",
         "gauge",
-        (*_RANK_LABELS, "hook"),
+        (*RANK_LABELS, "hook"),
     )
     for rank, totals in counted:
         for hook in totals.hooks:
@@ -149,18 +161,20 @@ _COMPUTED: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
 """Fields that are more than a place in a rank's totals; None where they are not known."""
 
 
-def _status(ranks: list[Rank], owners: Owners, users: Callable[[int | None], str]) -> Iterator[Family]:
+def _status(
+    ranks: list[Rank], owners: Owners, users: Callable[[int | None], str], *, present_only: bool
+) -> Iterator[Family]:
     last = Family(
-        "train_last_step_timestamp_seconds", "When the newest training step ended.", "gauge", _RANK_LABELS
+        "train_last_step_timestamp_seconds", "When the newest training step ended.", "gauge", RANK_LABELS
     )
-    world = Family("train_world_size", "Ranks of the run, on all nodes.", "gauge", _RANK_LABELS)
-    state = Family("train_state", "1 for what the rank is doing.", "gauge", (*_RANK_LABELS, "state"))
+    world = Family("train_world_size", "Ranks of the run, on all nodes.", "gauge", RANK_LABELS)
+    state = Family("train_state", "1 for what the rank is doing.", "gauge", (*RANK_LABELS, "state"))
     info = Family(
         "train_rank_info",
         "Who a rank is; join on run and rank.",
         "gauge",
         (
-            *_RANK_LABELS,
+            *RANK_LABELS,
             "job_name",
             "node",
             "local_rank",
@@ -175,6 +189,7 @@ def _status(ranks: list[Rank], owners: Owners, users: Callable[[int | None], str
             "torchelastic_run_id",
             "user",
             "hooks",
+            "client_version",
             *(f"{kind}_rank" for kind in PARALLELISM_KINDS),
         ),
     )
@@ -186,7 +201,7 @@ def _status(ranks: list[Rank], owners: Owners, users: Callable[[int | None], str
         if rank.last_step_unix_seconds:
             last.add(rank.last_step_unix_seconds, *labels)
         world.add(identity.world_size, *labels)
-        for candidate in State:
+        for candidate in (rank.state,) if present_only else State:
             state.add(float(rank.state is candidate), *labels, candidate.value)
         info.add(
             1,
@@ -205,9 +220,39 @@ def _status(ranks: list[Rank], owners: Owners, users: Callable[[int | None], str
             owner.torchelastic_run_id,
             users(rank.process.uid),
             rank.hooks,
+            rank.client_version,
             *("" if place is None else str(place) for place in places),
         )
     yield from (last, world, state, info)
+
+
+_RELEASE: Final = re.compile(r"(\d{1,6})\.(\d{1,6})")
+
+
+def are_neighbours(version: str, other: str) -> bool:
+    """Return whether two versions are of the same release, or of successive ones; true of an unknown one.
+
+    Patches do not count. The last release before 1.0 is not known here, so each of 0.x counts.
+    """
+    found = sorted((int(match[1]), int(match[2])) for match in map(_RELEASE.match, (version, other)) if match)
+    if len(found) < 2:
+        return True
+    (older_major, older_minor), (major, minor) = found
+    return minor <= older_minor + 1 if major == older_major else (major, minor) == (older_major + 1, 0)
+
+
+def _unsupported(ranks: list[Rank]) -> Family:
+    family = Family(
+        "train_unsupported_clients",
+        "Ranks whose client is neither of the daemon's release nor of one next to it.",
+        "gauge",
+        ("run",),
+    )
+    found = Counter({rank.identity.run: 0 for rank in ranks})
+    found.update(rank.identity.run for rank in ranks if not are_neighbours(rank.client_version, __version__))
+    for run, count in found.items():
+        family.add(count, run)
+    return family
 
 
 def _rank_labels(rank: Rank) -> tuple[str, str]:
@@ -242,6 +287,7 @@ class DiagnosisMetrics:
 
     def families(self) -> Iterator[Family]:
         """Return verdicts, the parts of the step, what causes cost, and the ranks that others wait for."""
+        self._store.forget_departed()
         runs = self._store.runs()
         if self._cap is not None:
             # A verdict is on all of a run's ranks, also where there is room for some of them only.

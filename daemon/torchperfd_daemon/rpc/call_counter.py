@@ -1,4 +1,4 @@
-"""An interceptor that counts the calls of the gRPC server, and measures their time."""
+"""An interceptor that counts the calls of a gRPC server, and measures their time."""
 
 import asyncio
 import contextlib

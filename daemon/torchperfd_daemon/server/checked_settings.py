@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torchperfd_daemon.captures.destination import Destination
 from torchperfd_daemon.config.options import ServeSettings
+from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.fleet.credentials import Address, CredentialFiles, check_listening
 from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_trust, parse_peers
 from torchperfd_daemon.server.lifecycle import check_socket_path
@@ -60,6 +61,11 @@ def check_settings(settings: ServeSettings) -> CheckedSettings:
     # Clients write there, and may have another working directory.
     settings = replace(settings, captures_dir=settings.captures_dir.absolute())
     check_socket_path(settings.socket)
+    if settings.user_label and "owners" not in settings.collectors:
+        raise UsageError(
+            "--user-label needs the collector owners, which looks up the users",
+            "add owners to --collectors, or leave --user-label out",
+        )
     destination = None
     if settings.captures_upload is not None:
         destination = Destination(settings.captures_upload)

@@ -24,26 +24,22 @@ from torchperfd_daemon.goodput.store import FOLDER, GoodputStore
 from torchperfd_daemon.goodput.tracker import GoodputTracker
 from torchperfd_daemon.metrics.health import DaemonHealth
 from torchperfd_daemon.metrics.page import (
-    DEFAULT_SERIES,
     MetricsPage,
-    SeriesCap,
-    Source,
     analysis_metrics,
     background_metrics,
-    by_age,
+    capture_metrics,
     fleet_metrics,
     goodput_metrics,
-    node_metrics,
     own_metrics,
     trigger_metrics,
     upload_metrics,
 )
-from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
 from torchperfd_daemon.observer.line_sampler import LineSampler
 from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.server.checked_settings import check_settings
+from torchperfd_daemon.server.exports import Exports
 from torchperfd_daemon.server.lifecycle import (
     Lifetime,
     LivePage,
@@ -117,7 +113,11 @@ class Daemon:
         self._coordinator = Coordinator(self._catalog)
         # Simulated ranks leave no accounts on the disk.
         goodput = None if settings.demo else settings.captures_dir / FOLDER
-        self._goodput = GoodputTracker(self._store, GoodputStore(goodput, socket.gethostname()))
+        self._goodput = (
+            GoodputTracker(self._store, GoodputStore(goodput, socket.gethostname()))
+            if "goodput" in settings.collectors
+            else None
+        )
         self._instance = secrets.token_hex(8)
         self._credentials = self._checked.credentials
         self._interceptor = AuthInterceptor(self._credentials.current)
@@ -172,7 +172,7 @@ class Daemon:
                 page.run(),
                 UserWatch(clients.sessions.open_sessions).run(),
             )
-            workers = StoppedWorkers(observed.observer.health, samplers.health)
+            workers = StoppedWorkers(observed.observer.health, samplers.health, *samplers.watched)
             run_in_background(stack, keep_watchdog_quiet(workers.names))
             await self._announce(checks, ready=True)
             stack.push_async_callback(self._announce, checks, ready=False)
@@ -188,6 +188,7 @@ class Daemon:
             settings.interval_seconds,
             simulated=settings.demo,
             names_users=settings.user_label,
+            collectors=settings.collectors,
         )
         samplers.start()
         stack.callback(samplers.stop)
@@ -220,9 +221,10 @@ class Daemon:
         self, stack: contextlib.AsyncExitStack, samplers: NodeSamplers, sessions: SessionService
     ) -> _Observed:
         """Account for goodput, and build what watches the runs and the page that shows them."""
-        stack.callback(self._goodput.close)
-        run_in_background(stack, self._goodput.run())
-        owners, captures = samplers.owners, self._captures
+        if self._goodput is not None:
+            stack.callback(self._goodput.close)
+            run_in_background(stack, self._goodput.run())
+        owners = samplers.owners
         observer = Observer(
             self._store,
             sessions.stacks_of,
@@ -236,54 +238,42 @@ class Daemon:
             ),
         )
         self._coordinator.advice_of = observer.settle_loader_advice
-        measured: list[Source] = [
-            TrainingMetrics(self._store, owners.of).families,
-            DiagnosisMetrics(self._store, observer).families,
-            partial(node_metrics, samplers.samplers),
-        ]
+        exports = Exports(self._settings, self._store, samplers, observer)
         triggers = Runner(
             self._plan,
             self._store,
             observer.findings,
-            # Without the cap: ranks that are left out of a page still count.
-            MetricsPage(measured).collect,
+            exports.of_triggers().collect,
             Actions(self._coordinator, self._catalog, sessions.of_run, sessions.stacks_of_run),
             counts=self._triggers,
         )
+        self._export(exports, observer, samplers, triggers)
+        return _Observed(observer, triggers, exports.page())
+
+    def _export(self, exports: Exports, observer: Observer, samplers: NodeSamplers, triggers: Runner) -> None:
+        """Add what the daemon knows of itself and of captures to the metrics page."""
+        captures = self._captures
         workers = [
-            *self._captures.health,
-            self._goodput.health,
+            *captures.health,
+            *([self._goodput.health] if self._goodput is not None else []),
             observer.health,
             self._step_check.health,
             samplers.health,
             *([triggers.health] if triggers.has_work else []),
         ]
-        cap = SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store))
-        page = MetricsPage(
-            [
-                TrainingMetrics(self._store, owners.of, cap, samplers.users.of).families,
-                DiagnosisMetrics(self._store, observer, cap).families,
-                partial(node_metrics, samplers.samplers),
-                partial(own_metrics, self._store, self._coordinator.counts, captures.retention.counts),
-                self._health.families,
-                partial(background_metrics, workers),
-                partial(trigger_metrics, self._triggers),
-                partial(goodput_metrics, self._goodput.settled_seconds),
-                *([partial(upload_metrics, captures.uploader.counts)] if captures.uploader else []),
-                *(
-                    [partial(fleet_metrics, lambda: self._interceptor.refused_calls, self._dropped_peers)]
-                    if self._fleet_address
-                    else []
-                ),
-                *(
-                    [partial(analysis_metrics, self._store, captures.analyst.counts)]
-                    if captures.analyst
-                    else []
-                ),
-            ],
-            cap,
-        )
-        return _Observed(observer, triggers, page)
+        exports.add("self", partial(own_metrics, self._store))
+        exports.add("captures", partial(capture_metrics, self._coordinator.counts, captures.retention.counts))
+        exports.add("self", self._health.families, partial(background_metrics, workers))
+        exports.add("captures", partial(trigger_metrics, self._triggers))
+        if self._goodput is not None:
+            exports.add("goodput", partial(goodput_metrics, self._goodput.settled_seconds))
+        if captures.uploader is not None:
+            exports.add("captures", partial(upload_metrics, captures.uploader.counts))
+        if self._fleet_address is not None:
+            fleet = partial(fleet_metrics, lambda: self._interceptor.refused_calls, self._dropped_peers)
+            exports.add("self", fleet)
+        if captures.analyst is not None:
+            exports.add("captures", partial(analysis_metrics, self._store, captures.analyst.counts))
 
     def _dropped_peers(self) -> int:
         return self._job_peers.dropped if self._job_peers is not None else 0
@@ -296,7 +286,7 @@ class Daemon:
             self._catalog,
             clients.node,
             clients.fleet,
-            goodput=self._goodput.report,
+            goodput=self._goodput.report if self._goodput is not None else None,
             verdict=observer.verdict,
             device_work=observer.device_work,
             collections=observer.collections,
@@ -362,7 +352,9 @@ class Daemon:
                 observer.device_work,
                 self._lifetime.was_asked,
             )
-            server, address = await listen_to_fleet(self._fleet_address, self._interceptor, service)
+            server, address = await listen_to_fleet(
+                self._fleet_address, self._interceptor, service, self._health.calls
+            )
             stack.push_async_callback(server.stop, grace)
             log.info("fleet port listens on %s", address)
         return checks

@@ -11,7 +11,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,7 +36,7 @@ from torchperfd_daemon.collectors.node import (
 )
 from torchperfd_daemon.collectors.nvml import NvmlCollector
 from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess, Ranks
-from torchperfd_daemon.config.options import ServeSettings
+from torchperfd_daemon.config.options import COLLECTORS, ServeSettings
 from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.tracker import process_of
@@ -61,9 +61,22 @@ class NodeSamplers:
         interval: Seconds between two samples; owners are sampled at most every five seconds.
         simulated: Sample simulated GPUs instead of this node's.
         names_users: Look up the name of each rank's user.
+        collectors: Which of the collectors run; the others have neither a sampler nor a thread.
+
+    Attributes:
+        watched: The health of the thread of the kernel's files, none if that samples nothing. The other
+            threads are not watched: a driver that hangs would hang the next daemon as well.
     """
 
-    def __init__(self, store: Store, interval: float, *, simulated: bool, names_users: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        interval: float,
+        *,
+        simulated: bool,
+        names_users: bool,
+        collectors: Collection[str] = COLLECTORS,
+    ) -> None:
 
         def ranks() -> Iterator[RankProcess]:
             return map(process_of, store.ranks())
@@ -76,15 +89,14 @@ class NodeSamplers:
             if simulated
             else OwnershipCollector(ranks, self.gpus.newest, users=self.users if names_users else None)
         )
-        host = [Sampler(collector, interval) for collector in _host_collectors(ranks)]
-        gpu, owner = Sampler(self.gpus, interval), Sampler(self.owners, seldom)
-        self.samplers = [*host, gpu, owner]
+        host = [Sampler(collector, interval) for collector in _host_collectors(ranks, collectors)]
+        gpu = [Sampler(self.gpus, interval)] if "gpu" in collectors else []
+        owner = [Sampler(self.owners, seldom)] if "owners" in collectors else []
+        self.samplers = [*host, *gpu, *owner]
         self.health = WorkerHealth("collectors")
-        self._schedulers = [
-            CollectorScheduler(host, interval),
-            CollectorScheduler([gpu], interval),
-            CollectorScheduler([owner], seldom),
-        ]
+        groups = ((host, interval), (gpu, interval), (owner, seldom))
+        self._schedulers = [CollectorScheduler(samplers, every) for samplers, every in groups if samplers]
+        self.watched = [self._schedulers[0].health] if host else []
 
     def start(self) -> None:
         """Start sampling."""
@@ -119,16 +131,18 @@ class NodeSamplers:
         return itertools.chain.from_iterable(sampler.families for sampler in self.samplers)
 
 
-def _host_collectors(ranks: Ranks) -> list[Collector]:
-    return [
-        CpuCollector(),
-        MemoryCollector(),
-        DiskCollector(),
-        NetworkCollector(),
-        PressureCollector(),
-        ProcessCollector(ranks),
-        CgroupCollector(ranks),
-    ]
+_OF_THE_NODE: Final[Mapping[str, Callable[[], Collector]]] = {
+    "cpu": CpuCollector,
+    "memory": MemoryCollector,
+    "disk": DiskCollector,
+    "network": NetworkCollector,
+    "pressure": PressureCollector,
+}
+
+
+def _host_collectors(ranks: Ranks, chosen: Collection[str]) -> list[Collector]:
+    made = [make() for name, make in _OF_THE_NODE.items() if name in chosen]
+    return [*made, ProcessCollector(ranks), CgroupCollector(ranks)] if "process" in chosen else made
 
 
 class CaptureWorkers:

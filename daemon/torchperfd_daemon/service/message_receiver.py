@@ -252,7 +252,7 @@ class MessageReceiver:
     def _on_state(self, session: Session, report: session_pb2.StateChange) -> None:
         rank = session.record
         rank.state = translate.state_from_message(report.state) or rank.state
-        rank.framework = translate.clean_framework(report.framework) or rank.framework
+        rank.framework = translate.clean_label(report.framework) or rank.framework
         if report.failure and not rank.failure:
             rank.failure = translate.clean_reason(report.failure)
             rank.failed_unix_seconds = time.time()

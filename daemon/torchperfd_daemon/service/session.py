@@ -226,6 +226,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             takes_over if self._node.takes_over else None,
         )
         record.hooks = next((name for name, feature in _HOOKS.items() if feature in session.features), "")
+        record.client_version = translate.clean_label(hello.client_version)
         for other in self.of_run(run):
             # Children of a process may keep its connection open after its end.
             if other.rank == session.rank and other.record is not record:

@@ -71,8 +71,8 @@ def clean_reason(words: str) -> str:
     return one_line(words, _MAX_REASON_CHARACTERS)
 
 
-def clean_framework(name: str) -> str:
-    """Return the name of a framework as a label can hold it."""
+def clean_label(name: str) -> str:
+    """Return a name, such as that of a framework, as a label can hold it."""
     return one_line(name, _MAX_LABEL_CHARACTERS)
 
 

@@ -55,6 +55,8 @@ class Rank:
         self.framework = ""
         self.hooks = ""
         """The implementation of its client's hooks, ``native`` or ``reference``; empty if not reported."""
+        self.client_version = ""
+        """The version of its client; empty if not reported."""
         self.failure = ""
         """The exception that has ended its script, in one line; empty if none has."""
         self.failed_unix_seconds = 0.0

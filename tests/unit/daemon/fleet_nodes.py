@@ -19,6 +19,7 @@ from torchperfd_daemon.fleet.peers import Peers, Static
 from torchperfd_daemon.fleet.service import FleetService
 from torchperfd_daemon.fleet.transport import AuthInterceptor, FanOut, listen
 from torchperfd_daemon.fleet.view import FleetView
+from torchperfd_daemon.metrics.health import CallCounts
 from torchperfd_daemon.service.session import SessionService
 from torchperfd_daemon.stacks.model import Outcome, RankStacks
 from torchperfd_daemon.store.model import RankIdentity, State
@@ -94,6 +95,7 @@ class PlayedNode:
     ranks: list[PlayedRank]
     server: grpc.aio.Server
     interceptor: AuthInterceptor
+    calls: CallCounts
 
 
 Given = Credentials | Callable[[], Credentials] | None
@@ -124,8 +126,9 @@ async def start_node(
         store, cast("SessionService", PlayedSessions(played)), coordinator, catalog, f"i-{name}", name
     )
     interceptor = AuthInterceptor(_current(credentials))
-    server, where = await listen(address or Address("127.0.0.1", 0), interceptor, service)
-    return PlayedNode(where, catalog, coordinator, played, server, interceptor)
+    calls = CallCounts()
+    server, where = await listen(address or Address("127.0.0.1", 0), interceptor, service, calls)
+    return PlayedNode(where, catalog, coordinator, played, server, interceptor, calls)
 
 
 @contextlib.asynccontextmanager

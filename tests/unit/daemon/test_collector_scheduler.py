@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
+from tests.support.clock import Clock
 from tests.support.node import eventually
 from tests.unit.daemon.test_collectors import Scripted, gauge, raising
 
+from torchperfd_daemon.background import StoppedWorkers
 from torchperfd_daemon.collectors.base import CollectorScheduler, Family, Sampler
 
 GIVE_UP_S = 20
@@ -172,3 +174,36 @@ def test_thread_that_ended_is_replaced() -> None:
         eventually(has_sampled, GIVE_UP_S)
     finally:
         scheduler.stop()
+
+
+def test_scheduler_whose_collectors_all_hang_has_stopped() -> None:
+    clock = Clock()
+    hanging = [Hanging(), Hanging()]
+    with running([Sampler(one, 0.001) for one in hanging], clock) as scheduler:
+        stopped = StoppedWorkers(scheduler.health, clock=clock)
+        assert stopped.names() == []
+        for one in hanging:
+            assert one.asked.wait(GIVE_UP_S)
+            clock.now += 2.5
+            scheduler.replace_worker()
+        clock.now += 16
+        assert stopped.names() == ["sampler"]
+        hanging[1].released.set()
+        eventually(lambda: stopped.names() == [], GIVE_UP_S)
+        hanging[0].released.set()
+
+
+def test_scheduler_of_which_one_collector_hangs_goes_on() -> None:
+    clock = Clock()
+    hanging, counting = Hanging(), Counting()
+    with running([Sampler(hanging, 0.001), Sampler(counting, 0.001)], clock) as scheduler:
+        stopped = StoppedWorkers(scheduler.health, clock=clock)
+        assert hanging.asked.wait(GIVE_UP_S)
+        clock.now += 2.5
+        scheduler.replace_worker()
+        counting.wait_for(2)
+        assert stopped.names() == []
+        clock.now += 60
+        counting.wait_for(2)
+        assert stopped.names() == []
+        hanging.released.set()

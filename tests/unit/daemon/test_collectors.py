@@ -14,7 +14,7 @@ from torchperfd_daemon.collectors.base import (
     Sampler,
 )
 from torchperfd_daemon.collectors.nvml import NvmlCollector
-from torchperfd_daemon.metrics.page import node_metrics
+from torchperfd_daemon.metrics.page import collector_metrics
 
 GIVE_UP_S = 20
 
@@ -93,11 +93,11 @@ def test_sampler_without_anything_to_collect_has_no_series(caplog: pytest.LogCap
     sampler.sample_once()
     [record] = caplog.records
     assert (record.levelno, record.exc_info) == (logging.INFO, None)
-    about = [family for family in node_metrics([sampler]) if family.name.startswith("collector_")]
+    about = list(collector_metrics([sampler]))
     assert [family.samples for family in about] == [[], [], []]
     scripted.sample = lambda: gauge(1)
     sampler.sample_once()
-    (success,) = (each for each in node_metrics([sampler]) if each.name == "collector_success")
+    (success,) = (each for each in collector_metrics([sampler]) if each.name == "collector_success")
     assert success.samples == [(("absent",), 1.0)]
 
 

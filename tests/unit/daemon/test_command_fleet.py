@@ -63,6 +63,7 @@ async def serving(directory: Path, *, knows: bool) -> AsyncIterator[Pair]:
         Address("127.0.0.1", 0),
         AuthInterceptor(Credentials),
         FleetService(there, played, Coordinator(catalog), catalog, "i-b", "node-b"),
+        CallCounts(),
     )
     settings = ServeSettings(socket=str(directory / "d.sock"), captures_dir=directory / "captures")
     coordinator = Coordinator(Catalog(settings.captures_dir))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torchperfd_daemon.config.kinds import (
     Address,
     Choice,
+    Choices,
     Count,
     Counts,
     File,
@@ -40,6 +41,7 @@ KINDS: tuple[Kind, ...] = (
     Count(1, 1000),
     Switch(),
     Choice(("debug", "info")),
+    Choices(("gpu", "cpu", "steps")),
     Labels(),
     Counts(),
 )
@@ -51,7 +53,21 @@ scalars = (
     | st.floats()
     | st.text(max_size=20)
     | st.sampled_from(
-        ["10GiB", "1.5 GB", "0", "30m", "90s", "[::1]:80", "a.b:9407", "600", "info", "nan", "9" * 5000]
+        [
+            "10GiB",
+            "1.5 GB",
+            "0",
+            "30m",
+            "90s",
+            "[::1]:80",
+            "a.b:9407",
+            "600",
+            "info",
+            "nan",
+            "cpu,gpu",
+            "all",
+            "9" * 5000,
+        ]
     )
     | st.just(16**5000)
 )
@@ -99,6 +115,9 @@ def test_whatever_a_variable_has_is_read_or_refused_in_one_line(kind: Kind, text
         (Number(0, 10), 3, 3.0),
         (Labels(), {"phase": "data", "a": "b"}, (("a", "b"), ("phase", "data"))),
         (Counts(), [79, 95], (79, 95)),
+        (Choices(("gpu", "cpu", "steps")), ["steps", "gpu", "gpu"], ("gpu", "steps")),
+        (Choices(("gpu", "cpu", "steps")), "steps, cpu", ("cpu", "steps")),
+        (Choices(("gpu", "cpu", "steps")), "all", ("gpu", "cpu", "steps")),
     ],
 )
 def test_values_are_read(kind: Kind, value: object, expected: Any) -> None:
@@ -131,6 +150,10 @@ def test_values_are_read(kind: Kind, value: object, expected: Any) -> None:
         (Text(), "two\nlines"),
         (Labels(), {"rank": 0}),
         (Counts(), []),
+        (Choices(("gpu", "cpu")), []),
+        (Choices(("gpu", "cpu")), ["gpu", 1]),
+        (Choices(("gpu", "cpu")), ["all", "gpu"]),
+        (Choices(("gpu", "cpu")), "gpu,"),
     ],
 )
 def test_what_has_the_wrong_type_or_range_is_refused(kind: Kind, value: object) -> None:
@@ -167,3 +190,14 @@ def test_an_unknown_key_gets_a_suggestion(key: str, hint: str) -> None:
 def test_a_choice_gets_a_suggestion() -> None:
     with pytest.raises(BadValueError, match=r"'stal' is none of the choices; did you mean stall\?"):
         Choice(("stall", "straggler")).read("stal", HERE)
+
+
+def test_unknown_name_of_several_gets_the_list_of_names() -> None:
+    with pytest.raises(BadValueError) as error:
+        Choices(("gpu", "cpu")).read(["cpu", "gpus"], HERE)
+    assert str(error.value) == "'gpus' is none of the choices; use all, or some of gpu, cpu"
+
+
+def test_names_are_shown_as_a_list_or_as_all() -> None:
+    kind = Choices(("gpu", "cpu"))
+    assert [kind.show(kind.parse(text, HERE)) for text in ("cpu", "cpu,gpu")] == [["cpu"], "all"]

@@ -43,8 +43,8 @@ def test_export_writes_every_file_and_lists_it(tmp_path: Path) -> None:
         "runbooks/causes/hang.md",
     } <= names
     assert result.stderr == (
-        f"the alerts' runbook_url is a placeholder: publish what is in {tmp_path / 'out' / 'runbooks'},"
-        " and set its address with --runbooks URL\n"
+        f"alerts have no runbook_url: publish {tmp_path / 'out' / 'runbooks'} as HTML, and export with"
+        " --runbooks URL, its address\n"
     )
     fleet = json.loads((tmp_path / "out" / "dashboards" / "fleet.json").read_text())
     assert fleet["uid"] == "torchperfd-fleet"
@@ -125,6 +125,16 @@ def test_export_has_the_section_of_each_runbook_url(tmp_path: Path) -> None:
     assert len(named) > 20
     for page, anchor in named:
         assert anchor in anchors(tmp_path / "runbooks" / f"{page}.md")
+
+
+def test_export_without_address_names_the_section_of_a_page(tmp_path: Path) -> None:
+    export(str(tmp_path))
+    text = (tmp_path / "alerts" / "torchperfd.rules.yaml").read_text()
+    assert "runbook_url" not in text
+    named = re.findall(r"runbook: (\S+\.md)#(\w+)$", text, re.MULTILINE)
+    assert len(named) > 20
+    for page, anchor in named:
+        assert anchor in anchors(tmp_path / "runbooks" / page)
 
 
 def anchors(page: Path) -> set[str]:

@@ -44,6 +44,8 @@ async def test_fleet_changes_its_token_without_refusing_a_call(tmp_path: Path) -
                 in_force[name] = credentials
                 answered.append(len((await view.runs([], may_all)).runs))
     assert answered == [1] * 7
+    assert node.calls.ended == {("Fleet/ListRuns", "OK"): 7}
+    assert node.calls.seconds["Fleet/ListRuns"] > 0
     assert node.interceptor.refused_calls == 0
     await node.server.stop(None)
 
@@ -57,6 +59,7 @@ async def test_call_with_wrong_token_is_refused_counted_logged(
             answer = await view.runs([], may_all)
             assert [peer.reason for peer in answer.unreachable]
     assert node.interceptor.refused_calls == 3
+    assert node.calls.ended == {}, "they could name any method"
     await node.server.stop(None)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "torchperfd.fleet"]
     assert line.startswith("refused /torchperfd.v1.Fleet/ListRuns from ipv4:127.0.0.1:")

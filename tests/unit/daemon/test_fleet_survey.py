@@ -30,6 +30,7 @@ from torchperfd_daemon.fleet.credentials import Address, Credentials
 from torchperfd_daemon.fleet.service import FleetService
 from torchperfd_daemon.fleet.translate import shown_verdicts
 from torchperfd_daemon.fleet.transport import AuthInterceptor, PeerError, listen
+from torchperfd_daemon.metrics.health import CallCounts
 from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service import node_survey, translate
 from torchperfd_daemon.service.permissions import Rights
@@ -84,7 +85,8 @@ async def node(
     catalog = Catalog(directory / name)
     sessions = cast("SessionService", PlayedSessions([]))
     answers = service(store, sessions, Coordinator(catalog), catalog, f"i-{name}", name, verdict)
-    server, address = await listen(Address("127.0.0.1", 0), AuthInterceptor(Credentials), answers)
+    interceptor = AuthInterceptor(Credentials)
+    server, address = await listen(Address("127.0.0.1", 0), interceptor, answers, CallCounts())
     try:
         yield SurveyedNode(address, store)
     finally:

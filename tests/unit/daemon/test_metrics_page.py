@@ -52,6 +52,8 @@ from torchperfd_daemon.metrics.page import (
     analysis_metrics,
     background_metrics,
     by_age,
+    capture_metrics,
+    collector_metrics,
     fleet_metrics,
     goodput_metrics,
     node_metrics,
@@ -125,6 +127,7 @@ def store() -> Store:
         )
         record.state = state
         record.framework = "lightning" if rank else ""
+        record.client_version = "1.0.4" if rank else "1.2.0"
         if not waits:
             continue
         durations = array("q", [100_000_000, 120_000_000, 99_000_000])
@@ -284,12 +287,8 @@ def health_of_daemon(proc: Path) -> DaemonHealth:
     return health
 
 
-@pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricsPage:
+def page_of(directory: Path, *, essential_only: bool = False) -> MetricsPage:
     """A page over two runs, a good collector and a failing one, at fixed times."""
-    monkeypatch.setattr("torchperfd_daemon.metrics.page.__version__", "1.2.3")
-    monkeypatch.setattr("torchperfd_daemon.metrics.page.__revision__", "6ba749a4c0de")
-    monkeypatch.setattr(platform, "python_version", lambda: "3.11.0")
     samplers = []
     for collector in (host(), FixedCollector("nvml", []), gpus(), ownership()):
         moments = iter((5.0, 5.25))
@@ -299,14 +298,16 @@ def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricsPage:
     kept = store()
     return MetricsPage(
         [
-            TrainingMetrics(kept, owner).families,
+            TrainingMetrics(kept, owner, essential_only=essential_only).families,
             DiagnosisMetrics(kept, Observed()).families,
             partial(node_metrics, samplers),
-            partial(own_metrics, kept, counts(), holding()),
+            partial(collector_metrics, samplers),
+            partial(own_metrics, kept),
+            partial(capture_metrics, counts(), holding()),
             partial(upload_metrics, uploads()),
             partial(fleet_metrics, lambda: 3, lambda: 2),
             partial(analysis_metrics, kept, analyses()),
-            health_of_daemon(tmp_path).families,
+            health_of_daemon(directory).families,
             partial(trigger_metrics, {("slow", Result.FIRED): 2, ("slow", Result.COOLDOWN): 1}),
             partial(
                 background_metrics,
@@ -315,7 +316,18 @@ def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricsPage:
             partial(goodput_metrics, lambda: {"bert-17": dict.fromkeys(Bucket, 12.5)}),
         ],
         SeriesCap(1000, lambda: by_age(kept)),
+        essential_only=essential_only,
     )
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricsPage:
+    """A page of a daemon whose version and Python are fixed."""
+    monkeypatch.setattr("torchperfd_daemon.metrics.page.__version__", "1.2.3")
+    monkeypatch.setattr("torchperfd_daemon.metrics.training.__version__", "1.2.3")
+    monkeypatch.setattr("torchperfd_daemon.metrics.page.__revision__", "6ba749a4c0de")
+    monkeypatch.setattr(platform, "python_version", lambda: "3.11.0")
+    return page_of(tmp_path)
 
 
 @pytest.fixture
@@ -333,7 +345,8 @@ def test_a_new_store_shows_only_what_is_always_there() -> None:
         [
             TrainingMetrics(empty).families,
             partial(node_metrics, []),
-            partial(own_metrics, empty, CaptureCounts(), RetentionCounts()),
+            partial(own_metrics, empty),
+            partial(capture_metrics, CaptureCounts(), RetentionCounts()),
         ]
     )
     body = page.render("")[0].decode()
@@ -482,7 +495,7 @@ def test_degradation_shows_before_its_cost_is_known() -> None:
     assert b"torchperfd_client_overhead_ratio" not in body
 
 
-def emitted(text: str, tmp_path: Path) -> dict[str, tuple[str, set[str]]]:
+def emitted(text: str, tmp_path: Path, *, essential_only: bool = False) -> dict[str, tuple[str, set[str]]]:
     """Return kind and labels of every metric: those of the page and those of the real collectors."""
     tree = busy_host(tmp_path)
     cpu = CpuCollector(tree.proc)
@@ -501,7 +514,7 @@ def emitted(text: str, tmp_path: Path) -> dict[str, tuple[str, set[str]]]:
                 *CgroupCollector(lambda: [tree.rank(100)], tree.proc, tree.sys / "fs/cgroup").sample(),
             ]
 
-    real = MetricsPage([Real().families]).render("")[0].decode()
+    real = MetricsPage([Real().families], essential_only=essential_only).render("")[0].decode()
     found: dict[str, tuple[str, set[str]]] = {}
     for metric in (*parse_text(text), *parse_text(real)):
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name

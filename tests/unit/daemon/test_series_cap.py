@@ -14,10 +14,8 @@ from torchperfd.model.totals import CudaMemory as ClientCudaMemory
 from torchperfd.report.rank import rank_document
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import Totals
-from torchperfd_daemon.captures.coordinator import CaptureCounts
-from torchperfd_daemon.captures.retention_worker import RetentionCounts
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.metrics.page import MetricsPage, SeriesCap, by_age, own_metrics
+from torchperfd_daemon.metrics.page import ESSENTIAL_FAMILIES, MetricsPage, SeriesCap, by_age, own_metrics
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.store.model import RankIdentity, StepColumns
 from torchperfd_daemon.store.store import Rank, Store
@@ -33,7 +31,7 @@ class Crowd:
         self.store = Store(grace_seconds=60, clock=lambda: self.now)
         self.cap = SeriesCap(most, lambda: by_age(self.store))
         training = TrainingMetrics(self.store, cap=self.cap if selects else None)
-        own = partial(own_metrics, self.store, CaptureCounts(), RetentionCounts())
+        own = partial(own_metrics, self.store)
         self.page = MetricsPage([training.families, own], self.cap)
 
     def join(self, run: str, rank: int, uid: int = 0) -> Rank:
@@ -171,7 +169,8 @@ DOC = (ROOT / "docs" / "metrics.md").read_text()
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.metric)
 def test_field_is_in_docs_with_its_help(field: Field) -> None:
     words = field.help[0].lower() + field.help[1:].removesuffix(".")
-    assert f"| `{field.series}` | {words} |" in DOC.splitlines()
+    mark = "" if field.metric in ESSENTIAL_FAMILIES else " (full)"
+    assert f"| `{field.series}`{mark} | {words} |" in DOC.splitlines()
 
 
 def test_fields_are_the_families_of_a_rank_in_order() -> None:

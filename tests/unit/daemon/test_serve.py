@@ -6,10 +6,12 @@ import fcntl
 import logging
 import os
 import pwd
+import re
 import signal
 import socket
 import stat
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 import grpc
 import httpx
+import pynvml
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.commands import Run, runner
@@ -270,7 +273,30 @@ async def test_daemon_reads_its_credentials_again_on_sighup(
         assert "the fleet's previous credentials stay in force" in caplog.text
         async with httpx.AsyncClient() as http:
             page = await http.get(metrics_url)
-        assert 'torchperfd_daemon_refused_calls_total{listener="fleet"} 2.0' in page.text.splitlines()
+        lines = page.text.splitlines()
+        assert 'torchperfd_daemon_refused_calls_total{listener="fleet"} 2.0' in lines
+        assert 'torchperfd_daemon_calls_total{code="OK",method="Fleet/ListRuns"} 3.0' in lines
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def test_daemon_runs_only_the_chosen_collectors(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: asked.append("nvmlInit"))
+    life.settings["collectors"] = ("memory", "self")
+    async with life.running() as (channel, metrics_url), httpx.AsyncClient() as http:
+        await RankStream(channel).join()
+        give_up = time.monotonic() + GIVE_UP_S
+        while "torchperfd_node_memory_total_bytes" not in (page := (await http.get(metrics_url)).text):
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.1)
+        assert re.findall(r'collector_success{collector="(\w+)"}', page) == ["memory"]
+        assert "torchperfd_train_" not in page
+        assert 'background_failures_total{worker="goodput"}' not in page
+        collecting = {each.name for each in threading.enumerate() if each.name.startswith("collect-")}
+        assert (collecting, asked) == ({"collect-memory"}, [])
+        goodput = await control(channel).GetGoodput(control_pb2.GetGoodputRequest())
+        assert list(goodput.runs) == []
+        assert len((await control(channel).ListRuns(control_pb2.ListRunsRequest())).runs) == 1
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -196,6 +196,16 @@ async def test_another_protocol_is_refused_naming_both_versions(
 
 
 @with_daemon
+async def test_version_of_the_client_is_kept_as_one_line(served: Served, channel: grpc.aio.Channel) -> None:
+    message = hello()
+    message.hello.client_version = "0.2.0\nup 1"
+    rank = RankStream(channel)
+    await rank.say(message)
+    await rank.receive()
+    assert [each.client_version for each in served.store.ranks()] == ["0.2.0?up 1"]
+
+
+@with_daemon
 async def test_a_wider_range_that_overlaps_is_welcome(served: Served, channel: grpc.aio.Channel) -> None:
     message = hello()
     message.hello.api.max = 99

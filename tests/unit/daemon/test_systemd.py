@@ -135,3 +135,14 @@ def test_workers_without_a_round_for_long_have_stopped() -> None:
     assert workers.names() == ["diagnosis"]
     diagnosis.succeeded(clock.now)
     assert workers.names() == []
+
+
+def test_worker_of_long_period_stops_after_three_of_them() -> None:
+    clock = Clock()
+    sampler = WorkerHealth("sampler", period_seconds=60)
+    workers = StoppedWorkers(sampler, clock=clock)
+    assert workers.names() == []
+    clock.now += 180
+    assert workers.names() == []
+    clock.now += 1
+    assert workers.names() == ["sampler"]
