@@ -27,7 +27,7 @@ from benchmarks.judge import exit_code
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.stacks.model import RankStacks
-from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import HISTORY_STEPS
 from torchperfd_daemon.store.store import Rank, Store
 
 RANKS: Final = 1024

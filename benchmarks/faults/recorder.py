@@ -21,7 +21,7 @@ from torchperfd_daemon.observer import run_watch
 from torchperfd_daemon.observer.node_context import NodeContext
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.run_watch import RunWatch
-from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import HISTORY_STEPS
 from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 

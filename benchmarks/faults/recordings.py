@@ -25,7 +25,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.observer.slowdown import Slowdown
-from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import HISTORY_STEPS
 
 Float64 = npt.NDArray[np.float64]
 Made = TypeVar("Made")

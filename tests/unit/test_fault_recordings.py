@@ -16,7 +16,7 @@ from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts
 from torchperfd.model.source_lines import InputStages
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
-from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import HISTORY_STEPS
 
 EVIDENCE = RankEvidence(
     rank=0,

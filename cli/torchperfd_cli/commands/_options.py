@@ -9,15 +9,17 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from torchperfd.report.store import RunStore
 from torchperfd.v1 import contract, control_pb2
 from torchperfd_daemon.config.kinds import parse_span
 from torchperfd_daemon.errors import BadValueError, TorchperfdError, explained
+
+if TYPE_CHECKING:
+    from torchperfd.report.store import RunStore
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
@@ -128,8 +130,10 @@ runs_dir_option = click.option(
 )
 
 
-def open_runs(named: Path | None) -> RunStore:
+def open_runs(named: Path | None) -> "RunStore":
     """Return the kept runs of a directory; of this user's own without one."""
+    from torchperfd.report.store import RunStore
+
     return RunStore(str(named) if named is not None else contract.user_runs_dir())
 
 
@@ -199,6 +203,8 @@ def complete_file(incomplete: str, *, only_directories: bool = False) -> list[Co
 
 def kept_run_items(directory: str, incomplete: str) -> list[CompletionItem]:
     """Return the ids of the runs kept in a directory; in this user's own where it is empty."""
+    from torchperfd.report.store import RunStore
+
     with contextlib.suppress(OSError):
         return _items(
             (run.run_id for run in RunStore(directory or contract.user_runs_dir()).list()), incomplete

@@ -5,19 +5,21 @@ Near misses of a name get a suggestion; daemons that did not answer are named.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from torchperfd.model.formatting import did_you_mean
 from torchperfd.v1 import control_pb2
-from torchperfd_cli.commands._capture_catalog import DaemonCatalog
 from torchperfd_cli.commands._daemon import unreachable_text
 from torchperfd_cli.commands._options import complete_jobs, complete_runs, fleet_option
-from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.errors import IncompatibleVersionError, NoSuchTargetError
-from torchperfd_daemon.store.history import HISTORY_STEPS
-from torchperfd_daemon.views.documents import whole_name as whole_name
+from torchperfd_daemon.store.model import HISTORY_STEPS
+from torchperfd_daemon.views.model import whole_name
+
+if TYPE_CHECKING:
+    from torchperfd_cli.commands._capture_catalog import DaemonCatalog
+    from torchperfd_daemon.captures.catalog import Catalog
 
 _NAMES_TIMEOUT_S: Final = 10.0
 
@@ -53,7 +55,7 @@ def whole_run(daemon: Any, given: str, *, fleet: bool = False, job: str = "") ->
     return whole_name(given, names, "run") if job else known_name(given, names, "run")
 
 
-def whole_capture(catalog: Catalog | DaemonCatalog, given: str) -> str:
+def whole_capture(catalog: "Catalog | DaemonCatalog", given: str) -> str:
     """Return the id of the only capture with a prefix.
 
     Raises:

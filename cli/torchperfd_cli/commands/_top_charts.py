@@ -20,7 +20,7 @@ from rich.text import Text
 from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.model.step_account import Account, PartKind, Row
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.views.live import WAIT, RunView, steady
+from torchperfd_daemon.views.model import WAIT, RunView, steady
 
 _TICKS: Final = "▁▂▃▄▅▆▇█"
 _KEPT: Final = 64

@@ -18,7 +18,7 @@ from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._top_charts import Bar, Legend, account_bar, colours, letters, name_of, sparkline
 from torchperfd_cli.commands._top_input import OrderTarget, RankTarget, style_of
 from torchperfd_cli.commands._top_state import Frame
-from torchperfd_daemon.views.live import STALLED, STOPPED, WAIT, RankView, RunView, behind_text
+from torchperfd_daemon.views.model import STALLED, STOPPED, WAIT, RankView, RunView, behind_text
 
 _SHOWN: Final = ("line", "fix", "gain")
 """The parts of the first cause that have lines of their own."""

@@ -18,7 +18,7 @@ from torchperfd_cli.commands._top_charts import LEVEL, Bar, colours, letters, na
 from torchperfd_cli.commands._top_runs import SELECTED, lines_of, panels
 from torchperfd_cli.commands._top_state import Frame, GpuView, NodeView, Page, TopState
 from torchperfd_daemon.store.store import p50_and_p95
-from torchperfd_daemon.views import live
+from torchperfd_daemon.views.model import RankView, RunView, behind_text, steady
 
 _TREND_CELLS: Final = 48
 
@@ -89,7 +89,7 @@ def rank_page(frame: Frame, run_name: str, number: int) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     for name, words in facts:
         head.add_row(Text(f" {name}", style="dim"), words)
-    message = live.steady(message)
+    message = steady(message)
     times = np.frombuffer(message.duration_ns, "<i8") / 1e9
     if not len(times):
         return head
@@ -102,7 +102,7 @@ def rank_page(frame: Frame, run_name: str, number: int) -> RenderableType:
     return Group(head, trend, _phases(run, message, float(times.mean())))
 
 
-def _phases(run: live.RunView, message: control_pb2.RankSteps, step: float) -> RenderableType:
+def _phases(run: RunView, message: control_pb2.RankSteps, step: float) -> RenderableType:
     table = Table(box=None, expand=True, padding=(0, 1), header_style="bold dim")
     table.add_column("PHASE", no_wrap=True)
     for name in ("MEAN MS", "%", "P50", "P95"):
@@ -139,12 +139,12 @@ def _age(frame: Frame, run: str) -> str:
     return f"{duration(age)} ago" if age is not None else "never"
 
 
-def _peers(rank: live.RankView) -> str:
+def _peers(rank: RankView) -> str:
     if rank.slow is not None:
         return f"slow: {duration(rank.slow.excess_seconds)} a step more work, most of it in {rank.slow.phase}"
     if rank.behind_ratio is None:
         return "not compared"
-    return f"{live.behind_text(rank.behind_ratio)} of own work beside their median"
+    return f"{behind_text(rank.behind_ratio)} of own work beside their median"
 
 
 _GIB: Final = 1024**3

@@ -24,7 +24,7 @@ from torchperfd_cli.commands._top_input import (
     RankTarget,
     Target,
 )
-from torchperfd_daemon.views.live import WAIT, RankView, RunView, gpu_order
+from torchperfd_daemon.views.model import WAIT, RankView, RunView, gpu_order
 
 _CPU: Final = "node_cpu_utilization_ratio"
 _AVAILABLE: Final = "node_memory_available_bytes"

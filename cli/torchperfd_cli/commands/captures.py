@@ -25,7 +25,7 @@ from torchperfd_cli.commands._capture_catalog import (
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import Age, Moment, complete_captures, json_option, socket_option
 from torchperfd_cli.commands._output import again, emit, watch_option
-from torchperfd_cli.commands._scope import capture_argument, whole_name
+from torchperfd_cli.commands._scope import capture_argument
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.destination import Destination, read_upload_marker
 from torchperfd_daemon.captures.index import Listed, Query
@@ -33,6 +33,7 @@ from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, Upl
 from torchperfd_daemon.captures.uploader import upload
 from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
 from torchperfd_daemon.views.documents import listing_dict, uploaded
+from torchperfd_daemon.views.model import whole_name
 
 AnyCatalog = Catalog | DaemonCatalog
 

@@ -38,6 +38,7 @@ from torchperfd_daemon.service.translate import rank_work_from_message
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.documents import builds_text, fleet_dict, goodput_document, to_dict
 from torchperfd_daemon.views.live import run_status_dict, steps_dict
+from torchperfd_daemon.views.model import WAIT, RankView, RunView, behind_text, rank_state
 
 _PS_TIMEOUT_S: Final = 10.0
 _RANK_HEADS: Final = ("RANK", "PID", "STATE", "STEPS", "STEP", "DATA", "LAST STEP")
@@ -98,7 +99,7 @@ def _rank_cells(rank: control_pb2.RankStatus) -> list[str]:
     return [
         str(rank.identity.rank),
         str(rank.identity.pid),
-        _view.rank_state(rank),
+        rank_state(rank),
         str(rank.steps),
         f"{rank.step_seconds * 1e3:.2f} ms" if rank.step_seconds else "-",
         f"{data / rank.step_seconds:.1%}" if rank.step_seconds else "-",
@@ -150,14 +151,14 @@ def ranks_command(
         show(frame, watch=watch, as_json=as_json)
 
 
-def _accounts(scope: Scope, daemon: Any, runs: Sequence[_view.RunView]) -> dict[str, Account | None]:
+def _accounts(scope: Scope, daemon: Any, runs: Sequence[RunView]) -> dict[str, Account | None]:
     """Ask for the accounts of runs; of a single rank they have nothing that its phases lack."""
     if all(len(run.ranks) < 2 for run in runs):
         return {}
     return {verdict.run: Account.from_verdict(verdict) for verdict in scope.verdicts(daemon).verdicts}
 
 
-def ranks_document(view: _view.RunView, account: Account | None = None, *, fleet: bool = False) -> Document:
+def ranks_document(view: RunView, account: Account | None = None, *, fleet: bool = False) -> Document:
     """Return a run's table and remarks, for the ranks of this node or of all nodes."""
     sizes = {name: max(rank.phase_seconds.get(name, 0.0) for rank in view.ranks) for name in view.phases}
     table = fitted_phases(view.phases, sizes, lambda own, summed: _table_of(view, own, summed, fleet=fleet))
@@ -165,16 +166,16 @@ def ranks_document(view: _view.RunView, account: Account | None = None, *, fleet
     return Document([[Sentences([_title(view, fleet=fleet)]), table, Sentences([*waits, *_remarks(view)])]])
 
 
-def _title(view: _view.RunView, *, fleet: bool) -> str:
+def _title(view: RunView, *, fleet: bool) -> str:
     where = _output.count(len(view.nodes), "node") if fleet else "this node"
     step = f", a step takes {duration(view.step_seconds)}" if view.step_seconds else ""
     unit = "milliseconds per step" + (" on the devices" if view.on_device else "")
     return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; {unit}"
 
 
-def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str], *, fleet: bool) -> Table:
+def _table_of(view: RunView, phases: Sequence[str], summed: Sequence[str], *, fleet: bool) -> Table:
     """Return the ranks, one a row, with one column for all phases that are summed up."""
-    columns: dict[str, Callable[[_view.RankView], str]] = {"RANK": lambda rank: str(rank.rank)}
+    columns: dict[str, Callable[[RankView], str]] = {"RANK": lambda rank: str(rank.rank)}
     if any(rank.coordinates for rank in view.ranks):
         columns["PLACE"] = lambda rank: rank.coordinates or "-"
     if fleet or len(view.nodes) > 1:
@@ -188,10 +189,8 @@ def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str],
     if summed:
         columns["REST"] = functools.partial(_time, names=summed)
     if view.waits:
-        columns["WAIT"] = functools.partial(_time, names=[_view.WAIT])
-    columns["VS PEERS"] = lambda rank: (
-        "-" if rank.behind_ratio is None else _view.behind_text(rank.behind_ratio)
-    )
+        columns["WAIT"] = functools.partial(_time, names=[WAIT])
+    columns["VS PEERS"] = lambda rank: "-" if rank.behind_ratio is None else behind_text(rank.behind_ratio)
     if any(rank.host_memory for rank in view.ranks):
         columns["RSS / PEAK"] = lambda rank: rank.host_memory.cell if rank.host_memory else "-"
     columns[""] = lambda rank: "◀" if rank.slow else ""
@@ -199,12 +198,12 @@ def _table_of(view: _view.RunView, phases: Sequence[str], summed: Sequence[str],
     return Table([*columns], rows, left=("PLACE", "NODE", "STATE", ""), lift=("NODE", "PLACE"))
 
 
-def _time(rank: _view.RankView, names: Sequence[str]) -> str:
+def _time(rank: RankView, names: Sequence[str]) -> str:
     known = [rank.phase_seconds[name] for name in names if name in rank.phase_seconds]
     return milliseconds(sum(known)) if known else "-"
 
 
-def _remarks(view: _view.RunView) -> list[str]:
+def _remarks(view: RunView) -> list[str]:
     slow = [rank.slow for rank in view.ranks if rank.slow is not None]
     if slow:
         return [_remark(each) for each in sorted(slow, key=lambda each: -each.excess_seconds)]
@@ -266,13 +265,13 @@ def steps_table(steps: control_pb2.RankSteps, now: float) -> FirstThatFits:
     [view] = _view.runs([steps])
     work = rank_work_from_message(steps)
     columns = work.phase_seconds
-    phases = [*view.phases, *([_view.WAIT] if _view.spent(work, _view.WAIT) else [])]
+    phases = [*view.phases, *([WAIT] if _view.spent(work, WAIT) else [])]
     ends = np.frombuffer(steps.end_ns, "<i8") / 1e9
     durations = np.frombuffer(steps.duration_ns, "<i8") / 1e9
     sizes = {name: float(columns[name].mean()) for name in phases}
 
     def made(own: Sequence[str], summed: Sequence[str]) -> Table:
-        heads = ["STEP", "ENDED", "MS", *("WAIT" if name == _view.WAIT else name.upper() for name in own)]
+        heads = ["STEP", "ENDED", "MS", *("WAIT" if name == WAIT else name.upper() for name in own)]
         rows = [
             [
                 str(steps.first_step + position),

@@ -23,6 +23,7 @@ from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service.translate import comparison_from_messages, rank_work_from_message
 from torchperfd_daemon.views import live as _view
+from torchperfd_daemon.views.model import steady
 
 _TIMEOUT_S: Final = 10.0
 # Causes of which the time can be removed, also where no single rank has them; and what are no causes.
@@ -56,7 +57,7 @@ def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     hangs = {verdict.run: verdict.summary for verdict in verdicts if verdict.cause == Cause.HANG.value}
     since = {verdict.run: verdict.onset_step for verdict in verdicts if verdict.HasField("onset_step")}
     by_run: dict[str, list[control_pb2.RankSteps]] = {}
-    for message in map(_view.steady, messages):
+    for message in map(steady, messages):
         by_run.setdefault(message.status.identity.run, []).append(message)
     judged = {each.run: fleet_translate.verdict_from_message(each) for each in verdicts}
     replays = {}

@@ -19,7 +19,7 @@ from torchperfd_daemon.fleet.transport import PeerError, Unreachable
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.targets import Redact
-from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import HISTORY_STEPS
 
 _CAUSES = {cause.value: cause for cause in Cause}
 _MAX_CHARACTERS = 200

@@ -40,8 +40,7 @@ from torchperfd_daemon.observer.rank_window import (
     with_window_facts,
 )
 from torchperfd_daemon.observer.step_changes import StepGrowth, StepsBesideSaves
-from torchperfd_daemon.store.history import HISTORY_STEPS
-from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.model import HISTORY_STEPS, State
 from torchperfd_daemon.store.store import Rank
 
 _KEPT: Final = 18

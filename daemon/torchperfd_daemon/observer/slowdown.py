@@ -18,8 +18,7 @@ from torchperfd_daemon.diagnosis.detect.trends import Regression, RegressionDete
 from torchperfd_daemon.diagnosis.evidence import MIN_FINDINGS, SAMPLE_S, WINDOW_SAMPLES
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, capture_command
 from torchperfd_daemon.observer.rank_watch import RankWatch
-from torchperfd_daemon.store.history import HISTORY_STEPS
-from torchperfd_daemon.store.model import StepColumns
+from torchperfd_daemon.store.model import HISTORY_STEPS, StepColumns
 from torchperfd_daemon.store.store import Rank
 
 MIN_SHARE: Final = 0.05

@@ -31,7 +31,7 @@ from torchperfd_daemon.service.permissions import AuditLine, Permissions, Rights
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.service.stack_requests import choose
 from torchperfd_daemon.service.targets import PeerDirectory, Targets, merged
-from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import HISTORY_STEPS
 from torchperfd_daemon.store.store import Rank, Store
 
 _STACKS_TIMEOUT_S: Final = 5.0

@@ -1,26 +1,15 @@
-"""Columns of messages within limits, and messages whose texts cannot control a terminal."""
+"""Messages whose texts cannot control a terminal."""
 
-from array import array
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import grpc
-import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from torchperfd.model.formatting import one_line
 
 M = TypeVar("M", bound=Message)
-
-
-def within(columns: "list[array[int]]", most: int) -> "list[array[int]]":
-    """Return columns of int64 with every value from 0 to ``most``; the same ones where all are already."""
-    blob = b"".join(map(memoryview, columns))
-    # As unsigned numbers those below 0 are the largest, so that one pass over the columns is enough.
-    if not blob or int(np.frombuffer(blob, np.uint64).max()) <= most:
-        return columns
-    return [array("q", np.clip(np.asarray(column), 0, most).tobytes()) for column in columns]
 
 
 _MAX_CHARACTERS: Final = 4096

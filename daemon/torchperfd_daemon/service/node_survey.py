@@ -23,7 +23,7 @@ from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.targets import PeerDirectory
-from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import HISTORY_STEPS
 from torchperfd_daemon.store.store import Rank, Store
 
 PublishedVerdict = Callable[[str], Verdict | None]

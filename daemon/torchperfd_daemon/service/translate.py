@@ -20,7 +20,6 @@ from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.evidence import Comparison, compare
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service import translate_diagnosis
-from torchperfd_daemon.service.message_fields import within
 from torchperfd_daemon.store.model import (
     LAST_RANK,
     ArrivalColumns,
@@ -93,8 +92,8 @@ def training_steps_from_message(batch: session_pb2.StepBatch) -> StepColumns:
         wanted = np.asarray(kinds) == session_pb2.STEP_KIND_TRAIN
         starts, durations = _pick(starts, wanted), _pick(durations, wanted)
         phases = {name: _pick(column, wanted) for name, column in phases.items()}
-    (ends,) = within([_ends(starts, durations)], LAST_UNIX_NS)
-    durations, *columns = within([durations, *phases.values()], MAX_NS)
+    (ends,) = _within([_ends(starts, durations)], LAST_UNIX_NS)
+    durations, *columns = _within([durations, *phases.values()], MAX_NS)
     phases = dict(zip(phases, columns, strict=True))
     return StepColumns(
         ends, durations, phases, _arrivals_from_message(batch.arrivals), min(batch.next_step, MAX_COUNT)
@@ -291,7 +290,7 @@ def _arrivals_from_message(message: session_pb2.Arrivals) -> ArrivalColumns:
     # As unsigned numbers those below 0 are the largest.
     if (np.frombuffer(message.step, "<u8") > LAST_STEP).any():
         raise BadMessageError("an arrival at a step that no run makes")
-    first, last = within([_column(message.first_ns, count), _column(message.last_ns, count)], LAST_UNIX_NS)
+    first, last = _within([_column(message.first_ns, count), _column(message.last_ns, count)], LAST_UNIX_NS)
     return ArrivalColumns(steps, first, last)
 
 
@@ -316,3 +315,12 @@ def _ends(starts: "array[int]", durations: "array[int]") -> "array[int]":
     if ((first ^ ends) & (took ^ ends) < 0).any():
         raise BadMessageError("a step ends after the end of time")
     return array("q", ends.tobytes())
+
+
+def _within(columns: "list[array[int]]", most: int) -> "list[array[int]]":
+    """Return columns of int64 with every value from 0 to ``most``; the same ones where all are already."""
+    blob = b"".join(map(memoryview, columns))
+    # As unsigned numbers those below 0 are the largest, so that one pass over the columns is enough.
+    if not blob or int(np.frombuffer(blob, np.uint64).max()) <= most:
+        return columns
+    return [array("q", np.clip(np.asarray(column), 0, most).tobytes()) for column in columns]

@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.store.model import ArrivalColumns, StepColumns
+from torchperfd_daemon.store.model import HISTORY_STEPS, ArrivalColumns, StepColumns
 
-HISTORY_STEPS: Final = 256
 HISTOGRAM_BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip

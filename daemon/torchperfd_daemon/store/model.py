@@ -25,6 +25,10 @@ _TIME_THE_MODEL: Final = ("models", "forward", "backward", "optimizers")
 """Hooks without which the model's own time is in the phase ``other``."""
 
 
+HISTORY_STEPS: Final = 256
+"""The newest training steps of a rank that are kept one by one."""
+
+
 class State(Enum):
     """The activity of a rank, as its client reports it."""
 

@@ -1,7 +1,4 @@
-"""What commands and HTTP show of captures, of the answers of daemons, and of goodput.
-
-Names of runs and captures are found by unique prefixes.
-"""
+"""What commands and HTTP show of captures, of the answers of daemons, and of goodput."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
@@ -16,7 +13,6 @@ from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures.index import Listed, Listing
 from torchperfd_daemon.captures.manifest import Upload
-from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
 from torchperfd_daemon.stacks.model import Outcome, RankStacks
 
@@ -78,25 +74,6 @@ def absent_ranks(ranks: Sequence[RankStacks], wanted: Sequence[int]) -> list[int
     world = min(max(rank.world_size for rank in ranks), _MAX_RANKS)
     found = {rank.rank for rank in ranks}
     return [rank for rank in wanted or range(world) if rank not in found]
-
-
-_MAX_NAMED: Final = 8
-
-
-def whole_name(given: str, names: Iterable[str], what: str) -> str:
-    """Return the only name with a prefix; the prefix itself where there is none, or where it is empty.
-
-    Raises:
-        NoSuchTargetError: Several have the prefix, and none is equal to it.
-    """
-    known = set(names)
-    found = sorted(name for name in known if name.startswith(given))
-    if not given or given in known or not found:
-        return given
-    if len(found) > 1:
-        some = ", ".join(found[:_MAX_NAMED])
-        raise NoSuchTargetError(f"{len(found)} {what}s begin with {given[:80]}: {some}", "write more of one")
-    return found[0]
 
 
 class Captures(Protocol):

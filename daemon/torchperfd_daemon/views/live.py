@@ -1,16 +1,14 @@
 """The data that live commands and the live page show of runs, ranks and steps: numbers, and documents."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from torchperfd.model.documents import to_document
-from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.messages import unpack
 from torchperfd.model.totals import StatusTotals
-from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.service.translate import (
     comparison_from_messages,
@@ -18,14 +16,7 @@ from torchperfd_daemon.service.translate import (
     rank_work_from_message,
 )
 from torchperfd_daemon.store.model import coordinates_text
-from torchperfd_daemon.store.store import Rank
-
-WAIT: Final = "collective_wait"
-STALLED: Final = "stalled"
-STOPPED: Final = "stopped"
-_MIN_FACTOR: Final = 6.0
-_ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
-
+from torchperfd_daemon.views.model import WAIT, RankView, RunView, rank_state, reported_state, steady
 
 _RANK_FIELDS: Final = (
     *("rank", "node", "pid", "state", "stalled_seconds", "coordinates", "steps", "window_steps"),
@@ -42,108 +33,6 @@ _RANK_FIELDS: Final = (
 """Those of a rank in documents, in their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankView:
-    """One rank over its newest training steps. Times are means per step in seconds.
-
-    Attributes:
-        state: Its state; ``gone`` once its process has left, ``stalled`` or ``stopped`` in a hang.
-        stalled_seconds: Of a hang, for how long it has made no step; 0 while its run does not hang.
-        coordinates: Its place in each dimension of its job, such as ``pp=1 dp=0``; empty where it has none.
-        steps: Training steps made since it has attached.
-        window: How many of them the times are of.
-        step_seconds: Its step; 0 where it has made none.
-        behind_seconds: Own work above the median of its peers, the other ranks of its pipeline stage;
-            negative where below; None without a peer, and for the faster of two ranks.
-        behind_ratio: The same as a part of the peers' own work.
-        slow: Why it counts as a slow rank; None where it does not.
-        host_memory: Of its process; None if unknown.
-    """
-
-    rank: int
-    node: str
-    pid: int
-    state: str
-    stalled_seconds: float
-    coordinates: str
-    steps: int
-    window: int
-    step_seconds: float
-    phase_seconds: dict[str, float]
-    behind_seconds: float | None
-    behind_ratio: float | None
-    slow: Straggler | None
-    host_memory: HostMemory | None = None
-
-    @property
-    def own_seconds(self) -> float:
-        """The step less the wait for others."""
-        return self.step_seconds - self.phase_seconds.get(WAIT, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class RunView:
-    """One run's ranks, on this node or on all.
-
-    Attributes:
-        waits: Whether waiting for others is measured. Only then can slow and waiting ranks be distinguished.
-        on_device: Whether phases are times on the devices, because ranks wait for each other there.
-        hidden: Whether they wait there in a way that is not measured.
-    """
-
-    run: str
-    job_name: str
-    world_size: int
-    waits: bool
-    on_device: bool
-    hidden: bool
-    ranks: tuple[RankView, ...]
-
-    @property
-    def step_seconds(self) -> float:
-        """The slowest rank's mean step; 0 where none has made one."""
-        return max((rank.step_seconds for rank in self.ranks), default=0.0)
-
-    @property
-    def here(self) -> int:
-        """How many of the ranks have not left."""
-        return sum(rank.state != "gone" for rank in self.ranks)
-
-    @property
-    def nodes(self) -> set[str]:
-        """Where those ranks are; where they were once all have left."""
-        here = {rank.node for rank in self.ranks if rank.state != "gone"}
-        return here or {rank.node for rank in self.ranks}
-
-    @property
-    def phases(self) -> list[str]:
-        """The phases that any rank has spent time in, in the order of a step, waiting for others left out."""
-        there = {name for rank in self.ranks for name, seconds in rank.phase_seconds.items() if seconds > 0}
-        users = sorted(there - {*_ORDER, WAIT, "other"})
-        return [name for name in (*_ORDER, *users, "other") if name in there]
-
-
-def behind_text(ratio: float) -> str:
-    """Return how much more own work than its peers a rank has: a percentage, from six times on a factor."""
-    return f"{ratio + 1:.0f} times" if ratio >= _MIN_FACTOR - 1 else f"{ratio:+.1%}"
-
-
-def rank_state(rank: Rank | control_pb2.RankStatus) -> str:
-    """Return a rank's state for people: as it reported, unless it has left or its run hangs."""
-    if not rank.connected:
-        return "gone"
-    if rank.stopped:
-        return STOPPED
-    return STALLED if rank.stalled_seconds else reported_state(rank)
-
-
-def reported_state(rank: Rank | control_pb2.RankStatus) -> str:
-    """Return a rank's state as it reported, whatever happened to its process or run since."""
-    if isinstance(rank, Rank):
-        return rank.state.value
-    return session_pb2.RunState.Name(rank.state).removeprefix("RUN_STATE_").lower()
-
-
 def spent(own: RankWork, phase: str) -> bool:
     """Return whether a rank has spent any time in a phase."""
     return phase in own.phase_seconds and bool(own.phase_seconds[phase].any())
@@ -152,20 +41,6 @@ def spent(own: RankWork, phase: str) -> bool:
 def present(messages: Sequence[control_pb2.RankSteps]) -> list[control_pb2.RankSteps]:
     """Return the ranks of a run that are there; all of them once the run has ended."""
     return [message for message in messages if message.status.connected] or list(messages)
-
-
-def steady(message: control_pb2.RankSteps) -> control_pb2.RankSteps:
-    """Return a rank's steps less the run's first one, once another has followed: it is part of no mean."""
-    # Blocks are made without it.
-    if message.first_step or message.count < 2 or message.block_steps:
-        return message
-    rest = control_pb2.RankSteps()
-    rest.CopyFrom(message)
-    rest.first_step, rest.count = 1, message.count - 1
-    rest.end_ns, rest.duration_ns = message.end_ns[8:], message.duration_ns[8:]
-    for column in rest.phases:
-        column.ns = column.ns[8:]
-    return rest
 
 
 def runs(messages: Iterable[control_pb2.RankSteps]) -> list[RunView]:
@@ -297,8 +172,3 @@ def steps_dict(steps: control_pb2.RankSteps) -> dict[str, Any]:
             name: column.tolist() for name, column in rank_work_from_message(steps).phase_seconds.items()
         },
     }
-
-
-def gpu_order(gpu: str) -> list[int]:
-    """Return what sorts ``0:2`` behind ``0:1`` and ``10`` behind ``9``."""
-    return [int(part) if part.isdigit() else 0 for part in gpu.split(":")]

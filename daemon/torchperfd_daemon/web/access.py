@@ -25,7 +25,7 @@ from torchperfd_daemon.service.permissions import LocalCall, owner_rights, stran
 from torchperfd_daemon.service.translate_diagnosis import run_goodput_from_message
 from torchperfd_daemon.store.model import RankIdentity
 from torchperfd_daemon.store.store import Rank, Store
-from torchperfd_daemon.views.documents import whole_name
+from torchperfd_daemon.views.model import whole_name
 
 TOKEN_FILE: Final = "page.token"
 HEADER: Final = "x-torchperfd-token"

@@ -30,7 +30,8 @@ from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.index import Listed, Query
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
-from torchperfd_daemon.views.documents import listed_dict, whole_name
+from torchperfd_daemon.views.documents import listed_dict
+from torchperfd_daemon.views.model import whole_name
 from torchperfd_daemon.web.access import Access, Links, Parts
 from torchperfd_daemon.web.endpoint import body_of, json_answer, number, view_dict
 from torchperfd_daemon.web.guard import error_response

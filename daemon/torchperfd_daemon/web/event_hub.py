@@ -15,9 +15,10 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.diagnosis.verdict import Verdict
 from torchperfd_daemon.service.translate_diagnosis import run_verdict_to_message
-from torchperfd_daemon.store.history import HISTORY_STEPS
+from torchperfd_daemon.store.model import HISTORY_STEPS
 from torchperfd_daemon.store.store import Rank
-from torchperfd_daemon.views import history, live
+from torchperfd_daemon.views import history
+from torchperfd_daemon.views.model import rank_state
 from torchperfd_daemon.web.access import Access, Parts
 from torchperfd_daemon.web.captures_api import capture_dict
 from torchperfd_daemon.web.endpoint import EventStream, event
@@ -196,9 +197,7 @@ class EventHub:
 
     def _look_at(self, name: str, ranks: list[Rank], *, with_steps: bool) -> None:
         cursor = self._runs.setdefault(name, _RunCursor())
-        states = [
-            (rank.identity.rank, live.rank_state(rank), round(rank.stalled_seconds, 1)) for rank in ranks
-        ]
+        states = [(rank.identity.rank, rank_state(rank), round(rank.stalled_seconds, 1)) for rank in ranks]
         if states != cursor.states:
             cursor.state, cursor.states = run_state(ranks), states
             self._send("run", _states_dict(name, cursor), name)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from torchperfd._version import __revision__, __version__
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.goodput.tracker import process_of
-from torchperfd_daemon.views.live import gpu_order
+from torchperfd_daemon.views.model import gpu_order
 from torchperfd_daemon.web.access import Access, Parts, Reader
 from torchperfd_daemon.web.endpoint import json_answer, view_dict
 

@@ -17,16 +17,17 @@ from torchperfd_daemon.captures import folder
 from torchperfd_daemon.store.model import RankIdentity, State, Totals
 from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.text import clean_fields
-from torchperfd_daemon.views import history, live
+from torchperfd_daemon.views import history
 from torchperfd_daemon.views.history import Durations, StepPercentiles, sparkline
 from torchperfd_daemon.views.live import run_status_dict
+from torchperfd_daemon.views.model import STALLED, STOPPED, rank_state, reported_state
 
 GpuOf = Callable[[RankIdentity], str]
 """Returns the index of a rank's GPU on this node; empty if it is not known."""
 
 _STATES: Final = (
-    live.STALLED,
-    live.STOPPED,
+    STALLED,
+    STOPPED,
     "training",
     "validating",
     "checkpointing",
@@ -43,13 +44,13 @@ def run_state(ranks: Sequence[Rank] | Sequence[control_pb2.RankStatus]) -> str:
     """
     if ranks and not any(rank.connected for rank in ranks):
         return ended_state(ranks)
-    states = {live.rank_state(rank) for rank in ranks}
+    states = {rank_state(rank) for rank in ranks}
     return next((state for state in _STATES if state in states), "starting")
 
 
 def ended_state(ranks: Iterable[Rank | control_pb2.RankStatus]) -> str:
     """Return the state of a run whose ranks have left: finished if each of them had finished."""
-    finished = (live.reported_state(rank) == State.FINISHED.value for rank in ranks)
+    finished = (reported_state(rank) == State.FINISHED.value for rank in ranks)
     return "finished" if all(finished) else "gone"
 
 

@@ -13,12 +13,14 @@ from torchperfd._version import __revision__, __version__
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.store.history import HISTORY_SECONDS, HISTORY_STEPS
+from torchperfd_daemon.store.history import HISTORY_SECONDS
+from torchperfd_daemon.store.model import HISTORY_STEPS
 from torchperfd_daemon.store.store import PRESENT_S, Rank
 from torchperfd_daemon.views import history, live
 from torchperfd_daemon.views.documents import fleet_dict
 from torchperfd_daemon.views.documents import to_dict as goodput_dict
 from torchperfd_daemon.views.live import steps_dict
+from torchperfd_daemon.views.model import rank_state
 from torchperfd_daemon.web.access import Access, Parts, Reader
 from torchperfd_daemon.web.endpoint import flag, json_answer, number, rank_list, rank_number, view_dict
 from torchperfd_daemon.web.past_runs import PastRuns
@@ -172,7 +174,7 @@ class RunsApi:
                 {
                     "rank": rank.identity.rank,
                     "node": rank.identity.node,
-                    "state": live.rank_state(rank),
+                    "state": rank_state(rank),
                     "seconds": history.seconds_dict(
                         history.whole_seconds(rank, int(since), now, seconds), phases=phases
                     ),

@@ -30,7 +30,7 @@ from torchperfd_daemon.service import node_survey
 from torchperfd_daemon.store.model import RankIdentity, StepColumns
 from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.live import behind_text
+from torchperfd_daemon.views.model import behind_text
 
 
 @pytest.fixture

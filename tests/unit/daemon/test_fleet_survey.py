@@ -35,8 +35,7 @@ from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service import node_survey, translate
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.session import SessionService
-from torchperfd_daemon.store.history import HISTORY_STEPS
-from torchperfd_daemon.store.model import RankIdentity, StepColumns
+from torchperfd_daemon.store.model import HISTORY_STEPS, RankIdentity, StepColumns
 from torchperfd_daemon.store.store import Store
 
 RUN = "bert-17"

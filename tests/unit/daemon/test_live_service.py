@@ -18,8 +18,8 @@ from tests.unit.daemon.live_runs import STEPS, train
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
 from torchperfd_daemon.service.rank_session import LEASE_S, RENEW_S, FrequentReports, Session
-from torchperfd_daemon.store.history import HISTORY_STEPS, History
-from torchperfd_daemon.store.model import RankIdentity, StepColumns
+from torchperfd_daemon.store.history import History
+from torchperfd_daemon.store.model import HISTORY_STEPS, RankIdentity, StepColumns
 from torchperfd_daemon.store.store import Rank
 
 batches = st.lists(st.lists(st.integers(1, 10**12), max_size=20), max_size=8)

@@ -8,9 +8,10 @@ from tests.support.served import Served, serving_from_a_thread
 
 from torchperfd_cli import main
 from torchperfd_cli.commands._capture_catalog import DaemonCatalog, open_catalog
-from torchperfd_cli.commands._scope import known_name, whole_capture, whole_name
+from torchperfd_cli.commands._scope import known_name, whole_capture
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.views.model import whole_name
 
 RUNS = ["f50ba658-ca32-4ac8-9d27-b5ddb200a20b", "f5", "bert-17", "bert-18"]
 

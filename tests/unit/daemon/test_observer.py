@@ -23,7 +23,7 @@ from torchperfd_daemon.service.translate import rank_status_to_message
 from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store.model import State
 from torchperfd_daemon.store.store import Rank, Store
-from torchperfd_daemon.views import live as _view
+from torchperfd_daemon.views.model import rank_state
 
 RUN = "streamed"
 
@@ -455,13 +455,13 @@ def test_hang_ranks_are_stalled_and_the_stopped_one_stopped() -> None:
     watched.stacks = [stacks(rank, REDUCE) for rank in (0, 1, 3)]
     watched.stacks.append(stacks(2, (), Outcome.STOPPED))
     watched.stand(8)
-    assert [_view.rank_state(rank_status_to_message(rank)) for rank in watched.job.ranks] == ["training"] * 4
+    assert [rank_state(rank_status_to_message(rank)) for rank in watched.job.ranks] == ["training"] * 4
     watched.stand(12)
-    states = [_view.rank_state(rank_status_to_message(rank)) for rank in watched.job.ranks]
+    states = [rank_state(rank_status_to_message(rank)) for rank in watched.job.ranks]
     assert states == ["stalled", "stalled", "stopped", "stalled"]
     assert [rank.stalled_seconds for rank in watched.job.ranks] == pytest.approx([20] * 4, abs=1)
     watched.train(3)
-    assert [_view.rank_state(rank_status_to_message(rank)) for rank in watched.job.ranks] == ["training"] * 4
+    assert [rank_state(rank_status_to_message(rank)) for rank in watched.job.ranks] == ["training"] * 4
 
 
 def test_long_pause_without_waiting_ranks_is_no_state() -> None:
@@ -470,7 +470,7 @@ def test_long_pause_without_waiting_ranks_is_no_state() -> None:
     watched.train(20)
     watched.stacks = [stacks(0, COMPUTE)]
     watched.stand(60)
-    assert _view.rank_state(rank_status_to_message(watched.job.ranks[0])) == "training"
+    assert rank_state(rank_status_to_message(watched.job.ranks[0])) == "training"
 
 
 def test_verdict_second_cause_is_beside_the_first() -> None:

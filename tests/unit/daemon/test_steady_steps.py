@@ -18,6 +18,7 @@ from torchperfd_daemon.service.translate_diagnosis import LONG_STEPS_WORDS, run_
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, StepColumns, Totals
 from torchperfd_daemon.store.store import MIN_PRESENT_STEPS, Rank, Store
 from torchperfd_daemon.views import live as _view
+from torchperfd_daemon.views.model import steady
 
 MS = 1_000_000
 NS = 1_000_000_000
@@ -139,7 +140,7 @@ def test_blocks_slow_first_step_is_in_none() -> None:
 
 def test_whatif_slow_first_step_is_not_replayed() -> None:
     store, _ = run_of((5000, 100), *[(1, 3)] * 20)
-    replayed = some(whatif.replay_newest([*map(_view.steady, messages(store))], 0))
+    replayed = some(whatif.replay_newest([*map(steady, messages(store))], 0))
     assert replayed.steps == 20
     assert replayed.step_seconds == pytest.approx(0.004)
 

@@ -13,7 +13,7 @@ from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._top_screen import draw
 from torchperfd_cli.commands._top_state import Frame, GpuView, NodeView
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
-from torchperfd_daemon.views.live import RankView, RunView
+from torchperfd_daemon.views.model import RankView, RunView
 
 WORDS = "40 ms of each 140 ms step lost to a device clock lowered by power or heat"
 

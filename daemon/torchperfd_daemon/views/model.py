@@ -1,0 +1,163 @@
+"""Runs and their ranks as commands and pages show them: types, texts of states, names by unique prefixes.
+
+Without numpy, so that a command that shows them opens before that is imported.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from torchperfd.model.host_memory import HostMemory
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.store.model import State
+
+if TYPE_CHECKING:
+    from torchperfd_daemon.diagnosis.detect.straggler import Straggler
+    from torchperfd_daemon.store.store import Rank
+
+WAIT: Final = "collective_wait"
+STALLED: Final = "stalled"
+STOPPED: Final = "stopped"
+_MIN_FACTOR: Final = 6.0
+_ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank over its newest training steps. Times are means per step in seconds.
+
+    Attributes:
+        state: Its state; ``gone`` once its process has left, ``stalled`` or ``stopped`` in a hang.
+        stalled_seconds: Of a hang, for how long it has made no step; 0 while its run does not hang.
+        coordinates: Its place in each dimension of its job, such as ``pp=1 dp=0``; empty where it has none.
+        steps: Training steps made since it has attached.
+        window: How many of them the times are of.
+        step_seconds: Its step; 0 where it has made none.
+        behind_seconds: Own work above the median of its peers, the other ranks of its pipeline stage;
+            negative where below; None without a peer, and for the faster of two ranks.
+        behind_ratio: The same as a part of the peers' own work.
+        slow: Why it counts as a slow rank; None where it does not.
+        host_memory: Of its process; None if unknown.
+    """
+
+    rank: int
+    node: str
+    pid: int
+    state: str
+    stalled_seconds: float
+    coordinates: str
+    steps: int
+    window: int
+    step_seconds: float
+    phase_seconds: dict[str, float]
+    behind_seconds: float | None
+    behind_ratio: float | None
+    slow: "Straggler | None"
+    host_memory: HostMemory | None = None
+
+    @property
+    def own_seconds(self) -> float:
+        """The step less the wait for others."""
+        return self.step_seconds - self.phase_seconds.get(WAIT, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run's ranks, on this node or on all.
+
+    Attributes:
+        waits: Whether waiting for others is measured. Only then can slow and waiting ranks be distinguished.
+        on_device: Whether phases are times on the devices, because ranks wait for each other there.
+        hidden: Whether they wait there in a way that is not measured.
+    """
+
+    run: str
+    job_name: str
+    world_size: int
+    waits: bool
+    on_device: bool
+    hidden: bool
+    ranks: tuple[RankView, ...]
+
+    @property
+    def step_seconds(self) -> float:
+        """The slowest rank's mean step; 0 where none has made one."""
+        return max((rank.step_seconds for rank in self.ranks), default=0.0)
+
+    @property
+    def here(self) -> int:
+        """How many of the ranks have not left."""
+        return sum(rank.state != "gone" for rank in self.ranks)
+
+    @property
+    def nodes(self) -> set[str]:
+        """Where those ranks are; where they were once all have left."""
+        here = {rank.node for rank in self.ranks if rank.state != "gone"}
+        return here or {rank.node for rank in self.ranks}
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases that any rank has spent time in, in the order of a step, waiting for others left out."""
+        there = {name for rank in self.ranks for name, seconds in rank.phase_seconds.items() if seconds > 0}
+        users = sorted(there - {*_ORDER, WAIT, "other"})
+        return [name for name in (*_ORDER, *users, "other") if name in there]
+
+
+def behind_text(ratio: float) -> str:
+    """Return how much more own work than its peers a rank has: a percentage, from six times on a factor."""
+    return f"{ratio + 1:.0f} times" if ratio >= _MIN_FACTOR - 1 else f"{ratio:+.1%}"
+
+
+def rank_state(rank: "Rank | control_pb2.RankStatus") -> str:
+    """Return a rank's state for people: as it reported, unless it has left or its run hangs."""
+    if not rank.connected:
+        return "gone"
+    if rank.stopped:
+        return STOPPED
+    return STALLED if rank.stalled_seconds else reported_state(rank)
+
+
+def reported_state(rank: "Rank | control_pb2.RankStatus") -> str:
+    """Return a rank's state as it reported, whatever happened to its process or run since."""
+    if isinstance(rank.state, State):
+        return rank.state.value
+    return session_pb2.RunState.Name(rank.state).removeprefix("RUN_STATE_").lower()
+
+
+def gpu_order(gpu: str) -> list[int]:
+    """Return what sorts ``0:2`` behind ``0:1`` and ``10`` behind ``9``."""
+    return [int(part) if part.isdigit() else 0 for part in gpu.split(":")]
+
+
+def steady(message: control_pb2.RankSteps) -> control_pb2.RankSteps:
+    """Return a rank's steps less the run's first one, once another has followed: it is part of no mean."""
+    # Blocks are made without it.
+    if message.first_step or message.count < 2 or message.block_steps:
+        return message
+    rest = control_pb2.RankSteps()
+    rest.CopyFrom(message)
+    rest.first_step, rest.count = 1, message.count - 1
+    rest.end_ns, rest.duration_ns = message.end_ns[8:], message.duration_ns[8:]
+    for column in rest.phases:
+        column.ns = column.ns[8:]
+    return rest
+
+
+_MAX_NAMED: Final = 8
+
+
+def whole_name(given: str, names: Iterable[str], what: str) -> str:
+    """Return the only name with a prefix; the prefix itself where there is none, or where it is empty.
+
+    Raises:
+        NoSuchTargetError: Several have the prefix, and none is equal to it.
+    """
+    known = set(names)
+    found = sorted(name for name in known if name.startswith(given))
+    if not given or given in known or not found:
+        return given
+    if len(found) > 1:
+        some = ", ".join(found[:_MAX_NAMED])
+        raise NoSuchTargetError(f"{len(found)} {what}s begin with {given[:80]}: {some}", "write more of one")
+    return found[0]
