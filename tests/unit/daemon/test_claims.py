@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.daemon.test_observer import Watched
+from tests.unit.daemon.watched_job import Watched
 
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, blocked_seconds

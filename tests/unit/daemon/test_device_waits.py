@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.support.values import some
-from tests.unit.daemon.test_observer import RUN, Watched, collecting
+from tests.unit.daemon.watched_job import RUN, Watched, collecting
 
 from torchperfd.document.blocks import Document
 from torchperfd.document.terminal import render

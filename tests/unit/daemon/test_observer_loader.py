@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from benchmarks.accuracy.streams import Job
 from tests.support.values import some
-from tests.unit.daemon.test_observer import RUN, Watched
+from tests.unit.daemon.watched_job import RUN, Watched
 
 from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.support.values import some
 from tests.unit.daemon.test_device_waits import steps_of, surveys_of
-from tests.unit.daemon.test_observer import RUN, Watched
+from tests.unit.daemon.watched_job import RUN, Watched
 
 from torchperfd.document.terminal import render
 from torchperfd.model.process import Coordinate

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.daemon.test_observer import Watched
+from tests.unit.daemon.watched_job import Watched
 
 from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.source_lines import SyncWait, TimedLine
