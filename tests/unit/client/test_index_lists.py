@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.client.test_events import both, drawing, written
+from tests.unit.client.event_halves import both, drawing, written
 
 from torchperfd.events.codes import ONE_OR_BATCH
 from torchperfd.hooks.batches import samples_of_one
