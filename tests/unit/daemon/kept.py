@@ -1,12 +1,16 @@
 """Captures on the disk, for tests of what keeps, lists and sends them."""
 
+import asyncio
 import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
+from tests.support.values import some
+
 from torchperfd_daemon.captures.catalog import Catalog
-from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace, Upload
+from torchperfd_daemon.captures.uploader import Uploader
 
 BASE = 1_700_000_000.0
 """When the first of them was asked for; Unix seconds."""
@@ -54,3 +58,13 @@ def ids(catalog: Catalog) -> list[str]:
 def disk_bytes(folder: Path) -> int:
     """Return what a folder's files take on the disk."""
     return sum(path.lstat().st_blocks * 512 for path in folder.iterdir())
+
+
+def stage(catalog: Catalog, capture_id: str) -> Upload:
+    """Return how far the upload of a capture is."""
+    return some(catalog.found(capture_id)).upload
+
+
+def turn(uploader: Uploader) -> float:
+    """Upload what waits; return the seconds until the next turn."""
+    return asyncio.run(uploader.upload_pending())

@@ -5,18 +5,15 @@ import hashlib
 import io
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.object_store import BUCKET, ObjectStore
 from tests.support.clock import Clock
 from tests.support.values import some
-from tests.unit.daemon.kept import BASE, add, ids, settle
+from tests.unit.daemon.kept import BASE, add, settle, stage, turn
 
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.captures.catalog import Catalog
@@ -24,16 +21,10 @@ from torchperfd_daemon.captures.destination import (
     ChangedError,
     Destination,
     UploadError,
-    _cause,
-    read_upload_marker,
-    remove_upload_marker,
-    write_upload_marker,
 )
-from torchperfd_daemon.captures.manifest import RECEIPT_FILE, CaptureState, RankTrace, Receipt, Upload
-from torchperfd_daemon.captures.retention import Quota
-from torchperfd_daemon.captures.retention_worker import RetentionWorker
+from torchperfd_daemon.captures.manifest import CaptureState, RankTrace, Receipt, Upload
 from torchperfd_daemon.captures.uploader import Uploader, upload
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 PREFIX = f"s3://{BUCKET}/nodes/a"
 PART = 5 * 2**20
@@ -86,14 +77,6 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def at(store: ObjectStore, prefix: str) -> list[str]:
     """Return what lies below a prefix of the store's, without it."""
     return [key.removeprefix(f"{prefix}/") for key in store.held() if key.startswith(f"{prefix}/")]
-
-
-def stage(catalog: Catalog, capture_id: str) -> Upload:
-    return some(catalog.found(capture_id)).upload
-
-
-def turn(uploader: Uploader) -> float:
-    return asyncio.run(uploader.upload_pending())
 
 
 def send(destination: Destination, key: str, content: bytes, file: BinaryIO | None = None) -> int:
@@ -512,49 +495,6 @@ def test_a_capture_that_goes_while_it_waits_is_forgotten(catalog: Catalog, tmp_p
     assert uploader.counts.pending == 0
 
 
-# Receipts.
-
-
-def receipt(catalog: Catalog, capture_id: str, stage: Upload = Upload.DONE) -> Receipt:
-    found = some(catalog.found(capture_id))
-    return Receipt(stage, hashlib.sha256(found.document).hexdigest(), "s3://b/one", BASE)
-
-
-def test_a_receipt_is_for_one_manifest_only(catalog: Catalog) -> None:
-    record = add(catalog, "one")
-    catalog.note_upload("one", receipt(catalog, "one"))
-    assert [each.upload for each in catalog.list().captures] == [Upload.DONE]
-    record.reason = "looked at again"
-    catalog.save(record)
-    assert stage(catalog, "one") is Upload.PENDING
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_receipt_or_marker_of_another_user_does_not_count(catalog: Catalog) -> None:
-    """A receipt or an upload marker counts if the directory's owner wrote it."""
-    add(catalog, "one")
-    catalog.note_upload("one", receipt(catalog, "one"))
-    os.chown(catalog.directory / "one" / RECEIPT_FILE, 12345, 12345)
-    assert stage(catalog, "one") is Upload.PENDING
-    write_upload_marker(catalog.directory, "s3://theirs")
-    os.chown(catalog.directory / ".uploads-to", 12345, 12345)
-    assert read_upload_marker(catalog.directory) == ""
-    # Files of the directory's owner count as such for every reader.
-    os.chown(catalog.directory, 12345, 12345)
-    assert stage(catalog, "one") is Upload.DONE
-    assert read_upload_marker(catalog.directory) == "s3://theirs"
-
-
-@given(st.binary(max_size=200))
-def test_whatever_lies_under_the_receipts_name_is_harmless(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    catalog = Catalog(tmp_path_factory.mktemp("captures"))
-    add(catalog, "one")
-    (catalog.directory / "one" / RECEIPT_FILE).write_bytes(content)
-    assert stage(catalog, "one") is Upload.PENDING
-
-
 def test_unwritable_receipt_is_logged_once_without_resending(
     catalog: Catalog, store: ObjectStore, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,159 +516,3 @@ def test_unwritable_receipt_is_logged_once_without_resending(
     puts = len(store.puts())
     turn(Uploader(catalog, Destination(f"{PREFIX}/unnoted")))
     assert len(store.puts()) == puts
-
-
-# The quota.
-
-
-def enforce(catalog: Catalog, quota: Quota, *, uploads: bool = True) -> dict[str, int]:
-    retention = RetentionWorker(Catalog(catalog.directory, quota, lambda: BASE + 100), uploads=uploads)
-    retention.enforce()
-    return {reason: count for reason, count in retention.counts.removed.items() if count}
-
-
-def test_what_is_not_uploaded_yet_outlasts_the_quota(catalog: Catalog, tmp_path: Path) -> None:
-    for number in range(4):
-        add(catalog, f"c{number}", requested_at=BASE + number)
-    catalog.note_upload("c2", receipt(catalog, "c2"))
-    catalog.note_upload("c1", receipt(catalog, "c1", Upload.REFUSED))
-    add(catalog, "failed", state=CaptureState.FAILED, requested_at=BASE + 9)
-    assert enforce(catalog, Quota(count=1)) == {"count": 3}, "uploaded, refused and failed ones go"
-    assert ids(catalog) == ["c3", "c0"]
-    (tmp_path / "share").mkdir()
-    turn(Uploader(catalog, Destination((tmp_path / "share").as_uri())))
-    assert enforce(catalog, Quota(count=1)) == {"count": 1}
-    assert ids(catalog) == ["c3"]
-
-
-def test_the_disks_reserve_comes_before_what_is_not_uploaded(
-    catalog: Catalog, said: pytest.LogCaptureFixture
-) -> None:
-    for number in range(4):
-        add(catalog, f"c{number}", requested_at=BASE + number)
-    catalog.pin("c0")
-    assert enforce(catalog, Quota(free_bytes=2**62)) == {}, "what the quota allows stays on a full disk"
-    assert enforce(catalog, Quota(count=2, free_bytes=2**62)) == {"reserve": 2}
-    assert ids(catalog) == ["c3", "c0"]
-    assert said.messages == [
-        f"removed capture {each}, which had not been uploaded: the disk has too little room left"
-        for each in ("c1", "c2")
-    ]
-
-
-def test_without_uploads_the_quota_is_what_it_was(catalog: Catalog) -> None:
-    for number in range(3):
-        add(catalog, f"c{number}", requested_at=BASE + number)
-    assert enforce(catalog, Quota(count=1, free_bytes=2**62), uploads=False) == {"count": 2}
-
-
-def test_missing_receipt_keeps_the_uploaded_state_of_the_index(catalog: Catalog) -> None:
-    for number in range(2):
-        add(catalog, f"c{number}", requested_at=BASE + number)
-        catalog.note_upload(f"c{number}", receipt(catalog, f"c{number}"))
-    settle(catalog)
-    catalog.list()
-    path = catalog.directory / "c0"
-    before = path.stat()
-    (path / RECEIPT_FILE).unlink()
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert enforce(catalog, Quota(count=1)) == {"count": 1}
-    assert ids(catalog) == ["c0"]
-
-
-# Where to.
-
-
-@pytest.mark.parametrize(
-    ("url", "problem"),
-    [
-        ("bucket/prefix", "is not a URL to upload to"),
-        ("http://bucket/x", "is not a URL to upload to"),
-        ("s3:///x", "names no bucket or directory"),
-        ("s3://bucket/a/../b", "names no bucket or directory"),
-        ("file:///", "names no bucket or directory"),
-        ("file://server/share", "names no bucket or directory"),
-        ("s3://key:secret@bucket/x", "has more than a bucket and a prefix"),
-        ("az://container/x?sig=secret", "has more than a bucket and a prefix"),
-        ("s3://[::1", "is no URL"),
-    ],
-)
-def test_a_place_that_is_none_is_a_usage_error(url: str, problem: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        Destination(url)
-    assert problem in str(caught.value)
-    assert "secret" not in str(caught.value)
-
-
-@given(st.text(max_size=60) | st.from_regex(r"(s3|gs|az|file)://[^ ]{0,40}", fullmatch=True))
-def test_no_url_is_a_traceback(url: str) -> None:
-    try:
-        said = Destination(url, {}).url
-    except UsageError as error:
-        said = str(error)
-    assert said.isprintable()
-
-
-def test_gcs_and_azure_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
-    assert Destination("gs://bucket/prefix").url == "gs://bucket/prefix"
-    assert Destination("az://container/prefix/").url == "az://container/prefix"
-
-
-@pytest.mark.parametrize(
-    "endpoint",
-    [
-        "http://127.0.0.1:9000",
-        "http://10.1.2.3",
-        "http://minio:9000",
-        "http://minio.ml.svc.cluster.local:9000",
-    ],
-)
-def test_plain_http_is_for_private_endpoints(endpoint: str) -> None:
-    assert Destination("s3://bucket", {"AWS_ENDPOINT_URL": endpoint}).url == "s3://bucket"
-
-
-def test_plain_http_across_the_internet_has_to_be_asked_for() -> None:
-    environment = {"AWS_ENDPOINT_URL": "http://s3.example.com"}
-    with pytest.raises(UsageError, match=r"traces would go to s3\.example\.com unencrypted"):
-        Destination("s3://bucket", environment)
-    assert Destination("s3://bucket", {**environment, "AWS_ALLOW_HTTP": "true"}).url == "s3://bucket"
-
-
-def test_captures_are_not_uploaded_to_where_they_are(tmp_path: Path) -> None:
-    for inside in (tmp_path, tmp_path / "x" / "y"):
-        with pytest.raises(UsageError, match="is in the captures directory"):
-            Destination(inside.as_uri()).check_apart(tmp_path)
-    Destination((tmp_path / "other").as_uri()).check_apart(tmp_path / "captures")
-    Destination("s3://bucket").check_apart(tmp_path)
-
-
-def test_without_obstore_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(TorchperfdError, match=r"needs obstore; `pip install obstore`"):
-        Destination("s3://bucket")
-
-
-@given(st.text())
-def test_a_cause_is_one_short_line(text: str) -> None:
-    words = _cause(ValueError(text))
-    assert len(words) <= 200
-    assert words.isprintable()
-
-
-def test_a_note_of_the_place_is_no_link(tmp_path: Path) -> None:
-    directory = tmp_path / "captures"
-    write_upload_marker(directory, "s3://bucket/x")
-    assert read_upload_marker(directory) == "s3://bucket/x"
-    write_upload_marker(directory, "s3://bucket/y")
-    assert read_upload_marker(directory) == "s3://bucket/y"
-    secret = tmp_path / "secret"
-    secret.write_text("s3://secret")
-    (directory / ".uploads-to").unlink()
-    (directory / ".uploads-to").symlink_to(secret)
-    assert read_upload_marker(directory) == ""
-    remove_upload_marker(directory)
-    remove_upload_marker(directory)
-    assert secret.read_text() == "s3://secret"
-    assert read_upload_marker(directory) == ""
