@@ -208,84 +208,44 @@ def _replace_unseen(descriptor: int) -> None:
     _close(null)
 
 
-@pytest.mark.parametrize("lose", [_close, _replace_unseen])
-def test_poller_lost_to_native_code_is_noticed(
-    grpc: _Grpc, guarding: _Guarding, lose: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+_LOSE: dict[str, Callable[[int], None]] = {"close": _close, "replace": _replace_unseen}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        "open a; open b; connected; kept; later; kept; close b; a is open; lost",
+        "open a; open b; connected; kept; later; kept; replace b; a is open; lost",
+        # A poller of an earlier connection may be closed.
+        "open a; open b; connected; close a; kept; later; kept; kept; close b; lost",
+        # All that are lost at once are noticed at once.
+        "open a; open b; connected; replace a; replace b; lost",
+        # A restarted daemon: gRPC closes what was found, and its new poller came after the look.
+        "open a; connected; open b; close a; kept; later; kept; close b; kept",
+        # A restarted daemon: until it answers, only what the session before it had is known.
+        "open a; connected; later; kept; close a; begin; kept; open b; kept; connected; kept; close b; lost",
+    ],
+)
+def test_pollers_lost_to_native_code_are_noticed(
+    events: str, grpc: _Grpc, guarding: _Guarding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     guard = guarding(lambda: None)
-    first, second = grpc.open_poller(), grpc.open_poller()
-    guard.end_connecting()
-    assert not guard.has_lost_poller()
-    now += 6
-    assert not guard.has_lost_poller()
-    lose(second)
-    assert target_of(first) == "anon_inode:[eventpoll]"
-    assert guard.has_lost_poller()
-
-
-def test_poller_of_an_earlier_connection_may_be_closed(
-    grpc: _Grpc, guarding: _Guarding, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    guard = guarding(lambda: None)
-    first, second = grpc.open_poller(), grpc.open_poller()
-    guard.end_connecting()
-    _close(first)
-    assert not guard.has_lost_poller()
-    now += 6
-    assert not guard.has_lost_poller()
-    assert not guard.has_lost_poller()
-    _close(second)
-    assert guard.has_lost_poller()
-
-
-def test_all_pollers_lost_at_once_are_noticed_at_once(grpc: _Grpc, guarding: _Guarding) -> None:
-    guard = guarding(lambda: None)
-    pollers = [grpc.open_poller(), grpc.open_poller()]
-    guard.end_connecting()
-    for each in pollers:
-        _replace_unseen(each)
-    assert guard.has_lost_poller()
-
-
-def test_poller_opened_after_earlier_ones_counts(
-    grpc: _Grpc, guarding: _Guarding, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A restarted daemon: gRPC closes what was found, and its new poller came after the look."""
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    guard = guarding(lambda: None)
-    earlier = grpc.open_poller()
-    guard.end_connecting()
-    later = grpc.open_poller()
-    _close(earlier)
-    assert not guard.has_lost_poller()
-    now += 6
-    assert not guard.has_lost_poller()
-    _close(later)
-    assert not guard.has_lost_poller()
-
-
-def test_pollers_of_an_ended_session_are_not_those_of_the_next(
-    grpc: _Grpc, guarding: _Guarding, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A restarted daemon: until it answers, only what the session before it had is known."""
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    guard = guarding(lambda: None)
-    earlier = grpc.open_poller()
-    guard.end_connecting()
-    now += 6
-    assert not guard.has_lost_poller()
-    _close(earlier)
-    guard.begin_connecting(None)
-    assert not guard.has_lost_poller()
-    later = grpc.open_poller()
-    assert not guard.has_lost_poller()
-    guard.end_connecting()
-    assert not guard.has_lost_poller()
-    _close(later)
-    assert guard.has_lost_poller()
+    pollers: dict[str, int] = {}
+    for event in events.split("; "):
+        match event.split():
+            case ["open", name]:
+                pollers[name] = grpc.open_poller()
+            case ["connected"]:
+                guard.end_connecting()
+            case ["begin"]:
+                guard.begin_connecting(None)
+            case ["later"]:
+                now += 6
+            case ["close" | "replace" as how, name]:
+                _LOSE[how](pollers[name])
+            case [name, "is", "open"]:
+                assert target_of(pollers[name]) == "anon_inode:[eventpoll]"
+            case [answer]:
+                assert guard.has_lost_poller() == {"lost": True, "kept": False}[answer], event
