@@ -48,25 +48,19 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.mark.parametrize(
+    ("variable", "name"), [("TORCHPERFD_SOCKET", "d.sock"), ("XDG_RUNTIME_DIR", "daemon.sock")]
+)
 def test_nothing_is_started_where_a_socket_answers(
-    started: Started, directory: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, name: str, started: Started, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCHPERFD_SOCKET", str(directory / "d.sock"))
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(directory / "d.sock"))
-        listener.listen()
-        assert additions.start_unless_one_answers() is None
-    assert started == []
-
-
-def test_the_users_own_daemon_will_do_where_no_socket_is_named(
-    started: Started, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """The socket that is named, or that of the user's own daemon where none is."""
+    path = directory / "torchperfd" / name
+    path.parent.mkdir(exist_ok=True)
     monkeypatch.delenv("TORCHPERFD_SOCKET")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
-    (directory / "torchperfd").mkdir()
+    monkeypatch.setenv(variable, str(path if variable == "TORCHPERFD_SOCKET" else directory))
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(directory / "torchperfd/daemon.sock"))
+        listener.bind(str(path))
         listener.listen()
         assert additions.start_unless_one_answers() is None
     assert started == []

@@ -40,15 +40,49 @@ def process() -> Process:
     return Process()
 
 
-def test_fit_pauses_before_first_step_are_not_counted(process: Process) -> None:
+MANY = [(2000 + 10 * number, 3, number % 2) for number in range(10_000)]
+
+
+@pytest.mark.parametrize(
+    ("played", "calls", "ns"),
+    [
+        # Collections are (start, length, generation); a range settles what is within its steps.
+        pytest.param(
+            [(100, 50, 2), (200, 50, 2), (300, 50, 2), range(0), (900, 50, 2), (1100, 7), range(1000, 2000)],
+            [1, 0, 0],
+            [7, 0, 0],
+            id="before the first step",
+        ),
+        pytest.param(
+            [(1100, 10, 1), range(1000, 2000), (5000, 900, 2), range(1000, 2000)],
+            [0, 1, 0],
+            [0, 10, 0],
+            id="after the last step",
+        ),
+        pytest.param([(990, 20), (1990, 20), range(1000, 2000)], [0, 0, 0], [0, 0, 0], id="across an edge"),
+        pytest.param(
+            [
+                (1100, 1),
+                range(1000, 1500),
+                *MANY,
+                range(1000, 200_000),
+            ],
+            [5_001, 5_000, 0],
+            [15_001, 15_000, 0],
+            id="more than are kept",
+        ),
+    ],
+)
+def test_fit_pauses_are_those_between_the_edges_of_steps(
+    process: Process, played: list[tuple[int, ...] | range], calls: list[int], ns: list[int]
+) -> None:
     fit = FitPauses(process.pauses)
-    for start in (100, 200, 300):
-        process.collect(start, 50, 2)
-    fit.settle(0, 0)
-    process.collect(900, 50, 2)
-    process.collect(1_100, 7)
-    fit.settle(1_000, 2_000)
-    assert (fit.calls, fit.ns) == ([1, 0, 0], [7, 0, 0])
+    for each in played:
+        if isinstance(each, range):
+            fit.settle(each.start, each.stop)
+        else:
+            process.collect(*each)
+    assert (fit.calls, fit.ns) == (calls, ns)
 
 
 def test_fit_pauses_after_newest_step_count_once_another_ends(process: Process) -> None:
@@ -61,33 +95,6 @@ def test_fit_pauses_after_newest_step_count_once_another_ends(process: Process) 
     assert fit.ns == [10, 0, 0]
     fit.settle(1_000, 3_000)
     assert fit.ns == [30, 0, 0]
-
-
-def test_fit_pauses_after_last_step_are_not_counted(process: Process) -> None:
-    fit = FitPauses(process.pauses)
-    process.collect(1_100, 10, 1)
-    fit.settle(1_000, 2_000)
-    process.collect(5_000, 900, 2)
-    fit.settle(1_000, 2_000)
-    assert (fit.calls, fit.ns) == ([0, 1, 0], [0, 10, 0])
-
-
-def test_fit_pauses_across_an_edge_are_not_counted(process: Process) -> None:
-    fit = FitPauses(process.pauses)
-    process.collect(990, 20)
-    process.collect(1_990, 20)
-    fit.settle(1_000, 2_000)
-    assert fit.calls == [0, 0, 0]
-
-
-def test_fit_pauses_more_than_are_kept_in_training_all_count(process: Process) -> None:
-    fit = FitPauses(process.pauses)
-    process.collect(1_100, 1)
-    fit.settle(1_000, 1_500)
-    for number in range(10_000):
-        process.collect(2_000 + 10 * number, 3, number % 2)
-    fit.settle(1_000, 200_000)
-    assert (fit.calls, fit.ns) == ([5_001, 5_000, 0], [15_001, 15_000, 0])
 
 
 def test_fit_pauses_long_wait_for_a_step_keeps_all_in_bounds(process: Process) -> None:

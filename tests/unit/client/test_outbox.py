@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,43 +18,32 @@ def taken(outbox: Outbox[str]) -> list[str]:
     return items
 
 
-def test_messages_come_out_in_the_order_they_went_in() -> None:
+@pytest.mark.parametrize(
+    ("put", "messages", "dropped"),
+    [
+        # Messages come out in the order in which they went in.
+        ([("batch 1", 3), ("capture done", 0), ("batch 2", 4)], ["batch 1", "capture done", "batch 2"], 0),
+        ([("ack", 0), ("old", 6), ("result", 0), ("newer", 4)], ["ack", "old", "result", "newer"], 0),
+        # The oldest batches go first, as many as it takes, and nothing else does.
+        (
+            [("ack", 0), ("old", 6), ("result", 0), ("new", 4), ("newest", 5)],
+            ["ack", "result", "new", "newest"],
+            6,
+        ),
+        ([*((f"batch {number}", 2) for number in range(5)), ("large", 7)], ["batch 4", "large"], 8),
+        # A batch that is larger than the box is dropped itself.
+        ([("fits", 10), ("never fits", 11)], [], 21),
+    ],
+)
+def test_outbox_drops_the_oldest_batches(
+    put: list[tuple[str, int]], messages: list[str], dropped: int
+) -> None:
     outbox: Outbox[str] = Outbox(10)
-    outbox.put("batch 1", weight=3)
-    outbox.put("capture done")
-    outbox.put("batch 2", weight=4)
-    assert len(outbox) == 3
-    assert taken(outbox) == ["batch 1", "capture done", "batch 2"]
-    assert (len(outbox), outbox.dropped) == (0, 0)
-
-
-def test_the_oldest_batches_go_first_and_nothing_else_does() -> None:
-    outbox: Outbox[str] = Outbox(10)
-    outbox.put("ack")
-    outbox.put("old", weight=6)
-    outbox.put("result")
-    outbox.put("newer", weight=4)
-    assert outbox.dropped == 0
-    outbox.put("newest", weight=5)
-    assert outbox.dropped == 6
-    assert taken(outbox) == ["ack", "result", "newer", "newest"]
-
-
-def test_as_many_batches_go_as_it_takes() -> None:
-    outbox: Outbox[str] = Outbox(10)
-    for number in range(5):
-        outbox.put(f"batch {number}", weight=2)
-    outbox.put("large", weight=7)
-    assert outbox.dropped == 8
-    assert taken(outbox) == ["batch 4", "large"]
-
-
-def test_a_batch_larger_than_the_box_is_thrown_away_itself() -> None:
-    outbox: Outbox[str] = Outbox(10)
-    outbox.put("fits", weight=10)
-    outbox.put("never fits", weight=11)
-    assert outbox.dropped == 21
-    assert taken(outbox) == []
+    for message, weight in put:
+        outbox.put(message, weight=weight)
+    assert (len(outbox), outbox.dropped) == (len(messages), dropped)
+    assert taken(outbox) == messages
+    assert len(outbox) == 0
 
 
 def test_what_was_taken_makes_room() -> None:

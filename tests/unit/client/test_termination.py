@@ -28,66 +28,56 @@ def run(script: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
-def test_termination_in_script_concludes_and_kills() -> None:
-    code, lines = run("watch.begin(); say(signal.getsignal(15)); terminate(); time.sleep(60)")
-    assert code == -signal.SIGTERM
-    assert lines == ["0", "concluded torchperfd-sigterm"]
+ENDED = -signal.SIGTERM
+CONCLUDED = "concluded torchperfd-sigterm"
 
 
-def test_termination_after_script_waits_for_main_thread() -> None:
-    code, lines = run("watch.begin(); watch.claim(); terminate(); time.sleep(0.2); say('done'); watch.end()")
-    assert (code, lines) == (-signal.SIGTERM, ["done"])
-
-
-def test_termination_before_claim_ends_main_thread() -> None:
-    code, lines = run("watch.begin(); terminate(); time.sleep(0.3); watch.claim(); say('both')")
-    assert (code, lines) == (-signal.SIGTERM, ["concluded torchperfd-sigterm"])
-
-
-def test_termination_failing_conclusion_still_kills() -> None:
-    done = run(
-        "watch = TerminationWatch(lambda: [][0]); sys.stderr = sys.stdout; "
-        "watch.begin(); terminate(); time.sleep(60)"
-    )
-    assert done == (-signal.SIGTERM, ["torchperfd: the report could not be made: list index out of range"])
-
-
-def test_termination_unused_ends_as_without_it() -> None:
-    code, lines = run("watch.begin(); watch.claim(); watch.end(); say('end'); sys.exit(3)")
-    assert (code, lines) == (3, ["end"])
-    assert run("watch.begin(); watch.claim(); watch.end(); terminate(); time.sleep(60)") == (
-        -signal.SIGTERM,
-        [],
-    )
-
-
-def test_termination_second_signal_kills_at_once() -> None:
-    """Without a thread that concludes, only the second signal can end it before the minute is over."""
-    code, lines = run(
-        "_sigterm.install(60.0); terminate(); terminate(); say('same request'); time.sleep(0.6); "
-        "terminate(); time.sleep(30); say('alive')"
-    )
-    assert (code, lines) == (-signal.SIGTERM, ["same request"])
-
-
-def test_termination_deadline_kills_stuck_process() -> None:
-    code, lines = run("import ctypes; _sigterm.install(0.6); terminate(); ctypes.PyDLL(None).sleep(60)")
-    assert (code, lines) == (-signal.SIGTERM, [])
-
-
-@pytest.mark.parametrize("action", ["signal.SIG_IGN", "lambda *_: say('mine')"])
-def test_termination_leaves_earlier_action_alone(action: str) -> None:
-    code, lines = run(f"signal.signal(15, {action}); watch.begin(); terminate(); say('goes on')")
-    assert code == 0
-    assert lines[-1] == "goes on"
-    assert lines[:-1] == ([] if "IGN" in action else ["mine"])
-
-
-def test_termination_leaves_later_handler_alone() -> None:
-    code, lines = run(
-        "watch.begin(); say(signal.signal(15, lambda *_: sys.exit(7))); terminate(); time.sleep(60)"
-    )
-    assert (code, lines) == (7, ["0"])
+@pytest.mark.parametrize(
+    ("script", "code", "lines"),
+    [
+        ("watch.begin(); say(signal.getsignal(15)); terminate(); time.sleep(60)", ENDED, ["0", CONCLUDED]),
+        # After the script has ended, it waits for the main thread; before, it ends that.
+        (
+            "watch.begin(); watch.claim(); terminate(); time.sleep(0.2); say('done'); watch.end()",
+            ENDED,
+            ["done"],
+        ),
+        ("watch.begin(); terminate(); time.sleep(0.3); watch.claim(); say('both')", ENDED, [CONCLUDED]),
+        # A conclusion that fails.
+        (
+            "watch = TerminationWatch(lambda: [][0]); sys.stderr = sys.stdout; "
+            "watch.begin(); terminate(); time.sleep(60)",
+            ENDED,
+            ["torchperfd: the report could not be made: list index out of range"],
+        ),
+        # Unused, it ends as without it.
+        ("watch.begin(); watch.claim(); watch.end(); say('end'); sys.exit(3)", 3, ["end"]),
+        ("watch.begin(); watch.claim(); watch.end(); terminate(); time.sleep(60)", ENDED, []),
+        # Without a thread that concludes, only the second signal can end it before the minute is over.
+        (
+            "_sigterm.install(60.0); terminate(); terminate(); say('same request'); time.sleep(0.6); "
+            "terminate(); time.sleep(30); say('alive')",
+            ENDED,
+            ["same request"],
+        ),
+        # The deadline ends a process that is stuck.
+        ("import ctypes; _sigterm.install(0.6); terminate(); ctypes.PyDLL(None).sleep(60)", ENDED, []),
+        # Actions of the script, from before and from later.
+        ("signal.signal(15, signal.SIG_IGN); watch.begin(); terminate(); say('goes on')", 0, ["goes on"]),
+        (
+            "signal.signal(15, lambda *_: say('mine')); watch.begin(); terminate(); say('goes on')",
+            0,
+            ["mine", "goes on"],
+        ),
+        (
+            "watch.begin(); say(signal.signal(15, lambda *_: sys.exit(7))); terminate(); time.sleep(60)",
+            7,
+            ["0"],
+        ),
+    ],
+)
+def test_termination_ends_a_script_once_it_is_concluded(script: str, code: int, lines: list[str]) -> None:
+    assert run(script) == (code, lines)
 
 
 @pytest.mark.parametrize(

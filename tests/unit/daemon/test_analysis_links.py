@@ -35,72 +35,75 @@ def device_ns(events: Iterable[str]) -> dict[str, int]:
     return {row.name: row.self_device_ns for row in rows if row.category == "cpu_op"}
 
 
-def test_links_external_id_is_correlation_take_the_launch() -> None:
-    events = [
-        operator("aten::heavy", 10, 50, 3),
-        launch(9, 20, 25, args={"External id": 9}),
-        kernel(9, 100, 300, external=9),
-        operator("aten::view", 60, 65, 9),
-        operator("aten::light", 70, 90, 4),
-        launch(12, 75, 80, args={"External id": 12}),
-        kernel(12, 320, 330, external=12),
-    ]
-    assert device_ns(events) == {"aten::heavy": 200, "aten::view": 0, "aten::light": 10}
-
-
-def test_links_enclosing_operator_has_the_id_by_chance() -> None:
-    # The outer operator's id is the correlation id; the inner one made the launch.
-    events = [
-        operator("aten::outer", 0, 100, 9),
-        operator("aten::inner", 10, 50, 3),
-        launch(9, 20, 25),
-        kernel(9, 200, 240, external=9),
-    ]
-    assert device_ns(events) == {"aten::outer": 0, "aten::inner": 40}
-
-
-def test_links_external_id_names_no_operator_take_the_launch() -> None:
-    events = [operator("aten::mm", 0, 50, 3), launch(9, 20, 25), kernel(9, 100, 300, external=77)]
-    assert device_ns(events) == {"aten::mm": 200}
-
-
-@pytest.mark.parametrize("thread", [1, 2])
-def test_links_named_operator_ran_at_another_time(thread: int) -> None:
-    events = [
-        operator("aten::mm", 0, 50, 3),
-        launch(9, 20, 25),
-        kernel(9, 100, 300, external=4),
-        operator("aten::view", 400, 410, 4, thread=thread),
-    ]
-    assert device_ns(events) == {"aten::mm": 200, "aten::view": 0}
-
-
-def test_links_launch_without_operator_belongs_to_none() -> None:
-    events = [operator("aten::mm", 0, 10, 9), launch(9, 20, 25), kernel(9, 100, 300, external=9)]
-    assert device_ns(events) == {"aten::mm": 0}
-
-
-def test_links_launch_thread_without_operators_trusts_the_id() -> None:
+MM = operator("aten::mm", 0, 50, 3)
+LAUNCHED: dict[str, tuple[list[str], dict[str, int]]] = {
+    "the external id is the correlation: take the launch": (
+        [
+            *(operator("aten::heavy", 10, 50, 3), operator("aten::view", 60, 65, 9)),
+            *(launch(9, 20, 25, args={"External id": 9}), kernel(9, 100, 300, external=9)),
+            operator("aten::light", 70, 90, 4),
+            *(launch(12, 75, 80, args={"External id": 12}), kernel(12, 320, 330, external=12)),
+        ],
+        {"aten::heavy": 200, "aten::view": 0, "aten::light": 10},
+    ),
+    # The inner one made the launch.
+    "the outer operator's id is the correlation by chance": (
+        [
+            *(operator("aten::outer", 0, 100, 9), operator("aten::inner", 10, 50, 3)),
+            *(launch(9, 20, 25), kernel(9, 200, 240, external=9)),
+        ],
+        {"aten::outer": 0, "aten::inner": 40},
+    ),
+    "the external id names no operator: take the launch": (
+        [MM, launch(9, 20, 25), kernel(9, 100, 300, external=77)],
+        {"aten::mm": 200},
+    ),
+    **{
+        f"the named operator ran at another time, on thread {thread}": (
+            [
+                *(MM, launch(9, 20, 25), kernel(9, 100, 300, external=4)),
+                operator("aten::view", 400, 410, 4, thread=thread),
+            ],
+            {"aten::mm": 200, "aten::view": 0},
+        )
+        for thread in (1, 2)
+    },
+    "a launch without an operator belongs to none": (
+        [operator("aten::mm", 0, 10, 9), launch(9, 20, 25), kernel(9, 100, 300, external=9)],
+        {"aten::mm": 0},
+    ),
     # Exporters that do not know the system's thread id put launches on a thread of their own.
-    events = [operator("aten::mm", 0, 50, 3), launch(9, 20, 25, thread=99), kernel(9, 100, 300, external=3)]
-    assert device_ns(events) == {"aten::mm": 200}
+    "a launch on a thread without operators: trust the id": (
+        [MM, launch(9, 20, 25, thread=99), kernel(9, 100, 300, external=3)],
+        {"aten::mm": 200},
+    ),
+    "a launch that was not recorded: trust the id": (
+        [MM, kernel(9, 100, 300, external=3)],
+        {"aten::mm": 200},
+    ),
+    "the launch of a graph gives all its events": (
+        [
+            operator("CompiledFunction", 0, 90, 13),
+            traces.event("## Call CompiledFxGraph abc ##", 10, 80, cat="user_annotation"),
+            traces.event("cudaGraphLaunch", 20, 60, cat="cuda_runtime", args={"correlation": 5}),
+            *(kernel(5, 100, 110, external=13), kernel(5, 110, 140)),
+            *(kernel(5, 140, 141, cat="gpu_memset"), kernel(5, 150, 155, cat="gpu_memcpy")),
+        ],
+        {"CompiledFunction": 10 + 30 + 1 + 5},
+    ),
+    "a repeated correlation takes the latest launch": (
+        [
+            *(operator("aten::a", 0, 50), launch(9, 20, 25), kernel(9, 30, 40)),
+            *(operator("aten::b", 100, 150), launch(9, 120, 125), kernel(9, 130, 160)),
+        ],
+        {"aten::a": 10, "aten::b": 30},
+    ),
+}
 
 
-def test_links_launch_not_recorded_trusts_the_id() -> None:
-    assert device_ns([operator("aten::mm", 0, 50, 3), kernel(9, 100, 300, external=3)]) == {"aten::mm": 200}
-
-
-def test_links_graph_launch_gives_all_its_events() -> None:
-    events = [
-        operator("CompiledFunction", 0, 90, 13),
-        traces.event("## Call CompiledFxGraph abc ##", 10, 80, cat="user_annotation"),
-        traces.event("cudaGraphLaunch", 20, 60, cat="cuda_runtime", args={"correlation": 5}),
-        kernel(5, 100, 110, external=13),
-        kernel(5, 110, 140),
-        kernel(5, 140, 141, cat="gpu_memset"),
-        kernel(5, 150, 155, cat="gpu_memcpy"),
-    ]
-    assert device_ns(events) == {"CompiledFunction": 10 + 30 + 1 + 5}
+@pytest.mark.parametrize(("events", "expected"), LAUNCHED.values(), ids=LAUNCHED)
+def test_links_give_kernels_to_operators(events: list[str], expected: dict[str, int]) -> None:
+    assert device_ns(events) == expected
 
 
 def test_links_compiled_graph_without_operator_is_the_launcher() -> None:
@@ -114,18 +117,6 @@ def test_links_compiled_graph_without_operator_is_the_launcher() -> None:
     assert {row.name: row.self_device_ns for row in rows if "Compiled" in row.name} == {
         "## Call CompiledFxGraph abc ##": 10
     }
-
-
-def test_links_repeated_correlation_takes_the_latest_launch() -> None:
-    events = [
-        operator("aten::a", 0, 50),
-        launch(9, 20, 25),
-        kernel(9, 30, 40),
-        operator("aten::b", 100, 150),
-        launch(9, 120, 125),
-        kernel(9, 130, 160),
-    ]
-    assert device_ns(events) == {"aten::a": 10, "aten::b": 30}
 
 
 def test_links_operator_left_open_leaves_kernels_to_others() -> None:

@@ -200,29 +200,17 @@ def test_torchrun_alone_gives_gpus_to_the_run(proc: Proc, elastic: str) -> None:
     assert seen.of(identity_of(rank)).torchelastic_run_id == ("" if elastic == "none" else "bert")
 
 
-def test_rank_names_its_gpu_where_the_driver_shows_no_process(proc: Proc) -> None:
-    """As in a container: there the driver names processes that are not seen, or none."""
-    rank = RankProcess("r", 0, 10, 0, START, device_uuid="1")
+# In a container the driver names processes that are not seen, or none; otherwise what it shows precedes.
+@pytest.mark.parametrize(
+    ("claimed", "shown", "gpu"),
+    [("1", "p999", "GPU-1"), *((each, "p10", "GPU-0") for each in ("2", "1", "")), ("elsewhere", "", "")],
+)
+def test_rank_names_its_gpu_where_the_driver_does_not(proc: Proc, claimed: str, shown: str, gpu: str) -> None:
+    rank = RankProcess("r", 0, 10, 0, START, device_uuid=claimed)
     proc.add(10)
-    seen = collector(proc, [rank], reading(0, p999=7), reading(1))
+    seen = collector(proc, [rank], reading(0, **({shown: 7} if shown else {})), reading(1))
     seen.sample()
-    assert seen.of(identity_of(rank)).gpu_uuid == "GPU-1"
-
-
-@pytest.mark.parametrize("uuid", ["2", "1", ""])
-def test_gpu_that_the_driver_shows_precedes_what_the_rank_says(proc: Proc, uuid: str) -> None:
-    rank = RankProcess("r", 0, 10, 0, START, device_uuid=uuid)
-    proc.add(10)
-    seen = collector(proc, [rank], reading(0, p10=7), reading(1))
-    seen.sample()
-    assert seen.of(identity_of(rank)).gpu_uuid == "GPU-0"
-
-
-def test_gpu_that_is_not_on_the_node_is_not_the_ranks(proc: Proc) -> None:
-    rank = RankProcess("r", 0, 10, 0, START, device_uuid="elsewhere")
-    seen = collector(proc, [rank], reading(0))
-    seen.sample()
-    assert seen.of(identity_of(rank)).gpu_uuid == ""
+    assert seen.of(identity_of(rank)).gpu_uuid == gpu
 
 
 def test_script_without_a_launcher_was_given_no_gpus(proc: Proc) -> None:

@@ -33,20 +33,13 @@ def played(samples: Sequence[Sequence[Verdict]]) -> list[Verdict | None]:
     return first
 
 
-def test_verdict_is_published_and_withdrawn_after_three_samples() -> None:
-    """Published at the third sample with it, withdrawn after three samples without it."""
-    slow = verdict(Cause.SLOW_RANK, 0.03, 2)
-    reported = played([[NONE]] * 4 + [[slow]] * 4 + [[NONE]] * 4)
+# Published at the third sample with it, or the second if it has an onset; withdrawn after three without it.
+@pytest.mark.parametrize(("onset", "samples"), [(None, 3), (160, 2)])
+def test_verdict_is_published_and_withdrawn_after_samples(onset: int | None, samples: int) -> None:
+    slow = replace(verdict(Cause.SLOW_RANK, 0.03, 2), onset_step=onset)
+    reported = played([[NONE]] * 4 + [[slow]] * (samples + 1) + [[NONE]] * 4)
     assert [each.cause.value if each else "" for each in reported] == (
-        ["", "", "none", "none"] + ["none"] * 2 + ["slow rank"] * 2 + ["slow rank"] * 2 + ["none"] * 2
-    )
-
-
-def test_verdict_with_an_onset_is_published_after_two_samples() -> None:
-    slow = replace(verdict(Cause.SLOW_RANK, 0.03, 2), onset_step=160)
-    reported = played([[NONE]] * 4 + [[slow]] * 3 + [[NONE]] * 4)
-    assert [each.cause.value if each else "" for each in reported] == (
-        ["", "", "none", "none"] + ["none"] + ["slow rank"] * 2 + ["slow rank"] * 2 + ["none"] * 2
+        ["", "", "none", "none"] + ["none"] * (samples - 1) + ["slow rank"] * 4 + ["none"] * 2
     )
 
 
