@@ -11,7 +11,7 @@ REAL := $(BIN)/python -m pytest tests/scenarios tests/integration tests/tutorial
 PAIRED := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
+.PHONY: help setup demo test test-all test-nightly mutation test-unit test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
 	bench-loader-search bench-agreement \
 	bench-analysis bench-memory bench-exit bench-capture \
@@ -22,7 +22,7 @@ help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 PIP := $(BIN)/pip install -q --disable-pip-version-check
-DEV_GROUPS := demo test lint dashboards docs pictures
+DEV_GROUPS := demo test mutation lint dashboards docs pictures
 
 $(VENV)/.installed: pyproject.toml locks/development.txt hatch_build.py $(wildcard client/torchperfd/events/native/*) client/torchperfd/steps/_templates.c client/torchperfd/launch/_sigterm.c
 	$(PYTHON) -m venv $(VENV)
@@ -63,6 +63,9 @@ test-all: test  ## All that CI runs: the slow tests, real frameworks, and other 
 
 test-nightly: export TORCHPERFD_TEST_FRESH_SEED = 1
 test-nightly: test-all  ## The same with examples that no run has played before.
+
+mutation: setup  ## The mutation score of the pure rooms, on a sample; about 20 minutes.
+	$(BIN)/python -m tools.mutation $(MUTATION)
 
 test-unit: setup  ## The fast tests, side by side.
 	$(BIN)/python -m pytest tests/unit -n logical
