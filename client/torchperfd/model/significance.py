@@ -8,14 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-
-_Numbers = TypeVar("_Numbers", float, "npt.NDArray[np.float64]")
+from typing import Final
 
 
 def two_sided(t: float, freedom: float) -> float:
@@ -49,22 +42,6 @@ def quantile_95(freedom: float) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
-def beta_fraction(x: _Numbers, a: _Numbers, b: _Numbers, terms: int) -> _Numbers:
-    """Return the continued fraction of the regularised incomplete beta function (DLMF 8.17.22).
-
-    Args:
-        x: Numbers from 0 to 1, below the distribution's mean; one number, or an array as ``a`` and ``b`` are.
-        terms: How many are taken. It needs about the square root of the larger parameter.
-    """
-    fraction = 0 * x + 1
-    for m in range(terms, -1, -1):
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        fraction = 1 + odd / fraction
-        if m:
-            fraction = 1 + m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)) / fraction
-    return fraction
-
-
 def holm(chances: Sequence[float], level: float) -> list[int]:
     """Return the places of the tests that show a difference, the clearest first.
 
@@ -82,7 +59,13 @@ def holm(chances: Sequence[float], level: float) -> list[int]:
 def _incomplete_beta(x: float, a: float, b: float) -> float:
     if x <= 0:
         return 0.0
-    fraction = beta_fraction(x, a, b, 20 + 2 * math.isqrt(math.ceil(max(a, b))))
+    # The continued fraction DLMF 8.17.22, which needs about the square root of the larger parameter in terms.
+    fraction = 1.0
+    for m in range(20 + 2 * math.isqrt(math.ceil(max(a, b))), -1, -1):
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        fraction = 1 + odd / fraction
+        if m:
+            fraction = 1 + m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)) / fraction
     log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
     return math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta) / a / fraction
 

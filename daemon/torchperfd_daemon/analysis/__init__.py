@@ -6,8 +6,6 @@ first two for several ranks, each in a process of its own. ``compare`` puts two 
 """
 
 from torchperfd_daemon.analysis.across import Across as Across
-from torchperfd_daemon.analysis.across import KindWait as KindWait
-from torchperfd_daemon.analysis.across import RankWait as RankWait
 from torchperfd_daemon.analysis.across import across as across
 from torchperfd_daemon.analysis.across import across_document as across_document
 from torchperfd_daemon.analysis.across import across_to_dict as across_to_dict
@@ -15,19 +13,15 @@ from torchperfd_daemon.analysis.advice import Advice as Advice
 from torchperfd_daemon.analysis.advice import advice_document as advice_document
 from torchperfd_daemon.analysis.advice import advice_to_dict as advice_to_dict
 from torchperfd_daemon.analysis.advice import gather as gather
-from torchperfd_daemon.analysis.breakdown import Breakdown as Breakdown
 from torchperfd_daemon.analysis.breakdown import DeviceTime as DeviceTime
-from torchperfd_daemon.analysis.breakdown import Kernel as Kernel
 from torchperfd_daemon.analysis.collectives import Collectives as Collectives
 from torchperfd_daemon.analysis.collectives import Kind as Kind
 from torchperfd_daemon.analysis.collectives import collectives as collectives
 from torchperfd_daemon.analysis.comparison import Change as Change
 from torchperfd_daemon.analysis.comparison import ComparedTable as ComparedTable
 from torchperfd_daemon.analysis.comparison import Comparison as Comparison
-from torchperfd_daemon.analysis.comparison import Side as Side
 from torchperfd_daemon.analysis.comparison import compare as compare
 from torchperfd_daemon.analysis.comparison_report import COMPARISON_ORDERS as COMPARISON_ORDERS
-from torchperfd_daemon.analysis.comparison_report import COMPARISON_SCHEMA as COMPARISON_SCHEMA
 from torchperfd_daemon.analysis.comparison_report import comparison_document as comparison_document
 from torchperfd_daemon.analysis.comparison_report import comparison_to_dict as comparison_to_dict
 from torchperfd_daemon.analysis.export import csv_document as csv_document
@@ -35,8 +29,7 @@ from torchperfd_daemon.analysis.export import rectangles_for as rectangles_for
 from torchperfd_daemon.analysis.export import render_comparison_html as render_comparison_html
 from torchperfd_daemon.analysis.export import render_html as render_html
 from torchperfd_daemon.analysis.export import to_pandas as to_pandas
-from torchperfd_daemon.analysis.idle import CAUSES as CAUSES
-from torchperfd_daemon.analysis.idle import Cause as Cause
+from torchperfd_daemon.analysis.host_activity import Cause as Cause
 from torchperfd_daemon.analysis.idle import Idle as Idle
 from torchperfd_daemon.analysis.idle import IdleCause as IdleCause
 from torchperfd_daemon.analysis.idle import IdlePlace as IdlePlace
@@ -45,8 +38,6 @@ from torchperfd_daemon.analysis.loading import load as load
 from torchperfd_daemon.analysis.operator_sums import Operator as Operator
 from torchperfd_daemon.analysis.operators import GROUPS as GROUPS
 from torchperfd_daemon.analysis.operators import GroupBy as GroupBy
-from torchperfd_daemon.analysis.operators import MemorySteps as MemorySteps
-from torchperfd_daemon.analysis.operators import Samples as Samples
 from torchperfd_daemon.analysis.operators import operators as operators
 from torchperfd_daemon.analysis.ranks import Request as Request
 from torchperfd_daemon.analysis.ranks import analyse as analyse
@@ -59,7 +50,6 @@ from torchperfd_daemon.analysis.steps import phases as phases
 from torchperfd_daemon.analysis.steps import steps as steps
 from torchperfd_daemon.analysis.summary import Quality as Quality
 from torchperfd_daemon.analysis.summary import Summary as Summary
-from torchperfd_daemon.analysis.summary import SummaryTable as SummaryTable
 from torchperfd_daemon.analysis.summary import quality_lines as quality_lines
 from torchperfd_daemon.analysis.summary import summarise as summarise
 from torchperfd_daemon.analysis.trace import Trace as Trace

@@ -16,7 +16,7 @@ from torchperfd.document.blocks import Document, Heading, Sentences
 from torchperfd.document.tables import Table
 from torchperfd_daemon.analysis.collectives import Collectives, Kind
 from torchperfd_daemon.analysis.intervals import Cover
-from torchperfd_daemon.analysis.layout import ms, printable, table
+from torchperfd_daemon.analysis.layout import in_us, ms, printable, table
 from torchperfd_daemon.analysis.matching import Matches, match
 from torchperfd_daemon.analysis.trace import Int64
 from torchperfd_daemon.text import ranks_phrase
@@ -31,9 +31,7 @@ class RankWait:
 
     Attributes:
         matched: Its collectives that were found on another rank too.
-        unmatched: Its other collectives.
         wait_ns: Time in which it waited in a collective; overlapping waits count once.
-        last: How often it was the last to arrive.
         cost_ns: Time for which the others waited for it when it was last, summed over them; overlapping waits
             of one rank count once.
         clock_ns: How far its clock is ahead of the reference's; None without a suitable collective.
@@ -80,14 +78,9 @@ class Across:
     """The comparison of several ranks' traces.
 
     Attributes:
-        kinds: Each kind of collective, most wait first.
         missing: Ranks of the run without a trace here; waiting for one of them appears as transfer.
         steps: The number of training steps that all traces contain; 0 without any, or if numbers differ.
-        duration_ns: The length of the longest recording.
         reference: The rank by whose clock the others were set.
-        by_sequence: Collectives matched by the group's own numbers.
-        by_order: Those matched by their order.
-        by_end: Those matched by end time.
     """
 
     ranks: tuple[RankWait, ...]
@@ -151,7 +144,7 @@ def across(traces: Mapping[int, Collectives]) -> Across | None:
 def _ranks(matches: Matches, wait: Int64) -> tuple[RankWait, ...]:
     count = len(matches.ranks)
     arrivals = np.where(matches.here, matches.start, np.iinfo(np.int64).min)
-    last = arrivals.argmax(axis=1) if len(arrivals) else np.zeros(0, dtype=np.int64)
+    last = arrivals.argmax(axis=1)
     for_last = np.clip(arrivals.max(axis=1, initial=0)[:, None] - matches.start, 0, wait)
     cost = np.zeros(count, dtype=np.int64)
     waited = []
@@ -212,44 +205,26 @@ def across_to_dict(across: Across) -> dict[str, Any]:
         "found": _found(across),
         "caveats": _caveats(across) if across.matched else [],
         "matched": across.matched,
-        "matched_by": {
-            "sequence": across.by_sequence,
-            "order": across.by_order,
-            "end": across.by_end,
-        },
+        "matched_by": {way: getattr(across, f"by_{way}") for way in ("sequence", "order", "end")},
         "missing": list(across.missing),
         "steps": across.steps,
         "reference": across.reference,
         "slowest": None if blamed is None else blamed.rank,
-        "ranks": [_rank(across, each) for each in across.ranks],
+        "ranks": [
+            in_us(each, "rank matched unmatched wait_ns last cost_ns clock_ns clock_residual_ns")
+            | {"cost_per_step_us": each.cost_ns / 1000 / across.steps if across.steps else None}
+            for each in across.ranks
+        ],
         "collectives": [
             {
                 "name": each.kind.name,
                 "group": each.kind.group or None,
                 "ranks": list(each.ranks),
                 "timed_by": each.kind.source,
-                "calls": each.calls,
-                "bytes": each.bytes,
-                "transfer_us": each.transfer_ns / 1000,
-                "wait_us": each.wait_ns / 1000,
-                "bytes_per_second": each.bytes_per_second,
+                **in_us(each, "calls bytes transfer_ns wait_ns bytes_per_second"),
             }
             for each in across.kinds
         ],
-    }
-
-
-def _rank(across: Across, rank: RankWait) -> dict[str, Any]:
-    return {
-        "rank": rank.rank,
-        "matched": rank.matched,
-        "unmatched": rank.unmatched,
-        "wait_us": rank.wait_ns / 1000,
-        "last": rank.last,
-        "cost_us": rank.cost_ns / 1000,
-        "cost_per_step_us": rank.cost_ns / 1000 / across.steps if across.steps else None,
-        "clock_us": None if rank.clock_ns is None else rank.clock_ns / 1000,
-        "clock_residual_us": None if rank.clock_residual_ns is None else rank.clock_residual_ns / 1000,
     }
 
 
@@ -272,7 +247,6 @@ def across_document(across: Across) -> Document:
 
 
 def _found(across: Across) -> str:
-    """Return the numbers of matched and unmatched collectives and the missing ranks, in words."""
     parts = [f"{across.matched:,} collectives found on several of {len(across.ranks):,} ranks"]
     unmatched = sum(rank.unmatched for rank in across.ranks)
     if unmatched:
@@ -286,13 +260,7 @@ def _rank_table(across: Across) -> Table:
     """Return the ranks that cost others most, or wait longest, in order of rank."""
     most = sorted(across.ranks, key=lambda each: (-each.cost_ns, -each.wait_ns))[:_MAX_RANKS]
     rows = [
-        (
-            f"rank {each.rank}",
-            f"{each.matched:,}",
-            ms(each.wait_ns),
-            f"{each.last:,}",
-            ms(each.cost_ns),
-        )
+        (f"rank {each.rank}", f"{each.matched:,}", ms(each.wait_ns), f"{each.last:,}", ms(each.cost_ns))
         for each in sorted(most, key=lambda each: each.rank)
     ]
     return table(("", "collectives", "wait ms", "last to arrive", "costs others ms"), rows)
@@ -316,7 +284,6 @@ def _kind_table(across: Across) -> Table:
 
 
 def _caveats(across: Across) -> list[str]:
-    """Return notes: whether times are only those of host calls, and by how much clocks differ."""
     lines = []
     if any(each.kind.source == "call" for each in across.kinds):
         lines.append("neither kernels nor spans were recorded: times are those of the host's calls")
@@ -333,7 +300,6 @@ def _caveats(across: Across) -> list[str]:
 
 
 def _verdict(across: Across) -> str:
-    """Return one sentence with the rank that the others wait for, if there is one."""
     blamed = across.blamed
     if blamed is None:
         return "no one rank keeps the others waiting"

@@ -13,10 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd_daemon.analysis.categories import COPY, WAIT
-from torchperfd_daemon.analysis.categories import DEVICE as DEVICE
-from torchperfd_daemon.analysis.categories import KERNEL as KERNEL
-from torchperfd_daemon.analysis.categories import LAUNCHES as LAUNCHES
+from torchperfd_daemon.analysis.categories import COPY, DEVICE, KERNEL, LAUNCHES, WAIT
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 from torchperfd_daemon.errors import UsageError
@@ -80,7 +77,6 @@ class Breakdown:
     once count once.
 
     Attributes:
-        n_gpu_events: Kernels, copies and fills.
         window_ns: Time from the first start to the last end, waits of the device included; for a step, its
             host time.
         busy_ns: Time in which anything ran.
@@ -132,7 +128,6 @@ class Device:
 
     Attributes:
         name: The device's number, or its name in the file.
-        kernel_ns: The sum of its kernels' durations.
     """
 
     name: str
@@ -143,12 +138,7 @@ class Device:
 class DeviceTime:
     """The device events of one trace, sorted into compute, communication and copies.
 
-    Args:
-        comm_pattern: A further regular expression for the names of communication kernels.
-
     Attributes:
-        rows: The device events' rows in the trace.
-        comm: Which of them are communication kernels.
         window: The first start and the last end, waits of the device included; zeros without device events.
 
     Raises:
@@ -159,10 +149,8 @@ class DeviceTime:
         self.rows = np.flatnonzero(trace.of_categories(DEVICE))
         self._trace = trace
         self._start, self._end = trace.start[self.rows], trace.end[self.rows]
-        kernels = self._is(KERNEL)
-        self.comm = kernels & (
-            trace.in_group[self.rows] | _communicates(trace, comm_pattern)[trace.name[self.rows]]
-        )
+        named = trace.are_named(self.rows, communicates(comm_pattern))
+        self.comm = self._is(KERNEL) & (trace.in_group[self.rows] | named)
         self._memcpy = self._is(COPY)
         self._compute = ~self.comm & ~self._memcpy
         self._waits = np.flatnonzero(trace.of_categories({WAIT}))
@@ -180,11 +168,7 @@ class DeviceTime:
         return self._of(np.isin(own, launched[launched >= 0]), self._waits)
 
     def within(self, windows: Sequence[tuple[int, int]]) -> list[Breakdown]:
-        """Return a breakdown of each window, of all events as far as they lie in it.
-
-        Args:
-            windows: Start and end of each in ns, on the trace's clock.
-        """
+        """Return a breakdown of each window, of all events as far as they lie in it."""
         starts = np.array([start for start, _ in windows], dtype=np.int64)
         ends = np.array([end for _, end in windows], dtype=np.int64)
         every = np.ones(len(self.rows), dtype=np.bool_)
@@ -233,7 +217,6 @@ class DeviceTime:
         return _breakdown(count, end - start, *(cover.length for cover in self._covers(scope)))
 
     def _window(self, scope: Flags, waits: Int64) -> tuple[int, int]:
-        """Return the first start and the last end of events and of waits."""
         if not scope.any():
             return 0, 0
         starts = np.concatenate((self._start[scope], self._trace.start[waits]))
@@ -260,7 +243,6 @@ class DeviceTime:
 def _breakdown(
     count: int, window: int, compute: int, comm: int, memcpy: int, useful: int, busy: int
 ) -> Breakdown:
-    """Build a breakdown from the lengths of the unions."""
     return Breakdown(
         n_gpu_events=count,
         window_ns=window,
@@ -272,13 +254,3 @@ def _breakdown(
         exposed_memcpy_ns=busy - useful,
         overlap_ns=compute + comm - useful,
     )
-
-
-def _communicates(trace: Trace, further: str | None) -> Flags:
-    """Return for each name in the trace's table whether it is a communication kernel's."""
-    is_communication = communicates(further)
-    used = np.zeros(len(trace.names), dtype=np.bool_)
-    used[trace.name[trace.of_categories({KERNEL})]] = True
-    for name in np.flatnonzero(used).tolist():
-        used[name] = is_communication(trace.names[name])
-    return used

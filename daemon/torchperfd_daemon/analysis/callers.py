@@ -12,12 +12,10 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from torchperfd_daemon.analysis.breakdown import DEVICE, LAUNCHES
+from torchperfd_daemon.analysis.categories import ANNOTATION, DEVICE, LAUNCHES, OPERATOR, PYTHON
 from torchperfd_daemon.analysis.intervals import ByThread, Nesting, Spans, nest
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
-_OPERATOR: Final = "cpu_op"
-_ANNOTATION: Final = "user_annotation"
 # Inductor marks what it runs with an annotation, which replaces the operator if there is none.
 _COMPILED: Final = ("## Call CompiledFxGraph", "Torch-Compiled Region")
 # Older exporters cut times to whole microseconds, so that a launch may seem to follow its operator by one.
@@ -50,7 +48,7 @@ def find_links(trace: Trace) -> Links:
     calls = np.flatnonzero(trace.of_categories(LAUNCHES) & (trace.correlation >= 0))
     launch = _latest(trace, calls, trace.correlation[calls], trace.correlation[events], trace.start[events])
     around = _around(trace, launch)
-    launchers = np.flatnonzero(trace.of_categories({_OPERATOR, _ANNOTATION}) & (trace.external > 0))
+    launchers = np.flatnonzero(trace.of_categories({OPERATOR, ANNOTATION}) & (trace.external > 0))
     known = launch >= 0
     moment = np.where(known, trace.start[launch], trace.start[events])
     external = trace.external[events]
@@ -77,11 +75,11 @@ def _believed(trace: Trace, events: Int64, launch: Int64, around: Int64, named: 
 def _around(trace: Trace, launch: Int64) -> Int64:
     """Return the row of the innermost operator around each launch, -1 for none."""
     finished = ~trace.unfinished
-    operators = np.flatnonzero(trace.of_categories({_OPERATOR}) & finished)
+    operators = np.flatnonzero(trace.of_categories({OPERATOR}) & finished)
     found = _innermost(trace, operators, launch)
     missing = np.flatnonzero((found < 0) & (launch >= 0))
     if len(missing):
-        annotations = np.flatnonzero(trace.of_categories({_ANNOTATION}) & finished)
+        annotations = np.flatnonzero(trace.of_categories({ANNOTATION}) & finished)
         compiled = trace.named(annotations, lambda name: name.startswith(_COMPILED))
         found[missing] = _innermost(trace, compiled, launch[missing])
     return found
@@ -107,10 +105,6 @@ def _latest(trace: Trace, rows: Int64, keys: Int64, wanted: Int64, moments: Int6
 
     Of several rows with one key (traces of several processes in one file) it is the last that began by the
     moment, or else the first.
-
-    Args:
-        wanted: The keys that are looked for.
-        moments: The moment for each of those, in ns.
     """
     if not len(rows):
         return np.full(len(wanted), -1, dtype=np.int64)
@@ -134,17 +128,12 @@ def _latest(trace: Trace, rows: Int64, keys: Int64, wanted: Int64, moments: Int6
     return np.where(is_known, rows[np.minimum(found, last)], -1)
 
 
-PYTHON: Final = "python_function"
 _MODULE: Final = "nn.Module: "
 _Label = TypeVar("_Label", bound=Hashable)
 
 
 class Callers:
-    """The Python frames around the calls of one trace.
-
-    Args:
-        host: Which of its events are calls on the host, Python frames aside.
-    """
+    """The Python frames around the calls of one trace."""
 
     def __init__(self, trace: Trace, host: Flags) -> None:
         self._trace = trace
@@ -154,11 +143,7 @@ class Callers:
         self._caller = self._with_forward_callers()
 
     def stacks(self, frames: int) -> tuple[Int64, list[tuple[str, ...]]]:
-        """Return for each event of the trace an index into the table of stacks, innermost frame first.
-
-        Args:
-            frames: How many frames count, from the innermost.
-        """
+        """Return for each event of the trace an index into the table of stacks, innermost frame first."""
 
         def stack(call: int) -> tuple[str, ...]:
             names: list[str] = []
@@ -267,27 +252,17 @@ def is_tools(name: str) -> bool:
 
 
 def runner_rows(trace: Trace, calls: Nesting) -> Int64:
-    """Return the rows of the frames of ``torchperfd run`` and runpy above the user's first frame.
-
-    Args:
-        calls: Its nested calls, Python frames among them.
-    """
-    return calls.row[np.flatnonzero(_outermost(calls, _matching(trace, _RUNNER)[trace.name[calls.row]]))]
+    """Return the rows of the frames of ``torchperfd run`` and runpy above the user's first frame."""
+    return calls.row[np.flatnonzero(_outermost(calls, trace.are_named(calls.row, _RUNNER.match)))]
 
 
 def own_threads(trace: Trace, calls: Nesting, python: Flags) -> set[int]:
-    """Return the threads that were begun in torchperfd or in its gRPC, by the frames they begin with.
-
-    Args:
-        calls: Its nested calls, Python frames among them.
-        python: Which events are Python frames.
-    """
-    name = trace.name[calls.row]
-    begins = _outermost(calls, _matching(trace, _OF_EVERY_THREAD)[name])
+    """Return the threads that were begun in torchperfd or in its gRPC, by the frames they begin with."""
+    begins = _outermost(calls, trace.are_named(calls.row, _OF_EVERY_THREAD.match))
     # The first frame of the thread's own, below those of threading.
     below = np.where(calls.parent >= 0, begins[calls.parent], True)
     first = below & ~begins & python[calls.row]
-    own = _matching(trace, _OWN)[name]
+    own = trace.are_named(calls.row, _OWN.match)
     thread = trace.thread[calls.row]
     ours = set(np.unique(thread[first & own]).tolist())
     return ours - set(np.unique(thread[first & ~own]).tolist())
@@ -300,8 +275,3 @@ def _outermost(calls: Nesting, such: Flags) -> Flags:
         parent = int(calls.parent[position])
         found[position] = parent < 0 or found[parent]
     return found
-
-
-def _matching(trace: Trace, pattern: re.Pattern[str]) -> Flags:
-    """Return which names of a trace begin like a pattern."""
-    return np.array([pattern.match(name) is not None for name in trace.names], dtype=np.bool_)

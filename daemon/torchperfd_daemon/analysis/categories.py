@@ -21,12 +21,21 @@ DEVICE: Final = frozenset({KERNEL, COPY, FILL})
 VENDORS: Final = ("cuda", "hip", "xpu", "mtia", "privateuse1")
 LAUNCHES: Final = frozenset(f"{vendor}_{layer}" for vendor in VENDORS for layer in ("runtime", "driver"))
 ANNOTATION: Final = "user_annotation"
+# Kineto repeats annotations on the device's timeline.
+GPU_ANNOTATION: Final = "gpu_user_annotation"
 OPERATOR: Final = "cpu_op"
+PYTHON: Final = "python_function"
 # The device waits for another stream or rank: nothing runs.
 WAIT: Final = "device_wait"
 # Sums that the exporter writes as additional events.
 DERIVED: Final = "derived"
 UNKNOWN_LAUNCH: Final = "privateuse1_runtime"
+
+# How the names begin that torch gives to its own annotations.
+STEP_MARK: Final = "ProfilerStep#"
+DRAW: Final = "enumerate(DataLoader)#"
+UPDATE: Final = "Optimizer.step#"
+ZERO_GRAD: Final = "Optimizer.zero_grad#"
 
 # Names that older exporters gave, and vendors' own, in lower case.
 _ALIASES: Final = {
@@ -41,11 +50,11 @@ _PATTERNS: Final = (
     (re.compile(r"(?:\w+_)?(?:concurrent_?)?kernel"), KERNEL),
     (re.compile(r"(?:\w+_)?memcpy2?"), COPY),
     (re.compile(r"(?:\w+_)?memset"), FILL),
-    (re.compile(r"(?!user_)\w+_user_annotation"), "gpu_user_annotation"),
+    (re.compile(r"(?!user_)\w+_user_annotation"), GPU_ANNOTATION),
     (re.compile(r"(?!glow_)\w+_runtime"), UNKNOWN_LAUNCH),
     (re.compile(r"\w+_driver"), "privateuse1_driver"),
 )
-_KNOWN: Final = DEVICE | LAUNCHES | {OPERATOR, ANNOTATION, "gpu_user_annotation", "python_function"}
+_KNOWN: Final = DEVICE | LAUNCHES | {OPERATOR, ANNOTATION, GPU_ANNOTATION, PYTHON}
 
 
 def category(written: str) -> str:
@@ -58,14 +67,22 @@ def category(written: str) -> str:
     return next((kind for pattern, kind in _PATTERNS if pattern.fullmatch(lowered)), lowered)
 
 
+def with_one_step(names: Sequence[str]) -> tuple[list[str], Int64]:
+    """Return the names with one for all of the profiler's steps, and the number that each counts as."""
+    texts, renamed = list(names), np.arange(len(names), dtype=np.int64)
+    steps = [number for number, text in enumerate(names) if text.startswith(STEP_MARK)]
+    for number in steps[:1]:
+        texts[number] = f"{STEP_MARK[:-1]}*"
+        renamed[steps] = number
+    return texts, renamed
+
+
 @dataclass(frozen=True, slots=True)
 class Hint:
     """The data from which the kind of an event without a category is inferred.
 
     Attributes:
-        process: The name of its process in the file; empty without one.
         labels: The process's labels, such as ``CPU`` or ``GPU 0``; empty without any.
-        thread: The name of its thread in the file; empty without one.
         on_stream: Whether its arguments name a stream or a kind of device task.
     """
 
@@ -121,7 +138,7 @@ def inferred(hint: Hint) -> str:
     if _LAUNCH_PROCESS.search(hint.process):
         return UNKNOWN_LAUNCH
     if _ANNOTATION_NAME.fullmatch(hint.name):
-        return "gpu_user_annotation" if hint.on_stream else ANNOTATION
+        return GPU_ANNOTATION if hint.on_stream else ANNOTATION
     if found := _RUNTIME_NAME.fullmatch(hint.name):
         return f"{found.lastgroup}_runtime"
     if (

@@ -8,7 +8,7 @@ event that covers its whole time: the kernel; without a device gloo's span; and 
 
 import math
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from torchperfd_daemon.analysis.breakdown import communicates
+from torchperfd_daemon.analysis.categories import KERNEL
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int32, Int64, Trace
 
@@ -62,7 +63,6 @@ class Kind:
         name: The collective, as the backend names it: ``allreduce``, ``_allgather_base``, ``all_reduce`` …
         group: The process group's name; empty if the file does not distinguish groups.
         ranks: The group's ranks, as written in the file; empty without them.
-        source: The kind of event that gives its time.
     """
 
     name: str
@@ -76,14 +76,9 @@ class Collectives:
     """The collectives of one trace as parallel columns, in order of start; small, and it pickles.
 
     Attributes:
-        origin_ns: The origin of all times, in ns on the clock of the rank's host.
-        duration_ns: From the trace's earliest start to its latest end.
         world_size: The number of ranks of the run; None if the file does not contain it.
         steps: The profiler's numbers of the training steps in the trace.
-        kind: The collective's kind, an index into ``kinds``.
         sequence: The group's count of its collectives, equal on all ranks; -1 for none.
-        start: When the rank entered it, in ns since the origin.
-        end: When the rank left it, likewise.
         bytes: Of the input or the output, whichever is larger; -1 if the file does not contain them.
     """
 
@@ -115,10 +110,10 @@ class _Found:
 
 def collectives(trace: Trace, steps: Sequence[Step]) -> Collectives:
     """Return the collectives of a trace, which has these steps, each of them once."""
-    kernels = trace.of_categories({"kernel"})
+    kernels = trace.of_categories({KERNEL})
     found = [_by_arguments(trace, kernels, "kernel"), _by_kernel(trace, kernels), _by_span(trace)]
     if not any(len(each.row) for each in found):
-        found = [_by_arguments(trace, _named(trace, {_CALL}), "call")]
+        found = [_by_arguments(trace, trace.of_names(lambda name: name == _CALL), "call")]
     kinds = {kind: None for each in found for kind in each.kinds}
     number = {kind: at for at, kind in enumerate(kinds)}
     renumbered = [np.array([number[kind] for kind in each.kinds], np.int32)[each.kind] for each in found]
@@ -216,10 +211,6 @@ def _by_name(trace: Trace, wanted: Flags, names: Sequence[str], source: Source) 
     )
 
 
-def _named(trace: Trace, wanted: Set[str]) -> Flags:
-    return np.array([name in wanted for name in trace.names], dtype=np.bool_)[trace.name]
-
-
 def _once(
     kind: Int32, start: Int64, end: Int64, sequence: Int64, size: Int64
 ) -> tuple[Int32, Int64, Int64, Int64, Int64]:
@@ -271,15 +262,8 @@ class CollectiveEvents:
     """All ranks' collectives as columns, ordered by rank and start, and which of them are one.
 
     Attributes:
-        ranks: The ranks, ascending; ``place`` is an index into them.
-        place: The rank, an index into ``ranks``.
-        kind: An index into ``kinds``.
         sort: Equal for events that may be one collective, by kind and bytes.
-        start: In ns since the rank's own origin.
-        end: Likewise.
-        bytes: Bytes moved; -1 if unknown.
         match: Equal for the events of one collective; -1 if not matched.
-        sequence: The number within its group; -1 if the file has none.
         ends_together: Whether all ranks end it at about the same time.
         matches: How many matches there are by sequence, by order and by end.
     """

@@ -47,7 +47,6 @@ class Change:
     Attributes:
         name: The operator or kernel, the part of a `Breakdown`, the kind of `MemorySteps`.
         calls_before: Its calls per step of the first side; None for a row without calls.
-        calls_after: The same of the second side.
         p_value: The chance that noise alone makes such a difference, for this row alone; None where noise
             is unknown or the row is on one side only.
         status: ``new`` and ``gone`` are on one side only; ``changed`` is beyond noise, and more than a
@@ -79,7 +78,6 @@ class Side:
 
     Attributes:
         steps: The steps that count: those of all its ranks. 0 where the whole recording counts.
-        device_names: The models of its accelerators, each once.
     """
 
     paths: tuple[str, ...]
@@ -156,11 +154,6 @@ def compare(
     Several ranks count as one: a row's value is the mean over ranks, in the steps that all of them recorded.
     Ranks wait for one another, so their steps are no independent measurements.
 
-    Args:
-        before: The summary of each rank, made with ``samples=True``.
-        after: The same ranks of the other side, in the same order.
-        ranks: The names of the ranks; None for those in the traces.
-
     Raises:
         UsageError: A side has no summary, the other does not match it, or one was made without samples.
     """
@@ -182,7 +175,7 @@ def compare(
         before=_side(before, sides[0].count if per_step else 0),
         after=_side(after, sides[1].count if per_step else 0),
         per_step=per_step,
-        noise_known=_noise_known(*sides),
+        noise_known=min(side.count for side in sides) > 1,
         step=step,
         phases=_changes(*sides, cells.phases, longest) if per_step else (),
         device=_changes(*sides, cells.device_parts, longest),
@@ -199,23 +192,18 @@ def _side(summaries: Sequence[Summary], steps: int) -> Side:
     return Side(tuple(summary.path for summary in summaries), steps, tuple(devices))
 
 
-def _noise_known(before: SampledSide, after: SampledSide) -> bool:
-    return before.count > 1 and after.count > 1
-
-
 def _changes(
     before: SampledSide, after: SampledSide, cells_of: Callable[[Summary], Cells], longest: float = 0.0
 ) -> tuple[Change, ...]:
     """Return one table.
 
     Args:
-        cells_of: Returns the table's values of one trace.
         longest: The longer side's step in ns; changes below a fixed share of it do not count. 0 counts all.
     """
     one, other = before.rows(cells_of), after.rows(cells_of)
     both = [name for name in one.number if name in other.number and (one.mean(name) or other.mean(name))]
     left, right = (_picked(rows, both) for rows in (one, other))
-    if _noise_known(before, after):
+    if min(before.count, after.count) > 1:
         chances = welch(left, right)
         p_values: list[float | None] = list(chances.tolist())
         moved = np.zeros(len(both), dtype=np.bool_)

@@ -6,6 +6,7 @@ from typing import Any, Final, get_args
 
 from torchperfd.document.blocks import Block, Document, Heading, Sentences
 from torchperfd.document.tables import Table
+from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.comparison import (
     LEVEL,
     UNKNOWN_NOISE_OF_ROW,
@@ -15,12 +16,7 @@ from torchperfd_daemon.analysis.comparison import (
     Comparison,
     Side,
 )
-from torchperfd_daemon.analysis.layout import (
-    ms,
-    name_in_sentence,
-    printable,
-    table,
-)
+from torchperfd_daemon.analysis.layout import ms, name_in_sentence, printable, table
 
 COMPARISON_SCHEMA: Final = "torchperfd.comparison/1"
 COMPARED_TABLES: Final[tuple[ComparedTable, ...]] = get_args(ComparedTable)
@@ -98,18 +94,14 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def headline(comparison: Comparison, width: int | None = None) -> str:
-    """Return one sentence with the change of the step and the rows that caused most of it.
-
-    Args:
-        width: Columns of the terminal; no name takes more. None for any.
-    """
+    """Return one sentence with the change of the step and the rows that caused most of it."""
 
     def name(row: Change) -> str:
         return name_in_sentence(row.name, width)
 
     step = comparison.step
     what = "B's steps take" if comparison.per_step else "B's recording takes"
-    times = f"{what} {_time(step.after)}, A's {_time(step.before)} ({_percent(step)})"
+    times = f"{what} {ns_text(step.after)}, A's {ns_text(step.before)} ({_percent(step)})"
     if beside := comparison.kernels_beside():
         changed = ", ".join(f"{_added(row)}{_in_percent(row)} in {name(row)}" for row in beside)
         within = "within noise" if comparison.noise_known else "too little to count"
@@ -123,23 +115,14 @@ def headline(comparison: Comparison, width: int | None = None) -> str:
 def comparison_document(
     comparison: Comparison, *, limit: int = 15, sort_by: str = "difference", width: int | None = None
 ) -> Document:
-    """Return the headline, what is compared, and of each table the first ``limit`` rows that differ.
-
-    Args:
-        width: Columns of the terminal; no name in a sentence takes more. None for any.
-    """
+    """Return the headline, what is compared, and of each table the first ``limit`` rows that differ."""
+    sides = (f"A: {_described(comparison.before)}", f"B: {_described(comparison.after)}")
     head = Heading(headline(comparison, width), style="bold")
-    above = (head, Sentences(_facts(comparison), is_list=True))
+    above = (head, Sentences((*sides, *_notes(comparison)), is_list=True))
     return Document([above, *_sections(comparison, limit, sort_by)])
 
 
-def _facts(comparison: Comparison) -> list[str]:
-    sides = (("A", comparison.before), ("B", comparison.after))
-    return [*(f"{name}: {_described(side)}" for name, side in sides), *_notes(comparison)]
-
-
 def _notes(comparison: Comparison) -> list[str]:
-    """Return what a reader must know to read the tables right."""
     if comparison.noise_known:
         return []
     why = "a side has one step only" if comparison.per_step else "a side has no steps"
@@ -156,49 +139,41 @@ def _described(side: Side) -> str:
 
 
 def _sections(comparison: Comparison, limit: int, sort_by: str) -> Iterator[list[Block]]:
-    """Yield the tables that are not empty, each with the line below it."""
     if comparison.ranks:
         steps = [replace(step, name="?" if rank is None else str(rank)) for rank, step in comparison.ranks]
-        yield [_table("rank", steps, _ms_cells)]
+        yield [_table("rank", steps)]
     for name in COMPARED_TABLES:
         rows, head = _ordered(comparison.table(name), sort_by), COMPARED_HEADS[name]
         if name in _WHOLE and rows:
             named = [replace(row, name=COMPARED_WORDS.get(row.name, row.name)) for row in rows]
-            yield [_table(head, named, _megabyte_cells if name == _MEMORY else _ms_cells)]
+            yield [_table(head, named, "MB" if name == _MEMORY else "ms")]
         elif rows:
             differing = [row for row in rows if row.status != "same"]
             below = _below(len(rows), len(differing), limit)
             if differing:
-                yield [_table(head, differing[:limit], _ms_cells), Sentences([below] * bool(below))]
+                yield [_table(head, differing[:limit]), Sentences([below] * bool(below))]
             else:
                 yield [Sentences([f"{head}: {below}"])]
 
 
 def _below(rows: int, differing: int, limit: int) -> str:
-    """Return the line with the number of rows that a table leaves out."""
     hidden, same = max(differing - limit, 0), rows - differing
     parts = [f"{hidden:,} more differ, --limit {differing} shows all"] * bool(hidden)
     parts += [f"{same:,} of {rows:,} rows {'do' if same > 1 else 'does'} not differ"] * bool(same)
     return "; ".join(parts)
 
 
-def _table(head: str, rows: Sequence[Change], cells: Callable[[Change], tuple[str, ...]]) -> Table:
-    """Lay out changes; calls have columns only where something is called."""
-    unit = "MB" if cells is _megabyte_cells else "ms"
+def _table(head: str, rows: Sequence[Change], unit: str = "ms") -> Table:
+    """Lay out changes, ns as ms and bytes as MB; calls have columns only where something is called."""
     called = any(row.calls_before is not None for row in rows)
     headings = (head, f"A {unit}", f"B {unit}", f"B {_MINUS} A", "%", *(("A calls", "B calls") * called), "")
     return table(
-        headings, [(printable(row.name), *cells(row), *(_calls(row) * called), row.status) for row in rows]
+        headings, [(printable(row.name), *_cells(row), *(_calls(row) * called), row.status) for row in rows]
     )
 
 
-def _ms_cells(row: Change) -> tuple[str, ...]:
+def _cells(row: Change) -> tuple[str, ...]:
     return ms(row.before), ms(row.after), _signed(row.difference, ms(abs(row.difference))), _percent(row)
-
-
-def _megabyte_cells(row: Change) -> tuple[str, ...]:
-    before, after, size = (f"{each / 1e6:,.3f}" for each in (row.before, row.after, abs(row.difference)))
-    return before, after, _signed(row.difference, size), _percent(row)
 
 
 def _calls(row: Change) -> tuple[str, ...]:
@@ -208,23 +183,16 @@ def _calls(row: Change) -> tuple[str, ...]:
 def _percent(row: Change) -> str:
     if row.percent is None:
         return ""
-    return _signed(
-        row.percent, f"{abs(row.percent):,.0f} %" if abs(row.percent) >= 10 else f"{abs(row.percent):.1f} %"
-    )
+    size = abs(row.percent)
+    return _signed(row.percent, f"{size:,.0f} %" if size >= 10 else f"{size:.1f} %")
 
 
 def _added(row: Change) -> str:
-    return _signed(row.difference, _time(abs(row.difference)))
+    return _signed(row.difference, ns_text(abs(row.difference)))
 
 
 def _in_percent(row: Change) -> str:
     return f" ({_percent(row)})" if row.status == "changed" else f" ({row.status})"
-
-
-def _time(nanoseconds: float) -> str:
-    """Return a time in words: in milliseconds, or when short in microseconds, to three figures."""
-    value, unit = (nanoseconds / 1e6, "ms") if nanoseconds >= 1e6 else (nanoseconds / 1e3, "µs")
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def _signed(number: float, size: str) -> str:

@@ -4,7 +4,6 @@ Welch's test is for one row. A table has hundreds, of which some always differ a
 :func:`torchperfd.model.significance.holm` corrects for that.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,15 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd.model.significance import beta_fraction
-from torchperfd_daemon.analysis.breakdown import DEVICE
+from torchperfd.model.significance import two_sided
+from torchperfd_daemon.analysis.categories import DEVICE
 from torchperfd_daemon.analysis.operator_sums import ON_DEVICE
 from torchperfd_daemon.analysis.summary import Summary
 from torchperfd_daemon.analysis.trace import Int64
 
 Float64 = npt.NDArray[np.float64]
-# Terms of the continued fraction, the same for all rows: enough for 70,000 degrees of freedom.
-_TERMS: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,6 @@ class Spread:
 
     Attributes:
         variance: Its sample variance (divisor ``count - 1``); 0 where it was measured once.
-        count: How often every row was measured.
     """
 
     mean: Float64
@@ -44,36 +40,15 @@ def welch(before: Spread, after: Spread) -> Float64:
     Where neither side varies any difference is certain. Each side must have been measured twice or more.
     """
     shares = before.variance / before.count, after.variance / after.count
-    squared_error = shares[0] + shares[1]
     difference = after.mean - before.mean
-    varies = squared_error > 0
-    error = np.where(varies, squared_error, 1.0)
-    parts = (shares[0] / error) ** 2 / (before.count - 1) + (shares[1] / error) ** 2 / (after.count - 1)
-    freedom = np.where(varies, 1 / np.where(varies, parts, 1.0), 1.0)
-    return np.where(varies, _two_sided(difference**2 / error, freedom), np.where(difference == 0, 1.0, 0.0))
-
-
-def _two_sided(t_squared: Float64, freedom: Float64) -> Float64:
-    """Return the chance that Student's t lies further from 0: I_x(f/2, 1/2) at x = f / (f + t²)."""
-    x = freedom / (freedom + t_squared)
-    a, b = freedom / 2, np.full_like(freedom, 0.5)
-    # The fraction converges below the distribution's mean; above it, its mirror image does.
-    below = x < (a + 1) / (a + b + 2)
-    value = _incomplete_beta(
-        np.where(below, x, t_squared / (freedom + t_squared)), np.where(below, a, b), np.where(below, b, a)
-    )
-    return np.where(below, value, 1 - value)
-
-
-def _incomplete_beta(x: Float64, a: Float64, b: Float64) -> Float64:
-    log_beta = _log_gamma(a) + _log_gamma(b) - _log_gamma(a + b)
-    with np.errstate(divide="ignore"):
-        front = np.exp(a * np.log(x) + b * np.log1p(-x) - log_beta) / a
-    return front / beta_fraction(x, a, b, _TERMS)
-
-
-def _log_gamma(values: Float64) -> Float64:
-    return np.fromiter(map(math.lgamma, values.tolist()), np.float64, len(values))
+    chances = np.where(difference == 0, 1.0, 0.0)
+    varies = np.flatnonzero(shares[0] + shares[1] > 0)
+    one, other = (each[varies] for each in shares)
+    error = one + other
+    freedom = 1 / ((one / error) ** 2 / (before.count - 1) + (other / error) ** 2 / (after.count - 1))
+    t = difference[varies] / np.sqrt(error)
+    chances[varies] = list(map(two_sided, t.tolist(), freedom.tolist()))
+    return chances
 
 
 _PARTS: Final = ("busy", "compute", "comm", "memcpy", "exposed_comm", "exposed_memcpy", "idle")

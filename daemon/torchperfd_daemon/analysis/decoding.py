@@ -110,7 +110,6 @@ class Device(msgspec.Struct):
     """One accelerator; 0 for what the trace does not contain.
 
     Attributes:
-        memory: In bytes.
         generation: The first number of its CUDA compute capability.
     """
 
@@ -150,8 +149,6 @@ class Header(msgspec.Struct):
 
     Attributes:
         base_ns: The origin of all times, in ns since 1970; 0 if they are absolute.
-        distributed: Rank and world size; None for a run of one process.
-        devices: The accelerators of the machine.
         capture: The data from torchperfd's client; None for a trace of another origin.
     """
 
@@ -268,6 +265,10 @@ def _field(value: Any, field: msgspec.structs.FieldInfo) -> Any:
         value = float(value) if math.isfinite(value) else None
     if isinstance(value, dict) and (nested := _struct_in(field.type)):
         return convert(value, nested)
+    if isinstance(value, list) and (nested := _struct_in(field.type)):
+        return [made for each in value if isinstance(each, dict) and (made := convert(each, nested))]
+    if isinstance(value, list) and field.type == list[str]:
+        return [str(each).encode(errors="replace").decode() for each in value]
     if field.name == "name" and value is not None:
         return str(value)
     try:
@@ -277,7 +278,6 @@ def _field(value: Any, field: msgspec.structs.FieldInfo) -> Any:
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the struct among the kinds that a field may be of."""
     kinds = getattr(kind, "__args__", (kind,))
     return next((each for each in kinds if isinstance(each, type) and issubclass(each, msgspec.Struct)), None)
 

@@ -21,18 +21,12 @@ from torchperfd_daemon.analysis.layout import printable
 from torchperfd_daemon.analysis.picture import Lane, Picture, StepPicture
 from torchperfd_daemon.analysis.report import to_dict
 from torchperfd_daemon.analysis.summary import Summary, SummaryTable
-from torchperfd_daemon.analysis.trace import Int64
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.pages import render_page
 
 
 def csv_document(ranks: Iterable[tuple[int | None, Summary]], sort_by: str = "self") -> Document:
-    """Return the operator tables for programs: the JSON's keys, a line for every row.
-
-    Args:
-        ranks: Each rank, None where it is not known, and its answers.
-        sort_by: What the rows of a rank are ordered by.
-    """
+    """Return the operator tables for programs: the JSON's keys, a line for every row."""
     rows = [{"rank": rank, **row} for rank, one in ranks for row in to_dict(one, rank, sort_by)["operators"]]
     cells = [[_plain(value) for value in row.values()] for row in rows]
     return Document([[Table(list(rows[0]) if rows else ["rank"], cells)]])
@@ -50,34 +44,26 @@ def to_pandas(result: Summary | Comparison, table: Any = "operators") -> Any:
     Raises:
         TorchperfdError: pandas is not installed.
     """
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        raise TorchperfdError("pandas is not installed", "pip install pandas") from None
     if isinstance(result, Comparison):
         rows = [change_to_dict(row, in_bytes=table == "memory") for row in result.table(table)]
     else:
         rows = [_flat(row) for row in to_dict(result, result.rank)[table]]
-    return _frame(rows)
+    return pandas.DataFrame(rows)
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in row.items():
-        flat |= (
-            {f"{key}.{part}": each for part, each in value.items()}
-            if isinstance(value, dict)
-            else {key: value}
-        )
+        parts = {f"{key}.{part}": each for part, each in value.items()} if isinstance(value, dict) else None
+        flat |= {key: value} if parts is None else parts
     return flat
 
 
-def _frame(rows: Sequence[dict[str, Any]]) -> Any:
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError:
-        raise TorchperfdError("pandas is not installed", "pip install pandas") from None
-    return pandas.DataFrame(rows)
-
-
 def _plain(value: Any) -> str:
-    """Return a cell: a stack as one text, nothing for none."""
     if isinstance(value, (list, tuple)):
         return " < ".join(value)
     return "" if value is None else str(value)
@@ -86,6 +72,7 @@ def _plain(value: Any) -> str:
 # What all ranks of a page share, so that it stays of a size that a browser opens at once.
 _RECTANGLES: Final = 160_000
 _ROWS: Final = 12_000
+_TIMELINE: Final = "names resolution_ns lanes_left_out events_left_out"
 # A rank among hundreds has at least these.
 _MIN_RECTANGLES: Final = 800
 _MIN_ROWS: Final = 60
@@ -119,7 +106,6 @@ def render_html(document: dict[str, Any], pictures: Sequence[Picture | None]) ->
 
 
 def _with_rows(entry: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return a rank's entry with the largest rows of its long tables, and how many there were."""
     operators = sorted(
         entry["operators"], key=lambda row: max(row["self_cpu_us"], row["self_device_us"]), reverse=True
     )
@@ -135,33 +121,27 @@ def _picture(picture: Picture) -> dict[str, Any]:
     """Return a picture as numbers, starts as distances from the one before, which are shorter to write."""
     timeline, flame = picture.timeline, picture.flame
     return {
-        "names": timeline.names,
-        "resolution_ns": timeline.resolution_ns,
-        "lanes_left_out": timeline.lanes_left_out,
-        "events_left_out": timeline.events_left_out,
+        **_values(timeline, _TIMELINE),
         "lanes": [_lane(lane) for lane in timeline.lanes],
         "step": picture.step and _step(picture.step),
         "flame": {
-            "names": flame.names,
+            **_values(flame, "names parent name total_ns calls left_out"),
             "library": [number for number, name in enumerate(flame.names) if is_library(name)],
-            "parent": flame.parent.tolist(),
-            "name": flame.name.tolist(),
-            "total_ns": flame.total_ns.tolist(),
-            "calls": flame.calls.tolist(),
-            "left_out": flame.left_out,
         },
     }
 
 
+def _values(of: object, names: str) -> dict[str, Any]:
+    """Return the named attributes, columns as lists."""
+    values = {name: getattr(of, name) for name in names.split()}
+    return {name: each.tolist() if isinstance(each, np.ndarray) else each for name, each in values.items()}
+
+
 def _lane(lane: Lane) -> dict[str, Any]:
     return {
-        "kind": lane.kind,
-        "label": lane.label,
-        "level": lane.level.tolist(),
-        "start": _distances(lane.start),
+        **_values(lane, "kind label level name count"),
+        "start": np.diff(lane.start, prepend=0).tolist(),
         "length": (lane.end - lane.start).tolist(),
-        "name": lane.name.tolist(),
-        "count": lane.count.tolist(),
     }
 
 
@@ -170,11 +150,8 @@ def _step(step: StepPicture) -> dict[str, Any]:
         "index": step.index,
         "start_ns": step.start,
         "end_ns": step.end,
-        "names": step.timeline.names,
         "shapes": step.shapes,
-        "resolution_ns": step.timeline.resolution_ns,
-        "lanes_left_out": step.timeline.lanes_left_out,
-        "events_left_out": step.timeline.events_left_out,
+        **_values(step.timeline, _TIMELINE),
         "lanes": [
             _lane(lane) | {"shape": shape.tolist(), "correlation": correlation.tolist()}
             for lane, shape, correlation in zip(
@@ -182,11 +159,6 @@ def _step(step: StepPicture) -> dict[str, Any]:
             )
         ],
     }
-
-
-def _distances(column: Int64) -> list[int]:
-    distances: list[int] = np.diff(column, prepend=0).tolist()
-    return distances
 
 
 # Of each table, so that the page stays of a size that a browser opens at once.
@@ -214,7 +186,6 @@ def _largest_changes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _side_name(side: dict[str, Any]) -> str:
-    """Return a side's run and capture, else its file or the directory of its files."""
     path = Path(side["paths"][0])
     name = path.name if len(side["paths"]) == 1 else path.parent.name
     capture = side.get("capture") or {}

@@ -8,8 +8,8 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from torchperfd_daemon.analysis.breakdown import LAUNCHES
-from torchperfd_daemon.analysis.callers import PYTHON, Links, is_library, is_tools
+from torchperfd_daemon.analysis.callers import Links, is_library, is_tools
+from torchperfd_daemon.analysis.categories import ANNOTATION, COPY, LAUNCHES, OPERATOR, PYTHON
 from torchperfd_daemon.analysis.intervals import ByThread, Cover, Spans, outermost
 from torchperfd_daemon.analysis.operator_sums import ASYNC_PREFIXES
 from torchperfd_daemon.analysis.overhead import find_overheads
@@ -40,8 +40,6 @@ _UNDER_WAY_SHARE: Final = 20
 _COMPUTING_NS: Final = 100_000
 COMPUTING_EACH_NS: Final = 20_000
 _COMPUTING_TOGETHER_NS: Final = 1_000_000
-_OPERATOR: Final = "cpu_op"
-_ANNOTATION: Final = "user_annotation"
 # Runtime calls that return when the device is done: by the vendors' names, and frees, which wait for it too.
 WAITING_CALL: Final = re.compile(
     r"(?:(?:cuda|hip)(?:(?:Stream|Device|Event|Thread)Synchronize|Free|FreeHost|HostFree"
@@ -69,7 +67,7 @@ class Launches:
         self._links = links
         self.calls = np.flatnonzero(trace.of_categories(LAUNCHES))
         rows = self.calls[trace.correlation[self.calls] >= 0]
-        self.busiest_thread = int(np.bincount(trace.thread[rows]).argmax()) if len(rows) else NOWHERE
+        self.busiest_thread = trace.busiest_thread(rows)
 
     @property
     def launching(self) -> Int64:
@@ -85,14 +83,14 @@ class Launches:
 
     def of_copies(self, kind: str) -> Int64:
         """Return the rows of the launches of copies that have ``kind`` in their names."""
-        copies = np.flatnonzero(self._trace.of_categories({"gpu_memcpy"}))
+        copies = np.flatnonzero(self._trace.of_categories({COPY}))
         rows = self.of(self._trace.named(copies, lambda name: kind in name))
         return rows[rows >= 0]
 
 
 def collective_spans(trace: Trace) -> Int64:
     """Return the rows of a backend's spans (``gloo:all_reduce``), which any thread may be in."""
-    annotated = np.flatnonzero(trace.of_categories({_OPERATOR, _ANNOTATION}))
+    annotated = np.flatnonzero(trace.of_categories({OPERATOR, ANNOTATION}))
     return trace.named(annotated, lambda name: name.startswith(ASYNC_PREFIXES))
 
 
@@ -100,10 +98,10 @@ class Kinds:
     """The host's calls of a trace by what they mean for a gap."""
 
     def __init__(self, trace: Trace, launches: Launches) -> None:
-        operators = np.flatnonzero(trace.of_categories({_OPERATOR}))
+        operators = np.flatnonzero(trace.of_categories({OPERATOR}))
         operators = trace.named(operators, lambda name: not is_tools(name))
         python = np.flatnonzero(trace.of_categories({PYTHON}))
-        waiting = trace.named(launches.calls, lambda name: WAITING_CALL.fullmatch(name) is not None)
+        waiting = trace.named(launches.calls, WAITING_CALL.fullmatch)
         collective = trace.named(operators, lambda name: name.startswith(_COLLECTIVE_CALLS))
         self.drawing = ByThread(trace, drawing(trace))
         self.staging = ByThread(trace, launches.of_copies(_FROM_PAGEABLE))
@@ -119,11 +117,7 @@ class Kinds:
         self.collective_spans = collective_spans(trace)
 
     def computing(self, trace: Trace, thread: int, at_least_ns: int = 0) -> Int64:
-        """Return the operators of a thread in which nothing is launched, and no wait is made.
-
-        Args:
-            at_least_ns: Leave out shorter ones.
-        """
+        """Return the operators of a thread in which nothing is launched, and no wait is made."""
         operators = self.operators.on(thread)
         operators = operators[trace.end[operators] - trace.start[operators] >= at_least_ns]
         calls = np.sort(trace.start[self.launches.on(thread)])
@@ -148,7 +142,7 @@ class Host:
         waits = kinds.waiting.on(thread)
         collecting = np.concatenate((collective, kinds.collective_spans))
         self._filling = (kinds.profiler, drawing, staging, collecting, waiting)
-        # Of the time of an operator that waits only its waits would be saved without them.
+        # Of an operator that waits only its waits count.
         self._waits = tuple(
             self._cover(waits if number == _SYNCHRONISATION else rows)
             for number, rows in enumerate(self._filling)
@@ -169,8 +163,8 @@ class Host:
 
     def charge(
         self, start: Int64, end: Int64, launch: Int64, cause: Int64, what: Int64
-    ) -> tuple[Int64, Int64, Int64, Int64]:
-        """Return the cause, place, function and avoidable time of gaps that the host caused by being late.
+    ) -> tuple[Int64, Int64, Int64]:
+        """Return the cause, place and function of gaps that the host caused by being late.
 
         Args:
             launch: The row of the launch of the event that ends it, -1 for none.
@@ -178,9 +172,7 @@ class Host:
         """
         trace = self._trace
         filled, begun = self._within(start, end), self._within(start, start + 1)
-        before = self._begins(start)
-        took = self._waited(before, end)
-        under_way = (begun > 0) & (_UNDER_WAY_SHARE * self._waited(before, self._ends(start)) >= end - start)
+        under_way = (begun > 0) & (_UNDER_WAY_SHARE * self._under_way(start) >= end - start)
         # What the profiler does only costs the time that it takes.
         under_way[_PROFILER] = False
         computed = self._computed(start, end)
@@ -211,35 +203,21 @@ class Host:
             middle = cover.moments_of((cover.up_to(start[chosen]) + cover.up_to(end[chosen])) // 2)
             what[chosen] = trace.name[self._computing[self._spans(self._computing).innermost(middle)]]
             moment[chosen] = middle
-        innermost = self._user_spans.innermost(moment)
         users = np.append(trace.name[self._users], NOWHERE)
-        place = np.minimum(charged_to, _FILLING - 1), np.arange(len(start))
-        took = np.where(waited, took[place], np.where(computes, computed, end - start))
-        avoidable = np.minimum(took, end - start)
-        return cause, what, users[innermost], avoidable
+        return cause, what, users[self._user_spans.innermost(moment)]
 
-    def _open(self, start: Int64) -> list[Int64]:
-        """Return for each kind of wait which of its calls is open when each gap begins, -1 for none."""
-        return [np.append(rows, NOWHERE)[self._spans(rows).innermost(start)] for rows in self._filling]
-
-    def _begins(self, start: Int64) -> Int64:
-        """Return when the wait under way at a gap's start began, the gap's start if none is, by kind."""
-        calls = self._open(start)
-        return np.array([np.where(call >= 0, self._trace.start[call], start) for call in calls])
-
-    def _ends(self, start: Int64) -> Int64:
-        """Return when the wait under way at a gap's start ends, the gap's start if none is, by kind."""
-        calls = self._open(start)
-        return np.array([np.where(call >= 0, self._trace.end[call], start) for call in calls])
-
-    def _waited(self, begin: Int64, end: Int64) -> Int64:
-        """Return how long the host waited from each of ``begin`` to ``end``, by kind of wait."""
-        ends = np.broadcast_to(end, begin.shape)
-        pairs = zip(self._waits, begin, ends, strict=True)
-        return np.array([cover.up_to(last) - cover.up_to(first) for cover, first, last in pairs])
+    def _under_way(self, start: Int64) -> Int64:
+        """Return how long the waits last that are under way when each gap begins, by kind of wait."""
+        lengths = []
+        for rows, waits in zip(self._filling, self._waits, strict=True):
+            call = np.append(rows, NOWHERE)[self._spans(rows).innermost(start)]
+            begin, end = (
+                np.where(call >= 0, edge[call], start) for edge in (self._trace.start, self._trace.end)
+            )
+            lengths.append(waits.up_to(end) - waits.up_to(begin))
+        return np.array(lengths)
 
     def _computed(self, start: Int64, end: Int64) -> Int64:
-        """Return how long the host computed by itself in each gap."""
         every, long = (
             cover.up_to(end) - cover.up_to(start) for cover in (self._computes, self._computes_long)
         )
@@ -258,12 +236,10 @@ class Host:
         return filled[:_FILLING]
 
     def _asker(self, moment: Int64, name: Int32 | Int64) -> Int64:
-        """Return the name of the responsible operator at each moment, or else ``name``."""
         asker = self._asking_spans.innermost(moment)
         return np.where(asker >= 0, np.append(self._trace.name[self._asking], NOWHERE)[asker], name)
 
     def _with_askers(self, calls: Int64) -> Int64:
-        """Return the calls, those within an asking operator replaced by it."""
         asker = self._asking_spans.innermost(self._trace.start[calls])
         asked = asker >= 0
         return np.union1d(calls[~asked], self._asking[asker[asked]])

@@ -40,12 +40,19 @@ import numpy as np
 
 from torchperfd_daemon.analysis.breakdown import DeviceTime
 from torchperfd_daemon.analysis.callers import Links, find_links
-from torchperfd_daemon.analysis.host_activity import CAUSES as CAUSES
-from torchperfd_daemon.analysis.host_activity import COLLECTIVE_WAIT, NOWHERE, OTHER, Host, Kinds, Launches
-from torchperfd_daemon.analysis.host_activity import Cause as Cause
+from torchperfd_daemon.analysis.host_activity import (
+    CAUSES,
+    COLLECTIVE_WAIT,
+    NOWHERE,
+    OTHER,
+    Cause,
+    Host,
+    Kinds,
+    Launches,
+)
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.overhead import find_overheads
-from torchperfd_daemon.analysis.steps import Step
+from torchperfd_daemon.analysis.steps import Step, edges
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 _MAX_PLACES: Final = 10
@@ -89,12 +96,10 @@ class Idle:
         causes: Every cause, most time first; they sum to ``Breakdown.idle_ns`` of scope ``all``.
         steps: For each step the time in ns by cause; they sum to the idle time of the step's breakdown. Gaps
             are cut at the step's ends, and the time before the first and after the last device event counts.
-        avoidable: The part that goes away with its cause: no more than the host waited, or computed.
     """
 
     causes: tuple[IdleCause, ...]
     steps: tuple[dict[Cause, int], ...]
-    avoidable: tuple[dict[Cause, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +107,8 @@ class _Gaps:
     """The gaps as parallel columns, in order of time.
 
     Attributes:
-        start: When the device ran dry, in ns.
-        end: When the next device event began.
-        event: The row of that event, -1 for none.
-        communication: It is a communication kernel.
+        event: The row of the device event that ends it, -1 for none.
+        communication: That is a communication kernel.
         inside: The gap lies within the device's window.
     """
 
@@ -116,39 +119,14 @@ class _Gaps:
     inside: Flags
 
 
-@dataclass(frozen=True, slots=True)
-class _Charges:
-    """The cause and place of each gap, parallel to the gaps.
-
-    Attributes:
-        cause: An index into `CAUSES`.
-        what: The place's name, an index into the trace's.
-        where: The user's function, likewise; -1 for none.
-        avoidable: The largest part of the gap that its cause can explain, in ns.
-    """
-
-    cause: Int64
-    what: Int64
-    where: Int64
-    avoidable: Int64
-
-
 def idle(trace: Trace, device: DeviceTime, steps: Sequence[Step], links: Links | None = None) -> Idle | None:
-    """Return why the device was idle; None for a trace without device events.
-
-    Args:
-        links: The launches of its device events, if they have been found before.
-    """
+    """Return why the device was idle; None for a trace without device events."""
     if not len(device.rows):
         return None
     gaps = _gaps(trace, device)
-    charges = _charge(trace, gaps, links or find_links(trace))
-    causes = [_cause(trace, gaps, charges, number) for number in range(len(CAUSES))]
-    return Idle(
-        causes=tuple(sorted(causes, key=lambda cause: -cause.ns)),
-        steps=tuple(_by_step(gaps.start, gaps.end, charges.cause, steps)),
-        avoidable=tuple(_by_step(gaps.start, gaps.start + charges.avoidable, charges.cause, steps)),
-    )
+    cause, *place = _charge(trace, gaps, links or find_links(trace))
+    causes = [_cause(trace, gaps, cause == number, place, CAUSES[number]) for number in range(len(CAUSES))]
+    return Idle(tuple(sorted(causes, key=lambda each: -each.ns)), tuple(_by_step(gaps, cause, steps)))
 
 
 def _gaps(trace: Trace, device: DeviceTime) -> _Gaps:
@@ -171,8 +149,8 @@ def _gaps(trace: Trace, device: DeviceTime) -> _Gaps:
     )
 
 
-def _charge(trace: Trace, gaps: _Gaps, links: Links) -> _Charges:
-    """Charge each gap by the rules above."""
+def _charge(trace: Trace, gaps: _Gaps, links: Links) -> tuple[Int64, Int64, Int64]:
+    """Return the cause of each gap, its place and the user's function, as names' numbers; -1 for none."""
     launches = Launches(trace, links)
     launch = launches.of(gaps.event)
     known = launch >= 0
@@ -186,48 +164,37 @@ def _charge(trace: Trace, gaps: _Gaps, links: Links) -> _Charges:
     cause = np.where(gaps.communication & ~(known & late), COLLECTIVE_WAIT, OTHER)
     what = np.where(gaps.event >= 0, trace.name[gaps.event], NOWHERE).astype(np.int64)
     where = np.full(len(cause), NOWHERE, dtype=np.int64)
-    avoidable = gaps.end - gaps.start
     thread = np.where(known, trace.thread[launch], launches.busiest_thread)
     kinds = Kinds(trace, launches)
     for each in np.unique(thread[late]).tolist():
         chosen = np.flatnonzero(late & (thread == each))
         host = Host(trace, kinds, each)
-        cause[chosen], what[chosen], where[chosen], avoidable[chosen] = host.charge(
+        cause[chosen], what[chosen], where[chosen] = host.charge(
             gaps.start[chosen], gaps.end[chosen], launch[chosen], cause[chosen], what[chosen]
         )
-    # An event that was held up after its launch did not wait for the host then.
-    avoidable = np.where(
-        held >= _BLOCKED_NS, np.minimum(avoidable, np.maximum(launched - gaps.start, 0)), avoidable
-    )
-    return _Charges(cause, what, where, avoidable)
+    return cause, what, where
 
 
-def _cause(trace: Trace, gaps: _Gaps, charges: _Charges, number: int) -> IdleCause:
+def _cause(trace: Trace, gaps: _Gaps, is_it: Flags, place: Sequence[Int64], cause: Cause) -> IdleCause:
     """Add up the gaps of one cause that lie in the device's window."""
-    chosen = np.flatnonzero(gaps.inside & (charges.cause == number))
+    chosen = np.flatnonzero(gaps.inside & is_it)
     spans = gaps.end[chosen] - gaps.start[chosen]
-    places, which = np.unique(
-        charges.what[chosen] * (len(trace.names) + 1) + charges.where[chosen] + 1, return_inverse=True
-    )
+    what, where = (each[chosen] for each in place)
+    places, which = np.unique(what * (len(trace.names) + 1) + where + 1, return_inverse=True)
     sums = np.zeros(len(places), dtype=np.int64)
     np.add.at(sums, which, spans)
     counts = np.bincount(which, minlength=len(places))
     most = np.argsort(-sums, kind="stable")[:_MAX_PLACES]
     names = [*trace.names, ""]
     rows = []
-    for place in most.tolist():
-        what, where = divmod(int(places[place]), len(trace.names) + 1)
-        rows.append(IdlePlace(names[what], names[where - 1], int(sums[place]), int(counts[place])))
-    return IdleCause(CAUSES[number], int(spans.sum()), len(chosen), tuple(rows))
+    for at in most.tolist():
+        name, function = divmod(int(places[at]), len(trace.names) + 1)
+        rows.append(IdlePlace(names[name], names[function - 1], int(sums[at]), int(counts[at])))
+    return IdleCause(cause, int(spans.sum()), len(chosen), tuple(rows))
 
 
-def _by_step(start: Int64, end: Int64, cause: Int64, steps: Sequence[Step]) -> list[dict[Cause, int]]:
-    """Return each step's part of some windows by cause, in the order of `CAUSES`."""
-    firsts = np.array([step.start_ns for step in steps], dtype=np.int64)
-    lasts = firsts + np.array([step.duration_ns for step in steps], dtype=np.int64)
-    columns = []
-    for number in range(len(CAUSES)):
-        chosen = cause == number
-        cover = Cover(start[chosen], end[chosen])
-        columns.append(cover.up_to(lasts) - cover.up_to(firsts))
+def _by_step(gaps: _Gaps, cause: Int64, steps: Sequence[Step]) -> list[dict[Cause, int]]:
+    firsts, lasts = edges(steps)
+    covers = [Cover(gaps.start[cause == at], gaps.end[cause == at]) for at in range(len(CAUSES))]
+    columns = [cover.up_to(lasts) - cover.up_to(firsts) for cover in covers]
     return [dict(zip(CAUSES, row, strict=True)) for row in np.column_stack(columns).tolist()]

@@ -6,16 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd_daemon.analysis.trace import Int64, Trace
+from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 
 class Cover:
-    """The union of intervals.
-
-    Args:
-        start: Their starts in ns, in any order.
-        end: Their ends, none before its start.
-    """
+    """The union of intervals in ns, given in any order."""
 
     def __init__(self, start: Int64, end: Int64) -> None:
         order = np.argsort(start, kind="stable")
@@ -35,6 +30,18 @@ class Cover:
         """All the time covered, in ns."""
         return int(self._before[-1])
 
+    def contains(self, moments: Int64) -> Flags:
+        """Return which moments are covered."""
+        last = np.searchsorted(self._start, moments, side="right") - 1
+        contained: Flags = moments < np.append(self._end, np.iinfo(np.int64).min)[last]
+        return contained
+
+    def gaps(self, first: int, last: int) -> tuple[Int64, Int64]:
+        """Return starts and ends of what is not covered between two moments, in ns."""
+        begin, until = np.append(first, self._end), np.append(self._start, last)
+        begin, until = np.maximum(begin, first), np.minimum(until, last)
+        return begin[until > begin], until[until > begin]
+
     def moments_of(self, covered: Int64) -> Int64:
         """Return the moments by which so much time has been covered, in ns; each less than `length`."""
         last = np.searchsorted(self._before, covered, side="right") - 1
@@ -52,12 +59,7 @@ class Cover:
 
 
 class Spans:
-    """Spans that may lie within, beside or across each other; each is open from its start to before its end.
-
-    Args:
-        start: Their starts in ns, in any order.
-        end: Their ends, none before its start.
-    """
+    """Spans within, beside or across each other, in any order; each is open from its start, until its end."""
 
     def __init__(self, start: Int64, end: Int64) -> None:
         self._order = _by_start(start, end)
@@ -164,7 +166,6 @@ def nest(trace: Trace, rows: Int64) -> Nesting:
 def _nest_thread(
     starts: Int64, ends: Int64, first: int, last: int, parent: "array[int]", stop: "array[int]"
 ) -> None:
-    """Fill ``parent`` and ``stop`` for the calls of one thread."""
     open_calls: list[int] = []
     open_ends: list[int] = []
     for begin in range(first, last, _SLICE):

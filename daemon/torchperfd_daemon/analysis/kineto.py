@@ -21,9 +21,6 @@ from torchperfd_daemon.analysis import decoding
 from torchperfd_daemon.analysis.decoding import (
     EXACT_BELOW_US,
     AnyEvent,
-    Capture,
-    Device,
-    Distributed,
     Event,
     ExactEvent,
     ForeignEvent,
@@ -31,12 +28,15 @@ from torchperfd_daemon.analysis.decoding import (
 )
 from torchperfd_daemon.errors import TorchperfdError
 
-_EVENTS: Final = msgspec.json.Decoder(list[Event])
-_EXACT_EVENTS: Final = msgspec.json.Decoder(list[ExactEvent], strict=False)
-_EVENT: Final = msgspec.json.Decoder(Event)
-_EXACT_EVENT: Final = msgspec.json.Decoder(ExactEvent, strict=False)
-_FOREIGN_EVENTS: Final = msgspec.json.Decoder(list[ForeignEvent], strict=False)
-_FOREIGN_EVENT: Final = msgspec.json.Decoder(ForeignEvent, strict=False)
+
+def _decoders(kind: type[AnyEvent], *, strict: bool) -> tuple[msgspec.json.Decoder[Any], ...]:
+    """Return the decoders of a list of events, and of one."""
+    return tuple(msgspec.json.Decoder[Any](each, strict=strict) for each in (list[kind], kind))  # type: ignore[valid-type]
+
+
+_PLAIN: Final = _decoders(Event, strict=True)
+_EXACT: Final = _decoders(ExactEvent, strict=False)
+_FOREIGN: Final = _decoders(ForeignEvent, strict=False)
 _HEADER: Final = msgspec.json.Decoder(Header)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # The exact tokenizer reads latin-1, in which every byte is one character, so that its positions are bytes.
@@ -64,7 +64,6 @@ class Events:
     """Decodes the pieces of one trace; iterate to get its events in batches.
 
     Args:
-        pieces: The text of the trace, cut anywhere.
         foreign: Whether to yield `ForeignEvent`, for a trace whose events lack categories.
 
     Attributes:
@@ -72,7 +71,6 @@ class Events:
         repaired: Events that were kept without fields that could not be read.
         damaged: The JSON was broken, or ended early; known once the last batch is out.
         more_exports: Another trace follows in the same file, unread; known once the last batch is out.
-        header: The fields besides the events; complete after the last batch.
     """
 
     def __init__(self, pieces: Iterable[bytes], *, foreign: bool = False) -> None:
@@ -148,32 +146,31 @@ class Events:
 
     def _decode(self, text: memoryview) -> list[Any] | None:
         """Decode a list of events, all of them or none; None when one is broken."""
-        if self._foreign:
+        is_exact, events = self._decoded(text, 0, (_EXACT,) if self._exact else (_PLAIN, _EXACT))
+        self._exact |= is_exact
+        found: list[Any] | None = events
+        return found
+
+    def _decode_one(self, text: bytes) -> AnyEvent | None:
+        found: AnyEvent | None = self._decoded(text, 1, (_PLAIN, _EXACT))[1]
+        return found
+
+    def _decoded(
+        self, text: bytes | memoryview, one: int, ways: tuple[tuple[msgspec.json.Decoder[Any], ...], ...]
+    ) -> tuple[bool, Any]:
+        """Decode in the first of some ways that succeeds; also return whether that is the exact one."""
+        for way in (_FOREIGN,) if self._foreign else ways:
             try:
-                return _FOREIGN_EVENTS.decode(text)
+                found = way[one].decode(text)
             except _UNREADABLE:
-                return None
-        if not self._exact:
-            try:
-                events = _EVENTS.decode(text)
-            except _UNREADABLE:
-                pass
-            else:
-                if max([event.ts for event in events], default=0.0) < EXACT_BELOW_US:
-                    return events
-        try:
-            exact = _EXACT_EVENTS.decode(text)
-        except _UNREADABLE:
-            return None
-        self._exact = True
-        return exact
+                continue
+            starts = [found.ts] if one else [event.ts for event in found]
+            if way is not _PLAIN or max(starts, default=0.0) < EXACT_BELOW_US:
+                return way is _EXACT, found
+        return False, None
 
     def _tokenize(self, text: bytes, *, last: bool) -> tuple[list[Any], bytes]:
         """Decode event by event, skipping the broken ones.
-
-        Args:
-            text: A "[", and then text from where an event may begin.
-            last: No more text will come.
 
         An event that was given up on may go on in the next text: there it is skipped without counting again.
         """
@@ -251,7 +248,6 @@ class Events:
         return None
 
     def _take(self, text: bytes, batch: list[Any], *, mended: bool = False) -> None:
-        """Append the event that is written in ``text``, with those of its fields that can be read."""
         event: Any = self._decode_one(text)
         if event is None:
             mended = True
@@ -261,21 +257,6 @@ class Events:
             return
         self.repaired += mended
         batch.append(event)
-
-    def _decode_one(self, text: bytes) -> AnyEvent | None:
-        try:
-            if self._foreign:
-                return _FOREIGN_EVENT.decode(text)
-            event = _EVENT.decode(text)
-        except _UNREADABLE:
-            pass
-        else:
-            if event.ts < EXACT_BELOW_US:
-                return event
-        try:
-            return None if self._foreign else _EXACT_EVENT.decode(text)
-        except _UNREADABLE:
-            return None
 
     def _read_tail(self, text: bytes) -> None:
         """Read to the end, which shows whether the file is complete, and keep the beginning of the rest."""
@@ -327,24 +308,5 @@ def peek(pieces: Iterable[bytes]) -> Header | None:
 
 
 def _salvaged_header(text: bytes) -> Header:
-    """Return those fields of a header that can be read."""
     keys = tuple(field.encode_name for field in msgspec.structs.fields(Header))
-    found = decoding.objects_in(text, keys)
-    distributed, capture = found.get("distributedInfo"), found.get("torchperfd")
-    devices, base = found.get("deviceProperties"), decoding.whole_number(found.get("baseTimeNanoseconds"))
-    return Header(
-        base_ns=base or 0,
-        distributed=decoding.convert(distributed, Distributed) if isinstance(distributed, dict) else None,
-        devices=[
-            device
-            for each in (devices if isinstance(devices, list) else [])
-            if isinstance(each, dict) and (device := decoding.convert(each, Device))
-        ],
-        capture=decoding.convert(capture, Capture) if isinstance(capture, dict) else None,
-        warnings=_texts(found.get("WARNING")),
-        errors=_texts(found.get("ERROR")),
-    )
-
-
-def _texts(found: Any) -> list[str]:
-    return [str(each).encode(errors="replace").decode() for each in found] if isinstance(found, list) else []
+    return decoding.convert(decoding.objects_in(text, keys), Header) or Header()

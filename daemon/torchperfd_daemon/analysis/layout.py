@@ -1,7 +1,7 @@
 """What all reports of the analyser have in common: numbers, names, and the look of tables."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from torchperfd.document.tables import Table
 from torchperfd.document.text import shortened
@@ -34,6 +34,15 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 def ms(nanoseconds: float) -> str:
     """Return a time in milliseconds, to the microsecond."""
     return f"{nanoseconds / 1e6:,.3f}"
+
+
+def in_us(of: object, names: str) -> dict[str, Any]:
+    """Return the named attributes for JSON, times in µs: ``wait_ns`` as ``wait_us``."""
+    values = {name: getattr(of, name) for name in names.split()}
+    return {
+        name.replace("_ns", "_us"): value / 1000 if "_ns" in name and value is not None else value
+        for name, value in values.items()
+    }
 
 
 def printable(text: str) -> str:

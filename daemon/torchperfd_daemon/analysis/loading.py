@@ -1,6 +1,5 @@
 """Reads a trace file into the columns of a `Trace`."""
 
-from array import array
 from collections import Counter
 from decimal import Decimal
 from operator import attrgetter
@@ -23,13 +22,13 @@ from torchperfd_daemon.analysis.categories import (
 )
 from torchperfd_daemon.analysis.trace import (
     CollectiveColumns,
+    Columns,
     Int32,
     Int64,
     Memory,
     Reading,
     Table,
     Trace,
-    append,
     doubles,
     identifiers,
     numbers,
@@ -65,9 +64,6 @@ def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
 
     The text is never in memory as a whole; about 60 bytes per event remain.
 
-    Args:
-        max_bytes: The most uncompressed bytes to read.
-
     Raises:
         NoSuchTargetError: There is no such file.
         TorchperfdError: The file cannot be read, is no trace, is too big, or holds nothing that ran.
@@ -92,9 +88,9 @@ def _read(path: Path, max_bytes: int, foreign: Foreign | None) -> Trace | None:
         columns.add(batch)
         if columns.uncategorised and foreign is None:
             return None
-        if len(columns.start) > _MAX_EVENTS:
+        if columns.rows > _MAX_EVENTS:
             raise TorchperfdError(f"it holds more than {_MAX_EVENTS:,} events", "capture fewer steps")
-    if not columns.start:
+    if not columns.rows:
         raise TorchperfdError("it holds no event with a duration", "capture at least one whole step")
     return columns.trace(str(path), file, events)
 
@@ -111,13 +107,11 @@ def nanoseconds(microseconds: npt.NDArray[np.float64]) -> Int64:
 
 
 class _Columns:
-    """The columns while they grow."""
-
     def __init__(self, foreign: Foreign | None) -> None:
         self.events = 0
         self.skipped = Counter[str]()
         self.uncategorised = False
-        self.start = array("q")
+        self.rows = 0
         self._foreign = foreign
         self._no_args = _NO_ARGS if foreign is None else _NO_FOREIGN_ARGS
         # Absent entries have number 0.
@@ -126,26 +120,11 @@ class _Columns:
         self._threads = Table[tuple[int | str, int | str]]()
         self._shapes = Table[bytes]({b"": 0})
         self._types = Table[bytes]({b"": 0})
-        self._name = array("i")
-        self._category = array("i")
-        self._thread = array("i")
-        self._end = array("q")
-        self._external = array("q")
-        self._correlation = array("q")
-        self._shape = array("i")
-        self._type = array("i")
-        self._sequence = array("q")
-        self._backward = array("b")
-        self._in_group = array("b")
-        self._unfinished = array("b")
+        self._columns = Columns(Trace)
         self._recorded_until = 0
-        self._memory_time = array("q")
-        self._allocated = array("q")
-        self._device_type = array("i")
-        self._memory_process = array("i")
+        self._memory = Columns(Memory)
         self._memory_processes = Table[int | str]()
         self._collectives = CollectiveColumns()
-        self._reserved = array("q")
 
     def add(self, batch: list[Any]) -> None:
         """Append the complete events of a batch and its events of memory."""
@@ -183,33 +162,34 @@ class _Columns:
             names, categories = names[wanted], categories[wanted]
         start_ns = _exact_nanoseconds(complete, starts)
         args: list[Any] = [event.args or self._no_args for event in complete]
-        self._collectives.add(len(self._name), args)
+        self._collectives.add(self.rows, args)
         external = identifiers([each.external_id for each in args], 0)
         if not external.all():
             legacy = identifiers([each.legacy_external_id for each in args], 0)
             external = np.where(external == 0, legacy, external)
-        dims = map(bytes, [each.dims for each in args])
-        types = map(bytes, [each.types for each in args])
-        append(self._name, names)
-        append(self._category, categories)
-        append(self._thread, numbers(map(self._threads.__getitem__, map(_WHERE, complete))))
-        append(self._external, external)
         correlation = identifiers([each.correlation for each in args], -1)
         if self._foreign is not None:
             connected = identifiers([each.connection for each in args], -1)
             correlation = np.where(correlation < 0, connected, correlation)
             for row in np.flatnonzero(categories == 0).tolist():
                 on_stream = args[row].stream is not None or args[row].task_type is not None
-                self._foreign.add(len(self.start) + row, on_stream=on_stream)
-        append(self._correlation, correlation)
-        append(self.start, start_ns)
-        append(self._end, start_ns + nanoseconds(durations))
-        append(self._shape, numbers(map(self._shapes.__getitem__, dims)))
-        append(self._type, numbers(map(self._types.__getitem__, types)))
-        append(self._sequence, identifiers([each.sequence for each in args], -1))
-        self._backward.extend([each.forward_thread > 0 for each in args])
-        self._in_group.extend([each.process_group not in (None, "") for each in args])
-        self._unfinished.extend([each.finished is False for each in args])
+                self._foreign.add(self.rows + row, on_stream=on_stream)
+        self.rows += len(complete)
+        self._columns.add(
+            name=names,
+            category=categories,
+            thread=numbers(map(self._threads.__getitem__, map(_WHERE, complete))),
+            start=start_ns,
+            end=start_ns + nanoseconds(durations),
+            external=external,
+            correlation=correlation,
+            shape=numbers(map(self._shapes.__getitem__, map(bytes, [each.dims for each in args]))),
+            type=numbers(map(self._types.__getitem__, map(bytes, [each.types for each in args]))),
+            sequence=identifiers([each.sequence for each in args], -1),
+            backward=[each.forward_thread > 0 for each in args],
+            in_group=[each.process_group not in (None, "") for each in args],
+            unfinished=[each.finished is False for each in args],
+        )
 
     def _add_memory(self, instants: list[Any]) -> None:
         times = doubles([event.ts for event in instants])
@@ -218,11 +198,13 @@ class _Columns:
         self.events -= len(instants) - int(sound.sum())
         instants = [event for event, good in zip(instants, sound.tolist(), strict=True) if good]
         args = [event.args or _NO_ARGS for event in instants]
-        append(self._memory_time, _exact_nanoseconds(instants, times[sound]))
-        append(self._allocated, np.array([each.allocated for each in args], dtype=np.int64))
-        append(self._device_type, np.array([each.device_type for each in args], dtype=np.int32))
-        self._memory_process.extend([self._memory_processes[event.pid] for event in instants])
-        append(self._reserved, np.array([each.reserved for each in args], dtype=np.int64))
+        self._memory.add(
+            time=_exact_nanoseconds(instants, times[sound]),
+            allocated=[each.allocated for each in args],
+            device_type=[each.device_type for each in args],
+            reserved=[each.reserved for each in args],
+            process=[self._memory_processes[event.pid] for event in instants],
+        )
 
     def _skip(self, why: str, events: int) -> None:
         if events:
@@ -230,17 +212,16 @@ class _Columns:
 
     def trace(self, path: str, file: TraceFile, events: kineto.Events) -> Trace:
         """Return the finished columns, without the recording window, on a clock that starts at zero."""
-        kinds, categories = self._kinds()
-        thread, threads = np.frombuffer(self._thread, np.int32), list(self._threads)
+        columns, threads = self._columns.arrays(), list(self._threads)
+        columns["category"], categories = self._kinds(columns)
+        kinds, start, end = columns["category"], columns["start"], columns["end"]
+        on_device = np.isin(kinds, [number for name, number in categories.items() if name in DEVICE])
         if self._foreign is not None:
             merged, threads = self._foreign.merged(threads)
-            thread = np.array(merged, np.int32)[thread]
-        start, end = np.frombuffer(self.start, np.int64), np.frombuffer(self._end, np.int64)
-        on_device = np.isin(kinds, [number for name, number in categories.items() if name in DEVICE])
-        external = np.frombuffer(self._external, np.int64)
-        if self._foreign is not None and self._foreign.is_legacy(threads):
-            names = np.frombuffer(self._name, np.int32)
-            external = pair_by_name(names, start, kinds == categories[OPERATOR], on_device)
+            columns["thread"] = np.array(merged, np.int32)[columns["thread"]]
+            if self._foreign.is_legacy(threads):
+                operators = kinds == categories[OPERATOR]
+                columns["external"] = pair_by_name(columns["name"], start, operators, on_device)
         timeless = trace_repair.timeless(start, end)
         if timeless.any():
             self._skip("time 0, long before all others", int(timeless.sum()))
@@ -255,7 +236,7 @@ class _Columns:
         start[outliers.rows] = end[outliers.rows] = origin
         start -= origin
         end -= origin
-        shortened, endless = trace_repair.shorten(start, end, thread, on_device)
+        shortened, endless = trace_repair.shorten(start, end, columns["thread"], on_device)
         self._skip_unreadable(events.skipped)
         said = (*events.header.errors, *events.header.warnings)
         reading = Reading(
@@ -271,7 +252,10 @@ class _Columns:
         )
         distributed = events.header.distributed or decoding.Distributed()
         capture = events.header.capture or decoding.Capture()
+        memory = Memory(processes=list(self._memory_processes), **self._memory.arrays())
+        memory.time -= origin
         trace = Trace(
+            **columns,
             path=path,
             size=file.size,
             events=self.events,
@@ -285,28 +269,8 @@ class _Columns:
             threads=threads,
             shapes=[text.decode(errors="replace") for text in self._shapes],
             types=[text.decode(errors="replace") for text in self._types],
-            name=np.frombuffer(self._name, np.int32),
-            category=kinds,
-            thread=thread,
-            start=start,
-            end=end,
-            external=external,
-            correlation=np.frombuffer(self._correlation, np.int64),
-            shape=np.frombuffer(self._shape, np.int32),
-            type=np.frombuffer(self._type, np.int32),
-            sequence=np.frombuffer(self._sequence, np.int64),
-            backward=np.frombuffer(self._backward, np.bool_),
-            in_group=np.frombuffer(self._in_group, np.bool_),
-            unfinished=np.frombuffer(self._unfinished, np.bool_),
             collective_args=self._collectives.columns(),
-            memory=Memory(
-                np.frombuffer(self._memory_time, np.int64) - origin,
-                np.frombuffer(self._allocated, np.int64),
-                np.frombuffer(self._device_type, np.int32),
-                np.frombuffer(self._reserved, np.int64),
-                np.frombuffer(self._memory_process, np.int32),
-                list(self._memory_processes),
-            ),
+            memory=memory,
             device_memory=min((each.memory for each in events.header.devices if each.memory > 0), default=0),
             unrecorded_step_ns=max(capture.unrecorded_step_ns, 0),
             reading=reading,
@@ -325,21 +289,20 @@ class _Columns:
         if events:
             self.skipped["that are no event or no JSON"] += events
 
-    def _kinds(self) -> tuple[Int32, "Table[str]"]:
+    def _kinds(self, columns: dict[str, Any]) -> tuple[Int32, "Table[str]"]:
         """Return each event's category, inferred where the file gives none, and the table of categories."""
         categories = Table[str]()
         renumbered = np.array([categories[category(each)] for each in self._written_categories], np.int32)
-        kinds = renumbered[np.frombuffer(self._category, np.int32)]
+        kinds = renumbered[columns["category"]]
         if self._foreign is not None:
             names, threads = list(self._names), list(self._threads)
             for row, on_stream in zip(self._foreign.rows, self._foreign.on_stream, strict=True):
-                thread = self._thread[row]
-                kind = self._foreign.category(
-                    names[self._name[row]], thread, threads[thread], on_stream=on_stream
-                )
-                kinds[row] = categories[kind]
+                thread, name = int(columns["thread"][row]), names[columns["name"][row]]
+                kinds[row] = categories[
+                    self._foreign.category(name, thread, threads[thread], on_stream=on_stream)
+                ]
         if categories[KERNEL] in kinds:
-            waiting = np.fromiter(map(waits, self._names), np.bool_)[np.frombuffer(self._name, np.int32)]
+            waiting = np.fromiter(map(waits, self._names), np.bool_)[columns["name"]]
             kinds[waiting & (kinds == categories[KERNEL])] = categories[WAIT]
         return kinds, categories
 

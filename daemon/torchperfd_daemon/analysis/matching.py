@@ -210,16 +210,9 @@ class Matches:
     """Matched collectives as rows, ranks as columns; times in ns since the reference's origin, on its clock.
 
     Attributes:
-        ranks: The ranks, ascending: the columns.
-        kind: The kind of each row, an index into ``kinds``.
         bytes: The bytes that each row moves; -1 if a file does not contain them.
         here: Which ranks were found in which rows, at least two in each.
         start: When a rank arrived; 0 if it was not found.
-        end: When it left, likewise.
-        unmatched: The number of collectives of each rank that are in no row.
-        by_sequence: Rows matched by the group's own numbers.
-        by_order: Rows matched by their order.
-        by_end: Rows matched by end time.
         reference: The rank whose clock all times are on.
         clock: How far each rank's clock is ahead of the reference's, in ns; None without a suitable row.
         residual: The median distance in ns, after setting the clock, of each rank's ends from those of the
@@ -278,7 +271,6 @@ def match(traces: Mapping[int, Collectives]) -> Matches:
 
 
 def _match_by_sequence(events: CollectiveEvents) -> None:
-    """Match the events that have the group's own number."""
     numbered = np.flatnonzero(events.sequence >= 0)
     keys = np.column_stack([events.kind[numbered], events.sequence[numbered]])
     _, match = np.unique(keys, axis=0, return_inverse=True)

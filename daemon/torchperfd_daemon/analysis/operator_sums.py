@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from torchperfd_daemon.analysis.breakdown import DEVICE
 from torchperfd_daemon.analysis.callers import Links
-from torchperfd_daemon.analysis.intervals import Nesting, nest
+from torchperfd_daemon.analysis.categories import ANNOTATION, DEVICE, GPU_ANNOTATION, STEP_MARK
+from torchperfd_daemon.analysis.intervals import Cover, Nesting, nest
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 # Device events are rows of their own too, in torch's table and in this one.
-ON_DEVICE: Final = DEVICE | {"gpu_user_annotation"}
+ON_DEVICE: Final = DEVICE | {GPU_ANNOTATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,8 @@ class Operator:
         self_cpu_ns: Host time outside its children. Negative where children on record outlast it.
         total_cpu_ns: Host time, children included.
         self_device_ns: Time of the kernels, copies and fills it launched itself.
-        total_device_ns: The same, children included.
         self_cpu_memory: Host memory allocated less freed while it ran, outside its children.
-        total_cpu_memory: The same, children included.
         self_device_memory: As ``self_cpu_memory``, on the device.
-        total_device_memory: The same, children included.
         shapes: Its inputs' shapes, in a table by shape; a list of tensors is ``[]``, as in torch.
         stack: The Python frames that called it, innermost first, in a table by stack.
         module: The innermost ``nn.Module`` that called it, in a table by module.
@@ -61,9 +58,7 @@ class OperatorSteps:
     """The operator table by name, taken apart by step; only the steps in which a row was called.
 
     Attributes:
-        categories: Its category, as in `Operator`.
         row: The row of each cell, an index into ``names``.
-        calls: How often the row was called in that step.
         self_cpu_ns: Its host time outside its children.
         self_device_ns: Time of the kernels, copies and fills it launched itself, or was.
     """
@@ -122,11 +117,7 @@ def memory_during(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
 def memory_outside(trace: Trace, rows: Int64) -> list[Operator]:
     """Return torch's row for the memory allocated and freed while none of ``rows`` ran, if there was any."""
     memory = trace.memory
-    order = np.argsort(trace.start[rows], kind="stable")
-    starts, reached = trace.start[rows][order], np.maximum.accumulate(trace.end[rows][order])
-    begun = np.searchsorted(starts, memory.time, side="right")
-    outside = begun == 0
-    outside[~outside] = reached[begun[~outside] - 1] < memory.time[~outside]
+    outside = ~Cover(trace.start[rows], trace.end[rows] + 1).contains(memory.time)
     if not outside.any():
         return []
     host, device = (
@@ -148,7 +139,6 @@ def memory_outside(trace: Trace, rows: Int64) -> list[Operator]:
     ]
 
 
-_ANNOTATION: Final = "user_annotation"
 # c10d's Work objects open a span on one thread and close it on another. torch marks such spans as
 # asynchronous, outside all nesting and without self time; the trace shows them only by their name. torch
 # treats spans that were never closed as asynchronous too.
@@ -156,11 +146,7 @@ ASYNC_PREFIXES: Final = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
 
 
 class OperatorSums:
-    """Adds up columns by group.
-
-    Args:
-        group: The group of each event of the trace, numbered from 0.
-    """
+    """Adds up columns by group."""
 
     def __init__(self, group: Int64) -> None:
         self._group = group
@@ -187,7 +173,7 @@ class OperatorSums:
 def sum_calls(trace: Trace, group: Int64, host: Flags, links: Links) -> OperatorSums:
     """Add up the calls in ``host`` and the device events, by each event's group."""
     asynchronous = trace.unfinished | (
-        trace.of_categories({_ANNOTATION}) & trace.of_names(lambda name: name.startswith(ASYNC_PREFIXES))
+        trace.of_categories({ANNOTATION}) & trace.of_names(lambda name: name.startswith(ASYNC_PREFIXES))
     )
     sums = OperatorSums(group)
     _add_calls(sums, trace, nest(trace, np.flatnonzero(host & ~asynchronous)), links)
@@ -208,7 +194,7 @@ def _add_calls(sums: OperatorSums, trace: Trace, calls: Nesting, links: Links) -
     child's children, and the child's kernels in place of its own.
     """
     names, has_parent = trace.name[calls.row], calls.parent >= 0
-    steps = trace.of_names(lambda name: name.startswith("ProfilerStep#"))[calls.row]
+    steps = trace.of_names(lambda name: name.startswith(STEP_MARK))[calls.row]
     children = np.bincount(calls.parent[has_parent], minlength=len(calls))
     parent = np.where(has_parent, calls.parent, 0)
     alike = (names == names[parent]) | (steps & steps[parent])
@@ -250,7 +236,6 @@ def _add_calls(sums: OperatorSums, trace: Trace, calls: Nesting, links: Links) -
 
 
 def _launched_by(trace: Trace, rows: Int64, links: Links) -> Int64:
-    """Return the device time that each call launched itself."""
     launched = np.zeros(len(trace), dtype=np.int64)
     known = links.operator >= 0
     events = links.event[known]

@@ -11,7 +11,8 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 import numpy as np
 
-from torchperfd_daemon.analysis.callers import PYTHON, Callers, Links, find_links
+from torchperfd_daemon.analysis.callers import Callers, Links, find_links
+from torchperfd_daemon.analysis.categories import ANNOTATION, LAUNCHES, OPERATOR, PYTHON, with_one_step
 from torchperfd_daemon.analysis.operator_sums import (
     DEVICE_MEMORY,
     HOST_MEMORY,
@@ -20,28 +21,14 @@ from torchperfd_daemon.analysis.operator_sums import (
     memory_outside,
     sum_calls,
 )
-from torchperfd_daemon.analysis.steps import Step
+from torchperfd_daemon.analysis.steps import Step, edges
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 GroupBy = Literal["name", "shape", "stack", "module"]
 GROUPS: Final[tuple[GroupBy, ...]] = get_args(GroupBy)
-_FIELDS: Final[dict[GroupBy, str]] = {"shape": "shapes", "stack": "stack", "module": "module"}
-_HOST: Final = frozenset(
-    {
-        "cpu_op",
-        "user_annotation",
-        "overhead",
-        "cuda_runtime",
-        "cuda_driver",
-        "hip_runtime",
-        "hip_driver",
-        "xpu_runtime",
-        "xpu_driver",
-        "mtia_runtime",
-        "privateuse1_runtime",
-        "privateuse1_driver",
-    }
-)
+GROUP_FIELDS: Final[dict[GroupBy, str]] = {"shape": "shapes", "stack": "stack", "module": "module"}
+"""The field of `Operator` that distinguishes rows of one name."""
+_HOST: Final = LAUNCHES - {"mtia_driver"} | {OPERATOR, ANNOTATION, "overhead"}
 # torch leaves these out before it nests.
 _HIDDEN: Final = frozenset(
     {
@@ -72,8 +59,6 @@ def operators(
             (``record_shapes=True``), their Python stack or their module (both ``with_stack=True``).
         python_functions: Whether Python frames are rows and parents, as in torch's own table, or are
             left out so that self time stays with the operators.
-        frames: How many frames of a stack count, from the innermost.
-        links: The launches of the trace's device events, if they have been found before.
     """
     host = _on_host(trace)
     key, labels = _groups(trace, group_by, host, frames)
@@ -91,7 +76,6 @@ def operators_by_step(trace: Trace, step: Int64, links: Links) -> OperatorSteps:
     Args:
         step: For each event of the trace the step that it ran in, numbered from 0; -1 for none, which leaves
             it out. A device event counts to the step of its launch, whenever it ran.
-        links: The launches of the trace's device events.
     """
     host = _on_host(trace)
     key, labels = _groups(trace, "name", host, 0)
@@ -125,16 +109,14 @@ def _of_launcher(step: Int64, links: Links) -> Int64:
 
 def _on_host(trace: Trace) -> Flags:
     """Return which events are rows of torch's table and ran on the host, Python frames aside."""
-    return trace.of_categories(_HOST) & ~trace.of_names(lambda name: name in _HIDDEN)
+    return trace.of_categories(_HOST) & ~trace.of_names(_HIDDEN.__contains__)
 
 
 def _groups(
     trace: Trace, group_by: GroupBy, host: Flags, frames: int
 ) -> tuple[Int64, Callable[[int], dict[str, Any]]]:
     """Return each event's group, and the fields of `Operator` that its calls share."""
-    steps = [name for name, text in enumerate(trace.names) if text.startswith("ProfilerStep#")]
-    renamed = np.arange(len(trace.names), dtype=np.int64)
-    renamed[steps] = steps[0] if steps else 0
+    texts, renamed = with_one_step(trace.names)
     further, table = _further(trace, group_by, host, frames)
     of_one_name = renamed[trace.name] * len(trace.categories) + trace.category
     keys, group = np.unique(of_one_name * len(table) + further, return_inverse=True)
@@ -142,9 +124,8 @@ def _groups(
     def label(group: int) -> dict[str, Any]:
         key, part = divmod(int(keys[group]), len(table))
         name, category = divmod(key, len(trace.categories))
-        text = "ProfilerStep*" if name in steps[:1] else trace.names[name]
-        row: dict[str, Any] = {"name": text, "category": trace.categories[category]}
-        return row if group_by == "name" else row | {_FIELDS[group_by]: table[part]}
+        row: dict[str, Any] = {"name": texts[name], "category": trace.categories[category]}
+        return row if group_by == "name" else row | {GROUP_FIELDS[group_by]: table[part]}
 
     return group, label
 
@@ -192,12 +173,7 @@ class MemorySteps:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One trace by step; a trace without steps counts as one step, from its start to its end.
-
-    Attributes:
-        operators: The times of operators and kernels.
-        memory: The allocations; None unless the recording has them.
-    """
+    """One trace by step; a trace without steps counts as one step, from its start to its end."""
 
     operators: OperatorSteps
     memory: MemorySteps | None
@@ -211,8 +187,7 @@ def sample(trace: Trace, found: Sequence[Step], links: Links) -> Samples:
     """
     if not found:
         found = [Step(0, 0, trace.duration_ns + 1)]
-    starts = np.array([step.host_start_ns for step in found], dtype=np.int64)
-    ends = starts + np.array([step.host_duration_ns for step in found], dtype=np.int64)
+    starts, ends = edges(found, host=True)
     step = np.searchsorted(starts, trace.start, side="right") - 1
     step[trace.start >= ends[step]] = -1
     memory = _memory(trace, starts, ends) if len(trace.memory.time) else None
@@ -221,7 +196,7 @@ def sample(trace: Trace, found: Sequence[Step], links: Links) -> Samples:
 
 def _memory(trace: Trace, starts: Int64, ends: Int64) -> MemorySteps:
     order = np.argsort(trace.memory.time, kind="stable")
-    first, last = (np.searchsorted(trace.memory.time[order], edges) for edges in (starts, ends))
+    first, last = (np.searchsorted(trace.memory.time[order], each) for each in (starts, ends))
     columns: list[Int64] = []
     for kinds in (HOST_MEMORY, DEVICE_MEMORY):
         changes = np.where(np.isin(trace.memory.device_type, kinds), trace.memory.allocated, 0)[order]

@@ -18,7 +18,7 @@ import numpy as np
 
 from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.callers import Links
-from torchperfd_daemon.analysis.categories import LAUNCHES, OPERATOR
+from torchperfd_daemon.analysis.categories import ANNOTATION, DRAW, LAUNCHES, OPERATOR
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.layout import printable
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
@@ -36,8 +36,6 @@ class Overheads:
         profilers: Rows of the profiler's own work.
         first_use: Rows of code that is loaded or compiled at its first use.
         queue_full: Rows in which the host waits for a full launch queue.
-        profilers_ns: The time that the profiler's own work covers.
-        queue_full_ns: The time that waits for a full queue cover.
     """
 
     profilers: Int64
@@ -47,11 +45,7 @@ class Overheads:
     queue_full_ns: int
 
     def lines(self, steps: int) -> list[str]:
-        """Return a sentence for the profiler's own work, and one for full queues, if the file has any.
-
-        Args:
-            steps: How many steps are recorded; 0 without steps.
-        """
+        """Return a sentence for the profiler's own work, and one for full queues, if the file has any."""
         lines = []
         each = f" ({ns_text(self.profilers_ns / steps)} a step)" if steps else ""
         if self.profilers_ns:
@@ -70,8 +64,8 @@ class Overheads:
 def find_overheads(trace: Trace) -> Overheads:
     """Return the rows of overhead of a trace, by kind."""
     rows = np.flatnonzero(trace.of_categories({OVERHEAD}))
-    full = trace.named(rows, lambda name: _QUEUE_FULL.search(name) is not None)
-    first = trace.named(rows, lambda name: _FIRST_USE.search(name) is not None)
+    full = trace.named(rows, _QUEUE_FULL.search)
+    first = trace.named(rows, _FIRST_USE.search)
     own = np.setdiff1d(rows, np.concatenate((full, first)), assume_unique=True)
     return Overheads(own, first, full, _covered(trace, own), _covered(trace, full))
 
@@ -93,7 +87,6 @@ _SETS_UP: Final = re.compile(
 _COMPILES: Final = re.compile(r"\(dynamo_timed\)|^_?compile(?:_inner|_fx|_file)?$|entire_frame_compile")
 # Calls that last as long as the device needs; what an operator spends in them is no first-call work.
 _WAITS: Final = re.compile(r"Synchronize|c10d::.*wait|(?:cuda|cu|hip)Memcpy\w*")
-_DRAWS: Final = "enumerate(DataLoader)#"
 # A first call counts if it takes so many times the median of the later ones, and so much longer.
 _FIRST_CALL: Final = 10
 _MIN_EXCESS_NS: Final = 2_000_000
@@ -106,7 +99,6 @@ class LaunchRecord:
     """The calls of a trace that make a device do something.
 
     Attributes:
-        rows: Their rows.
         captured: Which of them were written into a graph, so that they run nothing themselves.
         followed: Which of them have a device event in the file.
     """
@@ -114,6 +106,11 @@ class LaunchRecord:
     rows: Int64
     captured: Flags
     followed: Flags
+    captures: tuple[Cover, ...]
+
+    def is_capturing(self, start: int, end: int) -> bool:
+        """Return whether a graph is being captured at some time between two moments."""
+        return any(np.diff(cover.up_to(np.array([start, end])))[0] > 0 for cover in self.captures)
 
     @property
     def lost(self) -> int:
@@ -148,36 +145,22 @@ class ColdStart:
 
 
 def find_launches(trace: Trace, links: Links) -> LaunchRecord:
-    """Return the launching calls of a trace.
-
-    Args:
-        links: The launches of its device events.
-    """
+    """Return the launching calls of a trace."""
     calls = np.flatnonzero(trace.of_categories(LAUNCHES))
-    rows = trace.named(calls, lambda name: _LAUNCHING.search(name) is not None)
+    rows = trace.named(calls, _LAUNCHING.search)
     followed = np.zeros(len(trace), dtype=np.bool_)
     followed[links.launch[links.launch >= 0]] = True
     captures = _captures(trace, calls)
     inside = np.zeros(len(rows), dtype=np.bool_)
     for thread, cover in captures.items():
-        moments = trace.start[rows]
-        inside |= (trace.thread[rows] == thread) & (cover.up_to(moments + 1) > cover.up_to(moments))
-    return LaunchRecord(rows, inside & ~followed[rows], followed[rows])
-
-
-def is_capturing(trace: Trace, start: int, end: int) -> bool:
-    """Return whether a graph is being captured at some time between two moments."""
-    calls = np.flatnonzero(trace.of_categories(LAUNCHES))
-    return any(
-        cover.up_to(np.array([end]))[0] > cover.up_to(np.array([start]))[0]
-        for cover in _captures(trace, calls).values()
-    )
+        inside |= (trace.thread[rows] == thread) & cover.contains(trace.start[rows])
+    return LaunchRecord(rows, inside & ~followed[rows], followed[rows], tuple(captures.values()))
 
 
 def _captures(trace: Trace, calls: Int64) -> dict[int, Cover]:
     """Return when each thread captures a graph; a capture that the file cuts reaches to the file's edge."""
-    begins = trace.named(calls, lambda name: _BEGIN.fullmatch(name) is not None)
-    ends = trace.named(calls, lambda name: _END.fullmatch(name) is not None)
+    begins = trace.named(calls, _BEGIN.fullmatch)
+    ends = trace.named(calls, _END.fullmatch)
     found = {}
     for thread in np.unique(trace.thread[np.concatenate((begins, ends))]).tolist():
         since = np.sort(trace.start[begins[trace.thread[begins] == thread]])
@@ -190,22 +173,17 @@ def _captures(trace: Trace, calls: Int64) -> dict[int, Cover]:
 
 
 def find_cold_start(trace: Trace, overheads: Overheads, windows: Sequence[tuple[int, int]]) -> ColdStart:
-    """Return the first calls in some windows of the host's time, which are in order.
-
-    Args:
-        overheads: The rows of overhead of the trace.
-        windows: Start and end of each step on the host, in ns.
-    """
+    """Return the first calls in some windows of the host's time, which are in order."""
     since, until = (np.array([each[side] for each in windows], dtype=np.int64) for side in (0, 1))
     whole = int((until - since).sum())
     calls = np.flatnonzero(trace.of_categories(LAUNCHES | {OPERATOR}))
-    kept = trace.named(calls, lambda name: _WAITS.search(name) is None and not name.startswith(_DRAWS))
-    waiting = trace.named(calls, lambda name: _WAITS.search(name) is not None)
+    kept = trace.named(calls, lambda name: _WAITS.search(name) is None and not name.startswith(DRAW))
+    waiting = trace.named(calls, _WAITS.search)
     waiting = np.concatenate((waiting, overheads.profilers, overheads.queue_full))
     rows, excess = _first_calls(trace, kept, Cover(trace.start[waiting], trace.end[waiting]))
-    setting_up = trace.named(calls, lambda name: _SETS_UP.fullmatch(name) is not None)
-    annotated = np.flatnonzero(trace.of_categories({"user_annotation", OPERATOR}))
-    compiling = trace.named(annotated, lambda name: _COMPILES.search(name) is not None)
+    setting_up = trace.named(calls, _SETS_UP.fullmatch)
+    annotated = np.flatnonzero(trace.of_categories({ANNOTATION, OPERATOR}))
+    compiling = trace.named(annotated, _COMPILES.search)
     further = np.unique(np.concatenate((setting_up, compiling, overheads.first_use)))
     rows, lengths = np.append(rows, further), np.append(excess, (trace.end - trace.start)[further])
     if not len(rows):

@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from torchperfd_daemon.analysis.breakdown import DEVICE
-from torchperfd_daemon.analysis.callers import PYTHON, own_threads, runner_rows
+from torchperfd_daemon.analysis.callers import own_threads, runner_rows
+from torchperfd_daemon.analysis.categories import ANNOTATION, DEVICE, PYTHON, STEP_MARK, with_one_step
 from torchperfd_daemon.analysis.intervals import Nesting, nest
 from torchperfd_daemon.analysis.operator_sums import ASYNC_PREFIXES
 from torchperfd_daemon.analysis.steps import Step
@@ -24,7 +24,6 @@ def in_use(texts: Sequence[str], names: Int64) -> tuple[tuple[str, ...], Int64]:
     """Return a table of the names in use, cut where they are very long, and the column that counts in it.
 
     Args:
-        texts: The table that ``names`` counts in.
         names: Indices; -1 is no name and stays.
     """
     used, inverse = np.unique(names, return_inverse=True)
@@ -42,7 +41,6 @@ _LEVELS: Final = 16
 _RECTANGLES_A_NODE: Final = 8
 # A step has them in full, or else its shortest neighbours are merged.
 _RECTANGLES_OF_STEP: Final = 12_000
-_STEP: Final = "ProfilerStep#"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,8 +50,6 @@ class Lane:
     Attributes:
         kind: A host ``thread``, a device's ``stream``, or all ``spans`` that begin on one thread and end
             on another.
-        level: How deep each rectangle is nested.
-        start: Its start in ns since the trace's earliest event.
         name: An index into ``Timeline.names``; -1 if it is more than one event.
         row: The event in the trace, the first one of several.
     """
@@ -76,7 +72,6 @@ class Timeline:
         resolution_ns: Neighbours shorter than this and closer than this are one rectangle; 0 where every
             event has its own.
         lanes: Threads, spans, then streams; the thread of the training steps first, then the busiest.
-        lanes_left_out: Lanes that took least time, left out.
         events_left_out: Events of those lanes, and events nested too deep to draw.
     """
 
@@ -101,8 +96,8 @@ def places(trace: Trace) -> list[Place]:
     durations = (trace.end - trace.start).astype(np.float64)
     busy = np.bincount(trace.thread, weights=durations, minlength=len(trace.threads)).tolist()
     streams = set(np.unique(trace.thread[trace.of_categories(DEVICE)]).tolist())
-    steps = [name for name, text in enumerate(trace.names) if text.startswith(_STEP)]
-    training = set(np.unique(trace.thread[np.isin(trace.name, steps)]).tolist())
+    steps = trace.of_names(lambda name: name.startswith(STEP_MARK))
+    training = set(np.unique(trace.thread[steps]).tolist())
     hosts = [number for number in range(len(trace.threads)) if number not in streams]
     hosts.sort(key=lambda number: (number not in training, -busy[number]))
     several = len({trace.threads[number][0] for number in hosts}) > 1
@@ -123,8 +118,6 @@ def timeline(trace: Trace, calls: Nesting, depth: Int64, spans: Int64, rectangle
     """Return the timeline of a trace.
 
     Args:
-        calls: The events to draw, nested.
-        depth: How many events contain each of them.
         spans: Rows of further events, that begin on one thread and end on another.
         rectangles: How many to draw; every lane and level has one even so.
     """
@@ -154,11 +147,7 @@ def timeline(trace: Trace, calls: Nesting, depth: Int64, spans: Int64, rectangle
 def _merge(
     trace: Trace, row: Int64, level: Int64, place: Int64, rectangles: int
 ) -> tuple[dict[str, Int64], int]:
-    """Return the rectangles' columns, in the order of the events, and the resolution it took.
-
-    Args:
-        row: The events to draw, in order of (place, level, start).
-    """
+    """Return the rectangles' columns, in the order of the events, and the resolution it took."""
     start, end, names = trace.start[row], trace.end[row], trace.name[row].astype(np.int64)
     alone = (np.diff(place) != 0) | (np.diff(level) != 0)
     length, gap = end - start, start[1:] - end[:-1]
@@ -197,7 +186,6 @@ def _in_levels(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
 
 
 def _in_order(place: tuple[int | str, int | str]) -> tuple[tuple[int, int | str], ...]:
-    """Return the sort key: numbers by size, before words."""
     return tuple((0, int(part)) if str(part).isdecimal() else (1, str(part)) for part in place)
 
 
@@ -206,12 +194,8 @@ class Flame:
     """Calls by call path, as parallel columns, a parent before its children.
 
     Attributes:
-        names: Table of names; every ``ProfilerStep#N`` is one.
         parent: The position of each node's parent, -1 for a thread: under it are its outermost calls.
-        name: An index into ``names``.
-        total_ns: Time of its calls, children included.
         calls: How many; 1 for a thread.
-        left_out: Nodes left out because they took least time.
     """
 
     names: tuple[str, ...]
@@ -223,13 +207,8 @@ class Flame:
 
 
 def flame(trace: Trace, calls: Nesting, depth: Int64, threads: Sequence[Place], nodes: int) -> Flame:
-    """Add up the calls of some threads by call path.
-
-    Args:
-        calls: Nested calls, of these threads and others.
-        depth: How many calls contain each of them.
-    """
-    texts, renamed = _with_one_step(trace.names)
+    """Add up the calls of some threads by call path."""
+    texts, renamed = with_one_step(trace.names)
     texts += [place.label for place in threads]
     root = np.full(len(trace.threads), -1, dtype=np.int64)
     root[[place.number for place in threads]] = np.arange(len(threads))
@@ -272,16 +251,6 @@ def flame(trace: Trace, calls: Nesting, depth: Int64, threads: Sequence[Place], 
     )
 
 
-def _with_one_step(names: Sequence[str]) -> tuple[list[str], Int64]:
-    """Return the names with one for all steps, and what each counts as."""
-    texts, renamed = list(names), np.arange(len(names))
-    steps = [number for number, text in enumerate(names) if text.startswith(_STEP)]
-    for number in steps[:1]:
-        texts[number] = f"{_STEP[:-1]}*"
-        renamed[steps] = number
-    return texts, renamed
-
-
 def _largest(parent: Int64, total: Int64, threads: int, nodes: int) -> Flags:
     """Return which nodes to keep: the threads, and those with most time whose parents stay."""
     kept = np.zeros(len(parent), dtype=np.bool_)
@@ -297,8 +266,6 @@ class StepPicture:
     """The timeline of one step, with what each of its events was called with.
 
     Attributes:
-        index: The step's number.
-        start: Its start in ns since the trace's earliest event.
         end: Its end, or that of the last kernel that it launched.
         shapes: Table of inputs' shapes, as JSON text; the first is empty, for events without.
         shape: For each lane, an index into ``shapes`` for each rectangle.
@@ -328,12 +295,7 @@ class Picture:
 
 
 def draw(trace: Trace, rectangles: int, steps: Sequence[Step] = ()) -> Picture:
-    """Return the picture of a trace.
-
-    Args:
-        rectangles: How many the timeline may have.
-        steps: The steps, of which the median one is drawn in full.
-    """
+    """Return the picture of a trace, with the median one of its steps in full."""
     spans = _spans(trace)
     python = trace.of_categories({PYTHON})
     calls = nest(trace, np.flatnonzero(~spans & ~python))
@@ -388,8 +350,7 @@ def _in_full(trace: Trace, step: Step, spans: Flags, rectangles: int) -> StepPic
 
 def _spans(trace: Trace) -> Flags:
     """Return which events begin on one thread and end on another, which only their names show."""
-    named = [name.startswith(ASYNC_PREFIXES) for name in trace.names]
-    return np.array(named, dtype=np.bool_)[trace.name] & trace.of_categories({"user_annotation"})
+    return trace.of_names(lambda name: name.startswith(ASYNC_PREFIXES)) & trace.of_categories({ANNOTATION})
 
 
 def _depth(calls: Nesting) -> Int64:

@@ -8,22 +8,19 @@ from torchperfd.document.blocks import Document, Heading, Sentences
 from torchperfd.document.tables import Table
 from torchperfd_daemon.analysis.breakdown import Breakdown
 from torchperfd_daemon.analysis.idle import Idle
-from torchperfd_daemon.analysis.layout import (
-    ms,
-    name_in_sentence,
-    printable,
-    table,
-)
+from torchperfd_daemon.analysis.layout import in_us, ms, name_in_sentence, printable, table
 from torchperfd_daemon.analysis.operator_sums import SORT_KEYS, Operator
+from torchperfd_daemon.analysis.operators import GROUP_FIELDS
 from torchperfd_daemon.analysis.summary import Summary, quality_lines, quality_to_dict
 
 SCHEMA: Final = "torchperfd.analysis/1"
 # Short names for the most common orders, in addition to torch's own names, for any device.
 _SHORT: Final = {"self": "self_cpu_time_total", "total": "cpu_time_total", "calls": "count"}
 _PARTS: Final = (
-    *("window", "busy", "idle", "compute", "comm", "memcpy"),
-    *("exposed_comm", "exposed_memcpy", "overlap"),
+    "n_gpu_events window_ns busy_ns idle_ns compute_ns comm_ns memcpy_ns exposed_comm_ns exposed_memcpy_ns"
+    " overlap_ns comm_comp_overlap_pct"
 )
+_MEMORY: Final = ("self_cpu_memory", "total_cpu_memory", "self_device_memory", "total_device_memory")
 _MAX_DEVICES: Final = 16
 _MARKS: Final[dict[str, str]] = {
     "optimizer": "steps end with",
@@ -58,28 +55,15 @@ def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[s
             for each in summary.devices
         ],
         "breakdown": {"all": _breakdown(summary.breakdown), "linked": _breakdown(summary.linked)},
-        "kernels": [
-            {
-                "name": kernel.name,
-                "sum_us": kernel.sum_ns / 1000,
-                "calls": kernel.calls,
-                "mean_us": kernel.mean_ns / 1000,
-            }
-            for kernel in summary.kernels
-        ],
+        "kernels": [in_us(kernel, "name sum_ns calls mean_ns") for kernel in summary.kernels],
         "steps_from": {
             "source": summary.step_source,
             "mark": summary.step_mark,
             "timed_by": summary.steps_timed_by,
         },
         "steps": [
-            {
-                "index": step.index,
-                "start_us": step.start_ns / 1000,
-                "duration_us": step.duration_ns / 1000,
-                "host_start_us": step.host_start_ns / 1000,
-                "host_duration_us": step.host_duration_ns / 1000,
-                "is_stub": step.is_stub,
+            in_us(step, "index start_ns duration_ns host_start_ns host_duration_ns is_stub")
+            | {
                 "breakdown": _breakdown(device),
                 "phases": {f"{phase}_us": ns / 1000 for phase, ns in phases.items()},
                 "idle": {f"{cause}_us": ns / 1000 for cause, ns in idle.items()},
@@ -95,32 +79,23 @@ def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[s
         "idle": _idle(summary.idle) if summary.idle else None,
         "group_by": summary.group_by,
         "operators": [
-            {
-                "name": row.name,
-                "category": row.category,
-                "calls": row.calls,
-                "self_cpu_us": row.self_cpu_ns / 1000,
-                "total_cpu_us": row.total_cpu_ns / 1000,
-                "self_cpu_share": summary.share(row),
-                "self_device_us": row.self_device_ns / 1000,
-                "total_device_us": row.total_device_ns / 1000,
-                "self_cpu_memory_bytes": row.self_cpu_memory,
-                "total_cpu_memory_bytes": row.total_cpu_memory,
-                "self_device_memory_bytes": row.self_device_memory,
-                "total_device_memory_bytes": row.total_device_memory,
-                **_grouped(summary, row),
-            }
+            in_us(row, "name category calls self_cpu_ns total_cpu_ns")
+            | {"self_cpu_share": summary.share(row)}
+            | in_us(row, "self_device_ns total_device_ns")
+            | {f"{each}_bytes": getattr(row, each) for each in _MEMORY}
+            | _grouped(summary, row)
             for row in _sorted(summary, sort_by)
         ],
     }
 
 
 def _breakdown(device: Breakdown) -> dict[str, float]:
-    return {
-        "n_gpu_events": device.n_gpu_events,
-        **{f"{part}_us": getattr(device, f"{part}_ns") / 1000 for part in _PARTS},
-        "comm_comp_overlap_pct": device.comm_comp_overlap_pct,
-    }
+    return in_us(device, _PARTS)
+
+
+def _grouped(summary: Summary, row: Operator) -> dict[str, Any]:
+    field = GROUP_FIELDS.get(summary.group_by)
+    return {"input_shapes" if field == "shapes" else field: getattr(row, field)} if field else {}
 
 
 def _idle(idle: Idle) -> list[dict[str, Any]]:
@@ -138,43 +113,22 @@ def _idle(idle: Idle) -> list[dict[str, Any]]:
     ]
 
 
-def _grouped(summary: Summary, row: Operator) -> dict[str, Any]:
-    """Return the text that distinguishes rows of one name."""
-    match summary.group_by:
-        case "shape":
-            return {"input_shapes": row.shapes}
-        case "stack":
-            return {"stack": row.stack}
-        case "module":
-            return {"module": row.module}
-        case _:
-            return {}
-
-
 def summary_document(
     summary: Summary, rank: int | None, *, limit: int = 15, sort_by: str = "self", width: int | None = None
 ) -> Document:
-    """Return the summary's facts and the first ``limit`` rows of its table.
-
-    Args:
-        width: Columns of the terminal; no name in a sentence takes more. None for any.
-    """
-    head, *lines = facts(summary, rank, width)
+    """Return the summary's facts and the first ``limit`` rows of its table."""
+    head, *lines = _facts(summary, rank, width)
+    doubts = (f"data quality: {line}" for line in quality_lines(summary.quality))
     hidden = len(summary.operators) - limit
     more = [f"{hidden:,} more operators; --limit {len(summary.operators)} shows all"] * (hidden > 0)
     above = (
         Heading(head, style="bold", fold="never"),
-        Sentences((*lines, *doubts(summary)), is_list=True),
+        Sentences((*lines, *doubts), is_list=True),
     )
-    return Document([above, [operator_table(summary, limit, sort_by), Sentences(more)]])
+    return Document([above, [_operator_table(summary, limit, sort_by), Sentences(more)]])
 
 
-def facts(summary: Summary, rank: int | None, width: int | None = None) -> list[str]:
-    """Return the lines above the table: the rank and its file, then a line for each fact.
-
-    Args:
-        width: Columns of the terminal; no name takes more. None for any.
-    """
+def _facts(summary: Summary, rank: int | None, width: int | None) -> list[str]:
     title = "" if rank is None else f"rank {rank}: "
     title += "" if summary.process is None else f"process {printable(summary.process)} of "
     return [
@@ -188,13 +142,7 @@ def facts(summary: Summary, rank: int | None, width: int | None = None) -> list[
     ]
 
 
-def doubts(summary: Summary) -> list[str]:
-    """Return a line for each defect of the trace."""
-    return [f"data quality: {line}" for line in quality_lines(summary.quality)]
-
-
 def _device_lines(summary: Summary, width: int | None) -> list[str]:
-    """Return the parts of device time and the longest kernel, in words; empty without a device."""
     device = summary.breakdown
     if not device.n_gpu_events:
         return []
@@ -224,7 +172,6 @@ def _device_lines(summary: Summary, width: int | None) -> list[str]:
 
 
 def _idle_lines(summary: Summary, width: int | None) -> list[str]:
-    """Return a line for each cause of idle time, with its main place."""
     if summary.idle is None or not summary.breakdown.idle_ns:
         return []
     lines = []
@@ -240,7 +187,6 @@ def _idle_lines(summary: Summary, width: int | None) -> list[str]:
 
 
 def _phases_line(summary: Summary) -> list[str]:
-    """Return the host time of the mean step by phase, in words; empty if no phase is known."""
     phases = [each for step, each in zip(summary.steps, summary.step_phases, strict=True) if not step.is_stub]
     sums = Counter[str]()
     for step in phases:
@@ -252,8 +198,7 @@ def _phases_line(summary: Summary) -> list[str]:
     return [f"{whose}, in ms: {', '.join(parts)}"]
 
 
-def operator_table(summary: Summary, limit: int, sort_by: str) -> Table:
-    """Return the first ``limit`` operators, with the columns that are not empty."""
+def _operator_table(summary: Summary, limit: int, sort_by: str) -> Table:
     headings = ["operator", "calls", "self CPU ms", "self %", "total CPU ms"]
     with_device = any(row.total_device_ns for row in summary.operators)
     # The width is limited, so columns of memory are shown only if the table is sorted by them.
@@ -280,7 +225,6 @@ def _cells(summary: Summary, row: Operator, with_device: bool, with_memory: bool
 
 
 def _label(row: Operator) -> str:
-    """Return a row's name, and the text that distinguishes it from other rows of that name."""
     return " ".join(part for part in (row.name, row.shapes, row.module, " < ".join(row.stack)) if part)
 
 
@@ -292,7 +236,6 @@ def _sorted(summary: Summary, sort_by: str) -> list[Operator]:
 
 
 def _steps_lines(summary: Summary) -> list[str]:
-    """Return the length of the steps, the source of their times, and their marks if not the profiler's."""
     found = summary.steps
     if not found:
         return [

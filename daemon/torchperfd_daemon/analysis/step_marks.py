@@ -14,8 +14,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.callers import Links
+from torchperfd_daemon.analysis.categories import ANNOTATION, DRAW, KERNEL, OPERATOR, STEP_MARK, UPDATE
 from torchperfd_daemon.analysis.intervals import outermost
 from torchperfd_daemon.analysis.operator_sums import ASYNC_PREFIXES
 from torchperfd_daemon.analysis.trace import Int64, Trace
@@ -35,10 +35,6 @@ def on_the_device(trace: Trace, links: Links, starts: Int64, ends: Int64) -> tup
 
     Kernels of one stream run in the order of their launches, so the stream with most kernel time shows where
     a step begins. A step that launches nothing there keeps the host's times.
-
-    Args:
-        starts: When each step begins on the host, in order.
-        ends: When it ends there.
     """
     moments = links.launched_at(trace)
     step = np.searchsorted(starts, moments, side="right") - 1
@@ -75,14 +71,10 @@ def on_the_device(trace: Trace, links: Links, starts: Int64, ends: Int64) -> tup
     return device_starts, device_ends
 
 
-_UPDATE: Final = "Optimizer.step#"
-_DRAW: Final = "enumerate(DataLoader)#"
-_ANNOTATION: Final = "user_annotation"
-_OPERATOR: Final = "cpu_op"
-_HOST: Final = frozenset({_OPERATOR, _ANNOTATION})
+_HOST: Final = frozenset({OPERATOR, ANNOTATION})
 # Annotations that torch makes itself, at any rate.
 _TORCHS_OWN: Final = (
-    *("Optimizer.", _DRAW, "ProfilerStep#", "## Call CompiledFxGraph", "Torch-Compiled Region"),
+    *("Optimizer.", DRAW, STEP_MARK, "## Call CompiledFxGraph", "Torch-Compiled Region"),
     *("autograd::", "torch::", "torch.distributed", "c10d::", "record_param_comms", "PyTorch Profiler"),
     *("DistributedDataParallel.", "DataParallel.", "FullyShardedDataParallel.", "FSDP::", "nccl", "Pregraph"),
 )
@@ -99,9 +91,7 @@ class Mark:
     """Steps and their marks.
 
     Attributes:
-        source: The kind of mark.
         thread: The host thread, an index into ``Trace.threads``.
-        start: When each step begins on the host, in ns, in order.
     """
 
     source: Literal["optimizer", "loader", "annotation"]
@@ -113,7 +103,7 @@ class Mark:
 
 def infer_marks(trace: Trace) -> Mark | None:
     """Return the marks of the steps of a trace without ``ProfilerStep#``; None if nothing repeats."""
-    updates, draws = (_outermost_on_one_thread(trace, prefix) for prefix in (_UPDATE, _DRAW))
+    updates, draws = (_outermost_on_one_thread(trace, prefix) for prefix in (UPDATE, DRAW))
     several_a_batch = len(draws) >= _MIN_MARKS and 3 * len(draws) <= 2 * len(updates)
     if len(updates) >= _MIN_MARKS and not several_a_batch:
         return _by_update(trace, updates)
@@ -129,7 +119,8 @@ def _outermost_on_one_thread(trace: Trace, prefix: str) -> Int64:
 
 
 def _of_busiest_thread(trace: Trace, rows: Int64) -> Int64:
-    return rows[trace.thread[rows] == np.bincount(trace.thread[rows]).argmax()] if len(rows) else rows
+    busiest: Int64 = rows[trace.thread[rows] == trace.busiest_thread(rows)]
+    return busiest
 
 
 def _outermost(trace: Trace, rows: Int64) -> Int64:
@@ -170,7 +161,7 @@ def _by_draw(trace: Trace, draws: Int64) -> Mark | None:
 
 def _by_annotation(trace: Trace) -> Mark | None:
     """Steps that begin with the first of the annotations which come around equally often and in one order."""
-    rows = np.flatnonzero(trace.of_categories({_ANNOTATION}))
+    rows = np.flatnonzero(trace.of_categories({ANNOTATION}))
     rows = trace.named(rows, lambda name: not name.startswith((*_TORCHS_OWN, *ASYNC_PREFIXES)))
     rows = _of_busiest_thread(trace, rows)
     if not len(rows):
@@ -194,7 +185,6 @@ def _rounds(trace: Trace, rows: Int64, kind: Int64) -> tuple[Mark | None, int]:
     None and 0 where they do not come in rounds.
 
     Args:
-        rows: The annotations of one thread.
         kind: A number for each that those of one kind share.
     """
     often = np.bincount(kind)[kind] >= _MIN_ANNOTATED

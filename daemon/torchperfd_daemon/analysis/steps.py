@@ -24,8 +24,18 @@ from typing import Final, Literal
 import numpy as np
 
 from torchperfd.v1.contract import PHASES
-from torchperfd_daemon.analysis.callers import PYTHON, Links, find_links
-from torchperfd_daemon.analysis.intervals import Spans, outermost
+from torchperfd_daemon.analysis.callers import Links, find_links
+from torchperfd_daemon.analysis.categories import (
+    ANNOTATION,
+    DRAW,
+    GPU_ANNOTATION,
+    OPERATOR,
+    PYTHON,
+    STEP_MARK,
+    UPDATE,
+    ZERO_GRAD,
+)
+from torchperfd_daemon.analysis.intervals import Cover, Spans, outermost
 from torchperfd_daemon.analysis.step_marks import Mark, infer_marks, on_the_device
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
@@ -34,8 +44,6 @@ TimedBy = Literal["host", "device"]
 
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 # Kineto repeats each step on the GPU's timeline; host time is the step's own.
-_GPU_COPY: Final = "gpu_user_annotation"
-_OPERATOR: Final = "cpu_op"
 # The last step is a stub if it has at most this share of the median step's operators and launches.
 _STUB: Final = 0.1
 _MIN_WITH_STUB: Final = 2
@@ -48,7 +56,6 @@ class Step:
     Attributes:
         index: The profiler's own number for it; of inferred steps their count, from 1.
         start_ns: When it begins: on the device where the host runs ahead of it, else on the host.
-        duration_ns: How long it takes there.
         host_ns: Start and duration on the host, where these are times of the device; else None.
         is_stub: The profiler began it with the last ``step()`` of the loop, and nothing of a step is in it.
     """
@@ -82,7 +89,6 @@ class Steps:
     Attributes:
         source: What marks them: ``profiler.step()``, the optimizer's updates, the loader's draws or an
             annotation that repeats; ``none`` without steps.
-        mark: The mark's name in the trace; empty for ``none``.
         timed_by: Whose times they are: the device's where its work outlasts the host's steps.
         thread: The host thread that they are marked on, an index into ``Trace.threads``; -1 without steps.
     """
@@ -100,14 +106,10 @@ def steps(trace: Trace) -> list[Step]:
 
 
 def find_steps(trace: Trace, links: Links) -> Steps:
-    """Return the steps and their marks.
-
-    Args:
-        links: The launches of its device events.
-    """
+    """Return the steps and their marks."""
     marked, thread = _marked(trace)
     source: StepSource = "profiler"
-    mark = "ProfilerStep#"
+    mark = STEP_MARK
     if not marked:
         inferred = infer_marks(trace)
         if inferred is None:
@@ -116,7 +118,7 @@ def find_steps(trace: Trace, links: Links) -> Steps:
     has_stub = source == "profiler" and _is_stub(trace, links, marked)
     stub = [replace(each, is_stub=True) for each in marked[-1:] if has_stub]
     marked = marked[: len(marked) - len(stub)]
-    windows = on_the_device(trace, links, _column(marked, 0), _column(marked, 1))
+    windows = on_the_device(trace, links, *edges(marked))
     if windows is None:
         return Steps((*marked, *stub), source, mark, "host", thread)
     timed = [
@@ -137,9 +139,8 @@ def _is_stub(trace: Trace, links: Links, marked: Sequence[Step]) -> bool:
     begin, until = marked[-1].window
     if ((moments >= begin) & (moments < until)).any():
         return False
-    edges = np.array([*(step.start_ns for step in marked), until], dtype=np.int64)
-    begun = np.concatenate((moments, trace.start[trace.of_categories({_OPERATOR})]))
-    *others, last = np.diff(np.searchsorted(np.sort(begun), edges)).tolist()
+    begun = np.concatenate((moments, trace.start[trace.of_categories({OPERATOR})]))
+    *others, last = np.diff(np.searchsorted(np.sort(begun), np.append(edges(marked)[0], until))).tolist()
     most = _STUB * statistics.median(others) if len(moments) else 0
     return bool(last <= most) and max(others) > 0
 
@@ -161,14 +162,13 @@ def _marked(trace: Trace) -> tuple[list[Step], int]:
     numbers = {
         name: int(match[1]) for name, text in enumerate(trace.names) if (match := _STEP.fullmatch(text))
     }
-    rows = np.flatnonzero(np.isin(trace.name, list(numbers)) & ~trace.of_categories({_GPU_COPY}))
+    rows = np.flatnonzero(np.isin(trace.name, list(numbers)) & ~trace.of_categories({GPU_ANNOTATION}))
     found: dict[int, Step] = {}
     for row in rows.tolist():
         index, start = numbers[int(trace.name[row])], int(trace.start[row])
         if index not in found or start < found[index].start_ns:
             found[index] = Step(index, start, int(trace.end[row]) - start)
-    thread = int(np.bincount(trace.thread[rows]).argmax()) if len(rows) else -1
-    return sorted(found.values(), key=lambda step: step.start_ns), thread
+    return sorted(found.values(), key=lambda step: step.start_ns), trace.busiest_thread(rows)
 
 
 def _numbered(marks: Mark) -> list[Step]:
@@ -176,19 +176,21 @@ def _numbered(marks: Mark) -> list[Step]:
     return [Step(number, start, end - start) for number, (start, end) in enumerate(spans, 1)]
 
 
-def _column(found: Sequence[Step], place: int) -> Int64:
-    return np.array([step.window[place] for step in found], dtype=np.int64)
+def edges(steps: Sequence[Step], *, host: bool = False) -> tuple[Int64, Int64]:
+    """Return when the steps begin and end, in ns; on the host if that is asked for."""
+    starts = [step.host_start_ns if host else step.start_ns for step in steps]
+    lengths = [step.host_duration_ns if host else step.duration_ns for step in steps]
+    begin = np.array(starts, dtype=np.int64)
+    return begin, begin + np.array(lengths, dtype=np.int64)
 
 
 _OTHER: Final = PHASES.index("other")
 _DERIVED: Final = [PHASES.index(phase) for phase in ("forward", "loss", "backward")]
-_ANNOTATION: Final = "user_annotation"
 _NODE: Final = "autograd::engine::evaluate_function: "
-_STEP_MARK: Final = "ProfilerStep#"
 _BY_TORCH: Final = {
-    "enumerate(DataLoader)#": "data",
-    "Optimizer.step#": "optimizer",
-    "Optimizer.zero_grad#": "zero_grad",
+    DRAW: "data",
+    UPDATE: "optimizer",
+    ZERO_GRAD: "zero_grad",
 }
 _PYTHON: Final = re.compile(
     r"(?:.*/)?torch/(?:autograd/__init__\.py\(\d+\): (?P<backward>backward)|serialization\.py\(\d+\): save)"
@@ -205,18 +207,17 @@ def phases(trace: Trace, steps: Sequence[Step], thread: int | None = None) -> li
     """
     if not steps:
         return []
-    thread = _training_thread(trace) if thread is None else thread
+    thread = _marked(trace)[1] if thread is None else thread
     start, end, phase = _spans(trace, thread, steps)
-    firsts = np.array([step.host_start_ns for step in steps], dtype=np.int64)
-    lasts = firsts + np.array([step.host_duration_ns for step in steps], dtype=np.int64)
-    edges = np.unique(np.concatenate((start, end, firsts, lasts)))
-    innermost = Spans(start, end).innermost(edges)
+    firsts, lasts = edges(steps, host=True)
+    moments = np.unique(np.concatenate((start, end, firsts, lasts)))
+    innermost = Spans(start, end).innermost(moments)
     running = np.append(phase, _OTHER)[innermost]
-    lengths = np.append(np.diff(edges), 0)
+    lengths = np.append(np.diff(moments), 0)
     table = np.zeros((len(steps), len(PHASES)), dtype=np.int64)
     for number in np.unique(running).tolist():
         before = np.concatenate(([0], np.cumsum(np.where(running == number, lengths, 0))))
-        table[:, number] = before[np.searchsorted(edges, lasts)] - before[np.searchsorted(edges, firsts)]
+        table[:, number] = before[np.searchsorted(moments, lasts)] - before[np.searchsorted(moments, firsts)]
     return [
         {name: ns for name, ns in zip(PHASES, row, strict=True) if ns or name == "other"}
         for row in table.tolist()
@@ -230,30 +231,22 @@ def drawing(trace: Trace) -> Int64:
     return draws
 
 
-def _training_thread(trace: Trace) -> int:
-    """Return the thread that most steps are marked on."""
-    rows = np.flatnonzero(trace.of_categories({_ANNOTATION, _OPERATOR}))
-    marks = trace.named(rows, lambda name: name.startswith(_STEP_MARK))
-    return int(np.bincount(trace.thread[marks]).argmax()) if len(marks) else -1
-
-
 def _spans(trace: Trace, thread: int, steps: Sequence[Step]) -> tuple[Int64, Int64, Int64]:
     """Return start, end and phase of all phases' spans on the training thread, named or derived."""
     rows, phase = _named(trace)
     mine = trace.thread[rows] == thread
     rows, phase = rows[mine], phase[mine]
-    operators = np.flatnonzero(trace.of_categories({_OPERATOR}))
+    operators = np.flatnonzero(trace.of_categories({OPERATOR}))
     nodes = trace.named(operators, lambda name: name.startswith(_NODE))
     calls = operators[trace.thread[operators] == thread]
     outer = calls[outermost(trace.start[calls], trace.end[calls])]
     own = outer[~np.isin(outer, nodes)]
-    said = rows[np.isin(phase, _DERIVED) & trace.of_categories({_ANNOTATION})[rows]]
-    firsts = np.array([step.host_start_ns for step in steps], dtype=np.int64)
-    edges = np.concatenate((trace.start[rows], trace.end[said], firsts))
-    backward = _joined(trace.start[nodes], trace.end[nodes], np.concatenate((edges, trace.start[own])))
+    said = rows[np.isin(phase, _DERIVED) & trace.of_categories({ANNOTATION})[rows]]
+    breaks = np.concatenate((trace.start[rows], trace.end[said], edges(steps, host=True)[0]))
+    backward = _joined(trace.start[nodes], trace.end[nodes], np.concatenate((breaks, trace.start[own])))
     makers = own[_made_nodes(trace, own, calls, nodes)]
-    forward = _joined(trace.start[makers], trace.end[makers], np.concatenate((edges, backward[0])))
-    annotated = Spans(trace.start[said], trace.end[said])
+    forward = _joined(trace.start[makers], trace.end[makers], np.concatenate((breaks, backward[0])))
+    annotated = Cover(trace.start[said], trace.end[said])
     backward, forward = _outside(annotated, *backward), _outside(annotated, *forward)
     parts = [
         (trace.start[rows], trace.end[rows], phase),
@@ -265,10 +258,9 @@ def _spans(trace: Trace, thread: int, steps: Sequence[Step]) -> tuple[Int64, Int
 
 
 def _named(trace: Trace) -> tuple[Int64, Int64]:
-    """Return the rows whose name is a phase's, and the phase of each."""
     parts = [
-        _of_phase(trace, {_ANNOTATION}, lambda name: name if name in PHASES else _by_torch(name)),
-        _of_phase(trace, {_OPERATOR}, _by_torch),
+        _of_phase(trace, {ANNOTATION}, lambda name: name if name in PHASES else _by_torch(name)),
+        _of_phase(trace, {OPERATOR}, _by_torch),
         _of_phase(trace, {PYTHON}, _python),
     ]
     rows, phase = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -307,9 +299,9 @@ def _made_nodes(trace: Trace, own: Int64, calls: Int64, nodes: Int64) -> Flags:
     return made
 
 
-def _outside(annotated: Spans, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+def _outside(annotated: Cover, start: Int64, end: Int64) -> tuple[Int64, Int64]:
     """Leave out the spans that begin within an annotation of a phase."""
-    outside = annotated.innermost(start) < 0
+    outside = ~annotated.contains(start)
     return start[outside], end[outside]
 
 

@@ -19,7 +19,7 @@ from torchperfd_daemon.analysis.callers import Links, find_links
 from torchperfd_daemon.analysis.categories import DEVICE
 from torchperfd_daemon.analysis.collectives import Collectives, collectives
 from torchperfd_daemon.analysis.idle import Idle, idle
-from torchperfd_daemon.analysis.layout import printable
+from torchperfd_daemon.analysis.layout import in_us, printable
 from torchperfd_daemon.analysis.operator_sums import Operator
 from torchperfd_daemon.analysis.operators import GroupBy, Samples, operators, sample
 from torchperfd_daemon.analysis.overhead import LaunchRecord
@@ -36,14 +36,10 @@ class Quality:
     """The defects of a trace. All counts are 0 and all flags are off for a sound one.
 
     Attributes:
-        reading: How well the file could be read.
         skipped: Events left out because they could not be read.
-        launches: Calls that make a device do something.
-        launches_without_kernels: Those of them without a device event that should have one.
-        launches_captured: Those of them that were written into a CUDA graph and run nothing themselves.
-        kernels_without_launches: Device events whose launch is not in the file.
+        launches_without_kernels: Calls that launch something, and whose device event is not in the file.
+        launches_captured: Launches that were written into a CUDA graph and run nothing themselves.
         overlaps: Device events that began before an earlier one of their stream had ended.
-        overlap_ns: The sum of these overlaps.
         processes: The processes that operators, annotations and launches are of, in order of first sight.
         analysed: Those of them that are analysed by themselves if there are several.
         recording: A sentence for each thing in the recording that other steps of the run do not have.
@@ -64,14 +60,7 @@ class Quality:
     recording: tuple[str, ...] = ()
 
 
-def assess(trace: Trace, links: Links, launches: LaunchRecord, recording: Sequence[str] = ()) -> Quality:
-    """Return the defects of a trace.
-
-    Args:
-        links: The launches of its device events.
-        launches: The calls that make the device do something.
-        recording: A sentence for each thing in the recording that other steps of the run do not have.
-    """
+def _assess(trace: Trace, links: Links, launches: LaunchRecord, recording: Sequence[str]) -> Quality:
     rows = np.flatnonzero(trace.of_categories(DEVICE))
     at_once = overlaps(trace.start[rows], trace.end[rows], trace.thread[rows])
     return Quality(
@@ -134,24 +123,11 @@ def quality_to_dict(quality: Quality) -> dict[str, Any]:
     reading = quality.reading
     return {
         "notes": quality_lines(quality),
-        "skipped_why": reading.skipped_why,
-        "repaired": reading.repaired,
-        "more_exports": reading.more_exports,
-        "uncategorised": reading.uncategorised,
+        **in_us(reading, "skipped_why repaired more_exports uncategorised"),
         "warnings": list(reading.warnings),
-        "launches": quality.launches,
-        "launches_without_kernels": quality.launches_without_kernels,
-        "launches_captured": quality.launches_captured,
-        "kernels_without_launches": quality.kernels_without_launches,
-        "impossible_times": {
-            "far_away": reading.far_away,
-            "shortened": reading.shortened,
-            "endless": reading.endless,
-            "clock_apart": reading.clock_apart,
-        },
-        "overlaps": quality.overlaps,
-        "overlap_us": quality.overlap_ns / 1000,
-        "devices": quality.devices,
+        **in_us(quality, "launches launches_without_kernels launches_captured kernels_without_launches"),
+        "impossible_times": in_us(reading, "far_away shortened endless clock_apart"),
+        **in_us(quality, "overlaps overlap_ns devices"),
         "processes": list(quality.processes),
     }
 
@@ -202,31 +178,19 @@ SummaryTable = Literal["operators", "kernels", "steps"]
 class Summary:
     """The answers for one rank's trace. Times in ns since the trace's earliest event.
 
+    The facts of the file are those of `Trace`, the marks of steps those of `Steps`.
+
     Attributes:
-        size: Its bytes on disk.
-        events: Sound events in it, of every kind.
-        skipped: Events left out because they were broken.
-        damaged: The file was cut or its JSON broken; the numbers cover what could be read.
-        duration_ns: From the earliest start to the latest end.
-        device_names: The models of the machine's accelerators, each once.
-        rank: The rank in the file; None if the file does not contain it.
         breakdown: Where device time goes, over every device event in the file.
         linked: The same over those whose launch is in the file.
-        kernels: The kernels by name, most time first.
-        step_source: What marks them, as in `Steps`.
-        step_mark: The mark's name, likewise.
-        steps_timed_by: Whose times they are, likewise.
         step_breakdowns: Device time within each step, parallel to ``steps``.
         step_phases: Host time of each step by phase, in ns, parallel to ``steps``.
-        idle: Why the device was idle; None without device events.
-        group_by: How calls are grouped into rows of the operator table.
         self_cpu_ns: Self CPU time of all rows together: the whole that a row's share is of.
         advice: What to change, most time saved first, as far as this rank alone shows it.
-        collectives: The collectives that `across` matches with other ranks.
         samples: The values of each step, for comparisons; None unless requested.
         picture: The timeline and flame graph, for pages; None unless requested.
-        quality: The defects of the trace.
         process: The process of these events, in a file of several; None otherwise.
+        others: The summaries of the file's other processes.
     """
 
     path: str
@@ -274,15 +238,10 @@ def summarise(
     worker_cost: Callable[[], WorkerCost] = lambda: UNMEASURED_COST,
     loader_advice: SettledAdvice | None = None,
 ) -> Summary:
-    """Return the complete analysis of one trace.
+    """Return the complete analysis of one trace; for the options see `Request`.
 
     Args:
-        group_by: How calls are grouped into rows of the operator table, as in `operators`.
-        comm_pattern: A further regular expression for the names of communication kernels.
-        samples: Whether to take the tables apart by step, which `compare` needs.
-        rectangles: How many the timeline of the picture may have; 0 for no picture.
         worker_cost: Returns the cost of a loader's worker on the machine; called only if advice needs it.
-        loader_advice: What the run was advised on its loaders; None to follow the rule on the trace alone.
 
     Raises:
         UsageError: ``comm_pattern`` is no regular expression.
@@ -335,7 +294,7 @@ def summarise(
         collectives=collectives(trace, [step for step in found if not step.is_stub]),
         samples=sample(trace, found, links) if samples else None,
         picture=draw(trace, rectangles, found) if rectangles else None,
-        quality=assess(trace, links, context.launches, recording_notes(context)),
+        quality=_assess(trace, links, context.launches, recording_notes(context)),
         devices=tuple(device.devices()),
         process=None if trace.process is None else str(trace.process),
         device_names=trace.device_names,
@@ -343,5 +302,4 @@ def summarise(
 
 
 def _first(gaps: Idle | None, count: int) -> Idle | None:
-    """Return the idle time with its first ``count`` steps only."""
-    return gaps and replace(gaps, steps=gaps.steps[:count], avoidable=gaps.avoidable[:count])
+    return gaps and replace(gaps, steps=gaps.steps[:count])

@@ -1,13 +1,12 @@
 """One trace as columns: name, place, start and end of each event, in integer nanoseconds.
 
-`Trace` has the finished columns; `Table` and `CollectiveColumns` are columns while a file is read.
+`Trace` has the finished columns; `Table` and `Columns` are for reading a file.
 """
 
-from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +24,8 @@ class Memory:
     """The allocations (positive) and frees (negative) of one trace, as parallel columns in file order.
 
     Attributes:
-        time: When, in ns since the trace's origin.
-        allocated: Bytes.
         device_type: torch's number for the kind of device; 0 is the host.
         reserved: Bytes that the allocator of that device then reserved; 0 if unknown.
-        process: Which process did it, an index into ``processes``.
     """
 
     time: Int64
@@ -46,11 +42,7 @@ class CollectiveArgs:
 
     Attributes:
         words: Table of names, groups, lists of ranks and element types; the first is empty.
-        row: Which event of the trace.
         name: The collective (``allreduce``, ``_allgather_base`` …), an index into ``words``.
-        group: The process group's name, likewise; 0 for none.
-        ranks: The group's ranks as the file writes them, likewise; 0 for none.
-        dtype: The elements' type (``Float``, ``BFloat16`` …), likewise; 0 for none.
         elements: Of the input or the output, whichever has more; -1 if the file does not contain them.
         sequence: The group's own count of its collectives, equal on all ranks; -1 for none.
     """
@@ -73,7 +65,6 @@ class Reading:
         skipped_why: How many events were left out for which reason; together they are ``Trace.skipped``.
         repaired: Events that were kept without fields that could not be read.
         more_exports: The file contains another trace after this one, which is not read.
-        uncategorised: Events without a kind in the file; it was inferred.
         warnings: The exporter's own messages in the file, such as lost records.
         far_away: Device events left out since they start far outside the recording.
         shortened: Device events that outlasted the recording in the file; they end with the start of the
@@ -100,44 +91,30 @@ class Reading:
 
 @dataclass(slots=True)
 class Trace:
-    """The complete (``ph: X``) events of one trace as parallel columns, in file order.
+    """The complete (``ph: X``) events of one trace as parallel columns, in file order; times in ns.
 
     Attributes:
-        path: The file as it was named by the caller.
-        size: Bytes on disk.
         events: Sound events of every kind in the file.
         skipped: Events left out because a field was missing, ill-typed or unparsable.
         damaged: The file ended early or its JSON was broken; these are the events that could be read.
         rank: The rank in the file; None if the file does not contain it.
-        world_size: The number of ranks, likewise.
         origin_ns: The earliest start, from which all times count, in ns since 1970; on the trace's own
             clock if the file does not contain that clock's origin.
         categories: Table of Kineto's categories (``cpu_op``, ``kernel``, ``user_annotation`` …), lower case.
         threads: Table of (process, thread).
         shapes: Table of ``Input Dims``, as JSON text; the first is empty, for events without.
         types: Table of ``Input type``, as JSON text; the first is empty, for events without.
-        name: The event's name, an index into ``names``.
-        category: An index into ``categories``.
-        start: Start in ns since the origin.
         end: End in ns on the same clock; of what is unfinished, as `end_unfinished` has it.
         external: Kineto's ``External id``; equal on a kernel and the operator that launched it; 0 for none.
         correlation: Equal on a kernel and the runtime call that launched it; -1 for none.
-        shape: The inputs' shapes, an index into ``shapes``.
-        type: The inputs' types, an index into ``types``.
         sequence: Autograd's number, equal on an operator and its backward; -1 for none.
-        backward: It is a node of the backward pass.
         in_group: Its arguments name a process group.
         unfinished: It was never closed, or not before the recording was stopped.
         memory: The allocations and frees; empty unless ``profile_memory`` was on.
-        collective_args: The arguments of events that describe a collective.
         device_memory: Bytes of the smallest accelerator on record; 0 if the file does not contain them.
         unrecorded_step_ns: The step time before the recording; 0 if the file does not contain it.
-        reading: How well the file could be read.
-        processes: The processes that operators, annotations and launches in the file are of.
         process: The one of them that these events are of; None for all.
-        unrecorded_phase_ns: The same of its phases, by name.
         loader: How the process used its loader; None if the file does not contain it.
-        device_names: The models of the accelerators, each once.
         device_generation: The first number of the oldest accelerator's CUDA compute capability; 0 if unknown.
     """
 
@@ -187,9 +164,9 @@ class Trace:
         """From the earliest start to the latest end."""
         return int(self.end.max())
 
-    def of_names(self, wanted: Callable[[str], bool]) -> Flags:
+    def of_names(self, wanted: Callable[[str], object]) -> Flags:
         """Return which events have a wanted name."""
-        return np.fromiter(map(wanted, self.names), np.bool_)[self.name]
+        return np.fromiter(map(bool, map(wanted, self.names)), np.bool_)[self.name]
 
     def of_categories(self, wanted: Iterable[str]) -> Flags:
         """Return which events are of one of the categories."""
@@ -197,14 +174,22 @@ class Trace:
         lookup = np.array([category in wanted for category in self.categories], dtype=np.bool_)
         return lookup[self.category]
 
-    def named(self, rows: Int64, wanted: Callable[[str], bool]) -> Int64:
-        """Return those of the rows whose events have a wanted name; each name in use is tested once."""
+    def busiest_thread(self, rows: Int64) -> int:
+        """Return the thread that has most of the rows, an index into ``threads``; -1 without rows."""
+        return int(np.bincount(self.thread[rows]).argmax()) if len(rows) else -1
+
+    def are_named(self, rows: Int64, wanted: Callable[[str], object]) -> Flags:
+        """Return which of the rows' events have a wanted name; each name in use is tested once."""
         names = self.name[rows]
         lookup = np.zeros(len(self.names), dtype=np.bool_)
         lookup[names] = True
         for name in np.flatnonzero(lookup).tolist():
-            lookup[name] = wanted(self.names[name])
-        return rows[lookup[names]]
+            lookup[name] = bool(wanted(self.names[name]))
+        return lookup[names]
+
+    def named(self, rows: Int64, wanted: Callable[[str], object]) -> Int64:
+        """Return those of the rows whose events have a wanted name."""
+        return rows[self.are_named(rows, wanted)]
 
 
 _Key = TypeVar("_Key")
@@ -218,18 +203,32 @@ class Table(dict[_Key, int], Generic[_Key]):
         return number
 
 
+_DTYPES: Final[dict[Any, Any]] = {Int64: np.int64, Int32: np.int32, Flags: np.bool_}
+
+
+class Columns:
+    """The columns of a table while it is read."""
+
+    def __init__(self, table: type[Any]) -> None:
+        self._dtypes = {each.name: _DTYPES[each.type] for each in fields(table) if each.type in _DTYPES}
+        self._bytes = {name: bytearray() for name in self._dtypes}
+
+    def add(self, **values: Any) -> None:
+        """Append values to each column."""
+        for name, dtype in self._dtypes.items():
+            self._bytes[name] += np.asarray(values[name], dtype).tobytes()
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the finished columns, which may be changed in place."""
+        return {name: np.frombuffer(self._bytes[name], dtype) for name, dtype in self._dtypes.items()}
+
+
 class CollectiveColumns:
     """The arguments of collectives while they are gathered, separate since few events have any."""
 
     def __init__(self) -> None:
         self._words = Table[str]({"": 0})
-        self._row = array("q")
-        self._name = array("i")
-        self._group = array("i")
-        self._ranks = array("i")
-        self._dtype = array("i")
-        self._elements = array("q")
-        self._sequence = array("q")
+        self._columns = Columns(CollectiveArgs)
 
     def add(self, first_row: int, args: list[Args]) -> None:
         """Append the arguments of a batch, whose first event has row ``first_row``."""
@@ -237,33 +236,25 @@ class CollectiveColumns:
         if not rows:
             return
         those = [args[row] for row in rows]
-        self._row.extend([first_row + row for row in rows])
-        self._name.extend([self._words[str(each.collective)] for each in those])
-        self._group.extend([self._words[_word(each.process_group)] for each in those])
         ranks = [bytes(each.group_ranks).decode(errors="replace").strip('"') for each in those]
-        self._ranks.extend([self._words[text] for text in ranks])
-        self._dtype.extend([self._words[_word(each.dtype)] for each in those])
         received = identifiers([each.output_elements for each in those], -1)
         sent = identifiers([each.input_elements for each in those], -1)
-        append(self._elements, np.maximum(received, sent))
-        append(self._sequence, identifiers([each.group_sequence for each in those], -1))
+        self._columns.add(
+            row=[first_row + row for row in rows],
+            name=self._numbers([each.collective for each in those]),
+            group=self._numbers([each.process_group for each in those]),
+            ranks=self._numbers(ranks),
+            dtype=self._numbers([each.dtype for each in those]),
+            elements=np.maximum(received, sent),
+            sequence=identifiers([each.group_sequence for each in those], -1),
+        )
+
+    def _numbers(self, words: Iterable[int | str | None]) -> list[int]:
+        return [self._words["" if word is None else str(word)] for word in words]
 
     def columns(self) -> CollectiveArgs:
         """Return the finished columns."""
-        return CollectiveArgs(
-            words=list(self._words),
-            row=np.frombuffer(self._row, np.int64),
-            name=np.frombuffer(self._name, np.int32),
-            group=np.frombuffer(self._group, np.int32),
-            ranks=np.frombuffer(self._ranks, np.int32),
-            dtype=np.frombuffer(self._dtype, np.int32),
-            elements=np.frombuffer(self._elements, np.int64),
-            sequence=np.frombuffer(self._sequence, np.int64),
-        )
-
-
-def _word(value: int | str | None) -> str:
-    return "" if value is None else str(value)
+        return CollectiveArgs(words=list(self._words), **self._columns.arrays())
 
 
 def doubles(values: Iterable[float | Decimal]) -> npt.NDArray[np.float64]:
@@ -291,8 +282,3 @@ def _identifier(value: int | str | None, none: int) -> int:
     except ValueError:
         return none
     return number if abs(number) < 1 << 63 else none
-
-
-def append(column: "array[int]", values: npt.NDArray[np.integer[Any]]) -> None:
-    """Append values, which must have the column's own type."""
-    column.frombytes(values.tobytes())

@@ -114,36 +114,30 @@ class _Found:
         return self.named if self.own is None else self.own
 
 
-def rank_files(paths: Path | Sequence[Path], note: Callable[[str], object] | None = None) -> list[RankFile]:
+def rank_files(
+    paths: Path | Sequence[Path], note: Callable[[str], object] = lambda _line: None
+) -> list[RankFile]:
     """Return the trace files meant by files and directories, in order of rank.
 
     A directory may contain other files. Of two files of one rank in it, the newest counts. Files without a
     rank are numbered in the order of their names, unless there is only one file; if other files of the
     directory have a rank, those without are left out.
 
-    Args:
-        paths: A file or directory, or several.
-
     Raises:
         NoSuchTargetError: A directory contains no trace.
         TorchperfdError: A directory cannot be read.
         UsageError: Two of the named files are of one rank.
     """
-    say = note or _silent
     asked_for = [paths] if isinstance(paths, Path) else list(paths)
     named = [path for path in asked_for if not path.is_dir()]
     found = [each for path in named if (each := _looked_into(path))]
     for path in asked_for:
         if path.is_dir():
-            found += _of_known_rank(_in_directory(path), say)
-    found = _one_for_each_rank(_named_apart(found), named, say)
+            found += _of_known_rank(_in_directory(path), note)
+    found = _one_for_each_rank(_named_apart(found), named, note)
     if len(found) == 1:
         return [RankFile(found[0].rank, found[0].path)]
-    return sorted(_numbered(found, say), key=lambda file: -1 if file.rank is None else file.rank)
-
-
-def _silent(line: str) -> None:
-    """Drop the note."""
+    return sorted(_numbered(found, note), key=lambda file: -1 if file.rank is None else file.rank)
 
 
 def _in_directory(path: Path) -> list[_Found]:
@@ -204,7 +198,6 @@ def _looked_into(path: Path, *, only_traces: bool = False) -> _Found | None:
 
 
 def _rank_at_the_end(path: Path) -> int | None:
-    """Return the rank in the text after the events of an uncompressed file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -233,7 +226,6 @@ def _named_apart(found: Iterable[_Found]) -> list[_Found]:
 def _one_for_each_rank(
     found: Sequence[_Found], named: Sequence[Path], say: Callable[[str], object]
 ) -> list[_Found]:
-    """Return one file for each rank, and all files of unknown rank."""
     kept = [each for each in found if each.rank is None]
     counts = Counter(each.rank for each in found if each.rank is not None)
     for rank, count in counts.items():

@@ -14,16 +14,24 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from torchperfd_daemon.analysis.categories import ANNOTATION, DEVICE, LAUNCHES, OPERATOR
+from torchperfd_daemon.analysis.categories import (
+    ANNOTATION,
+    DEVICE,
+    GPU_ANNOTATION,
+    LAUNCHES,
+    OPERATOR,
+    PYTHON,
+    STEP_MARK,
+    WAIT,
+)
 from torchperfd_daemon.analysis.intervals import nest
 from torchperfd_daemon.analysis.trace import CollectiveArgs, Flags, Int32, Int64, Memory, Trace
 
 T = TypeVar("T", Trace, CollectiveArgs, Memory)
 
-_HOST: Final = LAUNCHES | {OPERATOR, ANNOTATION, "python_function"}
+_HOST: Final = LAUNCHES | {OPERATOR, ANNOTATION, PYTHON}
 # These are on a device's timeline, beside what ran there.
-_BESIDE: Final = frozenset({"gpu_user_annotation", "cuda_sync", "cuda_event", "device_wait"})
-_STEP: Final = "ProfilerStep#"
+_BESIDE: Final = frozenset({GPU_ANNOTATION, "cuda_sync", "cuda_event", WAIT})
 # The least part of an equal share of the host's events that a process must have.
 _FAIR: Final = 0.1
 # A file of more processes does not contain ranks.
@@ -58,7 +66,7 @@ def working(trace: Trace) -> list[int | str]:
     if len(trace.processes) < 2:
         return trace.processes
     on_host, launches = trace.of_categories(_HOST), trace.of_categories(LAUNCHES)
-    steps = np.isin(trace.name, [at for at, name in enumerate(trace.names) if name.startswith(_STEP)])
+    steps = trace.of_names(lambda name: name.startswith(STEP_MARK))
     events = np.bincount(trace.thread[on_host], minlength=len(trace.threads))
     marks = np.bincount(trace.thread[on_host & (launches | steps)], minlength=len(trace.threads))
     totals = {process: [0, 0] for process in trace.processes}
@@ -112,7 +120,6 @@ def _of_device(trace: Trace, owner: Int64, on_device: Int64, processes: int) -> 
 
 
 def _limited(trace: Trace, chosen: Flags, process: int | str, processes: list[int | str]) -> Trace:
-    """Return the trace of one of the processes."""
     owner = trace.memory.processes.index(process) if process in trace.memory.processes else -1
     return replace(
         chosen_rows(trace, chosen),
@@ -163,10 +170,6 @@ def timeless(start: Int64, end: Int64) -> Flags:
     """Return which events of any kind have time 0 and no duration, while all others are far from 0.
 
     Exporters write these for records that they have lost.
-
-    Args:
-        start: Starts in ns, as in the file.
-        end: Ends in ns.
     """
     at_zero: Flags = (start == 0) & (end == 0)
     if not at_zero.any() or at_zero.all() or int(start[~at_zero].min()) <= _APART_NS:
@@ -178,11 +181,6 @@ def far_away(start: Int64, end: Int64, on_device: Flags) -> Outliers:
     """Return the device events that lie far outside of the recording.
 
     The recording is the stretch with most events between gaps that are too long for it.
-
-    Args:
-        start: Starts in ns, in any order.
-        end: Ends in ns.
-        on_device: Which events ran on a device.
     """
     none = Outliers(np.zeros(0, dtype=np.int64), clock_apart=False)
     if not on_device.any() or int(start.max() - start.min()) <= _APART_NS:
@@ -216,11 +214,7 @@ def far_away(start: Int64, end: Int64, on_device: Flags) -> Outliers:
 
 @dataclass(frozen=True, slots=True)
 class Overlaps:
-    """Device events of one stream that ran at once, which a stream does not do by itself.
-
-    Attributes:
-        events: How many began before an earlier one of their stream had ended.
-    """
+    """Device events of one stream that ran at once, which a stream does not do by itself."""
 
     events: int
     ns: int
@@ -233,9 +227,7 @@ def shorten(start: Int64, end: Int64, stream: Int32, on_device: Flags) -> tuple[
         How many were shortened, and how many last as long, but have none after them on their stream.
 
     Args:
-        start: Starts in ns.
         end: Ends in ns, changed in place.
-        on_device: Which events ran on a device.
     """
     rows = np.flatnonzero(on_device)
     if not len(rows) or len(rows) == len(start) == 1:
@@ -293,7 +285,6 @@ def end_unfinished(trace: Trace, recorded_until: int | None) -> None:
     was in on its thread, or else with the recording.
 
     Args:
-        trace: The trace, whose ends are changed in place.
         recorded_until: When the recording was stopped, in ns since the trace's origin; None if the file
             does not contain it; then events outside any other call are not changed.
     """

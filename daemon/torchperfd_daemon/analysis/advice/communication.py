@@ -18,7 +18,7 @@ from torchperfd_daemon.analysis.advice.rules import (
     Finding,
     Rule,
 )
-from torchperfd_daemon.analysis.advice.updating import STEP
+from torchperfd_daemon.analysis.categories import UPDATE
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Int64
 
@@ -90,9 +90,9 @@ def compressed_gradients(context: AdviceContext) -> Iterator[Finding]:
     exposed = [each for each in _of_kinds(context, ("all-reduce",)) if each.dtype == _SINGLE]
     if not exposed or _rounds(context) >= _SEVERAL:
         return
-    yield Finding(
-        "exposed-communication",
-        _evidence(context, exposed),
+    yield _found(
+        context,
+        exposed,
         _scaled(exposed, 1 / _COMPRESSED),
         "send gradients in half precision",
         "model.register_comm_hook(None, "
@@ -105,9 +105,9 @@ def smaller_buckets(context: AdviceContext) -> Iterator[Finding]:
     exposed = [each for each in _of_kinds(context, ("all-reduce",)) if each.dtype != _SINGLE]
     if not exposed or _rounds(context) >= _SEVERAL:
         return
-    yield Finding(
-        "exposed-communication",
-        _evidence(context, exposed),
+    yield _found(
+        context,
+        exposed,
         _hidden(context, exposed),
         "let the exchange begin earlier in backward, so that computing covers more of it",
         "DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)",
@@ -128,18 +128,16 @@ def sharded_prefetch(context: AdviceContext) -> Iterator[Finding]:
     if context.run.trains:
         change += ", and keep them until backward if memory allows"
         setting += f"; {kept}"
-    yield Finding(
-        "exposed-communication", _evidence(context, exposed), _hidden(context, exposed), change, setting
-    )
+    yield _found(context, exposed, _hidden(context, exposed), change, setting)
 
 
 def sharded_optimizer(context: AdviceContext) -> Iterator[Finding]:
     """A sharded optimizer of torch or DeepSpeed exchanges while nothing is computed."""
     if not (exposed := _of_kinds(context, _ZERO_KINDS)):
         return
-    yield Finding(
-        "exposed-communication",
-        _evidence(context, exposed),
+    yield _found(
+        context,
+        exposed,
         _hidden(context, exposed),
         "exchange shards while backward computes",
         '{"zero_optimization": {"overlap_comm": true}}'
@@ -154,9 +152,9 @@ def asynchronous_exchange(context: AdviceContext) -> Iterator[Finding]:
     exposed = [each for each in _of_kinds(context, tuple(_CALLS)) if each.kind not in own]
     if not exposed:
         return
-    yield Finding(
-        "exposed-communication",
-        _evidence(context, exposed),
+    yield _found(
+        context,
+        exposed,
         _hidden(context, exposed),
         "start the exchange as soon as its input is ready, and wait for it where its result is needed"
         if context.run.trains
@@ -182,9 +180,12 @@ def _of_kinds(context: AdviceContext, kinds: Sequence[str]) -> list[Exposed]:
     return [each for each in exposed_exchanges(context) if each.kind in kinds]
 
 
-def _evidence(context: AdviceContext, exposed: Sequence[Exposed]) -> str:
+def _found(
+    context: AdviceContext, exposed: Sequence[Exposed], edit: Edit, change: str, setting: str
+) -> Finding:
     kinds = " and ".join(each.text for each in exposed[:_MAX_KINDS])
-    return f"{ns_text(_sum(exposed))} of {context.each_step} are {kinds} with nothing beside them"
+    evidence = f"{ns_text(_sum(exposed))} of {context.each_step} are {kinds} with nothing beside them"
+    return Finding("exposed-communication", evidence, edit, change, setting)
 
 
 def _sum(exposed: Sequence[Exposed]) -> float:
@@ -192,7 +193,6 @@ def _sum(exposed: Sequence[Exposed]) -> float:
 
 
 def _scaled(exposed: Sequence[Exposed], keep: float) -> Edit:
-    """Return the edit that leaves this part of some exchanges."""
     return Edit(device=tuple(DeviceWork(each.rows, keep) for each in exposed))
 
 
@@ -207,9 +207,11 @@ def _hidden(context: AdviceContext, exposed: Sequence[Exposed]) -> Edit:
 
 
 def _rounds(context: AdviceContext) -> float:
-    """Return how many exchanges of gradients there are for each step of the optimizer."""
-    updates = len(context.annotated(STEP))
-    return _exchanges(context) / updates if updates else 0.0
+    """Return how many of DDP's forwards exchange gradients before the next one, for each optimizer step."""
+    forwards, reductions = context.annotated(_DDP_FORWARD), context.annotated(*_REDUCE)
+    after = np.searchsorted(forwards.start, reductions.start, side="right")
+    updates = len(context.annotated(UPDATE))
+    return len(np.unique(after[after > 0])) / updates if updates else 0.0
 
 
 def backend(context: AdviceContext) -> Iterator[Finding]:
@@ -247,13 +249,6 @@ def data_parallel(context: AdviceContext) -> Iterator[Finding]:
         "run one process for each device",
         "DistributedDataParallel(model, device_ids=[local_rank]); torchrun --nproc-per-node=gpu train.py",
     )
-
-
-def _exchanges(context: AdviceContext) -> int:
-    """Return the number of DDP's forwards after which gradients were exchanged before the next one."""
-    forwards, reductions = context.annotated(_DDP_FORWARD), context.annotated(*_REDUCE)
-    after = np.searchsorted(forwards.start, reductions.start, side="right")
-    return len(np.unique(after[after > 0]))
 
 
 def _on_the_host(context: AdviceContext) -> float:
@@ -321,7 +316,6 @@ def _slowed(context: AdviceContext, handling: Cover) -> float:
 
 
 def _exposed(context: AdviceContext) -> float:
-    """Return the time of a step in which there is communication and no computation."""
     if context.on_device and any(each.comm_ns for each in context.breakdowns):
         return context.per_step(sum(each.exposed_comm_ns for each in context.breakdowns))
     if context.on_device or not len(context.annotated(_GLOO)):

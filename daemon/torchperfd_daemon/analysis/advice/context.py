@@ -14,35 +14,26 @@ from torchperfd_daemon.analysis.advice.edits import Edit, HostCost, HostTime
 from torchperfd_daemon.analysis.advice.recording import (
     MAX_BETWEEN_NS,
     Calls,
-    IdleShare,
     Outer,
     RecordingCost,
     Spans,
-    within_windows,
+    unrecorded_idle,
 )
 from torchperfd_daemon.analysis.advice.run_facts import RunFacts
 from torchperfd_daemon.analysis.advice.savings import HostCalls, Savings, find_host_calls, timeline
-from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown, DeviceTime
+from torchperfd_daemon.analysis.breakdown import Breakdown, DeviceTime
 from torchperfd_daemon.analysis.callers import Links, find_links
-from torchperfd_daemon.analysis.idle import Cause, Idle
+from torchperfd_daemon.analysis.categories import ANNOTATION, DEVICE, DRAW, OPERATOR
+from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.intervals import Cover, outermost
-from torchperfd_daemon.analysis.overhead import (
-    ColdStart,
-    find_cold_start,
-    find_launches,
-    find_overheads,
-    is_capturing,
-)
-from torchperfd_daemon.analysis.steps import Step, TimedBy
+from torchperfd_daemon.analysis.overhead import ColdStart, find_cold_start, find_launches, find_overheads
+from torchperfd_daemon.analysis.steps import Step, TimedBy, edges
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 Float64 = npt.NDArray[np.float64]
 
 
-OPERATOR: Final = "cpu_op"
-DRAW: Final = "enumerate(DataLoader)#"
 _FROM_WORKERS: Final = f"{DRAW}_MultiProcessing"
-ANNOTATION: Final = "user_annotation"
 _OF_MODEL: Final = ("forward", "loss", "backward")
 
 
@@ -50,21 +41,14 @@ class AdviceContext:
     """The steps of one trace.
 
     Args:
-        steps: Its steps, at least one.
-        idle: Why the device idled; None without a device.
-        links: The launches of its device events, if they have been found before.
-        worker_cost: Returns the cost of a loader's worker on the machine.
         timed_by: Whose times the steps are: the device's where the host runs ahead of it.
         is_whole: The one step is the whole recording, since nothing marks steps in it.
-        device: The device events, if they have been sorted before.
         loader_advice: What the run was advised on its loaders, which is repeated; None if that is unknown.
 
     Attributes:
         step_ns: The length of one step, without the cost of recording.
         count: The steps that the rules use: all but the unusually long ones.
-        run: What the trace shows of the run itself.
-        overheads: The exporter's rows of overhead.
-        launches: The calls that make the device do something.
+        idle_ns: The device's idle time in a step by cause, without the part that recording causes.
     """
 
     def __init__(
@@ -92,8 +76,7 @@ class AdviceContext:
         self.is_whole = is_whole
         self.breakdowns = breakdowns
         self.run = RunFacts(trace, on_device=self.on_device)
-        self._starts = np.array([step.host_start_ns for step in steps], dtype=np.int64)
-        self._ends = self._starts + np.array([step.host_duration_ns for step in steps], dtype=np.int64)
+        self._starts, self._ends = edges(steps, host=True)
         self._windows = np.array([step.window for step in steps], dtype=np.int64).reshape(-1, 2)
         self._operators = trace.of_categories({OPERATOR})
         self._recording = RecordingCost(
@@ -130,7 +113,7 @@ class AdviceContext:
             self.step_ns = max(float(trace.unrecorded_step_ns), float(busy.mean()))
         self._recorded_ns = recorded
         self.inflation: float = self._recording.inflation(self.step_ns)
-        self._idle_share = IdleShare(
+        self.idle_ns = unrecorded_idle(
             idle, self._kept, self.step_ns - float(busy.mean()), recorded - self.step_ns
         )
 
@@ -143,7 +126,6 @@ class AdviceContext:
         return either.up_to(ends) - either.up_to(starts) - busy.up_to(ends) + busy.up_to(starts)
 
     def _waited(self) -> Int64:
-        """Return the recorded wait for workers of a loader in each step, in ns."""
         waits = self.annotated(_FROM_WORKERS)
         waited = np.zeros(len(self._starts), dtype=np.int64)
         np.add.at(
@@ -167,11 +149,6 @@ class AdviceContext:
         """Whether anything ran on a device during the steps."""
         return any(each.n_gpu_events for each in self.breakdowns)
 
-    @property
-    def idle_ns(self) -> float:
-        """The device's idle time in a step, in ns, without the part that recording causes."""
-        return self._idle_share.ns
-
     @cached_property
     def followed_share(self) -> float:
         """The share of launches in the steps that have their kernels, 0 to 1; 1 without launches.
@@ -184,7 +161,7 @@ class AdviceContext:
     @cached_property
     def is_capturing(self) -> bool:
         """Whether a CUDA graph is captured in the steps."""
-        return is_capturing(self.trace, int(self._starts[0]), int(self._ends[-1]))
+        return self.launches.is_capturing(int(self._starts[0]), int(self._ends[-1]))
 
     @cached_property
     def cold_start(self) -> ColdStart:
@@ -203,10 +180,6 @@ class AdviceContext:
         phases = self.trace.unrecorded_phase_ns
         whole = sum(ns for name, ns in phases.items() if name not in others)
         return sum(phases.get(name, 0.0) for name in _OF_MODEL) / whole if whole else 1.0
-
-    def idle_for(self, cause: Cause) -> float:
-        """Return the device's idle time of this cause in a step, in ns, without the part of recording."""
-        return self._idle_share.of(cause)
 
     @cached_property
     def host_calls(self) -> HostCalls:
@@ -252,7 +225,6 @@ class AdviceContext:
         """Return the edit that takes so much of a step's host time away.
 
         Args:
-            ns: Host time of a step.
             spans: Where it is; None if it is spread, or if the host has no device to keep busy.
             of: How long the spans last in a step, in ns; 0 for their time in the recording.
             recorded: The time is that of recorded operators, which are longer than others.
@@ -267,11 +239,7 @@ class AdviceContext:
     def outside(self, *spans: "Spans | HostTime") -> HostTime:
         """Return the host's time in none of the spans, from the first step to the last."""
         starts, ends = (np.concatenate([getattr(each, side) for each in spans]) for side in ("start", "end"))
-        order = np.argsort(starts, kind="stable")
-        reached = np.maximum.accumulate(np.append(self._starts[0], ends[order]))
-        begin, until = reached, np.append(starts[order], self._ends[-1])
-        free = until > begin
-        return HostTime(begin[free], until[free])
+        return HostTime(*Cover(starts, ends).gaps(int(self._starts[0]), int(self._ends[-1])))
 
     def calls_of(self, rows: Int64) -> Int64:
         """Return the launching calls of some device events, without those that are not in the file."""
@@ -284,7 +252,7 @@ class AdviceContext:
 
     def within(self, moments: Int64) -> Flags:
         """Return which moments of the host lie in a step."""
-        return within_windows(moments, self._starts, self._ends)
+        return Cover(self._starts, self._ends).contains(moments)
 
     def recording(self, starts: Int64, ends: Int64) -> Int64:
         """Return the cost of recording within each span, in ns."""
@@ -312,9 +280,7 @@ class AdviceContext:
 
     def named(self, *prefixes: str) -> Flags:
         """Return which events have names that begin with one of ``prefixes``."""
-        wanted = np.fromiter((name.startswith(prefixes) for name in self.trace.names), np.bool_)
-        found: Flags = wanted[self.trace.name]
-        return found
+        return self.trace.of_names(lambda name: name.startswith(prefixes))
 
     @cached_property
     def calls(self) -> Calls:
@@ -375,8 +341,7 @@ class AdviceContext:
 
     def in_steps(self, rows: Int64) -> Int64:
         """Return those of some device events that are among `device_rows`."""
-        inside: Int64 = rows[within_windows(self.trace.start[rows], self._windows[:, 0], self._windows[:, 1])]
-        return inside
+        return rows[Cover(self._windows[:, 0], self._windows[:, 1]).contains(self.trace.start[rows])]
 
     @cached_property
     def communication(self) -> Int64:

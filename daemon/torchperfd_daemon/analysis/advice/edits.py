@@ -7,8 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.analysis.intervals import Cover
-from torchperfd_daemon.analysis.trace import Flags, Int64
+from torchperfd_daemon.analysis.trace import Int64
 
 Float64 = npt.NDArray[np.float64]
 NO_EVENT: Final = -1
@@ -23,12 +22,8 @@ class DeviceEvents:
     """Device events as parallel columns, in any order.
 
     Attributes:
-        row: Unique numbers of them, which edits name.
-        stream: The stream of each.
         called: When the host began to launch it, in ns, which decides on its step.
         launched: The moment of the host from which it could begin, in ns.
-        start: In ns.
-        end: In ns.
     """
 
     row: Int64
@@ -41,13 +36,7 @@ class DeviceEvents:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Waits of the host for the device as parallel columns.
-
-    Attributes:
-        row: Unique numbers of them, which edits name.
-        start: In ns.
-        end: In ns.
-    """
+    """Waits of the host for the device as parallel columns."""
 
     row: Int64
     start: Int64
@@ -82,7 +71,6 @@ class Edit:
 
     Attributes:
         host: Host time that is removed or shortened; where spans overlap the shortest counts.
-        waits: Rows of waits that the host no longer makes.
         device: Device events that are removed or shortened, likewise.
         host_share: The part of all host work that is removed besides, 0 to 1.
     """
@@ -132,25 +120,6 @@ class HostWork:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class HostNodes:
-    """For each node of the host its own time, the lag behind its target, and its end in the first pass."""
-
-    call: Float64
-    lag: Float64
-    fixed: Float64
-    target: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceNodes:
-    """For each run how long it takes after its stream, its launches and what held it up."""
-
-    through: list[float]
-    by_launch: list[float]
-    by_cause: list[float]
-
-
 def with_silent(waits: Waits, silent: HostTime, events: DeviceEvents) -> Waits:
     """Return the waits, and those silent spans in which the device's last work ended late."""
     if not len(events.row) or not len(silent.start):
@@ -185,10 +154,8 @@ def disjoint_waits(waits: Waits, begin: int, end: int) -> Waits:
 
 def wait_around(moments: Int64, waits: Waits) -> Int64:
     """Return the wait in which each moment lies, its ends not included; -1 for none."""
-    if not len(waits.row):
-        return np.full(len(moments), NO_EVENT, dtype=np.int64)
     at = np.searchsorted(waits.start, moments) - 1
-    return np.where((at >= 0) & (moments < waits.end[np.maximum(at, 0)]), at, NO_EVENT)
+    return np.where(moments < np.append(waits.end, np.iinfo(np.int64).min)[at], at, NO_EVENT)
 
 
 def distinct(moments: Int64) -> Int64:
@@ -196,12 +163,6 @@ def distinct(moments: Int64) -> Int64:
     moments = np.sort(moments)
     distinct: Int64 = moments[np.append(True, np.diff(moments) > 0)]
     return distinct
-
-
-def covers(spans: HostTime, points: Int64) -> Flags:
-    """Return which intervals between neighbouring points lie in the spans, whose ends are such points."""
-    covered: Flags = np.diff(Cover(spans.start, spans.end).up_to(points)) > 0
-    return covered
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,6 @@ class Exposed:
 
     Attributes:
         dtype: The elements' type, as torch names it; empty if the file does not show it.
-        ns: Their exposed time in a step.
-        rows: The rows of all of them in the trace.
     """
 
     kind: CollectiveKind

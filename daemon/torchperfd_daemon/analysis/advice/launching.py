@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd.model.formatting import ns_text
-from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext
+from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.edits import Edit, HostTime
 from torchperfd_daemon.analysis.advice.recording import DISPATCH_NS, Spans, kinds_of
 from torchperfd_daemon.analysis.advice.rules import (
@@ -26,9 +26,9 @@ from torchperfd_daemon.analysis.advice.rules import (
     Finding,
     Rule,
 )
-from torchperfd_daemon.analysis.advice.updating import STEP, ZERO_GRAD
-from torchperfd_daemon.analysis.breakdown import KERNEL
-from torchperfd_daemon.analysis.host_activity import collective_spans
+from torchperfd_daemon.analysis.categories import DRAW, KERNEL, UPDATE, ZERO_GRAD
+from torchperfd_daemon.analysis.host_activity import Cause, collective_spans
+from torchperfd_daemon.analysis.idle import IdleCause
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Flags, Int64
 
@@ -66,7 +66,7 @@ def small_operators(context: AdviceContext) -> Iterator[Finding]:
     counts is whether it idles: see `host_bound`.
     """
     trace, calls = context.trace, context.calls
-    free = ~context.annotated(STEP, ZERO_GRAD, DRAW, _ACCUMULATE).around(context.trace, calls.row)
+    free = ~context.annotated(UPDATE, ZERO_GRAD, DRAW, _ACCUMULATE).around(context.trace, calls.row)
     if not free.any():
         return
     groups, group = np.unique(kinds_of(context.trace, calls.row), return_inverse=True)
@@ -176,7 +176,7 @@ class _Launching:
 
 
 def _launching(context: AdviceContext) -> _Launching | None:
-    idle = context.idle_for("launch")
+    idle = context.idle_ns["launch"]
     if idle < MIN_SHARE * context.step_ns:
         return None
     kernels = context.device_rows[context.trace.of_categories({KERNEL})[context.device_rows]]
@@ -207,15 +207,27 @@ def _without_model(context: AdviceContext, left_ns: float) -> Edit:
     calls = context.host_calls
     spans = context.outside(
         *_per_sample(context),
-        context.annotated(STEP, ZERO_GRAD),
+        context.annotated(UPDATE, ZERO_GRAD),
         context.spans_of(calls.for_results),
         calls.silent,
     )
     taken = context.per_step(int((spans.end - spans.start).sum()))
-    shown = {"data": DRAW, "optimizer": STEP, "zero_grad": ZERO_GRAD}
+    shown = {"data": DRAW, "optimizer": UPDATE, "zero_grad": ZERO_GRAD}
     others = [phase for phase, name in shown.items() if len(context.annotated(name))]
     share = context.model_share(*others) * (1 - min(left_ns / max(taken, 1.0), 1.0))
     return Edit(host=(replace(spans, keep=1 - share),))
+
+
+def _material(context: AdviceContext, cause: Cause) -> tuple[float, IdleCause | None]:
+    """Return a step's idle time of a cause, in ns, and the cause if that is worth advice."""
+    idle = context.idle_ns[cause]
+    if idle < MIN_SHARE * context.step_ns or not context.idle:
+        return idle, None
+    return idle, next(each for each in context.idle.causes if each.cause == cause)
+
+
+def _names(cause: IdleCause) -> list[str]:
+    return [" in ".join(filter(None, (place.what, place.where))) for place in cause.places[:_MAX_PLACES]]
 
 
 def host_compute(context: AdviceContext) -> Iterator[Finding]:
@@ -223,13 +235,11 @@ def host_compute(context: AdviceContext) -> Iterator[Finding]:
 
     The edit takes these operators away: the same work takes a device microseconds instead of milliseconds.
     """
-    idle = context.idle_for("host_compute")
-    if idle < MIN_SHARE * context.step_ns or not context.idle:
+    idle, cause = _material(context, "host_compute")
+    if cause is None:
         return
-    cause = next(each for each in context.idle.causes if each.cause == "host_compute")
-    place = cause.places[0] if cause.places else None
-    what = place.what if place else "operators"
-    where = " in ".join(filter(None, (what, place.where if place else "")))
+    what = cause.places[0].what if cause.places else "operators"
+    where = next(iter(_names(cause)), what)
     makes = _MAKES_DATA.search(what) is not None
     device = context.run.device_type.quoted
     draws = context.annotated(DRAW)
@@ -255,14 +265,11 @@ def needless_synchronisation(context: AdviceContext) -> Iterator[Finding]:
 
     The edit takes all these waits away, except those that a collective of the host makes.
     """
-    idle = context.idle_for("synchronisation")
-    if idle < MIN_SHARE * context.step_ns or not context.idle:
+    idle, cause = _material(context, "synchronisation")
+    if cause is None:
         return
-    cause = next(each for each in context.idle.causes if each.cause == "synchronisation")
-    places = [" in ".join(filter(None, (place.what, place.where))) for place in cause.places[:_MAX_PLACES]]
-    first = cause.places[0] if cause.places else None
-    share = first.ns / cause.ns if first and cause.ns else 0.0
-    where = f"; {share:.0%} of that by {places[0]}" if places else ""
+    places = _names(cause)
+    where = f"; {cause.places[0].ns / max(cause.ns, 1):.0%} of that by {places[0]}" if places else ""
     when = "every so many steps" if context.run.trains else "once the next launches are queued"
     yield Finding(
         "needless-synchronisation",
@@ -281,9 +288,7 @@ def _own_waits(context: AdviceContext) -> Int64:
     trace, rows = context.trace, context.host_calls.for_results
     spans = collective_spans(trace)
     cover = Cover(trace.start[spans], trace.end[spans])
-    moments = trace.start[rows]
-    own: Int64 = rows[cover.up_to(moments + 1) == cover.up_to(moments)]
-    return own
+    return rows[~cover.contains(trace.start[rows])]
 
 
 _HOST_IS_LATE: Final = (ON_DEVICE, HOST_RECORDED, IDLE_KNOWN)

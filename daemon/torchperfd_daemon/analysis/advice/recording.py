@@ -13,8 +13,6 @@ Sometimes the profiler must get memory from the system. A step then takes severa
 nothing in it is the cause: one operator of hundreds pauses for 30 ms. If neither recording nor waiting for a
 loader explains the time of a step, it does not belong to the step, so the longest of such steps are left out.
 If most steps are affected, the kept ones are as well, and hardly show the cost of recording an event.
-
-`IdleShare` is the device's idle time in a step that is not recorded, by cause.
 """
 
 import functools
@@ -25,8 +23,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from torchperfd_daemon.analysis.callers import PYTHON
-from torchperfd_daemon.analysis.idle import CAUSES, Cause, Idle
+from torchperfd_daemon.analysis.categories import PYTHON
+from torchperfd_daemon.analysis.host_activity import CAUSES, Cause
+from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
@@ -38,13 +37,7 @@ MAX_BETWEEN_NS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Annotated spans of host time within steps, as parallel columns in order of start.
-
-    Attributes:
-        row: Each one's row in the trace.
-        start: In ns.
-        end: In ns.
-    """
+    """Annotated spans of host time within steps, as parallel columns in order of start."""
 
     row: Int64
     start: Int64
@@ -58,9 +51,8 @@ class Spans:
         inside = np.zeros(len(rows), dtype=np.bool_)
         threads = trace.thread[self.row]
         for thread in np.unique(threads).tolist():
-            those = threads == thread
-            starts, ends = self.start[those], np.maximum.accumulate(self.end[those])
-            inside |= (trace.thread[rows] == thread) & within_windows(trace.start[rows], starts, ends)
+            cover = Cover(self.start[threads == thread], self.end[threads == thread])
+            inside |= (trace.thread[rows] == thread) & cover.contains(trace.start[rows])
         return inside
 
 
@@ -69,11 +61,8 @@ class Calls:
     """The operators within steps as parallel columns, thread after thread, a parent before its children.
 
     Attributes:
-        row: Each one's row in the trace.
-        depth: How many operators it is within.
         own_ns: Its time less that of the operators in it.
         between_ns: Of a call within no other, the Python until the next one.
-        gap_ns: The same as it was recorded.
     """
 
     row: Int64
@@ -102,23 +91,13 @@ class Outer:
     """The operators that are in no other, as parallel columns.
 
     Attributes:
-        row: Each one's row in the trace.
         at: Its place among the calls; those in it follow.
-        work_ns: The work in it and in all within it.
-        overhead_ns: The same of overhead.
     """
 
     row: Int64
     at: Int64
     work_ns: Int64
     overhead_ns: Int64
-
-
-def within_windows(moments: Int64, starts: Int64, ends: Int64) -> Flags:
-    """Return which moments lie in one of some windows, which are in order."""
-    at = np.searchsorted(starts, moments, side="right") - 1
-    inside: Flags = (at >= 0) & (moments < ends[np.maximum(at, 0)])
-    return inside
 
 
 def kinds_of(trace: Trace, rows: Int64) -> Int64:
@@ -176,9 +155,6 @@ class RecordingCost:
     """The cost of recording in the steps of one trace.
 
     Args:
-        starts: When its steps began, in ns.
-        host: Which events are the host's operators and annotations.
-        waited: The recorded wait of each step for workers of a loader, in ns.
         overhead: The rows of the profiler's own work, which the exporter timed.
         on_device: Whether anything ran on a device, beside which the host's cost may not show.
 
@@ -230,11 +206,7 @@ class RecordingCost:
         return self.scale * (self._event_ns + OUTERMOST_NS)
 
     def inflation(self, step_ns: float) -> float:
-        """Return the factor by which recorded operators take longer than unrecorded ones.
-
-        Args:
-            step_ns: A recorded step without the cost of recording.
-        """
+        """Return the factor by which recorded operators take longer than unrecorded ones."""
         if not self._unrecorded or self._waited > _WORKERS_DECIDE * step_ns:
             return 1.0
         return min(max(step_ns / self._unrecorded, 1 / _MAX_INFLATED), _MAX_INFLATED)
@@ -261,7 +233,6 @@ def _undisturbed(lengths: Int64, costs: Int64, unrecorded: float) -> Flags:
 
     Args:
         lengths: Each step, less its waits for workers, which recording does not slow down.
-        costs: The expected cost of recording in each.
     """
     explained = (1 + _UNEVEN) * unrecorded + (1 + _MACHINES) * costs
     order = np.argsort(lengths - explained, kind="stable")
@@ -279,9 +250,6 @@ def _usual(lengths: Int64, waited: Int64) -> Flags:
     only such step, or one of few. More frequent long steps belong to the loop. Waits for workers are
     frequent: with several workers, every so many steps wait for all of them. So only a single step with such
     a wait is left out.
-
-    Args:
-        waited: Its wait for workers, in ns.
     """
     kept = np.ones(len(lengths), dtype=np.bool_)
     for each, most in ((lengths - waited, max(1, len(lengths) // _RARE)), (lengths, 1)):
@@ -299,7 +267,6 @@ def _scale(unrecorded: float, recorded: float, cost: float, waited: float, usual
     Each of two uncertain values is weighted by its inverse variance. All times are of one step.
 
     Args:
-        cost: The expected cost of recording.
         waited: Its wait for workers, which hides some of the cost because they go on meanwhile.
         usual: The median step less its waits, over all steps, those left out included.
     """
@@ -319,42 +286,29 @@ def _scale(unrecorded: float, recorded: float, cost: float, waited: float, usual
 _FIRST: Final[tuple[Cause, ...]] = ("profiler", "launch")
 
 
-class IdleShare:
-    """The idle time of the mean step by cause; together no more than the step has besides its busy time.
+def unrecorded_idle(
+    idle: Idle | None, kept: Sequence[int], most_ns: float, recording_ns: float
+) -> dict[Cause, float]:
+    """Return the idle time of the mean step by cause, in ns, as it is when nothing is recorded.
 
     Recording lengthens a step and its gaps by the same time. So what the step is shortened by is taken off
     the gaps as well: off the profiler's own work and launches first, off the others in proportion.
 
     Args:
-        idle: Why the device was idle while it was recorded; None without a device.
-        kept: The steps that count.
         most_ns: The most that one step can idle: its length when nothing is recorded, less its busy time.
         recording_ns: What recording costs a step.
-
-    Attributes:
-        ns: All idle time of a step, in ns.
     """
-
-    def __init__(self, idle: Idle | None, kept: Sequence[int], most_ns: float, recording_ns: float) -> None:
-        self._ns: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
-        if idle is not None:
-            for cause in CAUSES:
-                self._ns[cause] = sum(idle.steps[step].get(cause, 0) for step in kept) / len(kept)
-        whole = sum(self._ns.values())
-        left = max(min(whole - recording_ns, most_ns), 0.0)
-        excess = whole - left
-        for cause in _FIRST:
-            taken = min(excess, self._ns[cause])
-            self._ns[cause] -= taken
-            excess -= taken
-        # The profiler's own work in gaps is no part of a step that is not recorded.
-        self._ns["profiler"] = 0.0
-        others = sum(ns for cause, ns in self._ns.items() if cause not in _FIRST)
-        for cause in CAUSES:
-            if cause not in _FIRST and others:
-                self._ns[cause] *= max(1 - excess / others, 0.0)
-        self.ns = sum(self._ns.values())
-
-    def of(self, cause: Cause) -> float:
-        """Return the idle time of a cause, in ns."""
-        return self._ns[cause]
+    if idle is None:
+        return dict.fromkeys(CAUSES, 0.0)
+    by_cause = {cause: sum(idle.steps[step][cause] for step in kept) / len(kept) for cause in CAUSES}
+    whole = sum(by_cause.values())
+    excess = whole - max(min(whole - recording_ns, most_ns), 0.0)
+    for cause in _FIRST:
+        taken = min(excess, by_cause[cause])
+        by_cause[cause] -= taken
+        excess -= taken
+    # The profiler's own work in gaps is no part of a step that is not recorded.
+    by_cause["profiler"] = 0.0
+    others = sum(ns for cause, ns in by_cause.items() if cause not in _FIRST)
+    left = max(1 - excess / others, 0.0) if others else 1.0
+    return {cause: ns if cause in _FIRST else ns * left for cause, ns in by_cause.items()}

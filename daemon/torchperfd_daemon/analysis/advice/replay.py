@@ -25,16 +25,13 @@ from torchperfd_daemon.analysis.advice.edits import (
     CLOCKS_NS,
     NO_EVENT,
     DeviceEvents,
-    DeviceNodes,
     Edit,
     Float64,
     HostCost,
-    HostNodes,
     HostTime,
     HostWork,
     Replayed,
     Waits,
-    covers,
     disjoint_waits,
     distinct,
     wait_around,
@@ -42,6 +39,8 @@ from torchperfd_daemon.analysis.advice.edits import (
 )
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Flags, Int64
+
+Nodes = tuple[list[float], list[float], list[float]]
 
 _NEVER: Final = -np.inf
 _LOWEST: Final = np.iinfo(np.int64).min
@@ -60,13 +59,8 @@ class Timeline:
     """The graph of some steps.
 
     Args:
-        events: Those that the host launched in the steps.
-        waits: Those of the host.
         silent: Spans in which the host shows no call. It waited there if the device's last work ended late
             in the span; otherwise it was at work.
-        starts: When each step begins on the host, in ns, in order.
-        ends: When it ends.
-        carried: Device events that were launched before the steps.
 
     Attributes:
         ending: The rows of the device events that end a node.
@@ -90,11 +84,8 @@ class Timeline:
         self._start, self._end = events.start[order], events.end[order]
         launched = np.clip(np.minimum(events.launched[order], self._start), starts[0], ends[-1])
         self._inside = wait_around(launched, self._waits)
-        waiting = self._inside >= 0
         # A launch within a wait counts from the begin of the wait.
-        self._launched = np.where(
-            waiting, self._waits.start[self._inside] if len(self._waits.row) else launched, launched
-        )
+        self._launched = np.where(self._inside >= 0, np.append(self._waits.start, 0)[self._inside], launched)
         streams = np.unique(events.stream[order])
         carried_ends = np.sort(carried.end) if carried else events.end[:0]
         self._carried = [_NEVER] * len(streams)
@@ -113,7 +104,7 @@ class Timeline:
         waits = self._waits
         marks = np.unique(np.concatenate((starts, ends)))
         inside = wait_around(marks, waits)
-        moved = np.where(inside >= 0, waits.end[inside] if len(waits.row) else marks, marks)
+        moved = np.where(inside >= 0, np.append(waits.end, 0)[inside], marks)
         begin = np.concatenate((waits.start, moved))
         end = np.concatenate((waits.end, moved))
         is_mark = np.arange(len(begin)) >= len(waits.row)
@@ -213,7 +204,7 @@ class Timeline:
         self._fixed = np.where(is_carried, waits.end, _NEVER)
         self._target = target
         self._call_ns = np.where(waited, usual, length)
-        ended_at = self._end[target] if len(self._end) else np.zeros(count)
+        ended_at = np.append(self._end, 0)[target]
         lag = np.where(waited, waits.end - ended_at, np.minimum(self.latency_ns, waits.end - ended_at))
         self._target_lag = np.where(target >= 0, lag, _NEVER)
 
@@ -240,12 +231,10 @@ class Timeline:
         self._order = np.where(is_run, number, -1 - number)[order].tolist()
         self._run_stream = self._stream[self._run_first].tolist()
         self._run_segment = self._segment[self._run_first]
-        self._run_cause = np.where(cause >= 0, self._run_of[cause], NO_EVENT).tolist()
-        wait = self._wait_of
-        target = np.where(wait >= 0, self._target[wait] if len(self._target) else NO_EVENT, NO_EVENT)
-        self._node_target = np.where(
-            target >= 0, self._run_of[target] if count else NO_EVENT, NO_EVENT
-        ).tolist()
+        # At place NO_EVENT, the last, is no event.
+        run_of = np.append(self._run_of, NO_EVENT)
+        self._run_cause = run_of[cause].tolist()
+        self._node_target = run_of[np.append(self._target, NO_EVENT)[self._wait_of]].tolist()
 
     @property
     def busy(self) -> bool:
@@ -283,18 +272,16 @@ class Timeline:
         grown = np.diff(np.maximum.accumulate(plain))
         keep = np.ones(len(grown))
         for spans in edit.host:
-            keep = np.minimum(keep, np.where(covers(spans, points), spans.keep, 1.0))
+            within = Cover(spans.start, spans.end).contains(points[:-1])
+            keep = np.minimum(keep, np.where(within, spans.keep, 1.0))
         speed = np.full(len(grown), base.speed)
         for spans in base.scaled:
-            speed = np.where(covers(spans, points), spans.keep, speed)
+            speed = np.where(Cover(spans.start, spans.end).contains(points[:-1]), spans.keep, speed)
         grown *= keep * speed * (1 - edit.host_share)
         return HostWork(points, np.append(0.0, np.cumsum(grown)))
 
-    def _host_nodes(self, edit: Edit, removed: Flags | None) -> HostNodes:
-        wait = self._wait_of
-        if not len(self._target):
-            never = np.full(len(wait), _NEVER)
-            return HostNodes(np.zeros(len(wait)), never, never, self._node_target)
+    def _host_nodes(self, edit: Edit, removed: Flags | None) -> Nodes:
+        """Return for each node of the host its own time, its lag behind its target, and its end if fixed."""
         call = self._call_ns.copy()
         for spans in edit.host:
             cover = Cover(spans.start, spans.end)
@@ -305,17 +292,15 @@ class Timeline:
         if removed is not None:
             call = np.where(removed, np.minimum(call, self.latency_ns), call)
             lag = np.where(removed, _NEVER, lag)
-        is_wait = wait >= 0
-        return HostNodes(
-            np.where(is_wait, call[wait], 0.0),
-            np.where(is_wait, lag[wait], _NEVER),
-            np.where(is_wait, self._fixed[wait], _NEVER),
-            self._node_target,
+        # Of a mark, whose wait is the last place, there is none of these.
+        own, behind, fixed = (
+            np.append(each, none)[self._wait_of].tolist()
+            for each, none in ((call, 0.0), (lag, _NEVER), (self._fixed, _NEVER))
         )
+        return own, behind, fixed
 
-    def _device_nodes(
-        self, edit: Edit, work: HostWork, removed: Flags | None, *, explained: bool
-    ) -> DeviceNodes:
+    def _device_nodes(self, edit: Edit, work: HostWork, removed: Flags | None, *, explained: bool) -> Nodes:
+        """Return how long each run takes after its stream, its launches and what held it up."""
         lasts = (self._end - self._start).astype(np.float64)
         keep = np.ones(len(lasts))
         latency, gap = self._latency, self._gap
@@ -334,27 +319,25 @@ class Timeline:
             latency = np.where(at_once, np.minimum(latency, self.latency_ns), latency)
         first, last = self._run_first, self._run_last
         if not len(first):
-            return DeviceNodes([], [], [])
+            return [], [], []
         total = np.cumsum(gap + lasts)
         ready = work.at(self._launched) + latency + lasts - total
         through = total[last] - total[first] + (gap + lasts)[first]
         by_launch = total[last] + np.maximum.reduceat(ready, first)
         by_cause = self._cause_lag[first] + through - gap[first]
-        return DeviceNodes(through.tolist(), by_launch.tolist(), by_cause.tolist())
+        return through.tolist(), by_launch.tolist(), by_cause.tolist()
 
     def _sweep(
-        self, work: HostWork, host: HostNodes, device: DeviceNodes
+        self, work: HostWork, host: Nodes, device: Nodes
     ) -> tuple[tuple[Float64, Float64, Float64], tuple[Float64, Float64, Float64]]:
         """Return for each of two passes the host's nodes, these or the device's work, and the runs' ends."""
-        through, by_launch, by_cause = device.through, device.by_launch, device.by_cause
-        stream_of, cause_of = self._run_stream, self._run_cause
+        through, by_launch, by_cause = device
+        call, lag, fixed = host
+        stream_of, cause_of, target_of = self._run_stream, self._run_cause, self._node_target
         segment_of = self._run_segment.tolist()
-        fixed = host.fixed.tolist()
         work_start = work.at(self._node_start).tolist()
         work_end = work.at(self._node_end).tolist()
-        call, lag, target_of = host.call.tolist(), host.lag.tolist(), host.target
         streams = list(self._carried)
-        ends = [_NEVER] * len(through)
         offset = float(self._first)
         reached = max(self._carried, default=_NEVER)
         passes = []

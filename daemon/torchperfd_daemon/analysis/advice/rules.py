@@ -30,13 +30,9 @@ class Advice:
     """A change, its reason and its saving.
 
     Attributes:
-        rule: The rule that found it, such as ``loader-workers``.
-        evidence: What the trace shows, one sentence with figures.
         saves_ns_per_step: What the change would save; 0 for a risk that costs nothing yet.
         share_of_step: The same as a part of the step, 0 to 1.
-        change: What to do, one imperative sentence.
         setting: The code to write, or the setting to make.
-        ranks: The ranks with a material saving; empty for a trace without a rank.
         per: The unit that ``saves_ns_per_step`` refers to; the whole recording if it has no steps.
         margin_ns: How far the saving may be off either way; 0 if replaying the steps explains them.
     """
@@ -50,11 +46,6 @@ class Advice:
     ranks: tuple[int, ...] = ()
     per: Per = "step"
     margin_ns: float = 0.0
-
-    @property
-    def per_what(self) -> str:
-        """The unit of the saving, in words that follow it."""
-        return "a step" if self.per == "step" else "of the recording"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +82,6 @@ def weigh(
     save more, and never for more than it saves alone. So all savings together are never more than the step.
     Of several findings of one rule, which are variants of one change, only the largest counts. A saving that
     may be nothing is left out.
-
-    Args:
-        saved: Returns what an edit saves of a step, in ns.
-        per: The unit of the savings, if it is not a step of the loop.
-        margin_ns: How far each saving may be off, in ns.
     """
     alone = [(_alone(finding, saved), finding) for finding in findings]
     advice: list[Advice] = []
@@ -150,9 +136,6 @@ def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice
     The advice names the ranks whose saving is at least :data:`LOSES_AS_WELL` of the largest one; for an
     exchange, all. Savings of different ranks may be of the same time. So each is cut to the share of the step
     that larger ones leave, as `weigh` does for one rank.
-
-    Args:
-        ranks: Each rank and the advice for it alone.
     """
     by_rule: dict[str, list[tuple[int | None, Advice]]] = {}
     for rank, each in ranks:
@@ -213,7 +196,6 @@ class Rule:
     """One rule; several rules with one name are variants of the same advice.
 
     Attributes:
-        name: The name that its findings have.
         find: Yields the findings of a run for which all conditions hold.
     """
 
@@ -288,11 +270,7 @@ def advice_to_dict(advice: Sequence[Advice]) -> list[dict[str, Any]]:
 
 
 def advice_document(advice: Sequence[Advice], of: int = 0) -> Document:
-    """Return the changes, most time saved first; empty without advice.
-
-    Args:
-        of: The number of all ranks; 0 if it is unknown.
-    """
+    """Return the changes, most time saved first; empty without advice."""
     if not advice:
         return Document([])
     items = [
@@ -315,4 +293,5 @@ def _saves(advice: Advice, of: int) -> str:
         return f"a risk, no time{on}"
     least, most = (advice.saves_ns_per_step + side * advice.margin_ns for side in (-1, 1))
     saved = f"{ns_text(least)} to {ns_text(most)}" if advice.margin_ns else ns_text(least)
-    return f"saves {saved} {advice.per_what} ({advice.share_of_step:.0%}){on}"
+    unit = "a step" if advice.per == "step" else "of the recording"
+    return f"saves {saved} {unit} ({advice.share_of_step:.0%}){on}"

@@ -50,27 +50,14 @@ _BY_CALL: Final = (
     (re.compile(r"ur[A-Z]|ze[A-Z]|sycl"), XPU),
     (re.compile(r"acl(?:rt|nn|op)|AscendCL|aten::npu"), NPU),
 )
-_BY_CATEGORY: Final = {
-    "hip_runtime": ROCM,
-    "hip_driver": ROCM,
-    "xpu_runtime": XPU,
-    "xpu_driver": XPU,
-    "mtia_runtime": MTIA,
-    "mtia_driver": MTIA,
-    "cuda_runtime": CUDA,
-    "cuda_driver": CUDA,
-}
+_BY_VENDOR: Final = {"hip": ROCM, "xpu": XPU, "mtia": MTIA, "cuda": CUDA}
 # Exporters write the runtimes of several vendors as CUDA's.
 _SHARED: Final = frozenset({"cuda_runtime", "cuda_driver", "privateuse1_runtime", "privateuse1_driver"})
 _MPS_OPERATOR: Final = re.compile(r"aten::\w*_mps_|(?:aten::)?mps::")
 
 
 def device_type(trace: Trace, *, on_device: bool) -> DeviceType:
-    """Return the kind of device of a trace.
-
-    Args:
-        on_device: The trace has device events.
-    """
+    """Return the kind of device of a trace."""
     if not on_device:
         return MPS if any(_MPS_OPERATOR.match(name) for name in trace.names) else CPU
     if trace.of_categories(_SHARED).any():
@@ -78,10 +65,11 @@ def device_type(trace: Trace, *, on_device: bool) -> DeviceType:
         found = next((kind for call, kind in _BY_CALL if any(call.match(name) for name in calls)), None)
         if found is not None:
             return found
-    present = {trace.categories[at] for at in set(trace.category.tolist())}
-    by_category = next((kind for name, kind in _BY_CATEGORY.items() if name in present), None)
+    for vendor, kind in _BY_VENDOR.items():
+        if trace.of_categories({f"{vendor}_runtime", f"{vendor}_driver"}).any():
+            return kind
     # Only CUDA's and ROCm's devices have a compute capability in the file's header.
-    return by_category or (CUDA if trace.device_generation else UNKNOWN)
+    return CUDA if trace.device_generation else UNKNOWN
 
 
 Wrapper = Literal["DDP", "FSDP1", "FSDP2", "ZeRO", "DeepSpeed"]
@@ -111,11 +99,7 @@ _GRAPH_LAUNCH: Final = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 
 
 class RunFacts:
-    """The facts of one run that advice depends on.
-
-    Args:
-        on_device: The trace has device events in its steps.
-    """
+    """The facts of one run that advice depends on."""
 
     def __init__(self, trace: Trace, *, on_device: bool) -> None:
         self._trace = trace

@@ -18,6 +18,7 @@ from torchperfd_daemon.analysis.advice.replay import Timeline
 from torchperfd_daemon.analysis.callers import Links
 from torchperfd_daemon.analysis.categories import LAUNCHES, OPERATOR
 from torchperfd_daemon.analysis.host_activity import COMPUTING_EACH_NS, Kinds, Launches, collective_spans
+from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.overhead import Overheads
 from torchperfd_daemon.analysis.steps import drawing
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
@@ -44,14 +45,7 @@ class HostCalls:
 
 
 def find_host_calls(trace: Trace, links: Links, overheads: Overheads, first: int, last: int) -> HostCalls:
-    """Return the calls in which the host waits for the device or computes by itself.
-
-    Args:
-        links: The launches of the trace's device events.
-        overheads: The rows of overhead of the trace.
-        first: From when on silent spans count, in ns.
-        last: Until when.
-    """
+    """Return the calls in which the host waits for the device or computes by itself."""
     kinds = Kinds(trace, Launches(trace, links))
     threads = np.unique(trace.thread[kinds.launching]).tolist()
     none = kinds.launching[:0]
@@ -80,10 +74,7 @@ def timeline(
     its launch was over could begin then. Where the host shows no call at all it may wait as well.
 
     Args:
-        links: The launches of the trace's device events.
         overheads: The rows of overhead of the trace, of which full launch queues are waits.
-        starts: When each step begins on the host, in ns, in order.
-        ends: When it ends.
     """
     rows, known = links.event, links.launch >= 0
     launched = np.where(known, np.minimum(trace.end[links.launch], trace.start[rows]), trace.start[rows])
@@ -111,13 +102,10 @@ def _events(trace: Trace, rows: Int64, called: Int64, launched: Int64) -> Device
 
 def _first_start(trace: Trace, rows: Int64, launched: Flags) -> Int64:
     """Return for each device event when the first one of its stream with a launch began."""
-    first = np.full(len(trace.threads), np.iinfo(np.int64).min, dtype=np.int64)
-    streams, which = np.unique(trace.thread[rows[launched]], return_inverse=True)
-    starts = np.full(len(streams), np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(starts, which, trace.start[rows[launched]])
-    first[streams] = starts
-    found: Int64 = first[trace.thread[rows]]
-    return found
+    never = np.iinfo(np.int64)
+    first = np.full(len(trace.threads), never.max, dtype=np.int64)
+    np.minimum.at(first, trace.thread[rows[launched]], trace.start[rows[launched]])
+    return np.where(first < never.max, first, never.min)[trace.thread[rows]]
 
 
 def _silent(trace: Trace, overheads: Overheads, first: int, last: int) -> HostTime:
@@ -125,20 +113,14 @@ def _silent(trace: Trace, overheads: Overheads, first: int, last: int) -> HostTi
     shown = trace.of_categories({OPERATOR, *LAUNCHES})
     shown[np.concatenate((overheads.profilers, overheads.first_use, overheads.queue_full))] = True
     rows = np.concatenate((np.flatnonzero(shown), drawing(trace), collective_spans(trace)))
-    rows = rows[(trace.end[rows] > first) & (trace.start[rows] < last)]
-    order = np.argsort(trace.start[rows], kind="stable")
-    begin = np.maximum.accumulate(np.append(first, trace.end[rows][order]))
-    until = np.append(trace.start[rows][order], last)
+    begin, until = Cover(trace.start[rows], trace.end[rows]).gaps(first, last)
     chosen = until - begin >= _SILENT_NS
     return HostTime(begin[chosen], until[chosen])
 
 
 def _split(spans: HostTime, marks: Int64) -> HostTime:
     """Return the spans, which are in order, cut at some moments."""
-    inside = np.searchsorted(spans.start, marks, side="right") - 1
-    cuts = (
-        marks[(inside >= 0) & (marks < spans.end[np.maximum(inside, 0)])] if len(spans.start) else marks[:0]
-    )
+    cuts = marks[Cover(spans.start, spans.end).contains(marks)]
     return HostTime(np.union1d(spans.start, cuts), np.union1d(spans.end, cuts[~np.isin(cuts, spans.start)]))
 
 
@@ -153,9 +135,6 @@ class Savings:
     """The savings of edits in the steps of one trace.
 
     Args:
-        timeline: The graph of the steps.
-        cost: What recording cost their host.
-        recorded_ns: The mean recorded step.
         step_ns: The mean step when nothing is recorded.
         is_known: That is a measured length, and not an estimate from the recording.
 

@@ -13,11 +13,11 @@ from torchperfd.model.formatting import duration, ns_text
 from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.loader_workers import advise_loader
 from torchperfd.model.verdict_document import SettledAdvice
-from torchperfd_daemon.analysis.advice.context import DRAW, AdviceContext
+from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.advice.recording import Spans, decoded
 from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, TRAINS, Finding, Rule
-from torchperfd_daemon.analysis.breakdown import KERNEL
+from torchperfd_daemon.analysis.categories import DRAW, KERNEL
 from torchperfd_daemon.analysis.trace import Flags, Int64
 
 _IN_PROCESS: Final = "_SingleProcessDataLoaderIter"
@@ -72,14 +72,9 @@ def loader_workers(context: AdviceContext) -> Iterator[Finding]:
     if advice is None:
         return
     share = f"{ns_text(waited)} of each step of {ns_text(step_ns)} ({waited / step_ns:.0%})"
-    evidence = (
-        f"the training process makes its batches itself: {share}"
-        if in_process
-        else f"the training process waits for its {facts.workers} DataLoader workers: {share}"
-    )
     yield Finding(
         advice.rule,
-        f"{evidence}; {advice.assumes}" if advice.assumes else evidence,
+        _evidence(0 if in_process else facts.workers, share, advice.assumes),
         # Figures of unrecorded steps need no correction for recording.
         context.without_host(
             advice.saves_seconds * 1e9, draws, of=waited, recorded=trace.loader is not facts
@@ -98,14 +93,9 @@ def _settled(
         return
     share = settled.data_seconds / settled.step_seconds
     waits = f"{duration(settled.data_seconds)} of each step of {duration(settled.step_seconds)} ({share:.0%})"
-    evidence = (
-        f"the training process waits for its {settled.workers_now} DataLoader workers: {waits}"
-        if settled.workers_now
-        else f"the training process makes its batches itself: {waits}"
-    )
     yield Finding(
         advice.rule,
-        f"{evidence}, as the run was observed" + (f"; {advice.assumes}" if advice.assumes else ""),
+        _evidence(settled.workers_now, f"{waits}, as the run was observed", advice.assumes),
         context.without_host(advice.saves_seconds * 1e9, draws, of=waited, recorded=False),
         advice.change,
         advice.setting,
@@ -113,8 +103,12 @@ def _settled(
     )
 
 
+def _evidence(workers: int, waits: str, assumes: str) -> str:
+    who = f"waits for its {workers} DataLoader workers" if workers else "makes its batches itself"
+    return f"the training process {who}: {waits}" + (f"; {assumes}" if assumes else "")
+
+
 def _twice_the_workers(context: AdviceContext, waited: float, draws: int) -> Iterator[Finding]:
-    """Advise on workers if only the wait for them is known."""
     waited -= _HAND_OVER_NS * draws / context.count
     yield Finding(
         "loader-workers",
@@ -131,19 +125,16 @@ def pin_memory(context: AdviceContext) -> Iterator[Finding]:
 
     The edit makes the copies faster, and the host neither stages them nor waits for them.
     """
-    copies = _copies(context, _FROM_PAGEABLE)
-    if not len(copies):
+    every, described = _copies(context, _FROM_PAGEABLE, "come from")
+    if not described:
         return
-    exposed = _exposed(context, copies)
-    idle = context.idle_for("pageable_copy")
-    every = context.trace.named(context.all_device_rows, lambda text: _FROM_PAGEABLE in text)
     staging = context.spans_of(context.calls_of(every))
     staged = max(int((staging.end - staging.start).sum()), 1)
     device = context.run.device_type.quoted
     loads = len(context.annotated(DRAW)) > 0
     yield Finding(
         "pin-memory",
-        f"{_described(context, copies, 'come from', exposed)}, and {ns_text(idle)} idle",
+        f"{described}, and {ns_text(context.idle_ns['pageable_copy'])} idle",
         Edit(
             host=(HostTime(staging.start, staging.end, min(_LAUNCH_NS * len(staging) / staged, 1.0)),),
             waits=(staging.row,),
@@ -161,34 +152,27 @@ def pin_results(context: AdviceContext) -> Iterator[Finding]:
 
     The edit makes the copies faster. The host's wait for them is that of needless-synchronisation.
     """
-    copies = _copies(context, _TO_PAGEABLE)
-    if not len(copies):
+    every, described = _copies(context, _TO_PAGEABLE, "go to")
+    if not described:
         return
-    exposed = _exposed(context, copies)
-    every = context.trace.named(context.all_device_rows, lambda text: _TO_PAGEABLE in text)
     yield Finding(
         "pin-results",
-        _described(context, copies, "go to", exposed),
+        described,
         Edit(device=(DeviceWork(every, 1 / _speed(context)),)),
         "copy to pinned memory that is kept, and wait for the copy only where the values are read",
         "host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True); host.copy_(x, non_blocking=True)",
     )
 
 
-def _copies(context: AdviceContext, name: str) -> Int64:
-    """Return the copies in the steps that have these words in their names."""
-    rows = context.device_rows
-    return context.trace.named(rows, lambda text: name in text)
-
-
-def _exposed(context: AdviceContext, copies: Int64) -> float:
-    """Return the time of a step in which these copies ran and nothing else, in ns."""
-    return context.exposed(copies, np.setdiff1d(context.device_rows, copies, assume_unique=True))
-
-
-def _described(context: AdviceContext, copies: Int64, direction: str, exposed: float) -> str:
+def _copies(context: AdviceContext, name: str, direction: str) -> tuple[Int64, str]:
+    """Return the copies with this in their names, and what those in the steps take; no text without any."""
+    every = context.trace.named(context.all_device_rows, lambda text: name in text)
+    copies = context.in_steps(every)
+    if not len(copies):
+        return every, ""
+    exposed = context.exposed(copies, np.setdiff1d(context.device_rows, copies, assume_unique=True))
     taken = int((context.trace.end[copies] - context.trace.start[copies]).sum())
-    return (
+    return every, (
         f"{len(copies) / context.count:,.0f} copies {context.a_step} {direction} pageable memory: "
         f"{ns_text(context.per_step(taken))}, {ns_text(exposed)} of it while nothing else runs"
     )
@@ -297,14 +281,11 @@ def _single(context: AdviceContext, kernels: Int64) -> Flags:
     the kernel's name decides: a graph's kernels have no operator of their own.
     """
     trace, operator = context.trace, context.operator_of(kernels)
-    is_torchs = np.fromiter((name.startswith("aten::") for name in trace.names), np.bool_)
-    has_types = (operator >= 0) & is_torchs[trace.name[operator]] & (trace.type[operator] > 0)
-    eligible = np.fromiter((_ELIGIBLE.match(name) is not None for name in trace.names), np.bool_)
-    by_operator = eligible[trace.name[operator]] & _with_tensors_of(context, operator, "float")
-    by_name = np.isin(kernels, trace.named(kernels, lambda name: _SINGLE_KERNELS.search(name) is not None))
-    half = np.isin(kernels, trace.named(kernels, lambda name: _HALF_KERNELS.search(name) is not None))
-    single: Flags = np.where(has_types, by_operator, by_name) & ~half
-    return single
+    is_torchs = trace.are_named(operator, lambda name: name.startswith("aten::"))
+    has_types = (operator >= 0) & is_torchs & (trace.type[operator] > 0)
+    by_operator = trace.are_named(operator, _ELIGIBLE.match) & _with_tensors_of(context, operator, "float")
+    single = np.where(has_types, by_operator, trace.are_named(kernels, _SINGLE_KERNELS.search))
+    return single & ~trace.are_named(kernels, _HALF_KERNELS.search)
 
 
 def _with_tensors_of(context: AdviceContext, rows: Int64, dtype: str) -> Flags:

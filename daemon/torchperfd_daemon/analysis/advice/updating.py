@@ -17,6 +17,7 @@ from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.advice.recording import Spans, decoded
 from torchperfd_daemon.analysis.advice.rules import COMPILES, IDLE_KNOWN, ON_DEVICE, TRAINS, Finding, Rule
+from torchperfd_daemon.analysis.categories import UPDATE, ZERO_GRAD
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 _FOREACH_DEVICES: Final = frozenset({"cuda", "xpu", "mtia", "npu", ""})
@@ -28,7 +29,6 @@ class OptimizerClass:
     """The options of one class.
 
     Attributes:
-        foreach: It has the option ``foreach``.
         fused_on: The types of devices on which its option ``fused`` works; empty without that option.
     """
 
@@ -64,8 +64,6 @@ TORCH_OPTIMIZERS: Final[dict[str, OptimizerClass]] = {
 }
 
 
-STEP: Final = "Optimizer.step#"
-ZERO_GRAD: Final = "Optimizer.zero_grad#"
 _OPTIMIZER: Final = re.compile(r"Optimizer\.step#(\w+)\.step")
 _STEP_FRAME: Final = re.compile(r"\.py\(\d+\): step$")
 # Operators that updating several parameters at once does not replace.
@@ -91,38 +89,30 @@ def fused_optimizer(context: AdviceContext) -> Iterator[Finding]:
     over all arrays. A host that launches them for a device does nothing else in them: the edit takes away all
     their time but one operator's.
     """
-    device = context.run.device_type.name
     for each in _updates(context):
-        known = TORCH_OPTIMIZERS.get(each.kind)
-        option = known.option_for(device) if known else ""
-        if not option or (not context.on_device and option != "fused=True"):
-            continue
-        removable = _removable(context, each)
-        yield Finding(
-            "fused-optimizer",
-            _evidence(context, each, removable),
-            _without(context, each, removable),
-            "update all parameters in one operator"
-            if option == "fused=True"
-            else "update all parameters together",
-            f"torch.optim.{each.kind}(..., {option})",
-        )
+        option, is_fused = each.option, each.option == "fused=True"
+        if option and (context.on_device or is_fused):
+            yield _found(
+                context,
+                each,
+                "fused-optimizer",
+                f"update all parameters {'in one operator' if is_fused else 'together'}",
+                f"torch.optim.{each.kind}(..., {option})",
+            )
 
 
 def compiled_optimizer(context: AdviceContext) -> Iterator[Finding]:
     """An optimizer without such an option, such as a class of one's own, goes over its parameters."""
     for each in _updates(context):
-        known = TORCH_OPTIMIZERS.get(each.kind)
-        if (known and known.option_for(context.run.device_type.name)) or each.is_compiled:
-            continue
-        removable = _removable(context, each)
-        yield Finding(
-            "compiled-optimizer",
-            _evidence(context, each, removable),
-            _without(context, each, removable),
-            "compile the optimizer's step, or write it with operators on lists of tensors",
-            "step = torch.compile(optimizer.step), or torch._foreach_mul_(parameters, factor) and its like",
-        )
+        if not each.option and not each.is_compiled:
+            yield _found(
+                context,
+                each,
+                "compiled-optimizer",
+                "compile the optimizer's step, or write it with operators on lists of tensors",
+                "step = torch.compile(optimizer.step), or torch._foreach_mul_(parameters, factor)"
+                " and its like",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +120,12 @@ class _Update:
     """The updates of one class of optimizer that go parameter by parameter.
 
     Attributes:
-        kind: The class; empty if the trace does not show it.
-        spans: Its steps.
         outer: Which of the outermost operators are in them, and neither exchange nor multiply matrices.
         count: How many those are in a step.
-        is_compiled: Compiled code runs in it.
     """
 
     kind: str
+    option: str
     spans: Spans
     outer: Flags
     count: float
@@ -146,7 +134,7 @@ class _Update:
 
 def _updates(context: AdviceContext) -> list[_Update]:
     """Return the optimizers that update parameter by parameter, by class; an operator is of the innermost."""
-    trace, outer, steps = context.trace, context.outer, context.annotated(STEP)
+    trace, outer, steps = context.trace, context.outer, context.annotated(UPDATE)
     if not len(steps):
         return []
     names = trace.name[steps.row]
@@ -158,22 +146,24 @@ def _updates(context: AdviceContext) -> list[_Update]:
     owner = np.full(len(outer.row), -1, dtype=np.int64)
     for name in innermost:
         owner[spans_of[name].around(trace, outer.row)] = name
-    plain = ~np.fromiter((_NOT_PLAIN.match(name) is not None for name in trace.names), np.bool_)
-    compiled = np.fromiter((_COMPILED.match(name) is not None for name in trace.names), np.bool_)
-    marks = np.flatnonzero(compiled[trace.name])
+    plain = ~trace.are_named(outer.row, _NOT_PLAIN.match)
+    marks = np.flatnonzero(trace.of_names(_COMPILED.match))
     found = []
     for name, spans in spans_of.items():
         mine = owner == name
         used = {trace.names[each] for each in set(trace.name[outer.row[mine]].tolist())}
         if not used or any("_fused_" in each or "_foreach_" in each for each in used):
             continue
-        chosen = mine & plain[trace.name[outer.row]]
+        chosen = mine & plain
         if not chosen.any():
             continue
         match = _OPTIMIZER.match(trace.names[name])
+        kind = match[1] if match and not _is_own_class(trace, match[1]) else ""
+        known = TORCH_OPTIMIZERS.get(kind)
         found.append(
             _Update(
-                match[1] if match and not _is_own_class(trace, match[1]) else "",
+                kind,
+                known.option_for(context.run.device_type.name) if known else "",
                 spans,
                 chosen,
                 int(chosen.sum()) / context.count,
@@ -205,7 +195,6 @@ def _removable(context: AdviceContext, update: _Update) -> float:
 
 
 def _without(context: AdviceContext, update: _Update, removable: float) -> Edit:
-    """Return the edit that updates all parameters at once."""
     if not context.on_device:
         return context.without_host(context.per_step(removable))
     outer = context.outer
@@ -219,13 +208,15 @@ def _without(context: AdviceContext, update: _Update, removable: float) -> Edit:
     )
 
 
-def _evidence(context: AdviceContext, update: _Update, removable: float) -> str:
+def _found(context: AdviceContext, update: _Update, rule: str, change: str, setting: str) -> Finding:
+    removable = _removable(context, update)
     what = "dispatch, launches and Python" if context.on_device else "dispatch, Python and repeated passes"
-    return (
+    evidence = (
         f"{update.kind or 'the optimizer'}'s step runs {update.count:,.0f} operators, parameter by"
         f" parameter: {ns_text(context.lasted(update.spans))} {context.a_step},"
         f" {ns_text(context.per_step(removable))} of it {what} that one update of all does not repeat"
     )
+    return Finding(rule, evidence, _without(context, update, removable), change, setting)
 
 
 def zero_grad(context: AdviceContext) -> Iterator[Finding]:
