@@ -15,7 +15,7 @@ PAIRED := -n 2 --dist loadfile
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
 	bench-loader-search bench-agreement \
 	bench-analysis bench-memory bench-exit bench-capture \
-	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-trials bench-runs \
+	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-top bench-trials bench-runs \
 	build manifests release-check locks clean
 
 help:  ## Show this list.
@@ -164,6 +164,9 @@ bench-soak: setup  ## Whether a healthy run that saves and validates a lot is le
 bench-page-daemon: setup  ## What open pages cost the daemon, and a training thread; ten minutes.
 	$(BIN)/python -m benchmarks.page.daemon
 	$(BIN)/python -m benchmarks.page.training
+
+bench-top: setup  ## What `top` costs while it is open, and how fast it opens; one minute.
+	$(BIN)/python -m benchmarks.top
 
 bench-page: setup  ## What the live page weighs, how fast it draws, and how soon a step is on it; three minutes.
 	$(BIN)/python -m benchmarks.page

@@ -25,7 +25,7 @@ from tests.browser import Browser  # noqa: E402
 from tests.support.node import Node, new_node  # noqa: E402
 from tests.support.terminal import Terminal  # noqa: E402
 from tools.pictures import save  # noqa: E402
-from tools.terminal_picture import page_of  # noqa: E402
+from tools.terminal_picture import DimScreen, page_of  # noqa: E402
 
 EXAMPLE: Final = ROOT / "client" / "examples" / "train_uneven_ranks.py"
 TOP: Final = "torchperfd top"
@@ -50,7 +50,9 @@ _WHOLE_CARDS: Final = """Math.ceil(Math.max(...[...document.querySelectorAll('.c
 def terminal(node: Node, command: str, rows: int, directory: Path) -> Iterator[Terminal]:
     """Run a command line on a terminal; it is ended, with all that it started, if it outlives the block."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{node.env['PATH']}"
-    started = Terminal(shlex.split(command), {**node.env, "PATH": path}, COLUMNS, rows, directory)
+    screen = DimScreen(COLUMNS, rows)
+    env = {**node.env, "PATH": path}
+    started = Terminal(shlex.split(command), env, COLUMNS, rows, directory, screen)
     try:
         yield started
     finally:
@@ -59,11 +61,11 @@ def terminal(node: Node, command: str, rows: int, directory: Path) -> Iterator[T
             os.waitpid(started.pid, 0)
 
 
-def draw_terminal(browser: Browser, name: str, output: str, title: str, rows: int) -> None:
-    """Save a picture of a terminal after a program's output."""
+def draw_terminal(browser: Browser, name: str, shown: str) -> None:
+    """Save a picture of a terminal, which is given as a page."""
     with tempfile.TemporaryDirectory() as directory:
         page = Path(directory) / "terminal.html"
-        page.write_text(page_of(output, title, COLUMNS, rows), encoding="utf-8")
+        page.write_text(shown, encoding="utf-8")
         browser.look_like(*PAGE)
         browser.open(page)
         width, height = browser.run("[document.body.offsetWidth, document.body.offsetHeight]")
@@ -95,14 +97,14 @@ def draw_demo(browser: Browser, node: Node) -> None:
             time.sleep(0.5)
         time.sleep(WATCHED_S)
         top.until(lambda lines: any("✗" in line for line in lines))
-        simulated = top.frame()
+        simulated = page_of(top.shown, TOP)
         draw_window(browser, "page-run.png", "light")
         browser.look_like(*PAGE, "dark")
         browser.run("document.querySelector('#stream').nextElementSibling.scrollIntoView()")
         time.sleep(1)
         draw_window(browser, "page-charts.png", "dark")
         top.end()
-    draw_terminal(browser, "terminal-top.png", simulated, TOP, ROWS)
+    draw_terminal(browser, "terminal-top.png", simulated)
 
 
 def names_the_slow_rank(lines: list[str]) -> bool:
@@ -125,13 +127,13 @@ def draw_real_run(browser: Browser, node: Node) -> None:
             top.until(names_the_slow_rank)
             time.sleep(WATCHED_S)
             top.until(names_the_slow_rank)
-            frame = top.frame()
+            frame = page_of(top.shown, TOP)
             top.end()
         code, output = run.ended(RUN_WITHIN_S)
         if code or "INPUT-BOUND\x1b[0m · rank 1" not in output:
             raise SystemExit(f"the run ended with {code} and without the slow rank:\n{output}")
-    draw_terminal(browser, "terminal-top-ranks.png", frame, TOP, ROWS_OF_TWO_RANKS)
-    draw_terminal(browser, "terminal-run.png", output, RUN, ROWS)
+    draw_terminal(browser, "terminal-top-ranks.png", frame)
+    draw_terminal(browser, "terminal-run.png", page_of(run.shown, RUN))
 
 
 def main() -> None:

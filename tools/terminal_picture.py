@@ -40,7 +40,9 @@ i {{ flex: none; width: {CELL[0]}px; font-style: normal; white-space: pre; }}
 """
 
 
-class _Screen(pyte.Screen):
+class DimScreen(pyte.Screen):
+    """A screen that knows dim text."""
+
     def select_graphic_rendition(self, *attrs: int) -> None:
         """Keep dim text, which pyte does not know, in the place of blinking text, which no command writes."""
         super().select_graphic_rendition(*_dim_as_blinking(attrs))
@@ -60,17 +62,23 @@ def _dim_as_blinking(codes: Sequence[int]) -> Iterator[int]:
         yield code
 
 
-def page_of(output: str, title: str, columns: int, rows: int) -> str:
-    """Return a page of HTML with the screen after a program's output; empty lines at its end are left out.
+def screen_after(output: str, columns: int, rows: int) -> pyte.Screen:
+    """Return the screen after all that a program wrote, with control sequences."""
+    screen = DimScreen(columns, rows)
+    pyte.Stream(screen).feed(output)
+    return screen
+
+
+def page_of(screen: pyte.Screen, title: str) -> str:
+    """Return a page of HTML with a screen; empty lines at its end are left out.
 
     Args:
-        output: All that the program wrote, with control sequences.
         title: The command, for the head of the window.
     """
-    screen = _Screen(columns, rows)
-    pyte.Stream(screen).feed(output)
     used = max((at for at, line in enumerate(screen.display, 1) if line.strip()), default=0)
-    lines = ("".join(_cell(screen.buffer[row][column]) for column in range(columns)) for row in range(used))
+    lines = (
+        "".join(_cell(screen.buffer[row][column]) for column in range(screen.columns)) for row in range(used)
+    )
     body = "".join(f"<div>{line}</div>" for line in lines)
     return (
         f'<!doctype html><meta charset="utf-8"><style>{_STYLE}</style>'

@@ -15,12 +15,21 @@ from tests.support.wide_files import BACKWARD, RUNS, write_wide_files
 
 TOP = (sys.executable, "-m", "torchperfd", "top")
 PROMPT = "shell> "
-MOUSE_ON, MOUSE_OFF = "\x1b[?1000h\x1b[?1006h", "\x1b[?1006l\x1b[?1000l"
-ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h\x1b[H\x1b[?25l", "\x1b[?1049l\x1b[?25h"
+MOUSE = ("?1000", "?1003", "?1006")
+ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
 
 
 def started(node: Node, columns: int, rows: int, command: Sequence[str] = TOP) -> Terminal:
     return Terminal(command, {**node.env, "PS1": PROMPT}, columns, rows)
+
+
+def modes_left(written: str) -> set[str]:
+    """Return the private modes of the terminal that a program has switched on and not off again."""
+    left: set[str] = set()
+    for mode, end in re.findall(r"\x1b\[(\?\d+)([hl])", written):
+        (left.add if end == "h" else left.discard)(mode)
+    # A cursor that is shown and lines that are wrapped are as it began.
+    return left - {"?25", "?7"}
 
 
 @pytest.fixture
@@ -37,7 +46,6 @@ def test_top_is_driven_by_keys(demo: Node, columns: int, rows: int) -> None:
     lines = terminal.until(lambda lines: any("8 of 8 ranks" in line for line in lines))
     assert "quit" in lines[-1]
     assert len(lines) == rows
-    assert max(map(len, lines)) <= columns
     terminal.press("\x1b[B")
     terminal.until(lambda lines: any("»0" in line for line in lines))
     terminal.press("\r")
@@ -49,19 +57,19 @@ def test_top_is_driven_by_keys(demo: Node, columns: int, rows: int) -> None:
     terminal.press("?p")
     terminal.until(lambda lines: "paused" in lines[0])
     terminal.resize(100, 30)
-    terminal.until(lambda lines: len(lines) == 30)
+    terminal.until(lambda lines: "quit" in lines[29])
     code, written = terminal.end()
     assert code == 0
-    assert written.endswith(MOUSE_OFF)
+    assert modes_left(written) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (200, 50)])
 def test_top_is_driven_by_the_mouse(demo: Node, columns: int, rows: int) -> None:
     terminal = started(demo, columns, rows)
-    assert MOUSE_ON in terminal.wait_for("8 of 8 ranks")
     # Once there is a verdict, rows stay where they are.
     terminal.until(lambda lines: any("0  training" in line for line in lines) and "✓" in "".join(lines))
+    assert modes_left(terminal.drawn).issuperset(MOUSE)
     terminal.click("0  training")
     terminal.until(lambda lines: any("SHARE OF THE STEP" in line for line in lines))
     terminal.click("SHARE OF THE STEP")
@@ -71,29 +79,33 @@ def test_top_is_driven_by_the_mouse(demo: Node, columns: int, rows: int) -> None
     terminal.click("RANK")
     terminal.until(lambda lines: "by wait" not in lines[0])
     terminal.press("\x1b[<65;1;1M" * 3)
-    lines = terminal.until(lambda lines: any(re.search("»(▶ )?[3-7] ", line) for line in lines))
-    assert max(map(len, lines)) <= columns
+    terminal.until(lambda lines: any(re.search("»(▶ )?[3-7] ", line) for line in lines))
     terminal.press("m")
-    terminal.wait_for(MOUSE_OFF)
+    terminal.until(lambda lines: "mouse off" in lines[-1])
+    assert modes_left(terminal.drawn).isdisjoint(MOUSE)
     terminal.press("m")
-    terminal.wait_for(MOUSE_ON)
+    terminal.until(lambda lines: "mouse off" not in lines[-1])
+    assert "?1000" in modes_left(terminal.drawn)
     # Ctrl-C ends it as q does.
     code, written = terminal.end("\x03")
     assert code == 0
-    assert written.endswith(MOUSE_OFF)
+    assert modes_left(written) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("default_hangup")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_top_leaves_the_terminal_as_it_was_when_it_is_ended(demo: Node, number: signal.Signals) -> None:
     terminal = started(demo, 80, 24)
-    terminal.wait_for("8 of 8 ranks")
+    before = terminal.modes()
+    terminal.until(lambda lines: any("8 of 8 ranks" in line for line in lines))
+    assert terminal.modes() != before
     os.kill(terminal.pid, number)
+    terminal.until(lambda _: terminal.modes() == before)
     code, written = terminal.ended()
-    assert code == 128 + number
-    assert "\x1b[?1049l" in written
-    assert written.endswith(MOUSE_OFF)
+    assert code == (0 if number is signal.SIGINT else 128 + number)
+    assert written.index(LEAVE_SCREEN) < written.rindex(SHOW_CURSOR)
+    assert modes_left(written) == set()
 
 
 @pytest.mark.slow
@@ -102,27 +114,47 @@ def test_top_gives_the_terminal_to_the_shell_while_suspended(demo: Node) -> None
     shell = started(demo, 80, 24, ["/bin/bash", "--norc", "--noprofile", "-i"])
     shell.wait_for(PROMPT)
     shell.press(f"{shlex.join(TOP)}\n")
-    shell.wait_for("8 of 8 ranks")
+    shell.until(lambda lines: "quit" in lines[-1])
     shell.press("\x1a")
-    assert f"{MOUSE_OFF}{LEAVE_SCREEN}" in shell.wait_for("Stopped")
+    assert modes_left(shell.wait_for("Stopped")).isdisjoint({*MOUSE, "?1049"})
     shell.wait_for(PROMPT)
     shell.press("stty -a; fg\n")
-    modes = shell.wait_for("8 of 8 ranks")
+    modes = shell.wait_for(ENTER_SCREEN)
     assert " icanon" in modes
     assert " echo " in modes
-    assert f"{ENTER_SCREEN}{MOUSE_ON}" in modes
+    shell.wait_for("8 of 8 ranks")
+    shell.until(lambda lines: "quit" in lines[-1])
+    assert modes_left(shell.drawn) <= {*MOUSE, "?1015", "?1004", "?2004", "?1049"}
     shell.press("q")
-    assert MOUSE_OFF in shell.wait_for(PROMPT)
+    assert "?1049" not in modes_left(ENTER_SCREEN + shell.wait_for(PROMPT))
     assert shell.end("exit\n")[0] == 0
 
 
 @pytest.mark.slow
-def test_top_on_a_dumb_terminal_prints_one_frame(demo: Node) -> None:
-    terminal = started(demo, 80, 24, ["/usr/bin/env", "TERM=dumb", *TOP])
-    code, written = terminal.ended()
+def test_top_draws_on_stdout_wherever_stderr_goes(demo: Node, tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    terminal = started(demo, 80, 24, ["/bin/sh", "-c", f"{shlex.join(TOP)} 2> {errors}"])
+    terminal.until(lambda lines: any("8 of 8 ranks" in line for line in lines))
+    assert terminal.end()[0] == 0
+    assert errors.read_text() == ""
+
+
+@pytest.mark.slow
+def test_top_without_textual_says_what_to_install(node: Node) -> None:
+    script = "import sys; sys.modules['textual'] = None; from torchperfd_cli.main import main; main(['top'])"
+    code, written = started(node, 80, 24, [sys.executable, "-c", script]).ended()
+    assert code == 1
+    assert "textual is not installed, which draws `top`; `pip install textual`" in plain(written)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["TERM=dumb", "exec < /dev/null"])
+def test_top_without_keys_prints_one_frame(demo: Node, how: str) -> None:
+    command = f"{how}; export TERM; {shlex.join(TOP)}"
+    code, written = started(demo, 80, 24, ["/bin/sh", "-c", command]).ended()
     assert code == 0
     assert "8 of 8 ranks" in written
-    assert "\x1b" not in written
+    assert "\x1b[?1049h" not in written
 
 
 COMMANDS = {

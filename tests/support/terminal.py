@@ -1,4 +1,4 @@
-"""A command on a pseudo-terminal: what it draws, and keys and clicks that it reads."""
+"""A command on a pseudo-terminal: what its screen shows, and keys and clicks that it reads."""
 
 import codecs
 import io
@@ -14,10 +14,10 @@ from contextlib import suppress
 from fcntl import ioctl
 from pathlib import Path
 
+import pyte
+
 DEADLINE_S = 60
 _KEPT_CHARACTERS = 500_000
-# What a program writes before it draws the whole screen again.
-_HOME = "\x1b[H"
 
 
 class Stdout(io.StringIO):
@@ -42,6 +42,7 @@ class Terminal:
     Attributes:
         pid: The process, which leads a session and a process group.
         drawn: What it has written, with control sequences; the newest half million characters.
+        shown: The screen.
     """
 
     def __init__(
@@ -51,8 +52,11 @@ class Terminal:
         columns: int,
         rows: int,
         directory: Path | None = None,
+        screen: pyte.Screen | None = None,
     ) -> None:
         self.drawn = ""
+        self.shown = screen or pyte.Screen(columns, rows)
+        self._stream = pyte.Stream(self.shown)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.pid, self._fd = pty.fork()
         if not self.pid:
@@ -65,6 +69,7 @@ class Terminal:
 
     def resize(self, columns: int, rows: int) -> None:
         """Change the size, as a window does."""
+        self.shown.resize(rows, columns)
         _resize(self._fd, columns, rows)
 
     def press(self, keys: str) -> None:
@@ -86,15 +91,10 @@ class Terminal:
         before, _, self.drawn = self.drawn.partition(text)
         return before
 
-    def frame(self) -> str:
-        """Return the newest screen that is complete, with control sequences; empty without one."""
-        self._read(0.1)
-        frames = self.drawn.split(_HOME)
-        return frames[-2] if len(frames) > 2 else ""
-
     def screen(self) -> list[str]:
-        """Return the lines of the newest screen that is complete."""
-        return [line.rstrip() for line in plain(self.frame()).split("\n")]
+        """Return the lines of the screen."""
+        self._read(0.1)
+        return [line.rstrip() for line in self.shown.display]
 
     def until(self, condition: Callable[[list[str]], bool]) -> list[str]:
         """Wait for a screen that fulfils a condition; return it."""
@@ -103,13 +103,17 @@ class Terminal:
             assert time.monotonic() < deadline, "\n".join(lines)
         return lines
 
+    def modes(self) -> list[object]:
+        """Return the modes of the terminal."""
+        return termios.tcgetattr(self._fd)
+
     def end(self, keys: str = "q") -> tuple[int, str]:
-        """Press keys that end it, and return the exit code and what was written meanwhile."""
+        """Press keys that end it, and return the exit code and what was written since the last wait."""
         self.press(keys)
         return self.ended()
 
     def ended(self, seconds: float = DEADLINE_S) -> tuple[int, str]:
-        """Wait for its end; return the exit code and what was written since the last frame."""
+        """Wait for its end; return the exit code and what was written since the last wait."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._read(0.1)
@@ -117,7 +121,7 @@ class Terminal:
             if pid:
                 self._read(0.1)
                 os.close(self._fd)
-                return os.waitstatus_to_exitcode(status), self.drawn.rpartition(_HOME)[2]
+                return os.waitstatus_to_exitcode(status), self.drawn
         raise AssertionError(f"it does not end:\n{self.drawn[-2000:]}")
 
     def _read(self, seconds: float) -> None:
@@ -129,7 +133,9 @@ class Terminal:
             if not data:
                 time.sleep(seconds)
                 return
-            self.drawn = (self.drawn + self._decoder.decode(data))[-_KEPT_CHARACTERS:]
+            text = self._decoder.decode(data)
+            self._stream.feed(text)
+            self.drawn = (self.drawn + text)[-_KEPT_CHARACTERS:]
             seconds = 0.0
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="Pillow is not installed: pip install --group 
 
 from PIL import Image
 from tools.pictures import IMAGES, LARGEST_BYTES, PICTURES, reduce_colours
-from tools.terminal_picture import page_of
+from tools.terminal_picture import page_of, screen_after
 
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
@@ -62,7 +62,7 @@ def test_reduced_picture_keeps_background_and_rare_colours() -> None:
 def test_terminal_picture_keeps_styles_and_boxes() -> None:
     styles = "\x1b[1;31m✗\x1b[0m │ \x1b[2mdim\x1b[0m"
     colours = "\x1b[38;5;2mg\x1b[0m\x1b[38;2;1;2;3mr\x1b[0m\x1b[7mk\x1b[0m"
-    page = page_of(f"{styles}\r\n{colours}", "top", 10, 4)
+    page = page_of(screen_after(f"{styles}\r\n{colours}", 10, 4), "top")
     assert '<i style="color: #ff7b72; font-weight: bold">✗</i>' in page
     assert "<i>│</i>" in page
     assert page.count("opacity: .7") == 3
@@ -72,13 +72,14 @@ def test_terminal_picture_keeps_styles_and_boxes() -> None:
 
 
 def test_terminal_picture_shows_markup_as_text() -> None:
-    page = page_of("<b>&", "<script>", 10, 2)
+    page = page_of(screen_after("<b>&", 10, 2), "<script>")
     assert "<i>&lt;</i><i>b</i><i>&gt;</i><i>&amp;</i>" in page
     assert "<header>&lt;script&gt;</header>" in page
 
 
 def test_terminal_picture_scrolls_to_the_end_of_long_output() -> None:
-    page = page_of("".join(f"{line}\r\n" for line in range(30)), "run", 4, 5)
+    output = "".join(f"{line}\r\n" for line in range(30))
+    page = page_of(screen_after(output, 4, 5), "run")
     assert page.count("<div>") == 4
     assert "<i>2</i><i>6</i>" in page
     assert "<i>2</i><i>5</i>" not in page

@@ -1,25 +1,20 @@
-"""The charts of ``top``: bars with legends, sparklines, and the throughput of runs over the last half minute.
+"""The charts of ``top``: sparklines, legends, the account of a step, and the throughput of runs of late."""
 
-Bars are colours on a terminal that has them, letters elsewhere.
-"""
-
+import itertools
 import string
+import sys
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import grpc
-import numpy as np
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
 from rich.segment import Segment
-from rich.style import Style
-from rich.table import Table
-from rich.text import Text
 
 from torchperfd.model.formatting import duration, milliseconds
 from torchperfd.model.step_account import Account, PartKind, Row
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_cli.commands._top_lines import Bar, Canvas, Line, length, line
 from torchperfd_daemon.views.model import WAIT, RunView, steady
 
 _TICKS: Final = "▁▂▃▄▅▆▇█"
@@ -30,25 +25,34 @@ _TIMEOUT_S: Final = 2.0
 
 def sparkline(values: Sequence[float], width: int) -> str:
     """Return the newest values as a line of blocks, from 0 to the largest; means, where they are many."""
-    if not len(values) or width <= 0:
+    count = min(width, len(values))
+    if count <= 0:
         return ""
-    parts = np.array_split(np.asarray(values, dtype=float), min(width, len(values)))
-    means = [float(part.mean()) for part in parts]
+    size, more = divmod(len(values), count)
+    edges = [number * size + min(number, more) for number in range(count + 1)]
+    means = [sum(values[first:end]) / (end - first) for first, end in itertools.pairwise(edges)]
     most = max(means)
     if most <= 0:
         return _TICKS[0] * len(means)
     return "".join(_TICKS[min(len(_TICKS) - 1, int(mean / most * len(_TICKS)))] for mean in means)
 
 
+def seconds_of(column: bytes) -> list[float]:
+    """Return a column of nanoseconds, as messages have it, in seconds."""
+    values = array("q", column)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return [value / 1e9 for value in values]
+
+
 def step_seconds(messages: Sequence[control_pb2.RankSteps]) -> dict[str, tuple[float, ...]]:
     """Return the newest step times of each run: those of its rank with the lowest number that has any."""
-    found: dict[str, tuple[int, tuple[float, ...]]] = {}
+    found: dict[str, control_pb2.RankSteps] = {}
     for message in messages:
-        identity = message.status.identity
-        if message.count and identity.rank < found.get(identity.run, (1 << 32, ()))[0]:
-            times = np.frombuffer(steady(message).duration_ns, "<i8") / 1e9
-            found[identity.run] = identity.rank, tuple(times.tolist())
-    return {run: times for run, (_, times) in found.items()}
+        run, rank = message.status.identity.run, message.status.identity.rank
+        if message.count and (run not in found or rank < found[run].status.identity.rank):
+            found[run] = message
+    return {run: tuple(seconds_of(steady(message).duration_ns)) for run, message in found.items()}
 
 
 def ages(messages: Sequence[control_pb2.RankSteps], now: float) -> dict[str, float]:
@@ -133,73 +137,27 @@ _KINDS: Final[Mapping[PartKind, str]] = {
 """The colours of parts of a step that are not the work of a phase."""
 _USERS: Final = ("bright_cyan", "bright_magenta", "bright_blue")
 _NAMES: Final[Mapping[str, str]] = {WAIT: "wait"}
-_MIN_WIDTH: Final = 8
-LEVEL: Final = "#"
-"""The letter of a bar with one part, which is shown only where there are no colours."""
 
 
-class Bar:
-    """Parts of a whole as a bar as wide as its cell; each part is a letter, a colour and its size."""
-
-    def __init__(
-        self, parts: Sequence[tuple[str, str, float]], whole: float, width: int | None = None
-    ) -> None:
-        self._parts, self._whole, self._width = parts, whole, width
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(self._width or options.max_width, options.max_width)
-        plain = _plain(console)
-        drawn, upto = 0, 0.0
-        for name, colour, part in self._parts:
-            upto += part
-            end = min(width, round(width * upto / self._whole)) if self._whole > 0 else 0
-            if end > drawn:
-                yield _part(name, colour, end - drawn, plain=plain)
-            drawn = max(drawn, end)
-        yield Segment(("·" if plain else "─") * (width - drawn), None if plain else Style.parse("grey30"))
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(_MIN_WIDTH, self._width or options.max_width)
-
-
-def _part(name: str, colour: str, width: int, *, plain: bool) -> Segment:
-    if plain:
-        return Segment(name * width)
-    if name == LEVEL:
-        # Lines, since filled cells would merge with those of the rows above and below.
-        return Segment("━" * width, Style.parse(colour))
-    # The letter is there with colours too, because eight colours are hard to distinguish.
-    return Segment(name.ljust(width), Style.parse(f"black on {colour}"))
-
-
-class Legend:
-    """Which phase, or which part of a step, has which colour, or which letter.
+def legend(colours: Mapping[str, str], canvas: Canvas, values: Mapping[str, str] | None = None) -> list[Line]:
+    """Return which phase, or which part of a step, has which colour, or which letter.
 
     Args:
-        values: What stands behind the names; none for those that are not among it.
+        values: What stands behind the names; nothing behind those that are not among it.
     """
-
-    def __init__(self, colours: Mapping[str, str], values: Mapping[str, str] | None = None) -> None:
-        self._colours, self._values = colours, values or {}
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        line = Text()
-        marks = letters(self._colours)
-        for name, colour in self._colours.items():
-            words = " ".join(filter(None, (_NAMES.get(name, name), self._values.get(name))))
-            entry = Text.assemble(
-                (marks[name], "" if _plain(console) else f"black on {colour}"), (f"\u00a0{words}  ", "dim")
-            )
-            # A line never ends between a letter, its name and its value.
-            if line and line.cell_len + entry.cell_len - len("  ") > options.max_width:
-                yield line
-                line = Text()
-            line.append_text(entry)
-        yield line
-
-
-def _plain(console: Console) -> bool:
-    return console.no_color or console.color_system is None
+    lines: list[Line] = []
+    now: list[Segment] = []
+    marks = letters(colours)
+    for name, colour in colours.items():
+        words = " ".join(filter(None, (name_of(name), (values or {}).get(name))))
+        entry = line((marks[name], "" if canvas.plain else f"black on {colour}"), (f" {words}", "dim"))
+        gap = line(("  ", "")) if now else []
+        # A line never ends between a letter, its name and its value.
+        if now and length(now) + length(gap) + length(entry) > canvas.width:
+            lines.append(now)
+            now, gap = [], []
+        now = [*now, *gap, *entry]
+    return [*lines, now]
 
 
 def letters(names: Iterable[str]) -> dict[str, str]:
@@ -213,16 +171,18 @@ def letters(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def account_bar(account: Account) -> list[RenderableType]:
+def account_lines(account: Account, canvas: Canvas) -> list[Line]:
     """Return the account of a step: its length, a bar of its parts, and their names with their times."""
     rows = {row.label: row for row in account.rows}
     shades = {label: _shade(row) for label, row in rows.items()}
     marks = letters(rows)
     values = {label: milliseconds(row.seconds) for label, row in rows.items()}
-    bar = Table.grid(expand=True)
-    bar.add_row(Bar([(marks[each], shades[each], rows[each].seconds) for each in rows], account.step_seconds))
-    title = Text(f"where a step of {duration(account.step_seconds)} goes, in ms", style="bold dim")
-    return [title, bar, Legend(shades, values)]
+    bar = Bar([(marks[each], shades[each], rows[each].seconds) for each in rows], account.step_seconds)
+    return [
+        line((f"where a step of {duration(account.step_seconds)} goes, in ms", "bold dim")),
+        bar.cells(canvas.width, plain=canvas.plain),
+        *legend(shades, canvas, values),
+    ]
 
 
 def _shade(row: Row) -> str:

@@ -1,22 +1,33 @@
 """The runs in ``top``: their verdicts first, then the ranks that these name, then the others."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
+from rich.segment import Segment
 
 from torchperfd.model.card import CauseCard, VerdictCard, card_of
 from torchperfd.model.formatting import duration, milliseconds
-from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import _output
-from torchperfd_cli.commands._top_charts import Bar, Legend, account_bar, colours, letters, name_of, sparkline
-from torchperfd_cli.commands._top_input import OrderTarget, RankTarget, style_of
+from torchperfd_cli.commands._top_charts import account_lines, colours, legend, letters, name_of, sparkline
+from torchperfd_cli.commands._top_lines import (
+    Bar,
+    Canvas,
+    Cell,
+    Column,
+    Line,
+    OrderTarget,
+    RankTarget,
+    Row,
+    Words,
+    columns,
+    cut,
+    framed,
+    line,
+    style_of,
+    wrapped,
+)
 from torchperfd_cli.commands._top_state import Frame
 from torchperfd_daemon.views.model import STALLED, STOPPED, WAIT, RankView, RunView, behind_text
 
@@ -27,9 +38,21 @@ _MAX_NAME: Final = 9
 _BEHIND: Final = 0.05
 _FAR_BEHIND: Final = 0.2
 """From these shares of a rank's peers' own work on, what it has more is yellow, and red."""
-_BARS: Final = "WHAT A STEP IS SPENT ON"
-_COLUMNS: Final = ("STATE", "STEPS", "STEP", _BARS, "MOST OF IT", "WAIT", "VS PEERS")
-_LEFT: Final = ("NODE", "STATE", _BARS, "MOST OF IT")
+_FRAME_CELLS: Final = 4
+"""What a frame takes of the width."""
+_LEAST_BAR: Final = 8
+_TABLE: Final[Mapping[str, Column]] = {
+    "RANK": Column(is_right=True),
+    "NODE": Column(dropped=1),
+    "STATE": Column(),
+    "STEPS": Column(is_right=True, dropped=2),
+    "STEP": Column(is_right=True),
+    "WHAT A STEP IS SPENT ON": Column(least=_LEAST_BAR, grows=True),
+    "MOST OF IT": Column(dropped=3),
+    "WAIT": Column(is_right=True),
+    "VS PEERS": Column(is_right=True),
+}
+_GAP: Final = 2
 _ORDERS: Final = {"RANK": "rank", "STEP": "step", "WAIT": "wait", "VS PEERS": "own work"}
 """The orders of ranks, by the columns on which a click sorts."""
 SELECTED: Final = "»"
@@ -41,11 +64,11 @@ class Panels:
     """Runs, drawn.
 
     Attributes:
-        parts: One for each run, in their order.
+        lines: Those of all runs that are shown, in their order.
         complete: Whether each run shows its verdict and the ranks that it names.
     """
 
-    parts: list[RenderableType]
+    lines: list[Line]
     complete: bool
 
 
@@ -80,206 +103,247 @@ _GROWING: Final = (
 )
 
 
-def panels(
-    frame: Frame,
-    height: int | None,
-    console: Console,
-    options: ConsoleOptions,
-    selected: tuple[str, int] | None = None,
-) -> Panels:
-    """Return panels of a frame's runs that fit a number of lines.
+def drawn_runs(frame: Frame, canvas: Canvas, selected: tuple[str, int] | None = None) -> "list[DrawnRun]":
+    """Return a frame's runs, of which the selected rank is marked."""
+    return [
+        DrawnRun(run, frame, canvas, selected[1] if selected is not None and selected[0] == run.run else None)
+        for run in frame.runs
+    ]
+
+
+def panels(runs: "Sequence[DrawnRun]", height: int | None, canvas: Canvas) -> Panels:
+    """Return panels of runs that fit a number of lines.
 
     Args:
         height: Number of lines available; None for no limit.
-        selected: The run and rank that are marked.
     """
-    runs, verdicts = frame.runs, frame.verdicts
-
-    def drawn(index: int, shape: _Shape) -> RenderableType:
-        run = runs[index]
-        return _run(run, frame, shape, selected)
-
-    if height is None:
-        return Panels([drawn(index, _ALL) for index in range(len(runs))], complete=True)
-
-    @functools.cache
-    def lines(index: int, shape: _Shape) -> int:
-        return lines_of(drawn(index, shape), console, options)
-
-    if sum(lines(index, _ALL) for index in range(len(runs))) <= height:
-        return Panels([drawn(index, _ALL) for index in range(len(runs))], complete=True)
-
-    order = sorted(range(len(runs)), key=lambda index: _is_well(verdicts.get(runs[index].run)))
+    if height is None or sum(run.height(_ALL) for run in runs) <= height:
+        return Panels([each for run in runs for each in run.lines(_ALL)], complete=True)
+    order = sorted(range(len(runs)), key=lambda index: runs[index].is_well)
     shapes: dict[int, _Shape] = {}
     left = height
     for index in order:
-        needed = lines(index, _Shape())
+        needed = runs[index].height(_Shape())
         # One line has the number of those left out.
         if left - needed >= (len(shapes) + 1 < len(runs)):
             shapes[index] = _Shape()
             left -= needed
     for shape in _GROWING if len(shapes) == len(runs) else ():
         for index in order:
-            more = lines(index, shape) - lines(index, shapes[index])
+            more = runs[index].height(shape) - runs[index].height(shapes[index])
             if more <= left and (shape is _GROWING[0] or shapes[index].framed):
                 shapes[index] = shape
                 left -= more
     complete = all(shape.ranked for shape in shapes.values()) and len(shapes) == len(runs)
     for position, index in enumerate(order if complete else ()):
-        left -= _add_ranks(shapes, index, left // (len(order) - position), lines)
-    parts = [drawn(index, shapes[index]) for index in sorted(shapes)]
+        shape = _with_ranks(runs[index], shapes[index], left // (len(order) - position))
+        left -= runs[index].height(shape) - runs[index].height(shapes[index])
+        shapes[index] = shape
+    lines = [each for index in sorted(shapes) for each in runs[index].lines(shapes[index])]
     if len(shapes) < len(runs):
-        hidden = [verdicts.get(run.run) for index, run in enumerate(runs) if index not in shapes]
-        unhealthy = sum(not _is_well(verdict) for verdict in hidden)
+        hidden = [run for index, run in enumerate(runs) if index not in shapes]
+        unhealthy = sum(not run.is_well for run in hidden)
         text = f" {_output.count(len(hidden), 'more run')}, {unhealthy or 'none'} of them with a verdict"
-        parts.append(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
-    return Panels(parts, complete)
+        lines.append(cut(line((text, "dim")), canvas.width))
+    return Panels(lines, complete)
 
 
-def lines_of(part: RenderableType, console: Console, options: ConsoleOptions) -> int:
-    """Return how many lines something takes at a console's width."""
-    return len(console.render_lines(part, options.update(height=None), pad=False))
-
-
-def _add_ranks(shapes: dict[int, _Shape], index: int, most: int, lines: Callable[[int, _Shape], int]) -> int:
-    """Show as many more ranks of a run as so many lines allow; return how many lines that took."""
-    shape = shapes[index]
-    now = lines(index, shape)
+def _with_ranks(run: "DrawnRun", shape: _Shape, most: int) -> _Shape:
+    """Return a shape with as many more ranks of a run as so many lines allow."""
     every = replace(shape, others=None)
-    if lines(index, every) - now > most:
-        every = replace(shape, others=max(0, most))
-    shapes[index] = every
-    return lines(index, every) - now
+    return every if run.height(every) - run.height(shape) <= most else replace(shape, others=max(0, most))
 
 
-def _is_well(verdict: control_pb2.Verdict | None) -> bool:
-    card = card_of(verdict) if verdict is not None else None
-    return card is None or not (card.causes or card.failure)
+class DrawnRun:
+    """A run as lines, as many as its shape has; each part of it is laid out once.
 
+    Args:
+        marked: The rank that is selected; None for none.
+    """
 
-def _run(run: RunView, frame: Frame, shape: _Shape, selected: tuple[str, int] | None) -> RenderableType:
-    verdict = frame.verdicts.get(run.run)
-    step = f" · {duration(run.step_seconds)} a step" if run.step_seconds else ""
-    age = frame.ages.get(run.run)
-    last = f" · last step {duration(age)} ago" if age is not None else ""
-    title = f"{run.run} · {run.here} of {_output.count(run.world_size, 'rank')}{step}{last}"
-    card = card_of(verdict) if verdict is not None else None
-    parts = [_verdict(card)]
-    further = card.causes[0 if card.failure else 1 :] if card is not None else ()
-    if not shape.framed:
-        parts += [_also(cause) for cause in further if not cause.cost_seconds]
-        name = Text(f" {title}", style="bold", no_wrap=True, overflow="ellipsis")
-        return Group(name, *parts)
-    if card is not None:
-        parts += [_also(cause) for cause in further]
-        if card.note:
-            parts.insert(0, Text(f"note: {card.note}"))
+    def __init__(self, run: RunView, frame: Frame, canvas: Canvas, marked: int | None) -> None:
+        self._run, self._frame, self._canvas, self._marked = run, frame, canvas, marked
+        self._inner = replace(canvas, width=canvas.width - _FRAME_CELLS)
+        self._verdict = frame.verdicts.get(run.run)
+        self._card = card_of(self._verdict) if self._verdict is not None else None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong with it, as far as is known."""
+        return self._card is None or not (self._card.causes or self._card.failure)
+
+    def height(self, shape: _Shape) -> int:
+        """Return how many lines a shape has."""
+        if not shape.framed:
+            return 1 + len(self._short)
+        lines = 2 + len(self._upper(shape)) + len(self._legend if shape.legend else ())
+        if not shape.ranked:
+            return lines
+        shown = len(self._shown(shape.others))
+        return lines + 1 + shown + (shown < len(self._run.ranks))
+
+    def lines(self, shape: _Shape) -> list[Line]:
+        """Return the lines of a shape."""
+        if not shape.framed:
+            return [cut(line((f" {self._title}", "bold")), self._canvas.width), *self._short]
+        body = self._upper(shape)
+        if shape.ranked:
+            body += self._ranks(shape.others)
+        if shape.legend:
+            body += self._legend
+        return framed(self._title, body, self._canvas.width)
+
+    @property
+    def _title(self) -> str:
+        run = self._run
+        step = f" · {duration(run.step_seconds)} a step" if run.step_seconds else ""
+        age = self._frame.ages.get(run.run)
+        last = f" · last step {duration(age)} ago" if age is not None else ""
+        return f"{run.run} · {run.here} of {_output.count(run.world_size, 'rank')}{step}{last}"
+
+    @property
+    def _further(self) -> Sequence[CauseCard]:
+        card = self._card
+        return card.causes[0 if card.failure else 1 :] if card is not None else ()
+
+    @functools.cached_property
+    def _short(self) -> list[Line]:
+        """The verdict without a frame, and what else is found that has no cost."""
+        found = _paragraphs(self._canvas.width, _verdict(self._card))
+        free = [_also(cause) for cause in self._further if not cause.cost_seconds]
+        return found + _paragraphs(self._canvas.width, *free)
+
+    def _upper(self, shape: _Shape) -> list[Line]:
+        """Return what stands above the ranks, in a frame."""
+        lines = list(self._causes)
         if shape.command:
-            named = [part for cause in card.causes[:1] for part in cause.parts if part[0] in _SHOWN]
-            parts += [Text(f"  {name}: {words}") for name, words in named]
-            parts += [Text(f"  also: {words}") for words in card.also]
-            if card.next_command:
-                parts.append(Text(f"  next: {card.next_command}", style="dim"))
-    if shape.account and card is not None and card.account is not None:
-        parts += account_bar(card.account)
-    if shape.trend:
-        parts += [*_trends(run.run, frame), *_memory(run)]
-    if shape.ranked:
-        marked = selected[1] if selected is not None and selected[0] == run.run else None
-        parts += _ranks(run, verdict, shape.others, marked, with_node=bool(frame.nodes))
-    if shape.legend:
-        parts.append(Legend(colours(run)))
-    return Panel(
-        Group(*parts), title=Text(title, style="bold"), title_align="left", box=box.ROUNDED, padding=(0, 1)
-    )
+            lines += self._commands
+        if shape.account:
+            lines += self._account
+        if shape.trend:
+            lines += self._trends
+        return lines
 
+    @functools.cached_property
+    def _causes(self) -> list[Line]:
+        parts = [_verdict(self._card), *map(_also, self._further)]
+        if self._card is not None and self._card.note:
+            parts.insert(0, ((f"note: {self._card.note}", ""),))
+        return _paragraphs(self._inner.width, *parts)
 
-def _trends(run: str, frame: Frame) -> list[RenderableType]:
-    """Return a line with the newest step times and throughput; none where neither is known."""
-    steps, rates = frame.step_seconds.get(run, ()), frame.samples_per_second.get(run, ())
-    if not steps:
-        return []
-    line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(" step ", style="dim").append(sparkline(steps, _TREND_CELLS), style="cyan")
-    line.append(f" {duration(steps[-1])}")
-    if rates:
-        line.append("  samples/s ", style="dim").append(sparkline(rates, _TREND_CELLS), style="cyan")
-        line.append(f" {rates[-1]:,.0f}" if rates[-1] >= 99.5 else f" {rates[-1]:.3g}")
-    return [line]
+    @functools.cached_property
+    def _commands(self) -> list[Line]:
+        card = self._card
+        if card is None:
+            return []
+        named = [part for cause in card.causes[:1] for part in cause.parts if part[0] in _SHOWN]
+        parts = [
+            ((f"  {name}: {words}", ""),) for name, words in (*named, *(("also", each) for each in card.also))
+        ]
+        if card.next_command:
+            parts.append(((f"  next: {card.next_command}", "dim"),))
+        return _paragraphs(self._inner.width, *parts)
 
+    @functools.cached_property
+    def _account(self) -> list[Line]:
+        account = self._card.account if self._card is not None else None
+        return account_lines(account, self._inner) if account is not None else []
 
-def _memory(run: RunView) -> list[RenderableType]:
-    """Return a line with the memory of the process that grows most, else of the largest; none if unknown."""
-    known = [(rank.host_memory, rank.rank) for rank in run.ranks if rank.host_memory is not None]
-    if not any(memory.course_bytes for memory, _ in known):
-        return []
-    memory, number = max(known, key=lambda each: (each[0].growth_bytes_per_second, each[0].resident_bytes))
-    line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(" memory ", style="dim").append(sparkline(memory.course_bytes, _TREND_CELLS), style="cyan")
-    line.append(f" {memory.words}")
-    return [line.append(f"  rank {number}", style="dim") if len(run.ranks) > 1 else line]
+    @functools.cached_property
+    def _trends(self) -> list[Line]:
+        return [cut(each, self._inner.width) for each in (*self._steps_trend(), *self._memory_trend())]
 
+    def _steps_trend(self) -> list[Line]:
+        """Return a line with the newest step times and throughput; none where neither is known."""
+        run = self._run.run
+        steps, rates = self._frame.step_seconds.get(run, ()), self._frame.samples_per_second.get(run, ())
+        if not steps:
+            return []
+        words = [(" step ", "dim"), (sparkline(steps, _TREND_CELLS), "cyan"), (f" {duration(steps[-1])}", "")]
+        if rates:
+            rate = f" {rates[-1]:,.0f}" if rates[-1] >= 99.5 else f" {rates[-1]:.3g}"
+            words += [("  samples/s ", "dim"), (sparkline(rates, _TREND_CELLS), "cyan"), (rate, "")]
+        return [line(*words)]
 
-def _ranks(
-    run: RunView,
-    verdict: control_pb2.Verdict | None,
-    others: int | None,
-    marked: int | None,
-    *,
-    with_node: bool,
-) -> list[RenderableType]:
-    """Return a table of a run's ranks, and how many are left out."""
-    table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="bold dim")
-    for name in ("RANK", *(("NODE",) if with_node else ()), *_COLUMNS):
-        table.add_column(
-            name,
-            justify="left" if name in _LEFT else "right",
-            header_style=style_of(OrderTarget(_ORDERS[name])) if name in _ORDERS else None,
-            ratio=1 if name == _BARS else None,
-            no_wrap=True,
+    def _memory_trend(self) -> list[Line]:
+        """Return a line with the memory of the process that grows most, else of the largest; or none."""
+        ranks = self._run.ranks
+        known = [(rank.host_memory, rank.rank) for rank in ranks if rank.host_memory is not None]
+        if not any(memory.course_bytes for memory, _ in known):
+            return []
+        memory, number = max(
+            known, key=lambda each: (each[0].growth_bytes_per_second, each[0].resident_bytes)
         )
-    matter = _that_matter(run, verdict)
-    rest = [rank for rank in run.ranks if rank not in matter]
-    if others is not None:
+        course = sparkline(memory.course_bytes, _TREND_CELLS)
+        whose = f"  rank {number}" if len(ranks) > 1 else ""
+        return [line((" memory ", "dim"), (course, "cyan"), (f" {memory.words}", ""), (whose, "dim"))]
+
+    @functools.cached_property
+    def _legend(self) -> list[Line]:
+        return legend(colours(self._run), self._inner)
+
+    @functools.cached_property
+    def _that_matter(self) -> set[int]:
+        """The ranks that are always shown: those that a verdict names, that are slow, or stopped."""
+        causes = [] if self._verdict is None else [self._verdict, *self._verdict.others]
+        named = {each.rank for each in causes if each.rank >= 0}
+        return {
+            rank.rank for rank in self._run.ranks if rank.slow or rank.rank in named or rank.state == STOPPED
+        }
+
+    def _shown(self, others: int | None) -> Sequence[RankView]:
+        """Return the ranks that are shown with so many of those that do not matter, in their order."""
+        ranks, matter = self._run.ranks, self._that_matter
+        if others is None:
+            return ranks
+        rest = [rank.rank for rank in ranks if rank.rank not in matter]
         # A run without a slow rank shows one all the same.
-        rest = rest[: max(others, 0 if matter else 1)]
-    chosen = {rank.rank for rank in (*matter, *rest)}
-    shown = [rank for rank in run.ranks if rank.rank in chosen]
-    by_phase = colours(run)
-    for rank in shown:
-        number, *cells = _rank(rank, by_phase, run.step_seconds, is_marked=rank.rank == marked)
-        node = [rank.node] if with_node else []
-        row = style_of(RankTarget(run.run, rank.rank), "bold red" if rank.slow else "")
-        table.add_row(number, *node, *cells, style=row)
-    hidden = len(run.ranks) - len(shown)
-    if not hidden:
-        return [table]
-    return [table, Text(f"{_output.count(hidden, 'more rank')}, none of them slow", style="dim")]
+        chosen = matter | {*rest[: max(others, 0 if matter else 1)]}
+        return [rank for rank in ranks if rank.rank in chosen]
+
+    def _ranks(self, others: int | None) -> list[Line]:
+        """Return a table of ranks, and how many are left out."""
+        names = [name for name in _TABLE if name != "NODE" or self._frame.nodes]
+        shown = self._shown(others)
+        rows = [Row([_head(name) for name in names])]
+        rows += [self._row(rank, names) for rank in shown]
+        lines = columns(rows, [_TABLE[name] for name in names], self._inner, _GAP)
+        hidden = len(self._run.ranks) - len(shown)
+        if hidden:
+            text = f"{_output.count(hidden, 'more rank')}, none of them slow"
+            lines.append(cut(line((text, "dim")), self._inner.width))
+        return lines
+
+    def _row(self, rank: RankView, names: Sequence[str]) -> Row:
+        by_phase = self._colours
+        spent = [(*shade, rank.phase_seconds.get(name, 0.0)) for name, shade in by_phase.items()]
+        mark = SELECTED if rank.rank == self._marked else ""
+        wait, behind = rank.phase_seconds.get(WAIT), rank.behind_ratio
+        cells: dict[str, Cell] = {
+            "RANK": line((f"{mark}{'▶ ' if rank.slow else ''}{rank.rank}", "")),
+            "NODE": line((rank.node, "")),
+            "STATE": line((rank.state, "bold red" if rank.state in (STOPPED, STALLED) else "")),
+            "STEPS": line((str(rank.steps), "")),
+            "STEP": line((duration(rank.step_seconds) if rank.window else "-", "")),
+            "WHAT A STEP IS SPENT ON": Bar(spent, self._run.step_seconds),
+            "MOST OF IT": line((_most(rank), "")),
+            "WAIT": line((milliseconds(wait) if wait else "-", "")),
+            "VS PEERS": line((behind_text(behind), _level_of(behind)) if behind is not None else ("-", "")),
+        }
+        style = style_of(RankTarget(self._run.run, rank.rank), "bold red" if rank.slow else "")
+        return Row([cells[name] for name in names], style)
+
+    @functools.cached_property
+    def _colours(self) -> dict[str, tuple[str, str]]:
+        by_phase = colours(self._run)
+        marks = letters(by_phase)
+        return {name: (marks[name], colour) for name, colour in by_phase.items()}
 
 
-def _that_matter(run: RunView, verdict: control_pb2.Verdict | None) -> list[RankView]:
-    """Return the ranks that are always shown: those that a verdict names, that are slow, or stopped."""
-    causes = [] if verdict is None else [verdict, *verdict.others]
-    named = {each.rank for each in causes if each.rank >= 0}
-    return [rank for rank in run.ranks if rank.slow or rank.rank in named or rank.state == STOPPED]
-
-
-def _rank(
-    rank: RankView, by_phase: Mapping[str, str], longest: float, *, is_marked: bool
-) -> list[RenderableType]:
-    marks = letters(by_phase)
-    spent = [(marks[name], by_phase[name], rank.phase_seconds.get(name, 0.0)) for name in by_phase]
-    behind = rank.behind_ratio
-    return [
-        f"{SELECTED if is_marked else ''}{'▶ ' if rank.slow else ''}{rank.rank}",
-        Text(rank.state, style="bold red" if rank.state in (STOPPED, STALLED) else ""),
-        str(rank.steps),
-        duration(rank.step_seconds) if rank.window else "-",
-        Bar(spent, longest),
-        _most(rank),
-        milliseconds(rank.phase_seconds[WAIT]) if rank.phase_seconds.get(WAIT) else "-",
-        Text(behind_text(behind), style=_level_of(behind)) if behind is not None else "-",
-    ]
+def _head(name: str) -> Line:
+    if name not in _ORDERS:
+        return line((name, "bold dim"))
+    return [Segment(name, style_of(OrderTarget(_ORDERS[name]), "bold dim"))]
 
 
 def _most(rank: RankView) -> str:
@@ -294,19 +358,23 @@ def _level_of(behind: float) -> str:
     return "red" if behind >= _FAR_BEHIND else "yellow" if behind >= _BEHIND else ""
 
 
-def _verdict(card: VerdictCard | None) -> RenderableType:
+def _paragraphs(width: int, *parts: Sequence[Words]) -> list[Line]:
+    return [each for part in parts for each in wrapped(width, *part)]
+
+
+def _verdict(card: VerdictCard | None) -> Sequence[Words]:
     if card is None:
-        return Text("? no verdict yet", style="green")
+        return [("? no verdict yet", "green")]
     if card.failure:
-        return Text.assemble(("✗ ", "red"), card.summary)
+        return [("✗ ", "red"), (card.summary, "")]
     if not card.causes:
-        return Text.assemble(("✓ " if card.is_healthy else "? ", "green"), card.summary)
-    return Text("✗ ", style="red").append_text(_cause(card.causes[0]))
+        return [("✓ " if card.is_healthy else "? ", "green"), (card.summary, "")]
+    return [("✗ ", "red"), *_cause(card.causes[0])]
 
 
-def _also(cause: CauseCard) -> Text:
-    return Text("  also: ").append_text(_cause(cause))
+def _also(cause: CauseCard) -> Sequence[Words]:
+    return [("  also: ", ""), *_cause(cause)]
 
 
-def _cause(cause: CauseCard) -> Text:
-    return Text.assemble((cause.heading, "bold"), f" · {cause.why}" if cause.why else "")
+def _cause(cause: CauseCard) -> Sequence[Words]:
+    return [(cause.heading, "bold"), (f" · {cause.why}" if cause.why else "", "")]

@@ -9,22 +9,18 @@ from enum import Enum
 from typing import Final
 
 from torchperfd.v1 import control_pb2
-from torchperfd_cli.commands._top_input import (
-    BACKSPACE,
-    DOWN,
-    ENTER,
-    ESCAPE,
-    GONE,
-    PAGE_DOWN,
-    PAGE_UP,
-    UP,
-    WHEEL_DOWN,
-    WHEEL_UP,
-    OrderTarget,
-    RankTarget,
-    Target,
-)
+from torchperfd_cli.commands._top_lines import OrderTarget, RankTarget, Target
 from torchperfd_daemon.views.model import WAIT, RankView, RunView, gpu_order
+
+UP: Final = "up"
+DOWN: Final = "down"
+PAGE_UP: Final = "pageup"
+PAGE_DOWN: Final = "pagedown"
+WHEEL_UP: Final = "wheel up"
+WHEEL_DOWN: Final = "wheel down"
+ENTER: Final = "enter"
+ESCAPE: Final = "escape"
+BACKSPACE: Final = "backspace"
 
 _CPU: Final = "node_cpu_utilization_ratio"
 _AVAILABLE: Final = "node_memory_available_bytes"
@@ -205,8 +201,6 @@ class TopState:
         Args:
             frame: What is on the screen, arranged.
         """
-        if key == GONE:
-            return Action.QUIT
         self.message = ""
         if self.is_typing:
             self._type(key)

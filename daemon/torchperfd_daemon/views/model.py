@@ -1,16 +1,18 @@
 """Runs and their ranks as commands and pages show them: types, texts of states, names by unique prefixes.
 
-Without numpy, so that a command that shows them opens before that is imported.
+Without numpy: `top` opens before that is imported, with a view of what the daemon has computed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.model.host_memory import HostMemory
+from torchperfd.model.messages import unpack
+from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.model import State, coordinates_text
 
 if TYPE_CHECKING:
     from torchperfd_daemon.diagnosis.detect.straggler import Straggler
@@ -142,6 +144,47 @@ def steady(message: control_pb2.RankSteps) -> control_pb2.RankSteps:
     for column in rest.phases:
         column.ns = column.ns[8:]
     return rest
+
+
+def first_runs(messages: Iterable[control_pb2.RankSteps]) -> list[RunView]:
+    """Return a view of each run, by name, from the means that the daemon has made: ranks are not compared."""
+    by_run: dict[str, list[control_pb2.RankStatus]] = {}
+    for message in messages:
+        by_run.setdefault(message.status.identity.run, []).append(message.status)
+    return [_first_run(run, by_run[run]) for run in sorted(by_run)]
+
+
+def _first_run(run: str, ranks: Sequence[control_pb2.RankStatus]) -> RunView:
+    identity = ranks[0].identity
+    return RunView(
+        run,
+        identity.job_name,
+        max(rank.identity.world_size for rank in ranks),
+        waits=any(rank.phase_seconds.get(WAIT, 0.0) > 0 for rank in ranks),
+        on_device=False,
+        hidden=False,
+        ranks=tuple(map(_first_rank, ranks)),
+    )
+
+
+def _first_rank(status: control_pb2.RankStatus) -> RankView:
+    totals = unpack(status, StatusTotals)
+    return RankView(
+        rank=status.identity.rank,
+        node=status.identity.node,
+        pid=status.identity.pid,
+        state=rank_state(status),
+        stalled_seconds=status.stalled_seconds,
+        coordinates=coordinates_text(totals.coordinates),
+        steps=status.steps,
+        window=status.steps,
+        step_seconds=status.step_seconds,
+        phase_seconds=dict(status.phase_seconds),
+        behind_seconds=None,
+        behind_ratio=None,
+        slow=None,
+        host_memory=totals.host_memory,
+    )
 
 
 _MAX_NAMED: Final = 8

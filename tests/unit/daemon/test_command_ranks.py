@@ -22,7 +22,7 @@ from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import _top_state as _node_view
 from torchperfd_cli.commands import diagnose
 from torchperfd_cli.commands._output import NO_RUNS
-from torchperfd_cli.commands._top_screen import draw
+from torchperfd_cli.commands._top_screen import Drawing
 from torchperfd_cli.commands._top_state import Frame
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
@@ -122,7 +122,7 @@ def frame(case: str) -> Frame:
 
 def drawn(shown: Frame, height: int | None = None, width: int = 100, **how: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, **how).print(draw(shown, height))
+    Console(file=out, width=width, **how).print(Drawing(shown, height))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 

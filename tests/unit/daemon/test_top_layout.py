@@ -10,7 +10,7 @@ from tests.support.golden import check_golden
 
 from torchperfd.model.host_memory import HostMemory
 from torchperfd.v1 import control_pb2
-from torchperfd_cli.commands._top_screen import draw
+from torchperfd_cli.commands._top_screen import Drawing
 from torchperfd_cli.commands._top_state import Frame, GpuView, NodeView
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 from torchperfd_daemon.views.model import RankView, RunView
@@ -53,7 +53,7 @@ def lines(
     view = NodeView(0.5, 2.0**33, 2.0**34, tuple(each))
     frame = Frame("node-1", "12:00:00", view, runs, {each.run: each for each in verdicts})
     out = io.StringIO()
-    Console(file=out, width=width, height=height or 100).print(draw(frame, height))
+    Console(file=out, width=width, height=height or 100).print(Drawing(frame, height))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
