@@ -75,7 +75,7 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TorchperfdError(f"{problem}: {error.strerror}", remedy) from error
+        raise TorchperfdError(f"{problem}: {error.strerror or error}", remedy) from error
 
 
 _MAX_SHOWN_NUMBER: Final = 2**63 - 1

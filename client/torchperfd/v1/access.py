@@ -11,7 +11,8 @@ import os
 import socket
 import stat
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -90,6 +91,16 @@ def open_directory(path: str, *, create: bool = False) -> int:
         os.close(directory)
         raise
     return directory
+
+
+@contextmanager
+def opened_directory(path: str, *, create: bool = False) -> Iterator[int]:
+    """Hold a directory open, as :func:`open_directory` returns it."""
+    directory = open_directory(path, create=create)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
 
 
 def open_file(directory: int, name: str, flags: int, mode: int = 0o600) -> int:

@@ -11,11 +11,12 @@ import pwd
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.folder import may_act_for_users
@@ -27,6 +28,9 @@ from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 MAX_IDLE_S: Final = 50.0
 """A child that has waited for so long without using a CPU or a disk is ended."""
 _LOOK_S: Final = 5.0
+_MADE: Final = (0, 5)
+"""Exit codes of commands that could read all traces, or some."""
+_ERROR_BYTES: Final = 4096
 _NOBODY: Final = 65_534
 _ENVIRONMENT: Final = frozenset(
     {"PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME"}
@@ -106,23 +110,69 @@ def child_files(catalog: Catalog, captures: Sequence[str]) -> Iterator[ChildFile
         yield ChildFiles(directory, tuple(captures), links, uid or None)
 
 
-def wait(process: "subprocess.Popen[bytes]", timeout: float, max_idle: float = MAX_IDLE_S) -> int:
-    """Return a child's exit code.
+class AnalysisChild:
+    """Runs one command at a time, which another thread may end.
 
-    Raises:
-        TorchperfdError: It took more than ``timeout`` seconds.
-        StuckError: It and its children have waited for ``max_idle`` seconds.
+    Args:
+        timeout: Seconds that a command may take.
+        max_idle: Seconds that it and its children may wait without doing anything.
     """
-    watch = IdleWatch(process.pid, time.monotonic())
-    deadline = time.monotonic() + timeout
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(max(0.01, min(_LOOK_S, max_idle / 4, deadline - time.monotonic())))
-        now = time.monotonic()
-        if now >= deadline:
-            raise TorchperfdError(f"the analysis took more than {timeout:,.0f} s")
-        if watch.idle_seconds(now) >= max_idle:
-            raise StuckError(f"the analyser waited for {max_idle:,.0f} s without doing anything")
+
+    def __init__(self, timeout: float, max_idle: float = MAX_IDLE_S) -> None:
+        self._timeout = timeout
+        self._max_idle = max_idle
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End the command in progress, and run no other."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                _kill(self._process.pid)
+
+    def run(self, command: Sequence[str], files: ChildFiles, output: IO[bytes] | int) -> None:
+        """Run a command to its end, with its output in a file.
+
+        Raises:
+            TorchperfdError: It failed or took too long; the text is the last line of its errors.
+            StuckError: It was idle for too long.
+        """
+        with tempfile.TemporaryFile() as errors:
+            with self._lock:
+                if self._is_stopped:
+                    raise TorchperfdError("the daemon is stopping")
+                process = self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    **files.process_arguments(),
+                )
+            try:
+                code = self._wait(process)
+            finally:
+                with self._lock:
+                    if process.poll() is None:
+                        _kill(process.pid)
+                    self._process = None
+                process.wait()
+            if code not in _MADE:
+                raise TorchperfdError(_last_line(errors) or f"the analyser ended with {code}")
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> int:
+        watch = IdleWatch(process.pid, time.monotonic())
+        deadline = time.monotonic() + self._timeout
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                left = deadline - time.monotonic()
+                return process.wait(max(0.01, min(_LOOK_S, self._max_idle / 4, left)))
+            now = time.monotonic()
+            if now >= deadline:
+                raise TorchperfdError(f"the analysis took more than {self._timeout:,.0f} s")
+            if watch.idle_seconds(now) >= self._max_idle:
+                raise StuckError(f"the analyser waited for {self._max_idle:,.0f} s without doing anything")
 
 
 class IdleWatch:
@@ -167,10 +217,17 @@ class IdleWatch:
         return ""
 
 
-def kill(pid: int) -> None:
+def _kill(pid: int) -> None:
     """Kill a child and the workers that it has started; those may outlive it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - _ERROR_BYTES))
+    lines = errors.read().decode(errors="replace").strip().splitlines() or [""]
+    return "".join(letter for letter in lines[-1] if letter.isprintable()).removeprefix("torchperfd: ")
 
 
 def _delete(directory: Path) -> None:

@@ -12,8 +12,6 @@ import os
 import queue
 import re
 import secrets
-import subprocess
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -28,11 +26,10 @@ from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import folder, low_priority
 from torchperfd_daemon.captures.analysis_child import (
     MAX_IDLE_S,
+    AnalysisChild,
     ChildFiles,
     StuckError,
     child_files,
-    kill,
-    wait,
 )
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord
@@ -46,11 +43,8 @@ TIMEOUT_S: Final = 1800.0
 _TRACE: Final = re.compile(r"rank\d{1,9}\.json(?:\.gz)?")
 _MAX_WAITING: Final = 64
 _MAX_RUNS: Final = 64
-_ERROR_BYTES: Final = 4096
 _CLEAR_UP_S: Final = 1.0
 """Most time to remove the file of an analysis that was ended."""
-# What `analyze` returns when it could read some ranks' traces and not others.
-_OK, _PARTIAL = 0, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +113,9 @@ class Analyst:
     ) -> None:
         self._catalog = catalog
         self._command = command
-        self._timeout = timeout
-        self._max_idle = max_idle
+        self._child = AnalysisChild(timeout, max_idle)
         self._waiting: queue.Queue[CaptureRecord | None] = queue.Queue(_MAX_WAITING)
         self._stopped = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self.run, name="torchperfd-analyst", daemon=True)
         self.counts = AnalysisCounts()
         self.health = WorkerHealth("analysis")
@@ -135,10 +126,8 @@ class Analyst:
 
     def stop(self) -> None:
         """Stop analysing, and end the analysis in progress."""
-        with self._lock:
-            self._stopped.set()
-            if self._process is not None:
-                kill(self._process.pid)
+        self._stopped.set()
+        self._child.stop()
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
         if self._thread.is_alive():
@@ -198,40 +187,12 @@ class Analyst:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with open(os.open(part, flags, folder.FILE_MODE, dir_fd=held), "r+b") as output:  # noqa: PTH123
-                self._execute(files, output)
+                self._child.run(self._command(files), files, output)
                 self.counts.remember(run, _shares(output))
             os.replace(part, folder.ANALYSIS, src_dir_fd=held, dst_dir_fd=held)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(part, dir_fd=held)
-
-    def _execute(self, files: ChildFiles, output: IO[bytes]) -> None:
-        """Run the command to its end, with its output in a file.
-
-        Raises:
-            TorchperfdError: It failed or took too long; the text is the last line of its errors.
-        """
-        with tempfile.TemporaryFile() as errors:
-            with self._lock:
-                if self._stopped.is_set():
-                    raise TorchperfdError("the daemon is stopping")
-                process = self._process = subprocess.Popen(
-                    self._command(files),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=errors,
-                    **files.process_arguments(),
-                )
-            try:
-                code = wait(process, self._timeout, self._max_idle)
-            finally:
-                with self._lock:
-                    if process.poll() is None:
-                        kill(process.pid)
-                    self._process = None
-                process.wait()
-            if code not in (_OK, _PARTIAL):
-                raise TorchperfdError(_last_line(errors) or f"the analyser ended with {code}")
 
 
 class _Breakdown(msgspec.Struct):
@@ -284,10 +245,3 @@ def _shares(document: IO[bytes]) -> tuple[RankShares, ...]:
 def _traces(record: CaptureRecord) -> list[str]:
     """Return the names of a capture's traces, which not all of its files have to be."""
     return [trace.file for trace in record.ranks if _TRACE.fullmatch(trace.file)]
-
-
-def _last_line(errors: IO[bytes]) -> str:
-    size = errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, size - _ERROR_BYTES))
-    lines = errors.read().decode(errors="replace").strip().splitlines() or [""]
-    return "".join(letter for letter in lines[-1] if letter.isprintable()).removeprefix("torchperfd: ")

@@ -57,9 +57,7 @@ class _Surveyed:
 
 
 class FleetView:
-    """Queries the other daemons of the fleet, and merges their answers with this node's.
-
-    Each query raises UsageError if no peers are configured, and TorchperfdError if they cannot be resolved.
+    """A ``PeerDirectory``: queries the other daemons of the fleet, and merges their answers with this node's.
 
     Args:
         peers: The addresses of the fleet's daemons; None if no peers are configured.
@@ -77,17 +75,11 @@ class FleetView:
 
     @property
     def known(self) -> bool:
-        """Whether this daemon has configured peers."""
         return self._peers is not None
 
     async def runs(
         self, own: Sequence[control_pb2.Run], may: MayCommand, job: str = ""
     ) -> control_pb2.ListRunsResponse:
-        """Return the runs of all nodes, of all jobs or of one, and which nodes did not answer.
-
-        Raises:
-            NoSuchTargetError: No node has a run of the job.
-        """
         answers = await self._list_runs(may)
         nodes = [_node("", self._node, __version__, __revision__, _ranks_of(own))]
         found = [*own]
@@ -104,11 +96,6 @@ class FleetView:
         )
 
     async def choose(self, run: str, own: Sequence[str], may: MayCommand) -> str:
-        """Return ``run``, or if it is empty the name of the caller's only run on all nodes.
-
-        Raises:
-            NoSuchTargetError: There is no run, or more than one.
-        """
         if run:
             return run
         answers = await self._list_runs(may)
@@ -123,14 +110,6 @@ class FleetView:
     async def steps(
         self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey, may: MayCommand
     ) -> control_pb2.GetStepsResponse:
-        """Return the newest steps of ranks of all nodes, and which nodes did not answer.
-
-        Args:
-            asked: The request: which ranks and steps.
-
-        Raises:
-            NoSuchTargetError: No node has a rank of the run or job asked for.
-        """
         joined = await self._survey(asked, own, may)
         by_rank = sorted(each_once(joined.surveys).items())
         return control_pb2.GetStepsResponse(
@@ -145,16 +124,6 @@ class FleetView:
         may: MayCommand,
         seconds: float | None = None,
     ) -> control_pb2.DiagnoseResponse:
-        """Return one verdict on each run of all nodes, and which nodes did not answer.
-
-        Args:
-            asked: The request: which runs.
-            redact: Removes from a verdict what the caller may not see.
-            seconds: How long each peer may take; by default :data:`_ASK_S`.
-
-        Raises:
-            NoSuchTargetError: No node has a rank of the run or job asked for.
-        """
         joined = await self._survey(asked, own, may, _ASK_S if seconds is None else seconds)
         # Thousands of ranks take a moment, and this loop has clients to answer.
         verdicts = await asyncio.to_thread(
@@ -167,8 +136,6 @@ class FleetView:
     async def stacks(
         self, request: control_pb2.StacksRequest, may: MayCommand
     ) -> AsyncIterator[control_pb2.RankStacks]:
-        """Yield the stacks of the caller's ranks of a run on other nodes, then the silent peers."""
-
         async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> _NodeStacks:
             call = stub.Stacks(request, metadata=self._fan_out.metadata)
             instance = dict(await call.initial_metadata()).get(INSTANCE_KEY, "")
@@ -191,18 +158,6 @@ class FleetView:
         may: MayCommand,
         job: str = "",
     ) -> AsyncIterator[RankSelection]:
-        """Keep streams to the ranks of a run on all nodes open, for one capture.
-
-        Args:
-            run: The run's name; empty if there is only one run.
-            ranks: The ranks to select; all if empty.
-            own: Returns the connected ranks of the job on this node, by run.
-            may: Returns whether the caller may capture the processes of a user.
-            job: The job of the run; empty for any.
-
-        Raises:
-            NoSuchTargetError: No node has such a run or rank, or there are several runs to choose from.
-        """
         answers = await self._fan_out.ask(await self._addresses(may), self._begin, _ASK_S)
         pinging = None
         try:

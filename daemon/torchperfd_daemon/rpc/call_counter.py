@@ -2,16 +2,16 @@
 
 import asyncio
 import contextlib
-import inspect
+import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
 
 from torchperfd_daemon.metrics.health import CallCounts
+from torchperfd_daemon.rpc.interceptors import surrounded
 
-_KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 _NUMBERS: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 _UNKNOWN: Final = grpc.StatusCode.UNKNOWN.name
 
@@ -37,28 +37,10 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gener
             return None
         # Of /torchperfd.v1.Control/ListRuns, Control/ListRuns.
         method = str(handler_call_details.method).rpartition(".")[2]
-        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-        serve = getattr(handler, kind)
-        counted = self._streaming if inspect.isasyncgenfunction(serve) else self._answering
-        return handler._replace(**{kind: counted(method, serve)})
+        return surrounded(handler, functools.partial(self._counted, method))
 
-    def _answering(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        async def answer(request: Any, context: Any) -> Any:
-            with self._counted(method, context):
-                return await serve(request, context)
-
-        return answer
-
-    def _streaming(self, method: str, serve: Callable[[Any, Any], AsyncIterator[Any]]) -> Any:
-        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._counted(method, context):
-                async for answer in serve(request, context):
-                    yield answer
-
-        return stream
-
-    @contextlib.contextmanager
-    def _counted(self, method: str, context: Any) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _counted(self, method: str, _request: Any, context: Any) -> AsyncIterator[None]:
         began = self._clock()
         code = _UNKNOWN  # as gRPC answers for an exception that the method raises
         try:

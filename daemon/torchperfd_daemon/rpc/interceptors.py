@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from torchperfd.v1 import session_pb2
+from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.rpc.callers import COMMANDS, CallerDirectory, UserRate
 from torchperfd_daemon.text import LogLimiter
 
@@ -36,6 +37,37 @@ _STEPS: Final = session_pb2.ClientMessage.STEPS_FIELD_NUMBER
 _BUNDLE: Final = session_pb2.ClientMessage.BUNDLE_FIELD_NUMBER
 
 
+Around = Callable[[Any, Any], contextlib.AbstractAsyncContextManager[None]]
+"""Returns what surrounds a call, given its request and its context."""
+
+_KINDS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+def surrounded(handler: Any, around: Around) -> Any:
+    """Return a method's handler whose calls are surrounded."""
+    kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
+    serve = getattr(handler, kind)
+
+    async def answer(request: Any, context: Any) -> Any:
+        async with around(request, context):
+            return await serve(request, context)
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        async with around(request, context):
+            async for each in serve(request, context):
+                yield each
+
+    return handler._replace(**{kind: stream if inspect.isasyncgenfunction(serve) else answer})
+
+
+_STATUSES: Final = (
+    (NotAllowedError, grpc.StatusCode.PERMISSION_DENIED),
+    (NoSuchTargetError, grpc.StatusCode.NOT_FOUND),
+    (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
+    (TorchperfdError, grpc.StatusCode.FAILED_PRECONDITION),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Unreadable:
     """Stands for a request that is refused."""
@@ -44,7 +76,10 @@ class Unreadable:
 
 
 class RequestGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs only
-    """Checks each request before it is parsed, and refuses it with a reason where the check fails."""
+    """Checks each request before it is parsed, and ends a call with the reason why it fails.
+
+    The reason is that of the check, or of an error that the method raises.
+    """
 
     def __init__(self) -> None:
         self._limiter = LogLimiter(log)
@@ -59,15 +94,8 @@ class RequestGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gene
         if handler is None or handler.request_deserializer is None:
             return handler
         method = handler_call_details.method
-        changed: dict[str, Any] = {
-            "request_deserializer": self._careful(method, handler.request_deserializer)
-        }
-        if handler.unary_unary is not None:
-            changed["unary_unary"] = _refusing(handler.unary_unary)
-        elif handler.unary_stream is not None:
-            is_generator = inspect.isasyncgenfunction(handler.unary_stream)
-            changed["unary_stream"] = (_refusing_stream if is_generator else _refusing)(handler.unary_stream)
-        return handler._replace(**changed)
+        careful = handler._replace(request_deserializer=self._careful(method, handler.request_deserializer))
+        return careful if method == _ATTACH else surrounded(careful, _explained)
 
     def _careful(self, method: str, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         check = check_client_message if method == _ATTACH else check_request
@@ -166,25 +194,15 @@ def _varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
     raise ValueError("a number does not end")
 
 
-def _refusing(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def refusing(request: Any, context: Any) -> Any:
-        if isinstance(request, Unreadable):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
-        return await method(request, context)
-
-    return refusing
-
-
-def _refusing_stream(
-    method: Callable[[Any, Any], AsyncIterator[Any]],
-) -> Callable[[Any, Any], AsyncIterator[Any]]:
-    async def refusing(request: Any, context: Any) -> AsyncIterator[Any]:
-        if isinstance(request, Unreadable):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
-        async for answer in method(request, context):
-            yield answer
-
-    return refusing
+@contextlib.asynccontextmanager
+async def _explained(request: Any, context: Any) -> AsyncIterator[None]:
+    if isinstance(request, Unreadable):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
+    try:
+        yield
+    except TorchperfdError as error:
+        status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+        await context.abort(status, str(error))
 
 
 _MAX_OPEN_COMMANDS: Final = 64
@@ -213,35 +231,11 @@ class CommandRates(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gene
     ) -> Any:
         """Return the method's handler, which waits until its caller may send one more command."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method == _ATTACH:
-            return handler
-        if handler.unary_unary is not None:
-            return handler._replace(unary_unary=self._answering(handler.unary_unary))
-        if handler.unary_stream is not None:
-            is_generator = inspect.isasyncgenfunction(handler.unary_stream)
-            limit = self._streaming if is_generator else self._answering
-            return handler._replace(unary_stream=limit(handler.unary_stream))
-        return handler
-
-    def _answering(
-        self, method: Callable[[Any, Any], Awaitable[Any]]
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def answer(request: Any, context: Any) -> Any:
-            async with self._admitted(context, request):
-                return await method(request, context)
-
-        return answer
-
-    def _streaming(self, method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with self._admitted(context, request):
-                async for answer in method(request, context):
-                    yield answer
-
-        return stream
+        is_command = handler is not None and handler_call_details.method != _ATTACH
+        return surrounded(handler, self._admitted) if is_command else handler
 
     @contextlib.asynccontextmanager
-    async def _admitted(self, context: Any, request: Any) -> AsyncIterator[None]:
+    async def _admitted(self, request: Any, context: Any) -> AsyncIterator[None]:
         if isinstance(request, Message):
             self._callers.received(context, request.ByteSize())
         uid = self._callers.find(context).uid

@@ -232,9 +232,9 @@ class Daemon:
             samplers.gpus.newest,
             lambda identity: owners.of(identity).gpu_uuid,
             lines=LineSampler(
-                sessions.loading_stacks,
+                sessions.sample_stacks,
                 self._coordinator.is_capturing,
-                threads_of=sessions.thread_stacks,
+                threads_of=partial(sessions.sample_stacks, threads_only=True),
             ),
         )
         self._coordinator.advice_of = observer.settle_loader_advice

@@ -11,6 +11,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.captures.attempt import When
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.folder import ANALYSIS
@@ -166,7 +167,6 @@ class Captures:
 
     Args:
         sessions_of: Returns the connected ranks of a run.
-        others: The daemons of other nodes.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Captures:
             choose_ranks(),
             translate.capture_options_from_message(request.options),
             request.timeout_seconds or _TIMEOUT_S,
-            when=translate.when_from_message(request),
+            when=When(request.at_step if request.HasField("at_step") else None, request.duration_seconds),
             queue=request.queue,
             choose_again=choose_ranks,
         ):

@@ -5,14 +5,12 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
-import grpc
-
 from torchperfd._version import __revision__, __version__
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, fleet_pb2, session_pb2
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
+from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.goodput.totals import RunGoodput
 from torchperfd_daemon.observer.mean_step import loader_advice_of
 from torchperfd_daemon.service import caller_captures, node_survey, translate, translate_diagnosis
@@ -74,14 +72,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._captures = Captures(store, sessions.of_run, coordinator, others)
         self._families = families
         self._goodput = goodput
-        self._end_verdicts = EndVerdicts(others, lambda asked: survey(store, verdict, device_work, asked))
+        self._end_verdicts = EndVerdicts(others, self._survey)
         self._verdict = verdict
         self._device_work = device_work
         self._collections = collections
 
-    async def GetInfo(  # noqa: N802
-        self, request: control_pb2.GetInfoRequest, context: Any
-    ) -> control_pb2.GetInfoResponse:
+    async def GetInfo(self, request: control_pb2.GetInfoRequest, context: Any) -> control_pb2.GetInfoResponse:
         """Return the daemon's identity and protocol versions."""
         return control_pb2.GetInfoResponse(
             api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
@@ -94,8 +90,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             clients=self._store.connected(),
         )
 
-    async def ListRuns(  # noqa: N802
-        self, request: control_pb2.ListRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def ListRuns(
+        self, request: control_pb2.ListRunsRequest, context: Any
     ) -> control_pb2.ListRunsResponse:
         """List runs with their ranks, on this node or on all."""
         own = [
@@ -103,21 +99,16 @@ class ControlService(control_pb2_grpc.ControlServicer):
         ]
         response = control_pb2.ListRunsResponse(runs=own)
         rights = self._permissions.of(context)
-        try:
-            if self._is_of_fleet(request):
-                response = await self._others.runs(own, rights.may_command, request.job)
-            elif not own:
-                node_survey.check_found("", request.job)
-        except TorchperfdError as error:
-            await context.abort(_status_of(error), str(error))
+        if self._is_of_fleet(request):
+            response = await self._others.runs(own, rights.may_command, request.job)
+        elif not own:
+            node_survey.check_found("", request.job)
         for run in response.runs:
             for status in run.ranks:
                 rights.redact_status(status)
         return response
 
-    async def GetRun(  # noqa: N802
-        self, request: control_pb2.GetRunRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> control_pb2.GetRunResponse:
+    async def GetRun(self, request: control_pb2.GetRunRequest, context: Any) -> control_pb2.GetRunResponse:
         """Return a run's totals and its verdict; before one is published, the verdict on its mean step.
 
         At the end of a run of which this node has not all ranks, the other nodes are asked for the verdict.
@@ -127,8 +118,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         request.run = rights.own_name(request.run, runs)
         ranks = runs.get(request.run)
         if not ranks:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run} on this node")
-            raise AssertionError("abort raises")
+            raise NoSuchTargetError(f"no run {request.run} on this node")
         users = [rank.process.uid for rank in ranks]
         of_job = None
         is_part = max(rank.identity.world_size for rank in ranks) > len(ranks)
@@ -147,58 +137,46 @@ class ControlService(control_pb2_grpc.ControlServicer):
             rights.redact_account(account, uid)
         return response
 
-    async def GetSteps(  # noqa: N802
-        self, request: control_pb2.GetStepsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def GetSteps(
+        self, request: control_pb2.GetStepsRequest, context: Any
     ) -> control_pb2.GetStepsResponse:
         """Return the newest training steps of ranks, on this node or on all."""
         rights = self._permissions.of(context)
-        try:
-            if self._is_of_fleet(request):
-                newest = request.newest or HISTORY_STEPS
-                asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, newest=newest)
-                response = await self._others.steps(
-                    asked, survey(self._store, self._verdict, self._device_work, asked), rights.may_command
-                )
-            else:
-                response = node_survey.newest_steps(
-                    self._store, request, self._device_work, self._collections
-                )
-            for rank in response.ranks:
-                rights.redact_status(rank.status)
-            return response
-        except TorchperfdError as error:
-            await context.abort(_status_of(error), str(error))
-            raise AssertionError("abort raises") from error
+        if self._is_of_fleet(request):
+            newest = request.newest or HISTORY_STEPS
+            asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, newest=newest)
+            response = await self._others.steps(asked, self._survey(asked), rights.may_command)
+        else:
+            response = node_survey.newest_steps(self._store, request, self._device_work, self._collections)
+        for rank in response.ranks:
+            rights.redact_status(rank.status)
+        return response
 
-    async def Diagnose(  # noqa: N802
-        self, request: control_pb2.DiagnoseRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def Diagnose(
+        self, request: control_pb2.DiagnoseRequest, context: Any
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run, of its ranks on this node or on all."""
         rights = self._permissions.of(context)
+        if self._is_of_fleet(request):
+            asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)
+            own = self._survey(asked)
+            return await self._others.diagnose(asked, own, rights.redact_verdict, rights.may_command)
         ranks = ranks_of(self._store, request.run, request.job)
-        try:
-            if self._is_of_fleet(request):
-                asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)
-                own = survey(self._store, self._verdict, self._device_work, asked)
-                return await self._others.diagnose(asked, own, rights.redact_verdict, rights.may_command)
-            if not ranks:
-                node_survey.check_found(request.run, request.job)
-            response = control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
-            runs = self._store.runs()
-            for verdict in response.verdicts:
-                rights.redact_verdict(verdict, [rank.process.uid for rank in runs[verdict.run]])
-            return response
-        except TorchperfdError as error:
-            await context.abort(_status_of(error), str(error))
-            raise AssertionError("abort raises") from error
+        if not ranks:
+            node_survey.check_found(request.run, request.job)
+        response = control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
+        runs = self._store.runs()
+        for verdict in response.verdicts:
+            rights.redact_verdict(verdict, [rank.process.uid for rank in runs[verdict.run]])
+        return response
 
-    async def GetReadings(  # noqa: N802
+    async def GetReadings(
         self, request: control_pb2.GetReadingsRequest, context: Any
     ) -> control_pb2.GetReadingsResponse:
         """Return the collectors' newest values."""
         return node_survey.readings(self._families(), request)
 
-    async def GetGoodput(  # noqa: N802
+    async def GetGoodput(
         self, request: control_pb2.GetGoodputRequest, context: Any
     ) -> control_pb2.GetGoodputResponse:
         """Return how rank-seconds were spent, also for runs that have ended."""
@@ -207,85 +185,66 @@ class ControlService(control_pb2_grpc.ControlServicer):
             runs=[translate_diagnosis.run_goodput_to_message(run) for run in runs]
         )
 
-    async def Capture(  # noqa: N802
-        self, request: control_pb2.CaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def Capture(
+        self, request: control_pb2.CaptureRequest, context: Any
     ) -> AsyncIterator[control_pb2.CaptureProgress]:
         """Capture steps of a run, or of all runs, and stream each change."""
         rights = self._permissions.of(context)
-        line = rights.request("capture", subject_of(request))
         targets = self._targets(rights)
-        try:
+        with rights.request("capture", subject_of(request)) as line:
             translate.check_capture(request)
             if self._is_of_fleet(request):
                 messages = self._captures.of_fleet(request, targets, rights, line)
             elif request.all_runs:
                 messages = merged(self._captures.of_each_run(request, targets, rights))
+                line.drop()  # each run has one of its own
             else:
                 messages = self._captures.of_run(request, targets, line)
             async for message in messages:
                 yield message
-        except TorchperfdError as error:
-            line.failed(error)
-            await context.abort(_status_of(error), str(error))
-        finally:
-            if not request.all_runs:
-                line.end()
 
-    async def CancelCapture(  # noqa: N802
-        self, request: control_pb2.CancelCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def CancelCapture(
+        self, request: control_pb2.CancelCaptureRequest, context: Any
     ) -> control_pb2.CancelCaptureResponse:
         """Cancel a capture that is queued or in progress."""
         rights = self._permissions.of(context)
-        line = rights.request("cancellation", f"capture {request.capture_id}")
-        try:
+        with rights.request("cancellation", f"capture {request.capture_id}") as line:
             users = self._coordinator.users(request.capture_id)
             rights.check(f"capture {request.capture_id[:80]}", users)
             self._coordinator.cancel(request.capture_id)
             line.allowed(users)
-        except TorchperfdError as error:
-            line.failed(error)
-            await context.abort(_status_of(error), str(error))
         return control_pb2.CancelCaptureResponse()
 
-    async def Download(  # noqa: N802
-        self, request: control_pb2.DownloadRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def Download(
+        self, request: control_pb2.DownloadRequest, context: Any
     ) -> AsyncIterator[control_pb2.DownloadPiece]:
         """Send a capture's file, piece by piece."""
         rights = self._permissions.of(context)
-        line = rights.request("download", f"{request.file} of capture {request.capture_id}")
-        try:
+        with rights.request("download", f"{request.file} of capture {request.capture_id}") as line:
             async for piece in caller_captures.download_pieces(self._catalog, request, rights, line):
                 yield piece
-        except TorchperfdError as error:
-            line.failed(error)
-            await context.abort(_status_of(error), str(error))
-        finally:
-            line.end()
 
-    async def ListCaptures(  # noqa: N802
-        self, request: control_pb2.ListCapturesRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def ListCaptures(
+        self, request: control_pb2.ListCapturesRequest, context: Any
     ) -> AsyncIterator[control_pb2.ListedCapture]:
         """Send the captures that the caller may read, newest first."""
         rights = self._permissions.of(context)
-        try:
-            # On a thread: it reads the disk.
-            found = await asyncio.to_thread(
-                lambda: [*caller_captures.list_captures(self._catalog, request, rights)]
-            )
-            for message in found:
-                yield message
-        except TorchperfdError as error:
-            await context.abort(_status_of(error), str(error))
+        # On a thread: it reads the disk.
+        found = await asyncio.to_thread(
+            lambda: [*caller_captures.list_captures(self._catalog, request, rights)]
+        )
+        for message in found:
+            yield message
 
-    async def PinCapture(  # noqa: N802
-        self, request: control_pb2.PinCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def PinCapture(
+        self, request: control_pb2.PinCaptureRequest, context: Any
     ) -> control_pb2.PinCaptureResponse:
         """Protect a capture from removal, or no longer."""
         await self._change_kept("pin" if request.pinned else "unpin", caller_captures.pin, request, context)
         return control_pb2.PinCaptureResponse()
 
-    async def RemoveCapture(  # noqa: N802
-        self, request: control_pb2.RemoveCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def RemoveCapture(
+        self, request: control_pb2.RemoveCaptureRequest, context: Any
     ) -> control_pb2.RemoveCaptureResponse:
         """Remove a capture, or find out whether it may be removed."""
         action = "check for removal" if request.dry_run else "removal"
@@ -293,48 +252,36 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return control_pb2.RemoveCaptureResponse()
 
     async def _change_kept(
-        self,
-        action: str,
-        change: Callable[..., Any],
-        request: Any,
-        context: "grpc.aio.ServicerContext[Any, Any]",
+        self, action: str, change: Callable[..., set[int]], request: Any, context: Any
     ) -> None:
-        """Change a kept capture for the caller, and write the audit line of it."""
         rights = self._permissions.of(context)
-        line = rights.request(action, f"capture {request.capture_id}")
-        try:
+        with rights.request(action, f"capture {request.capture_id}") as line:
             line.allowed(await asyncio.to_thread(change, self._catalog, request, rights))
-        except TorchperfdError as error:
-            line.failed(error)
-            await context.abort(_status_of(error), str(error))
 
-    async def Stacks(  # noqa: N802
-        self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def Stacks(
+        self, request: control_pb2.StacksRequest, context: Any
     ) -> AsyncIterator[control_pb2.RankStacks]:
         """Stream the stacks of a run's ranks, on this node or on all, or why they are missing."""
         rights = self._permissions.of(context)
-        action = "stacks by signal" if request.allow_signal else "stacks"
-        line = rights.request(action, subject_of(request))
         if not 0 < request.timeout_seconds <= _MAX_STACKS_S:
             request.timeout_seconds = _STACKS_TIMEOUT_S
-        try:
+        action = "stacks by signal" if request.allow_signal else "stacks"
+        with rights.request(action, subject_of(request)) as line:
             if request.fleet:
-                async for message in self._stacks_of_fleet(request, rights, line):
-                    yield message
-                return
-            ranks = choose(self._store, request.run, request.ranks, rights)
-            line.allowed(rank.process.uid for rank in ranks)
-        except TorchperfdError as error:
-            line.failed(error)
-            await context.abort(_status_of(error), str(error))
-        finally:
-            line.end()
-        async for message in self._stacks(ranks, request.timeout_seconds, request.allow_signal):
-            yield message
+                messages = self._stacks_of_fleet(request, rights, line)
+            else:
+                ranks = choose(self._store, request.run, request.ranks, rights)
+                line.allowed(rank.process.uid for rank in ranks)
+                messages = self._stacks(ranks, request.timeout_seconds, request.allow_signal)
+            async for message in messages:
+                yield message
 
     def _is_of_fleet(self, request: _Wide) -> bool:
         """Return whether all nodes are meant: of a job they are where any others are known."""
         return request.fleet or (bool(request.job) and self._others.known)
+
+    def _survey(self, asked: fleet_pb2.NodeSurveyRequest) -> fleet_pb2.NodeSurvey:
+        return survey(self._store, self._verdict, self._device_work, asked)
 
     async def _stacks(
         self, ranks: Sequence[Rank], seconds: float, allow_signal: bool = False
@@ -374,13 +321,3 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 f"run {request.run} has no such rank on any node that answers",
                 "`torchperfd ps --fleet` lists those there are",
             )
-
-
-def _status_of(error: TorchperfdError) -> grpc.StatusCode:
-    if isinstance(error, NotAllowedError):
-        return grpc.StatusCode.PERMISSION_DENIED
-    if isinstance(error, NoSuchTargetError):
-        return grpc.StatusCode.NOT_FOUND
-    if isinstance(error, UsageError):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    return grpc.StatusCode.FAILED_PRECONDITION

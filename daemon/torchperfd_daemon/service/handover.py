@@ -94,12 +94,7 @@ def take(catalog: Catalog, capture_id: str, sender: Sender, files: Mapping[str, 
 
 
 def _record(catalog: Catalog, capture_id: str, sender: Sender) -> CaptureRecord | None:
-    """Return the capture that a rank takes part in; None if there is none of this id.
-
-    Raises:
-        NotAllowedError: The rank takes no part in it.
-        TorchperfdError: It has ended.
-    """
+    """Return the capture that a rank takes part in; None if there is none of this id."""
     found = catalog.found(capture_id)
     if found is None:
         return None
@@ -144,7 +139,6 @@ def _signed(name: str, descriptor: int, sender: Sender) -> bytes:
 
 
 def _copy(held: int, name: str, descriptor: int, sender: Sender) -> None:
-    """Copy a file into an open folder, whole or not at all."""
     size = os.fstat(descriptor).st_size
     part = f".{name}.{secrets.token_hex(8)}"
     copy = os.open(part, _NEW_FILE, folder.FILE_MODE, dir_fd=held)
@@ -184,7 +178,6 @@ class CaptureHandovers:
     """Serves the connections that hand files of captures over.
 
     Args:
-        catalog: Where the files go.
         find: Returns the rank whose session has a token and a caller's user; None where there is none.
     """
 
@@ -223,7 +216,6 @@ class CaptureHandovers:
             self._limit.dismiss(caller.uid)
 
     def _receive(self, connection: socket.socket, caller: Caller) -> None:
-        """Serve one connection, on a thread of its own."""
         answer = session_pb2.CaptureHandoverResult()
         descriptors: list[int] = []
         try:
@@ -257,23 +249,14 @@ class CaptureHandovers:
     ) -> None:
         if len(descriptors) != len(message.files) or len(set(message.files)) != len(message.files):
             raise TorchperfdError("there is not one descriptor for each file")
-        line = AuditLine("handover", f"rank {sender.rank} of run {sender.run}", caller)
-        try:
+        with AuditLine("handover", f"rank {sender.rank} of run {sender.run}", caller) as line:
             files = dict(zip(message.files, descriptors, strict=True))
             take(self._catalog, message.capture_id, sender, files)
             line.allowed([sender.uid], message.capture_id)
-        except TorchperfdError as error:
-            line.failed(error)
-            raise
 
 
 def _message(connection: socket.socket, descriptors: list[int]) -> session_pb2.CaptureHandover:
-    """Receive the message, and the descriptors that come with it.
-
-    Raises:
-        OSError: It does not come whole.
-        DecodeError: It is none.
-    """
+    """Receive the message, and the descriptors that come with it."""
     head, received, _, _ = socket.recv_fds(
         connection, _HEAD_BYTES, MAX_FILES, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL
     )

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from torchperfd.model.formatting import one_line
 from torchperfd.model.messages import unpack
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures.attempt import MAX_STEPS
@@ -20,6 +21,7 @@ from torchperfd_daemon.captures.rank_attempts import Ack, Participant, Result, f
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.rpc.interceptors import MAX_BUNDLED, Unreadable
 from torchperfd_daemon.service import translate, translate_diagnosis
+from torchperfd_daemon.service.rank_process import LISTED
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.stack_requests import StackRequests
 from torchperfd_daemon.service.targets import PeerDirectory, RankSelection, whole_job
@@ -139,9 +141,7 @@ class CommandHandler:
         """Return the chosen ranks, by default those of the whole job, connected or not."""
         here = {each.rank: each for each in self._of_run(run)}
         if not here:
-            raise NoSuchTargetError(
-                f"no rank of run {run} is connected", "`torchperfd ps` lists those there are"
-            )
+            raise NoSuchTargetError(f"no rank of run {run} is connected", LISTED)
         return whole_job(run, [*ranks], here, _NOT_CONNECTED, self._coordinator)
 
 
@@ -150,11 +150,7 @@ def _refused(order: session_pb2.CaptureOrder, reason: str) -> session_pb2.Captur
 
 
 def _checked(order: session_pb2.CaptureOrder) -> tuple[CaptureOptions, float]:
-    """Return what to record, and for how long to try.
-
-    Raises:
-        UsageError: A value is out of range.
-    """
+    """Return what to record, and for how long to try."""
     options = translate.capture_options_from_message(order.options)
     if not 1 <= options.steps <= MAX_STEPS:
         raise UsageError(f"steps must be 1 to {MAX_STEPS}")
@@ -182,8 +178,6 @@ class MessageReceiver:
     """Hands each message of a session to the part of the daemon that it concerns.
 
     Args:
-        orders: Runs the captures that scripts order.
-        stacks: Gathers the ranks' stacks.
         peer_exchange: Collects other daemons' addresses from the ranks; None where that is off.
         takes_over: Ranks hand their captures over, so that a result without a file is a failure.
     """
@@ -254,10 +248,10 @@ class MessageReceiver:
         rank.state = translate.state_from_message(report.state) or rank.state
         rank.framework = translate.clean_label(report.framework) or rank.framework
         if report.failure and not rank.failure:
-            rank.failure = translate.clean_reason(report.failure)
+            rank.failure = one_line(report.failure, translate.MAX_REASON_CHARACTERS)
             rank.failed_unix_seconds = time.time()
         if report.outcome:
-            rank.outcome = translate.clean_reason(report.outcome)
+            rank.outcome = one_line(report.outcome, translate.MAX_REASON_CHARACTERS)
 
     def _on_capture_ack(self, session: Session, ack: session_pb2.CaptureAck) -> None:
         self._coordinator.on_ack(ack.capture_id, session.rank, unpack(ack, Ack))

@@ -22,6 +22,7 @@ from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.permissions import Rights
+from torchperfd_daemon.service.rank_process import LISTED
 from torchperfd_daemon.service.targets import PeerDirectory
 from torchperfd_daemon.store.model import HISTORY_STEPS
 from torchperfd_daemon.store.store import Rank, Store
@@ -81,7 +82,6 @@ def blocks(rank: Rank, newest: int, on_device: RankWork | None = None) -> contro
 
     Args:
         newest: How many steps; 0 for the present ones (``Rank.present_steps``).
-        on_device: Its newest steps on its device.
     """
     steps = rank.history.newest(min(newest or HISTORY_STEPS, rank.steady_steps))
     held = len(steps.duration_ns) if newest else rank.present_steps
@@ -124,9 +124,7 @@ def newest_steps(
     if not there:
         check_found(request.run, request.job)
     if missing := sorted(wanted - {rank.identity.rank for rank in there}):
-        raise NoSuchTargetError(
-            f"no rank {', '.join(map(str, missing))} on this node", "`torchperfd ps` lists those there are"
-        )
+        raise NoSuchTargetError(f"no rank {', '.join(map(str, missing))} on this node", LISTED)
     count = min(request.newest or HISTORY_STEPS, HISTORY_STEPS)
     chosen = [rank for rank in there if not wanted or rank.identity.rank in wanted]
     return control_pb2.GetStepsResponse(
@@ -142,9 +140,7 @@ def check_found(run: str, job: str) -> None:
     """
     asked = [f"{kind} {name[:80]}" for kind, name in (("run", run), ("job", job)) if name]
     if asked:
-        raise NoSuchTargetError(
-            f"no {' of '.join(asked)} on this node", "`torchperfd ps` lists those there are"
-        )
+        raise NoSuchTargetError(f"no {' of '.join(asked)} on this node", LISTED)
 
 
 def readings(
@@ -249,11 +245,7 @@ class EndVerdicts:
 
 
 def note_unseen(verdict: control_pb2.Verdict, ranks: Sequence[Rank]) -> None:
-    """Add to a verdict on this node's part of a job that the job has other ranks, unless it says so.
-
-    Args:
-        ranks: Those of this node.
-    """
+    """Add to a verdict on this node's part of a job that the job has other ranks, unless it says so."""
     world = max(rank.identity.world_size for rank in ranks)
     verdict.unseen_ranks = world - len(ranks)
     words = unseen_words(verdict.unseen_ranks, world)

@@ -8,18 +8,16 @@ process, with rights of its own choice.
 
 import grp
 import logging
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn
-
-import grpc
+from dataclasses import dataclass
+from typing import Any, Final
 
 from torchperfd.model.formatting import one_line
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import NotAllowedError, TorchperfdError, UsageError
-from torchperfd_daemon.rpc.callers import UNKNOWN, Caller, CallerDirectory, own_uid
+from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, own_uid
 from torchperfd_daemon.store.store import Rank
 
 log = logging.getLogger("torchperfd.audit")
@@ -29,7 +27,7 @@ _MAX_LOGGED: Final = 20
 
 
 class AuditLine:
-    """The line of one request; only the first outcome is written.
+    """The line of one request; only the first outcome is written, at the latest when its block ends.
 
     Args:
         action: What was requested, such as ``capture``.
@@ -39,6 +37,17 @@ class AuditLine:
     def __init__(self, action: str, subject: str, caller: Caller) -> None:
         self._request = f"{action} of {one_line(subject, _MAX_CHARACTERS)} by {caller}"
         self._is_written = False
+
+    def __enter__(self) -> "AuditLine":
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, TorchperfdError):
+            self.failed(error)
+        why = (
+            type(error).__name__ if isinstance(error, Exception) else "the caller left before it was decided"
+        )
+        self._write(logging.INFO, f"failed: {why}")
 
     def allowed(self, owners: Iterable[int | None] = (), capture_id: str = "") -> None:
         """Write that the request is allowed, and begins.
@@ -60,9 +69,9 @@ class AuditLine:
         level, outcome = (logging.WARNING, "refused") if refused else (logging.INFO, "failed")
         self._write(level, f"{outcome}: {one_line(error.problem, _MAX_CHARACTERS)}")
 
-    def end(self) -> None:
-        """Write that the caller left, unless the request was decided before."""
-        self._write(logging.INFO, "failed: the caller left before it was decided")
+    def drop(self) -> None:
+        """Write nothing."""
+        self._is_written = True
 
     def _write(self, level: int, outcome: str) -> None:
         if not self._is_written:
@@ -213,44 +222,8 @@ def group_id(name: str | None) -> int | None:
         ) from None
 
 
-class CallRefusedError(Exception):
-    """The service refused a call.
-
-    Args:
-        status: As a gRPC client would receive it.
-        details: What happened, then what to do.
-    """
-
-    def __init__(self, status: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self.status = status
-        self.details = details
-
-
+@dataclass(frozen=True, slots=True)
 class LocalCall:
-    """Takes the place of gRPC's context of a call.
+    """Takes the place of gRPC's context in a call from within this process."""
 
-    Args:
-        rights: What the caller may do.
-    """
-
-    def __init__(self, rights: Rights) -> None:
-        self.rights = rights
-
-    async def abort(self, status: grpc.StatusCode, details: str) -> NoReturn:
-        """End the call.
-
-        Raises:
-            CallRefusedError: Always.
-        """
-        raise CallRefusedError(status, details)
-
-
-def owner_rights() -> Rights:
-    """Return the rights of the daemon's own user."""
-    return Rights(Caller(uid=own_uid(), pid=os.getpid()), is_admin=True)
-
-
-def stranger_rights() -> Rights:
-    """Return the rights of a user of the node that is not known."""
-    return Rights(UNKNOWN, is_admin=False)
+    rights: Rights

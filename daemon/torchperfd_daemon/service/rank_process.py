@@ -8,16 +8,36 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from torchperfd.v1 import contract
 from torchperfd_daemon.collectors.process import RankProcess, has_users, is_here, own_namespace
 from torchperfd_daemon.collectors.procfs import open_memory_file, parse_stat, parse_table, read
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.store.store import Rank
+
+LISTED: Final = "`torchperfd ps` lists those there are"
+_MAX_NAMED_RANKS: Final = 20
+T = TypeVar("T")
+
+
+def chosen_ranks(run: str, there: Iterable[T], rank_of: Callable[[T], int], chosen: Iterable[int]) -> list[T]:
+    """Return what is chosen of a run's ranks on this node, all of it when none is chosen.
+
+    Raises:
+        NoSuchTargetError: The run lacks one of the ranks.
+    """
+    numbered = [(rank_of(each), each) for each in there]
+    wanted, known = set(chosen), {rank for rank, _ in numbered}
+    if missing := sorted(wanted - known):
+        raise NoSuchTargetError(
+            f"run {run} has no rank {', '.join(map(str, missing[:_MAX_NAMED_RANKS]))} on this node",
+            f"it has {', '.join(map(str, sorted(known)))}",
+        )
+    return [each for rank, each in numbered if rank in wanted or not wanted]
 
 
 def check_real(ranks: Iterable[Rank]) -> None:
@@ -121,7 +141,6 @@ class StackFile:
     """An open stack file.
 
     Attributes:
-        descriptor: The daemon's descriptor of the file.
         signal: The real-time signal whose handler writes the stacks.
         thread: The kernel's id of the client's thread that takes it.
         training: ``threading.get_ident()`` of the training thread.

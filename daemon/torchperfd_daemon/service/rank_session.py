@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
@@ -92,38 +92,26 @@ class Session:
             )
             self._takes_over(capture_id, Ack(False, reason, 0, 0.0))
             return
-        self._send(
-            session_pb2.DaemonMessage(
-                prepare_capture=session_pb2.PrepareCapture(
-                    capture_id=capture_id,
-                    options=options.to_message(),
-                    directory="" if self._takes_over is not None else str(directory),
-                    max_bytes=max_bytes,
-                )
-            )
+        prepare = session_pb2.PrepareCapture(
+            capture_id=capture_id,
+            options=options.to_message(),
+            directory="" if self._takes_over is not None else str(directory),
+            max_bytes=max_bytes,
         )
+        self._send(prepare_capture=prepare)
 
     def commit(self, capture_id: str, start_step: int, steps: int) -> None:
         """Send the first step, and the number of steps."""
-        self._send(
-            session_pb2.DaemonMessage(
-                commit_capture=session_pb2.CommitCapture(
-                    capture_id=capture_id, start_step=start_step, steps=steps
-                )
-            )
-        )
+        commit = session_pb2.CommitCapture(capture_id=capture_id, start_step=start_step, steps=steps)
+        self._send(commit_capture=commit)
 
     def cancel(self, capture_id: str, reason: str) -> None:
         """Ask it to cancel a capture."""
-        self._send(
-            session_pb2.DaemonMessage(
-                cancel_capture=session_pb2.CancelCapture(capture_id=capture_id, reason=reason)
-            )
-        )
+        self._send(cancel_capture=session_pb2.CancelCapture(capture_id=capture_id, reason=reason))
 
     def send_order_result(self, result: session_pb2.CaptureOrderResult) -> None:
         """Send it the progress of a capture that its script has ordered."""
-        self._send(session_pb2.DaemonMessage(capture_order_result=result))
+        self._send(capture_order_result=result)
 
     @property
     def reports_stacks(self) -> bool:
@@ -140,25 +128,16 @@ class Session:
         """Whether its client can make captures other than traces."""
         return contract.CAPTURE_KINDS in self.features
 
-    def dump_stacks(self, request_id: int) -> None:
-        """Ask it for its stacks."""
-        self._send(session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=request_id)))
-
-    def dump_loading_stacks(self, request_id: int) -> None:
-        """Ask it for the stacks of its training thread and of its DataLoader workers."""
-        request = session_pb2.DumpStacks(request_id=request_id, loading_only=True)
-        self._send(session_pb2.DaemonMessage(dump_stacks=request))
-
-    def dump_thread_stacks(self, request_id: int) -> None:
-        """Ask it for the stacks of its threads, at a random moment."""
-        request = session_pb2.DumpStacks(request_id=request_id, threads_only=True)
-        self._send(session_pb2.DaemonMessage(dump_stacks=request))
+    def dump_stacks(self, request_id: int, *, loading_only: bool = False, threads_only: bool = False) -> None:
+        """Ask it for its stacks; see ``DumpStacks``."""
+        request = session_pb2.DumpStacks(
+            request_id=request_id, loading_only=loading_only, threads_only=threads_only
+        )
+        self._send(dump_stacks=request)
 
     def tell_collectives(self, request_id: int) -> None:
         """Ask it for the progress of its process groups."""
-        self._send(
-            session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=request_id))
-        )
+        self._send(tell_collectives=session_pb2.TellCollectives(request_id=request_id))
 
     def report_frequently(self, seconds: int) -> None:
         """Have it report more often for so many seconds; 0 ends that.
@@ -167,12 +146,11 @@ class Session:
         repeated, and what was requested ends by itself.
         """
         if contract.FREQUENT_REPORTS in self.features and self.outgoing.qsize() < _FEW:
-            request = session_pb2.ReportFrequently(seconds=seconds)
-            self._send(session_pb2.DaemonMessage(report_frequently=request))
+            self._send(report_frequently=session_pb2.ReportFrequently(seconds=seconds))
 
-    def _send(self, message: session_pb2.DaemonMessage) -> None:
+    def _send(self, **body: Any) -> None:
         try:
-            self.outgoing.put_nowait(message)
+            self.outgoing.put_nowait(session_pb2.DaemonMessage(**body))
         except asyncio.QueueFull:
             # A stopped process reads nothing. A message that it missed shows as a capture without an ack.
             log.warning(

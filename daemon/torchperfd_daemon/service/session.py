@@ -56,11 +56,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
     """Receives steps into the store and carries captures' messages.
 
     Args:
-        node: Facts for the welcome message.
         on_change: Called when a session has begun or ended; may be replaced.
-        others: Finds ranks on other nodes; None where there are none.
         peer_exchange: Collects other daemons' addresses from the ranks; None where that is off.
-        callers: Identifies the process at the other end of a session.
     """
 
     def __init__(
@@ -105,15 +102,12 @@ class SessionService(session_pb2_grpc.SessionServicer):
         targets = [(rank, self._sessions.get(rank)) for rank in ranks]
         return self.stacks.stacks(targets, seconds, allow_signal=allow_signal)
 
-    async def loading_stacks(self, rank: Rank, seconds: float) -> tuple[Thread, ...] | None:
-        """Return a rank's training thread and its DataLoader workers; None if it does not answer."""
+    async def sample_stacks(
+        self, rank: Rank, seconds: float, *, threads_only: bool = False
+    ) -> tuple[Thread, ...] | None:
+        """Ask a connected rank for stacks; see :meth:`StackRequests.sample`."""
         session = self._sessions.get(rank)
-        return await self.stacks.loading_stacks(session, seconds) if session else None
-
-    async def thread_stacks(self, rank: Rank, seconds: float) -> tuple[Thread, ...] | None:
-        """Return a rank's threads, as they were at a random moment; None if it does not answer."""
-        session = self._sessions.get(rank)
-        return await self.stacks.thread_stacks(session, seconds) if session else None
+        return await self.stacks.sample(session, seconds, threads_only=threads_only) if session else None
 
     def stacks_of_run(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
         """Yield the stacks of a run's ranks on this node, waiting up to ``seconds`` for each."""
@@ -309,7 +303,6 @@ def version_conflict(peer: str, hello: session_pb2.Hello) -> str:
 
 
 def _size(message: session_pb2.ClientMessage | Unreadable) -> tuple[int, int]:
-    """Return how many messages and how many steps a message holds."""
     if isinstance(message, Unreadable):
         return 1, 0
     parts = message.bundle.messages or (message,)

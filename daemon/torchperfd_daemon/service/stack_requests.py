@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,11 +20,13 @@ from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.tracker import process_of
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.rank_process import (
+    LISTED,
     GoneError,
     StoppedError,
     UnreachableError,
     check_real,
     check_running,
+    chosen_ranks,
     describe_wait,
 )
 from torchperfd_daemon.service.stuck_rank_stacks import read_stacks_by_py_spy, request_stacks_by_signal
@@ -53,16 +56,10 @@ class Asked(Protocol):
 
     @property
     def reports_collectives(self) -> bool:
-        """Whether its client can report its collectives."""
+        """Whether its client can report the progress of its process groups."""
 
-    def dump_stacks(self, request_id: int) -> None:
-        """Ask it for its stacks."""
-
-    def dump_loading_stacks(self, request_id: int) -> None:
-        """Ask it for the stacks of its training thread and of its DataLoader workers."""
-
-    def dump_thread_stacks(self, request_id: int) -> None:
-        """Ask it for the stacks of its threads, at a random moment."""
+    def dump_stacks(self, request_id: int, *, loading_only: bool = False, threads_only: bool = False) -> None:
+        """Ask it for its stacks; see ``DumpStacks``."""
 
     def tell_collectives(self, request_id: int) -> None:
         """Ask it for the progress of its process groups."""
@@ -82,12 +79,7 @@ ReadStacks = Callable[[RankProcess, float], Awaitable[tuple[Thread, ...]]]
 
 
 class StackRequests:
-    """Gathers the stacks of ranks.
-
-    Args:
-        read: Reads a process's stacks from outside.
-        signal: Has a process write its stacks by a signal.
-    """
+    """Gathers the stacks of ranks."""
 
     def __init__(
         self,
@@ -126,20 +118,17 @@ class StackRequests:
             for task in tasks:
                 task.cancel()
 
-    async def loading_stacks(self, asked: Asked, seconds: float) -> tuple[Thread, ...] | None:
-        """Return a rank's training thread and its DataLoader workers; None if it does not answer itself."""
-        return await self._sample(asked, asked.dump_loading_stacks, seconds)
-
-    async def thread_stacks(self, asked: Asked, seconds: float) -> tuple[Thread, ...] | None:
-        """Return a rank's threads; None if it does not answer itself."""
-        return await self._sample(asked, asked.dump_thread_stacks, seconds)
-
-    async def _sample(
-        self, asked: Asked, dump: Callable[[int], None], seconds: float
+    async def sample(
+        self, asked: Asked, seconds: float, *, threads_only: bool = False
     ) -> tuple[Thread, ...] | None:
+        """Return a rank's training thread and its DataLoader workers, or its threads at a random moment.
+
+        None if it does not answer itself.
+        """
         if not asked.reports_stacks:
             return None
         deadline = asyncio.get_running_loop().time() + seconds
+        dump = partial(asked.dump_stacks, loading_only=not threads_only, threads_only=threads_only)
         report = await self._answer(self._waiting, asked, dump, deadline)
         return report.threads if report else None
 
@@ -178,12 +167,7 @@ class StackRequests:
     async def _from_outside(
         self, rank: Rank, asked: Asked | None, process: RankProcess, deadline: float, allow_signal: bool
     ) -> RankStacks:
-        """Return what can be read of a rank that does not answer.
-
-        Raises:
-            GoneError: It has ended.
-            StoppedError: It is stopped.
-        """
+        """Return what can be read of a rank that does not answer."""
         held = _CUT_OFF if asked is None else _HELD if asked.reports_stacks else _OLDER
         reasons = [_NO_ANSWER if held is _HELD else held]
         try:
@@ -275,17 +259,10 @@ def choose(store: Store, run: str, wanted: Collection[int], rights: Rights) -> l
     run = rights.own_name(run, runs)
     ranks = runs.get(run)
     if not ranks:
-        raise NoSuchTargetError(f"no run {run} on this node", "`torchperfd ps` lists those there are")
+        raise NoSuchTargetError(f"no run {run} on this node", LISTED)
     rights.check(f"run {run}", (rank.process.uid for rank in ranks))
     check_real(ranks)
-    there = {rank.identity.rank for rank in ranks}
-    missing = sorted(set(wanted) - there)
-    if missing:
-        raise NoSuchTargetError(
-            f"run {run} has no rank {', '.join(map(str, missing[:20]))} on this node",
-            f"it has {', '.join(map(str, sorted(there)))}",
-        )
-    return [rank for rank in ranks if not wanted or rank.identity.rank in wanted]
+    return chosen_ranks(run, ranks, lambda rank: rank.identity.rank, wanted)
 
 
 def _left(deadline: float) -> float:

@@ -124,7 +124,6 @@ def _marks(process: RankProcess, proc: Path) -> tuple[int, str]:
 
 
 async def _dump(program: Path, pid: int, seconds: float) -> tuple[int, bytes, bytes]:
-    """Return py-spy's exit code, output and error output."""
     with _memory_file() as output, _memory_file() as errors:
         child = await asyncio.create_subprocess_exec(
             *(program, "dump", "--json", "--nonblocking", "--pid", str(pid)),

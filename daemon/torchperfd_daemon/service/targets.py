@@ -13,9 +13,14 @@ from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Participant
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service.permissions import Rights
-from torchperfd_daemon.service.rank_process import check_real
+from torchperfd_daemon.service.rank_process import LISTED, check_real, chosen_ranks
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.store.store import Store
+
+T = TypeVar("T")
+
+_MAX_RANKS: Final = 100_000
+_MAX_NAMED_RANKS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,16 @@ Redact = Callable[[control_pb2.Verdict, Iterable[int | None]], None]
 
 
 class PeerDirectory(Protocol):
-    """Queries the other nodes, as ``fleet.FleetView`` does; raises TorchperfdError when it knows of none.
+    """Queries the other nodes, as ``fleet.FleetView`` does, and merges their answers with this node's.
 
-    ``may`` is the caller's right: nodes that only ranks of other users name are not asked.
+    ``may`` is the caller's right: nodes that only ranks of other users name are not asked. Each query raises
+    UsageError if no peers are configured, TorchperfdError if they cannot be resolved, NoSuchTargetError if no
+    node has such a run, job or rank, or there are several runs to choose from.
     """
 
     @property
     def known(self) -> bool:
-        """Whether it is known which there are; a job is then looked for on all of them."""
+        """Whether peers are configured; a job is then looked for on all of them."""
 
     async def runs(
         self, own: Sequence[control_pb2.Run], may: MayCommand, job: str = ""
@@ -72,6 +79,7 @@ class PeerDirectory(Protocol):
         """Return one verdict on each run of all nodes, what this one answers given.
 
         Args:
+            redact: Removes from a verdict what the caller may not see.
             seconds: How long each peer may take; by default as long as for any survey.
         """
 
@@ -91,7 +99,13 @@ class PeerDirectory(Protocol):
         may: MayCommand,
         job: str = "",
     ) -> AbstractAsyncContextManager[RankSelection]:
-        """Connect to ranks of a run on all nodes, for one capture."""
+        """Keep streams to the ranks of a run on all nodes open, for one capture.
+
+        Args:
+            run: Its name; empty if there is only one run.
+            ranks: The ranks to select; all if empty.
+            own: Returns the connected ranks of the job on this node, by run.
+        """
 
 
 OfRun = Callable[[str], list[Session]]
@@ -121,17 +135,13 @@ class Targets:
         ]
 
     def run(self, name: str, job: str = "") -> str:
-        """Return the run of a name, or the only one there is, of all jobs or of one, when it is empty.
-
-        Raises:
-            NoSuchTargetError: There is none, or several.
-        """
+        """Return the run of a name, or the only one there is, of all jobs or of one, when it is empty."""
         if name:
             name = self._rights.own_name(name, self._store.runs())
             if job and name not in self.runs(job):
                 raise NoSuchTargetError(
                     f"this node has no run {name[:80]} of job {job[:80]}",
-                    "`torchperfd ps` lists those there are",
+                    LISTED,
                 )
             return name
         runs = self.runs(job)
@@ -145,7 +155,7 @@ class Targets:
                 f"this node has {len(runs)} runs{of_job}: {', '.join(runs)}", "choose one with --run"
             )
         if job:
-            raise NoSuchTargetError(f"this node has no run{of_job}", "`torchperfd ps` lists those there are")
+            raise NoSuchTargetError(f"this node has no run{of_job}", LISTED)
         raise NoSuchTargetError("this node has no run", "start one with `torchperfd run`")
 
     def ranks(self, run: str, chosen: Iterable[int]) -> list[Session]:
@@ -157,20 +167,9 @@ class Targets:
         sessions = self._of_run(run)
         if not sessions:
             check_real(self._store.runs().get(run, ()))
-            raise NoSuchTargetError(f"no run {run} on this node", "`torchperfd ps` lists those there are")
+            raise NoSuchTargetError(f"no run {run} on this node", LISTED)
         self._rights.check(f"run {run}", (session.record.process.uid for session in sessions))
-        wanted = set(chosen)
-        there = {session.rank for session in sessions}
-        if missing := sorted(wanted - there):
-            raise NoSuchTargetError(
-                f"run {run} has no rank {', '.join(map(str, missing))} on this node",
-                f"it has {', '.join(map(str, sorted(there)))}",
-            )
-        return [session for session in sessions if session.rank in wanted or not wanted]
-
-
-_MAX_RANKS: Final = 100_000
-_MAX_NAMED_RANKS: Final = 20
+        return chosen_ranks(run, sessions, lambda session: session.rank, chosen)
 
 
 class MissingRank:
@@ -200,10 +199,8 @@ def whole_job(
     """Return a participant for each rank, in order; those that were not found fail by name.
 
     Args:
-        run: The run's name, for the error.
         wanted: Which ranks; all ranks of the job when empty.
         found: The ranks that can take part; at least one.
-        reason: Why the others cannot.
 
     Raises:
         NoSuchTargetError: The job is too small to have one of the ranks.
@@ -223,9 +220,6 @@ def answer_later(coordinator: Coordinator, capture_id: str, rank: int, reason: s
     """Answer prepare, after the caller has begun to wait for the answer."""
     loop = asyncio.get_running_loop()
     loop.call_soon(coordinator.on_ack, capture_id, rank, Ack(False, reason, 0, 0.0))
-
-
-T = TypeVar("T")
 
 
 async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:

@@ -14,7 +14,7 @@ from torchperfd.model.messages import LAST_STEP, LAST_UNIX_NS, MAX_COUNT, MAX_NS
 from torchperfd.model.process import Coordinate
 from torchperfd.model.totals import MAX_PHASES, Placed
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.captures.attempt import MAX_STEPS, Progress, When
+from torchperfd_daemon.captures.attempt import MAX_STEPS, Progress
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureRecord, CaptureState, RankFacts
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.evidence import Comparison, compare
@@ -39,7 +39,7 @@ _CAPTURE_STATES = {
 _TRAINING = array("q", (session_pb2.STEP_KIND_TRAIN,))
 _MAX_LABEL_CHARACTERS = 200
 _MAX_PHASE_CHARACTERS = 64
-_MAX_REASON_CHARACTERS = 500
+MAX_REASON_CHARACTERS = 500
 _LONGEST_CAPTURE_S = 86_400.0
 
 
@@ -63,11 +63,6 @@ def identity_from_message(message: session_pb2.RankIdentity) -> RankIdentity:
 def state_from_message(value: int) -> State | None:
     """Return a state this version knows, else None."""
     return _STATES.get(session_pb2.RunState.ValueType(value))
-
-
-def clean_reason(words: str) -> str:
-    """Return a reason in one line, such as an exception."""
-    return one_line(words, _MAX_REASON_CHARACTERS)
 
 
 def clean_label(name: str) -> str:
@@ -201,12 +196,6 @@ def check_capture(request: control_pb2.CaptureRequest) -> None:
         raise UsageError("all runs and those of one name cannot both be meant")
 
 
-def when_from_message(request: control_pb2.CaptureRequest) -> When:
-    """Unpack which steps are wanted."""
-    at_step = request.at_step if request.HasField("at_step") else None
-    return When(at_step, request.duration_seconds)
-
-
 def capture_options_from_message(message: session_pb2.CaptureOptions) -> CaptureOptions:
     """Unpack what to record; a kind that is not known is a trace."""
     return CaptureOptions.from_message(message, unknown=CaptureKind.TRACE)
@@ -221,7 +210,7 @@ def rank_facts(
         pid=own.pid,
         torch_version=own.torch_version,
         python_version=own.python_version,
-        client_version=one_line(client_version, _MAX_LABEL_CHARACTERS),
+        client_version=clean_label(client_version),
         job_name=own.job_name,
         world_size=own.world_size,
         uid=uid,

@@ -67,22 +67,24 @@ def _dropped(message: Mapping[str, int]) -> dict[str, int]:
 
 def run_goodput_to_message(own: RunGoodput) -> control_pb2.RunGoodput:
     """Pack a run's goodput."""
-    return control_pb2.RunGoodput(run=own.run, ranks=[_rank_goodput_to_message(rank) for rank in own.ranks])
+    ranks = [
+        pack(
+            control_pb2.RankGoodput,
+            rank,
+            bucket_seconds={each.value: time for each, time in rank.seconds.items()},
+        )
+        for rank in own.ranks
+    ]
+    return control_pb2.RunGoodput(run=own.run, ranks=ranks)
 
 
 def run_goodput_from_message(message: control_pb2.RunGoodput) -> RunGoodput:
     """Unpack a run's goodput; a bucket of a later version is left out."""
-    return RunGoodput(message.run, [_rank_goodput_from_message(rank) for rank in message.ranks])
-
-
-def _rank_goodput_to_message(own: RankGoodput) -> control_pb2.RankGoodput:
-    seconds = {bucket.value: seconds for bucket, seconds in own.seconds.items()}
-    return pack(control_pb2.RankGoodput, own, bucket_seconds=seconds)
-
-
-def _rank_goodput_from_message(message: control_pb2.RankGoodput) -> RankGoodput:
-    seconds = {bucket: message.bucket_seconds.get(bucket.value, 0.0) for bucket in Bucket}
-    return unpack(message, RankGoodput, seconds=seconds)
+    ranks = [
+        unpack(rank, RankGoodput, seconds={each: rank.bucket_seconds.get(each.value, 0.0) for each in Bucket})
+        for rank in message.ranks
+    ]
+    return RunGoodput(message.run, ranks)
 
 
 _OUTCOMES: Final = {each: control_pb2.StackOutcome.Value(f"STACK_OUTCOME_{each.name}") for each in Outcome}

@@ -117,6 +117,12 @@ def listed_dict(catalog: Captures, listed: Listed, *, uploads: bool) -> dict[str
     }
 
 
+def capture_state(state: int) -> str:
+    """Return the name of a capture's state in a message, as manifests have it."""
+    name = control_pb2.CaptureState.Name(control_pb2.CaptureState.ValueType(state))
+    return name.removeprefix("CAPTURE_STATE_").lower()
+
+
 def uploaded(listed: Listed, *, uploads: bool) -> str:
     """Return whether a capture is uploaded, or will be if a daemon uploads captures."""
     if listed.upload is Upload.DONE:

@@ -15,13 +15,15 @@ from typing import Any, Final, Generic, TypeVar
 from starlette.datastructures import Headers
 
 from torchperfd.v1 import access, control_pb2
+from torchperfd_daemon.captures import folder
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.collectors.base import Family, Sampler
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import TorchperfdError, explained
 from torchperfd_daemon.goodput.totals import RunGoodput
+from torchperfd_daemon.rpc.callers import UNKNOWN, Caller, own_uid
 from torchperfd_daemon.service.control import ControlService
-from torchperfd_daemon.service.permissions import LocalCall, owner_rights, stranger_rights
+from torchperfd_daemon.service.permissions import LocalCall, Rights
 from torchperfd_daemon.service.translate_diagnosis import run_goodput_from_message
 from torchperfd_daemon.store.model import RankIdentity
 from torchperfd_daemon.store.store import Rank, Store
@@ -43,15 +45,13 @@ class Access(Enum):
 
     def call(self) -> Any:
         """Return a call of the control service with these rights, in place of gRPC's context."""
-        return LocalCall(owner_rights() if self is Access.OWNER else stranger_rights())
+        if self is Access.OWNER:
+            return LocalCall(Rights(Caller(uid=own_uid(), pid=os.getpid()), is_admin=True))
+        return LocalCall(Rights(UNKNOWN, is_admin=False))
 
 
 class PageToken:
-    """A secret that the daemon makes at its start.
-
-    Args:
-        secret: By default a new one.
-    """
+    """A secret that the daemon makes at its start."""
 
     def __init__(self, secret: str = "") -> None:
         self._secret = secret or secrets.token_urlsafe(32)
@@ -78,21 +78,12 @@ class PageToken:
             TorchperfdError: It cannot be written, or another user has put something in its place.
         """
         path = token_path(socket)
-        try:
-            directory = access.open_directory(str(path.parent))
-            try:
-                # A file of an earlier daemon is replaced rather than written into: it may be open elsewhere.
-                part = f".{path.name}.{secrets.token_hex(8)}"
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                with open(access.open_file(directory, part, flags, 0o600), "wb") as file:  # noqa: PTH123
-                    file.write(self._secret.encode() + b"\n")
-                os.replace(part, path.name, src_dir_fd=directory, dst_dir_fd=directory)
-            finally:
-                os.close(directory)
-        except OSError as error:
-            raise TorchperfdError(
-                f"cannot write {path}: {error.strerror or error}", "choose another path with --socket"
-            ) from error
+        with (
+            explained(f"cannot write {path}", "choose another path with --socket"),
+            access.opened_directory(str(path.parent)) as directory,
+        ):
+            # A file of an earlier daemon is replaced rather than written into: it may be open elsewhere.
+            folder.write(directory, path.name, self._secret.encode() + b"\n")
         return path
 
 
@@ -105,12 +96,8 @@ def token_path(socket: str) -> Path:
 def remove_token(socket: str) -> None:
     """Remove the token of a daemon that stops."""
     path = token_path(socket)
-    with contextlib.suppress(OSError):
-        directory = access.open_directory(str(path.parent))
-        try:
-            os.unlink(path.name, dir_fd=directory)
-        finally:
-            os.close(directory)
+    with contextlib.suppress(OSError), access.opened_directory(str(path.parent)) as directory:
+        os.unlink(path.name, dir_fd=directory)
 
 
 def read_token(socket: str) -> str:
@@ -121,12 +108,11 @@ def read_token(socket: str) -> str:
     """
     path = token_path(socket)
     try:
-        directory = access.open_directory(str(path.parent))
-        try:
-            with open(access.open_file(directory, path.name, os.O_RDONLY), "rb") as file:  # noqa: PTH123
-                return file.read(256).decode("ascii").strip()
-        finally:
-            os.close(directory)
+        with (
+            access.opened_directory(str(path.parent)) as directory,
+            open(access.open_file(directory, path.name, os.O_RDONLY), "rb") as file,  # noqa: PTH123
+        ):
+            return file.read(256).decode("ascii").strip()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise TorchperfdError(
@@ -164,20 +150,11 @@ class Links(Generic[T]):
 _GOODPUT_S: Final = 5.0
 
 
-def _no_gpu(_: RankIdentity) -> str:
-    return ""
-
-
-def _watch_none(_: frozenset[str]) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the interface reads.
 
     Attributes:
-        node: This node's name.
         instance: Differs between any two daemons.
         families: Returns the collectors' newest values.
         gpu_of: Returns the index of a rank's GPU on this node; empty if it is not known.
@@ -194,8 +171,8 @@ class Parts:
     fleet: bool = False
     families: Callable[[], Iterable[Family]] = tuple
     samplers: Sequence[Sampler] = ()
-    gpu_of: Callable[[RankIdentity], str] = _no_gpu
-    watch: Callable[[frozenset[str]], None] = _watch_none
+    gpu_of: Callable[[RankIdentity], str] = lambda _: ""
+    watch: Callable[[frozenset[str]], None] = lambda _: None
 
 
 class Reader:

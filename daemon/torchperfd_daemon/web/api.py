@@ -22,7 +22,7 @@ from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks.merge import merge
 from torchperfd_daemon.stacks.model import RankStacks
 from torchperfd_daemon.stacks.report import to_dict as stacks_dict
-from torchperfd_daemon.views.documents import absent_ranks, each_once
+from torchperfd_daemon.views.documents import absent_ranks, capture_state, each_once
 from torchperfd_daemon.web.access import Access, PageToken, Parts, Reader
 from torchperfd_daemon.web.captures_api import CapturesApi, Reports
 from torchperfd_daemon.web.endpoint import (
@@ -104,15 +104,16 @@ class Acting:
         document = {
             "capture_id": first.capture_id,
             "run": first.run,
-            "state": _word(first.state),
+            "state": capture_state(first.state),
             "reason": first.reason,
             "ranks": [
-                {"rank": rank.rank, "state": _word(rank.state), "reason": rank.reason} for rank in first.ranks
+                {"rank": rank.rank, "state": capture_state(rank.state), "reason": rank.reason}
+                for rank in first.ranks
             ],
         }
         return await json_answer(request, document, 202)
 
-    async def stacks(self, request: Request, access: Access) -> Response:
+    async def stacks(self, request: Request, access: Access) -> dict[str, Any]:
         """Read where every thread of the ranks is."""
         body = await body_of(request, _StacksBody)
         run = await self._reader.run_name(request.path_params["run"], access)
@@ -125,7 +126,7 @@ class Acting:
             raise TorchperfdError("no rank has answered", "see the daemon's log")
         answers = each_once(answers)
         absent = absent_ranks(answers, body.ranks)
-        return await json_answer(request, stacks_dict(run, answers, merge(answers), absent))
+        return stacks_dict(run, answers, merge(answers), absent)
 
     async def cancel(self, request: Request, access: Access) -> Response:
         """Cancel a capture that is queued or in progress."""
@@ -149,11 +150,6 @@ async def _follow(progress: AsyncIterator[Any]) -> None:
             pass
 
 
-def _word(state: int) -> str:
-    name = control_pb2.CaptureState.Name(control_pb2.CaptureState.ValueType(state))
-    return name.removeprefix("CAPTURE_STATE_").lower()
-
-
 _ROOT: Final = "/api/v1"
 
 
@@ -162,8 +158,6 @@ class Api:
 
     Args:
         verdict: Returns the published verdict on a run.
-        cache: Where documents are kept for a moment.
-        reports: What makes the pages of captures.
         runs_file: Keeps the runs of the last day when the daemon ends; None for nothing.
     """
 
@@ -247,7 +241,7 @@ class Api:
         return Route(f"{_ROOT}{path}", endpoint(self._token, handler, cache, acts=acts), methods=["GET"])
 
     def _post(self, path: str, handler: Handler) -> Route:
-        async def act(request: Request, access: Access) -> Response:
+        async def act(request: Request, access: Access) -> Response | dict[str, Any]:
             self._cache.clear()
             return await handler(request, access)
 

@@ -4,14 +4,14 @@ Pages of captures, and of two compared, are made by a command with ``--html`` in
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import re
 import shutil
-import stat
+import subprocess
 import tempfile
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ from starlette.responses import Response, StreamingResponse
 
 from torchperfd.model.own_commands import own_file_command
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.captures import low_priority
-from torchperfd_daemon.captures.analysis_child import MAX_IDLE_S, ChildFiles, IdleWatch, child_files, kill
+from torchperfd_daemon.captures import folder, low_priority
+from torchperfd_daemon.captures.analysis_child import AnalysisChild, ChildFiles, child_files
 from torchperfd_daemon.captures.catalog import Catalog
-from torchperfd_daemon.captures.index import Listed, Query
+from torchperfd_daemon.captures.index import Query
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.views.documents import listed_dict
@@ -43,11 +43,8 @@ MAX_KEPT: Final = 8
 
 _PAGE: Final = "page.html"
 _MAX_PAGE_BYTES: Final = 256 * 2**20
-_LOOK_S: Final = 5.0
 _MAX_WAITING: Final = 4
-_ERROR_CHARACTERS: Final = 300
-# What the command returns when it could read all ranks' traces, or some.
-_MADE: Final = (0, 5)
+_MAX_REASON: Final = 300
 
 
 PageCaptures = tuple[str, ...]
@@ -139,50 +136,22 @@ class Reports:
             self._catalog.open_own(capture_id, name).close()
 
     async def _make(self, captures: PageCaptures, page: Path) -> None:
+        reason, child = "", AnalysisChild(TIMEOUT_S)
         try:
             async with self._one_at_a_time:
                 with child_files(self._catalog, captures) as files:
-                    reason = await self._execute(files)
-                    if not reason:
-                        reason = await asyncio.to_thread(_take, files.directory / _PAGE, page)
+                    command = self._command(files, _PAGE)
+                    try:
+                        await asyncio.to_thread(child.run, command, files, subprocess.DEVNULL)
+                    finally:
+                        child.stop()
+                    await asyncio.to_thread(_take, files.directory, page)
         except (OSError, TorchperfdError) as error:
-            reason = str(error)
-        if reason:
+            reason = str(error)[:_MAX_REASON]
             log.warning("capture %s has no page: %s", " and ".join(captures), reason)
         report = self._reports.get(captures)
         if report is not None:
             report.reason = reason
-
-    async def _execute(self, files: ChildFiles) -> str:
-        """Run the command to its end; return why it failed, empty when it did not."""
-        process = await asyncio.create_subprocess_exec(
-            *self._command(files, _PAGE),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            **files.process_arguments(),
-        )
-        watch = IdleWatch(process.pid, time.monotonic())
-        deadline = time.monotonic() + TIMEOUT_S
-        output = asyncio.ensure_future(process.communicate())
-        try:
-            while not (await asyncio.wait([output], timeout=min(_LOOK_S, TIMEOUT_S)))[0]:
-                now = time.monotonic()
-                if now >= deadline:
-                    return f"the analysis took more than {TIMEOUT_S:,.0f} s"
-                if watch.idle_seconds(now) >= MAX_IDLE_S:
-                    return f"the analyser waited for {MAX_IDLE_S:,.0f} s without doing anything"
-            _, errors = output.result()
-        finally:
-            if process.returncode is None:
-                kill(process.pid)
-                await process.wait()
-            output.cancel()
-        if process.returncode in _MADE:
-            return ""
-        last = (errors.decode(errors="replace").strip().splitlines() or [""])[-1]
-        text = "".join(letter for letter in last if letter.isprintable()).removeprefix("torchperfd: ")
-        return text[:_ERROR_CHARACTERS] or f"the analyser ended with {process.returncode}"
 
     def _forget_oldest(self) -> None:
         done = [captures for captures, report in self._reports.items() if report.state != "making"]
@@ -190,21 +159,18 @@ class Reports:
             self._reports.pop(captures).page.unlink(missing_ok=True)
 
 
-def _take(made: Path, page: Path) -> str:
-    """Copy the page that a child has made into the daemon's directory; return why not, or ''."""
-    try:
-        # The child may have put anything there, such as a pipe that never ends.
-        with (
-            open(os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source,  # noqa: PTH123
-            page.open("wb") as copy,
-        ):
-            status = os.fstat(source.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_PAGE_BYTES:
-                return "the analyser wrote no page"
+def _take(directory: Path, page: Path) -> None:
+    """Copy the page that a child has made in its directory, where anything may be, such as a pipe."""
+    with (
+        contextlib.suppress(OSError),
+        folder.opened(directory) as held,
+        open(folder.open_file(held, _PAGE), "rb") as source,  # noqa: PTH123
+        page.open("wb") as copy,
+    ):
+        if os.fstat(source.fileno()).st_size <= _MAX_PAGE_BYTES:
             copy.write(source.read(_MAX_PAGE_BYTES))
-    except OSError:
-        return "the analyser wrote no page"
-    return ""
+            return
+    raise TorchperfdError("the analyser wrote no page")
 
 
 MAX_LISTED: Final = 1000
@@ -254,27 +220,26 @@ class CapturesApi:
         self._reports = reports
         self._links: Links[Target] = Links()
 
-    async def captures(self, request: Request, access: Access) -> Response:
+    async def captures(self, request: Request, access: Access) -> dict[str, Any]:
         """The newest captures."""
         query = Query(
             run=request.query_params.get("run", ""), limit=number(request, "limit", 100, 1, MAX_LISTED, int)
         )
         catalog = self._parts.catalog
         listing, rows = await asyncio.to_thread(self._list, query, access)
-        document = {
+        return {
             "schema": "torchperfd.captures/1",
             "directory": str(catalog.directory) if access is Access.OWNER else None,
             "total": listing,
             "captures": rows,
             "view": view_dict(self._parts.node, access),
         }
-        return await json_answer(request, document)
 
-    async def capture(self, request: Request, access: Access) -> Response:
+    async def capture(self, request: Request, access: Access) -> dict[str, Any]:
         """One capture."""
         capture_id = await self._id(request)
         document = await asyncio.to_thread(self._one, capture_id, access)
-        return await json_answer(request, {**document, "view": view_dict(self._parts.node, access)})
+        return {**document, "view": view_dict(self._parts.node, access)}
 
     async def analysis(self, request: Request, access: Access) -> Response:
         """The daemon's analysis of a capture."""
@@ -287,7 +252,7 @@ class CapturesApi:
             raise TorchperfdError(f"the analysis of capture {capture_id} is damaged") from error
         return Response(content, media_type="application/json")
 
-    async def request_report(self, request: Request, access: Access) -> Response:
+    async def request_report(self, request: Request, access: Access) -> Response | dict[str, Any]:
         """Begin to make the page of a capture, or of two compared, or return the link to it."""
         captures = await self._ids(request)
         report = self._reports.request(*captures)
@@ -295,22 +260,22 @@ class CapturesApi:
         if state == "making":
             return await json_answer(request, {"state": state}, 202)
         if state == "failed":
-            return await json_answer(request, {"state": state, "reason": report.reason})
-        return await json_answer(request, {"state": state, "url": self._links.add(Target(captures))})
+            return {"state": state, "reason": report.reason}
+        return {"state": state, "url": self._links.add(Target(captures))}
 
     async def report(self, request: Request, access: Access) -> Response:
         """The page of a capture, or of two compared, once it is made."""
         captures = await self._ids(request)
         return await self._page(self._reports.find(*captures))
 
-    async def link(self, request: Request, access: Access) -> Response:
+    async def link(self, request: Request, access: Access) -> dict[str, Any]:
         """Make a link to one of a capture's files."""
         capture_id = await self._id(request)
         body = await body_of(request, _LinkBody)
         record = await asyncio.to_thread(self._parts.catalog.get, capture_id)
         if body.file not in {trace.file for trace in record.ranks if trace.file} | {"manifest.json"}:
             raise NoSuchTargetError(f"capture {capture_id} has no file {body.file[:80]!r}")
-        return await json_answer(request, {"url": self._links.add(Target((capture_id,), body.file))})
+        return {"url": self._links.add(Target((capture_id,), body.file))}
 
     async def file(self, request: Request, access: Access) -> Response:
         """One of a capture's files."""
@@ -329,7 +294,6 @@ class CapturesApi:
             return error_response(404, error.problem, error.remedy)
 
     async def _ids(self, request: Request) -> PageCaptures:
-        """Return the captures in a page's path: one, or two that are compared."""
         names = [name for name in ("id", "other") if name in request.path_params]
         return tuple([await self._id(request, name) for name in names])
 
@@ -346,18 +310,17 @@ class CapturesApi:
 
     def _list(self, query: Query, access: Access) -> tuple[int, list[dict[str, Any]]]:
         catalog = self._parts.catalog
-        uploads = catalog.uploads
-        listing = catalog.list(query)
-        return listing.total, [self._row(listed, access, uploads=uploads) for listed in listing.captures]
+        uploads, listing = catalog.uploads, catalog.list(query)
+        rows = [
+            capture_dict(each.record, access, listed_dict(catalog, each, uploads=uploads))
+            for each in listing.captures
+        ]
+        return listing.total, rows
 
     def _one(self, capture_id: str, access: Access) -> dict[str, Any]:
         catalog = self._parts.catalog
         record = self._parts.coordinator.live_record(capture_id) or catalog.get(capture_id)
         return capture_dict(record, access, {"analysed": catalog.has_analysis(capture_id)})
-
-    def _row(self, listed: Listed, access: Access, *, uploads: bool) -> dict[str, Any]:
-        more = listed_dict(self._parts.catalog, listed, uploads=uploads)
-        return capture_dict(listed.record, access, more)
 
     async def _page(self, report: Report | None) -> Response:
         if report is None or report.state != "ready":

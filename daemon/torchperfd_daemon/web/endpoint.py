@@ -9,14 +9,12 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-import grpc
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
-from torchperfd_daemon.service.permissions import CallRefusedError
 from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.text import LogLimiter
 from torchperfd_daemon.web.access import Access, PageToken
@@ -109,11 +107,7 @@ _MAX_ANSWER_BYTES: Final = 256 * 1024
 
 
 class AnswerCache:
-    """Keeps answers for a moment.
-
-    Args:
-        seconds: How long each is good for.
-    """
+    """Keeps answers for a moment."""
 
     def __init__(self, seconds: float = KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -154,10 +148,7 @@ def view_dict(
     """Return the key ``view`` of a document.
 
     Args:
-        node: This daemon's.
         statuses: The ranks that the document is about, as messages or as they are kept here.
-        fleet: Whether it is about all nodes.
-        unreachable: Daemons that did not answer.
         window_seconds: The span of time that it is about; None for none.
     """
     now = time.time()
@@ -191,7 +182,8 @@ _failures: Final = LogLimiter(log)
 
 T = TypeVar("T")
 
-Handler = Callable[[Request, Access], Awaitable[Response]]
+Handler = Callable[[Request, Access], Awaitable[Response | dict[str, Any]]]
+"""Answers a request; a document is sent as JSON."""
 
 MAX_RANK: Final = 2**24
 
@@ -199,12 +191,12 @@ _ZIPPED_FROM_BYTES: Final = 1024
 _IN_A_THREAD_FROM_BYTES: Final = 64 * 1024
 _GZIP_LEVEL: Final = 1
 _MAX_CHARACTERS: Final = 500
-_STATUS: Final = {
-    grpc.StatusCode.PERMISSION_DENIED: 403,
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-}
-_CONFLICT: Final = 409
+_STATUSES: Final = (
+    (NotAllowedError, 403),
+    (NoSuchTargetError, 404),
+    (UsageError, 400),
+    (TorchperfdError, 409),
+)
 
 
 def endpoint(
@@ -218,14 +210,14 @@ def endpoint(
     """
 
     async def checked(request: Request, access: Access) -> Response:
-        if cache is None:
-            return await handler(request, access)
         zipped = "gzip" in request.headers.get("accept-encoding", "")
         key = access, request.url.path, request.url.query, zipped
-        kept = cache.get(key)
+        kept = cache.get(key) if cache is not None else None
         if kept is None:
-            kept = await handler(request, access)
-            cache.add(key, kept)
+            found = await handler(request, access)
+            kept = found if isinstance(found, Response) else await json_answer(request, found)
+            if cache is not None:
+                cache.add(key, kept)
         return kept
 
     async def answer(request: Request) -> Response:
@@ -234,30 +226,15 @@ def endpoint(
             return error_response(401, "this needs the page's token", "open the page with `torchperfd open`")
         try:
             return await checked(request, access)
-        except CallRefusedError as error:
-            problem, _, remedy = error.details.rpartition("; ")
-            return error_response(
-                _STATUS.get(error.status, _CONFLICT), problem or remedy, remedy if problem else ""
-            )
         except TorchperfdError as error:
-            return error_response(status_of(error), error.problem, error.remedy)
+            status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+            return error_response(status, error.problem, error.remedy)
         except Exception:  # noqa: BLE001 - logged by the limiter
             # Without a traceback for the client, and without the end of the daemon.
             _failures.exception("%s %s failed", request.method, request.url.path[:_MAX_CHARACTERS])
             return error_response(500, "the daemon failed to answer", "see its log")
 
     return answer
-
-
-def status_of(error: TorchperfdError) -> int:
-    """Return the status of an error."""
-    if isinstance(error, NotAllowedError):
-        return 403
-    if isinstance(error, NoSuchTargetError):
-        return 404
-    if isinstance(error, UsageError):
-        return 400
-    return _CONFLICT
 
 
 async def json_answer(request: Request, document: object, status: int = 200) -> Response:

@@ -234,14 +234,14 @@ class EventHub:
             if len(found.unix_seconds):
                 at.second = int(found.unix_seconds[-1])
                 seconds[number] = _raw(number, history.seconds_dict(found, phases=True))
-        for kind, by_rank in (("steps", steps), ("seconds", seconds)):
-            if by_rank:
-                self._send_ranks(kind, name, by_rank)
+        self._send_ranks("steps", name, steps, self._streams)
+        self._send_ranks("seconds", name, seconds, self._streams)
 
-    def _send_ranks(self, kind: str, run: str, by_rank: dict[int, msgspec.Raw]) -> None:
-        """Send columns to the streams that follow a run, each with its own ranks."""
+    def _send_ranks(
+        self, kind: str, run: str, by_rank: dict[int, msgspec.Raw], streams: Iterable[EventStream]
+    ) -> None:
         made: dict[frozenset[int] | None, bytes] = {}
-        for stream in self._streams:
+        for stream in streams:
             if stream.run != run:
                 continue
             if stream.ranks not in made:
@@ -278,9 +278,8 @@ class EventHub:
             found = history.whole_seconds(rank, int(now - _OVERLAP_S), now)
             if len(found.unix_seconds):
                 seconds[number] = _raw(number, history.seconds_dict(found, phases=True))
-        for kind, by_rank in (("steps", steps), ("seconds", seconds)):
-            if by_rank:
-                stream.push(event(kind, {"run": stream.run, "ranks": [*by_rank.values()]}))
+        self._send_ranks("steps", stream.run, steps, [stream])
+        self._send_ranks("seconds", stream.run, seconds, [stream])
 
     def _greet(self, stream: EventStream) -> None:
         """Send a new stream what holds now, which the others know."""

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from torchperfd._version import __revision__, __version__
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.goodput.tracker import process_of
 from torchperfd_daemon.views.model import gpu_order
 from torchperfd_daemon.web.access import Access, Parts, Reader
-from torchperfd_daemon.web.endpoint import json_answer, view_dict
+from torchperfd_daemon.web.endpoint import view_dict
 
 _BUSY: Final = "node_disk_busy_seconds"
 _DISK: Final = "node_disk_bytes"
@@ -135,7 +134,7 @@ class NodeApi:
         self._examined: tuple[float, dict[str, Any]] | None = None
         self._examining: asyncio.Task[None] | None = None
 
-    async def node(self, request: Request, access: Access) -> Response:
+    async def node(self, request: Request, access: Access) -> dict[str, Any]:
         """The node."""
         now, values = self._clock(), values_of(self._parts.families())
         self._samples = [each for each in self._samples if now - each[0] <= _MAX_SPAN_S]
@@ -167,7 +166,7 @@ class NodeApi:
             ),
         }
         document["cpu"]["count"] = os.cpu_count()
-        return await json_answer(request, document)
+        return document
 
     def _disk(self) -> dict[str, int] | None:
         place = self._parts.catalog.directory

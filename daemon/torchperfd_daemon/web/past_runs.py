@@ -221,7 +221,6 @@ class PastRuns:
         seen.cause = cause
 
     def _finish(self, run: str, seen: _Seen, ranks: list[Rank], now: float) -> None:
-        """Keep what is to be shown of a run whose ranks have left."""
         row, seen.verdict, seen.users = self._as_ended(run, seen, ranks, now)
         seen.row, seen.ended_at = row, row.ended_unix_seconds
         self._save_at = now
@@ -258,7 +257,6 @@ class PastRuns:
         return {**(asdict(seen.row) if seen.row is not None else {}), "verdict": verdict}
 
     def _forget(self, now: float) -> None:
-        """Forget the runs that ended a day ago, and the oldest of too many."""
         ended = sorted(
             ((seen.ended_at, name) for name, seen in self._runs.items() if seen.ended_at), reverse=True
         )

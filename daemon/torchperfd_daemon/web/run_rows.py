@@ -84,13 +84,7 @@ def run_row(run: control_pb2.Run, ranks: Sequence[Rank], gpu_of: GpuOf) -> dict[
 
 
 def add_percentiles(row: dict[str, Any], ranks: Sequence[Rank], durations: Durations) -> None:
-    """Add the percentiles of the step time to a run and to its ranks of this node. May run on any thread.
-
-    Args:
-        row: See :func:`run_row`.
-        ranks: Those of this node.
-        durations: Of their recent steps.
-    """
+    """Add the percentiles of the step time to a run and to its ranks of this node. May run on any thread."""
     row["step_percentiles"] = history.run_percentiles(durations)
     nodes = {rank.identity.rank: rank.identity.node for rank in ranks}
     found = {each.rank: each for each in history.rank_percentiles(durations)}
@@ -228,11 +222,7 @@ class RunsFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """Hold the folder open.
-
-        Raises:
-            OSError: It is not there, is a link, or other users can write to it.
-        """
+        """Hold the folder open."""
         with folder.opened(self._directory) as held:
             status = os.fstat(held)
             if status.st_uid != os.geteuid() or access.may_others_write(status):

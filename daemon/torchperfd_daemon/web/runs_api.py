@@ -7,7 +7,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from torchperfd._version import __revision__, __version__
 from torchperfd.model.verdict_document import verdict_to_document
@@ -22,7 +21,7 @@ from torchperfd_daemon.views.documents import to_dict as goodput_dict
 from torchperfd_daemon.views.live import steps_dict
 from torchperfd_daemon.views.model import rank_state
 from torchperfd_daemon.web.access import Access, Parts, Reader
-from torchperfd_daemon.web.endpoint import flag, json_answer, number, rank_list, rank_number, view_dict
+from torchperfd_daemon.web.endpoint import flag, number, rank_list, rank_number, view_dict
 from torchperfd_daemon.web.past_runs import PastRuns
 from torchperfd_daemon.web.run_rows import add_percentiles, run_row
 
@@ -55,11 +54,11 @@ class RunsApi:
         self._reader = reader
         self._past = past
 
-    async def info(self, request: Request, access: Access) -> Response:
+    async def info(self, request: Request, access: Access) -> dict[str, Any]:
         """The daemon itself."""
         info = await self._parts.control.GetInfo(control_pb2.GetInfoRequest(), access.call())
         owner = access is Access.OWNER
-        document = {
+        return {
             "schema": "torchperfd.info/1",
             "api": 1,
             "version": __version__,
@@ -72,9 +71,8 @@ class RunsApi:
             "captures_dir": info.captures_dir if owner else None,
             "view": self._view(access),
         }
-        return await json_answer(request, document)
 
-    async def runs(self, request: Request, access: Access) -> Response:
+    async def runs(self, request: Request, access: Access) -> dict[str, Any]:
         """All runs, those of the last day that have ended beside them."""
         fleet = flag(request, "fleet")
         listed = await self._reader.runs(access, fleet=fleet)
@@ -82,7 +80,7 @@ class RunsApi:
             each.run: each for each in (await self._reader.verdicts("", access, fleet=fleet)).verdicts
         }
         goodput = {each.run: each.ratio for each in await self._reader.goodput()}
-        document = {
+        return {
             "schema": "torchperfd.ps/1",
             "node": self._parts.node,
             "runs": [self._row(run, verdicts.get(run.run), goodput.get(run.run)) for run in listed.runs],
@@ -95,9 +93,8 @@ class RunsApi:
                 unreachable=listed.unreachable,
             ),
         }
-        return await json_answer(request, document)
 
-    async def run(self, request: Request, access: Access) -> Response:
+    async def run(self, request: Request, access: Access) -> dict[str, Any]:
         """One run."""
         fleet = flag(request, "fleet")
         name = await self._name(request, access, fleet=fleet)
@@ -107,16 +104,14 @@ class RunsApi:
             finished = self._past.row(name, access)
             if finished is None:
                 raise NoSuchTargetError(f"no run {name[:80]} on this node", "load /api/v1/runs")
-            return await json_answer(
-                request, {"schema": "torchperfd.run/1", "run": finished, "view": self._view(access)}
-            )
+            return {"schema": "torchperfd.run/1", "run": finished, "view": self._view(access)}
         verdicts = (await self._reader.verdicts(name, access, fleet=fleet)).verdicts
         goodput = await self._reader.goodput(name)
         ranks = self._reader.ranks(name)
         row = self._row(run, next(iter(verdicts), None), goodput[0].ratio if goodput else None)
         # In a thread, which frees the interpreter while it sorts.
         await asyncio.to_thread(add_percentiles, row, ranks, history.recent_durations(ranks))
-        document: dict[str, Any] = {
+        return {
             "schema": "torchperfd.run/1",
             "run": row,
             "phases": await _phase_names(ranks),
@@ -125,15 +120,14 @@ class RunsApi:
             **fleet_dict(listed),
             "view": self._view(access, run.ranks, fleet=fleet, unreachable=listed.unreachable),
         }
-        return await json_answer(request, document)
 
-    async def ranks(self, request: Request, access: Access) -> Response:
+    async def ranks(self, request: Request, access: Access) -> dict[str, Any]:
         """How each rank spends its steps."""
         fleet = flag(request, "fleet")
         name = await self._name(request, access, fleet=fleet)
         last = number(request, "last", 128, 1, HISTORY_STEPS, int)
         answer = await self._reader.steps(name, last, access, fleet=fleet)
-        document = {
+        return {
             "schema": "torchperfd.ranks/1",
             "runs": [live.run_dict(each) for each in live.runs(answer.ranks)],
             **fleet_dict(answer),
@@ -145,18 +139,17 @@ class RunsApi:
                 window_seconds=_window(answer.ranks),
             ),
         }
-        return await json_answer(request, document)
 
-    async def steps(self, request: Request, access: Access) -> Response:
+    async def steps(self, request: Request, access: Access) -> dict[str, Any]:
         """One rank's newest steps."""
         name = await self._name(request, access)
         last = number(request, "last", 20, 1, HISTORY_STEPS, int)
         [rank] = rank_list(_one_rank(request))
         [steps] = (await self._reader.steps(name, last, access, ranks=[rank])).ranks
         view = self._view(access, [steps.status], window_seconds=_window([steps]))
-        return await json_answer(request, {**steps_dict(steps), "view": view})
+        return {**steps_dict(steps), "view": view}
 
-    async def history(self, request: Request, access: Access) -> Response:
+    async def history(self, request: Request, access: Access) -> dict[str, Any]:
         """Every second of the last ten minutes and the newest steps, rank by rank."""
         name = await self._name(request, access)
         ranks = self._reader.ranks(name)
@@ -184,7 +177,7 @@ class RunsApi:
 
         numbers = [rank.identity.rank for rank in ranks]
         own = [history.own_seconds(rank, max(1, seconds)) async for rank in in_slices(ranks)]
-        document = {
+        return {
             "schema": "torchperfd.history/1",
             "run": name,
             "world_size": max(rank.identity.world_size for rank in ranks),
@@ -196,15 +189,14 @@ class RunsApi:
             "marks": self._past.marks(name),
             "view": self._view(access, ranks, window_seconds=float(seconds)),
         }
-        return await json_answer(request, document)
 
-    async def diagnose(self, request: Request, access: Access) -> Response:
+    async def diagnose(self, request: Request, access: Access) -> dict[str, Any]:
         """The verdict on one run, or on all."""
         fleet = flag(request, "fleet")
         name = await self._name(request, access, fleet=fleet) if "run" in request.path_params else ""
         answer = await self._reader.verdicts(name, access, fleet=fleet)
         listed = await self._reader.runs(access, fleet=fleet)
-        document = {
+        return {
             "schema": "torchperfd.diagnosis/1",
             "verdicts": [verdict_to_document(each) for each in answer.verdicts],
             **fleet_dict(answer),
@@ -216,9 +208,8 @@ class RunsApi:
                 window_seconds=max((each.window_seconds for each in answer.verdicts), default=0) or PRESENT_S,
             ),
         }
-        return await json_answer(request, document)
 
-    async def goodput(self, request: Request, access: Access) -> Response:
+    async def goodput(self, request: Request, access: Access) -> dict[str, Any]:
         """How rank-seconds were spent, also of runs that have ended."""
         given = request.path_params.get("run", "")
         name = await self._name(request, access) if given else ""
@@ -228,7 +219,7 @@ class RunsApi:
         since = min((run.since_unix_seconds for run in runs), default=0.0)
         until = max((run.until_unix_seconds for run in runs), default=0.0)
         view = self._view(access, window_seconds=until - since if runs else None)
-        return await json_answer(request, {**goodput_dict(runs), "view": view})
+        return {**goodput_dict(runs), "view": view}
 
     async def _name(self, request: Request, access: Access, *, fleet: bool = False) -> str:
         given: str = request.path_params["run"]

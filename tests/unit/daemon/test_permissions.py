@@ -1,5 +1,6 @@
 """What a caller may do with runs that are not its own, and the log of it."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator
@@ -193,12 +194,13 @@ async def test_a_stranger_sees_a_run_and_may_not_command_it(
 
 def test_audit_line_is_written_once_with_its_outcome(audited: pytest.LogCaptureFixture) -> None:
     rights = Rights(Caller(ADA, 7), is_admin=False)
-    line = rights.request("capture", "all ranks of run a\nb")
-    line.allowed([ADA, None, ADA], CAPTURE)
-    line.failed(NotAllowedError("no"))
-    line.end()
-    rights.request("download", "rank0.json").end()
-    rights.request("download", "rank0.json").failed(NoSuchTargetError("no capture"))
+    with rights.request("capture", "all ranks of run a\nb") as line:
+        line.allowed([ADA, None, ADA], CAPTURE)
+        line.failed(NotAllowedError("no"))
+    with rights.request("download", "rank0.json"):
+        pass
+    with contextlib.suppress(NoSuchTargetError), rights.request("download", "rank0.json"):
+        raise NoSuchTargetError("no capture")
     refused = rights.request("pin", "capture x")
     refused.failed(NotAllowedError("capture x belongs to another user", "ask that user"))
     by = f"by uid {ADA} (pid 7)"

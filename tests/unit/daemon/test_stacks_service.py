@@ -46,13 +46,10 @@ class Rankling:
     reports_stacks = True
     reports_collectives = True
 
-    def dump_stacks(self, request_id: int) -> None:
+    def dump_stacks(self, request_id: int, **_: bool) -> None:
         self.asked += 1
         if self.answers:
             self.requests.on_report(self, request_id, Report((FORWARD,), "forward", 118))
-
-    dump_loading_stacks = dump_stacks
-    dump_thread_stacks = dump_stacks
 
     def tell_collectives(self, request_id: int) -> None:
         self.asked += 1
@@ -182,7 +179,7 @@ def test_a_rank_cannot_answer_for_another_nor_twice_nor_late() -> None:
     liar = Rankling(requests, answers=False)
 
     class Victim(Rankling):
-        def dump_stacks(self, request_id: int) -> None:
+        def dump_stacks(self, request_id: int, **_: bool) -> None:
             requests.on_report(liar, request_id, Report((), "lied", 0))
             super().dump_stacks(request_id)
             requests.on_report(self, request_id, Report((), "again", 0))
@@ -196,7 +193,7 @@ def test_loading_stacks_come_from_the_rank_itself_or_not_at_all() -> None:
     def loading_stacks(answers: bool) -> tuple[Thread, ...] | None:
         requests = StackRequests(read=Outside("never asked"))
         rank = Rankling(requests, answers)
-        return asyncio.run(requests.loading_stacks(rank, 60 if answers else 0.01))
+        return asyncio.run(requests.sample(rank, 60 if answers else 0.01))
 
     assert loading_stacks(answers=True) == (FORWARD,)
     assert loading_stacks(answers=False) is None
@@ -204,7 +201,7 @@ def test_loading_stacks_come_from_the_rank_itself_or_not_at_all() -> None:
 
 def test_thread_stacks_come_from_the_rank_itself() -> None:
     requests = StackRequests(read=Outside("never asked"))
-    assert asyncio.run(requests.thread_stacks(Rankling(requests), 60)) == (FORWARD,)
+    assert asyncio.run(requests.sample(Rankling(requests), 60, threads_only=True)) == (FORWARD,)
 
 
 @with_daemon
@@ -261,7 +258,7 @@ class Answering(Session):
         super().__init__(rank, [contract.STACKS])
         self._requests = requests
 
-    def dump_stacks(self, request_id: int) -> None:
+    def dump_stacks(self, request_id: int, **_: bool) -> None:
         self._requests.on_report(self, request_id, Report((FORWARD,), "forward", 118))
 
 
