@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd.report.ending import Ending
 from torchperfd.report.record import RankBlocks, RankRecord, RunRecord
 
 PHASES: Final = {"data": 0.15, "forward": 0.3, "backward": 0.4, "optimizer": 0.1, "other": 0.05}
@@ -83,4 +84,4 @@ def _record(columns: dict[str, list[float]]) -> RunRecord:
     }
     step = tuple(map(math.fsum, zip(*phases.values(), strict=True)))
     rank = RankRecord(0, count + 1, math.fsum(step) / len(step), {}, RankBlocks(size, step, phases))
-    return RunRecord("simulated", "train.py", "node", None, None, 1, "finished", ranks=(rank,))
+    return RunRecord("simulated", "train.py", "node", None, None, 1, Ending("finished"), ranks=(rank,))

@@ -128,32 +128,41 @@ def _words(error: click.ClickException, context: click.Context | None) -> tuple[
     return f"{words[:1].lower()}{words[1:]}", ""
 
 
-COMMANDS: Final = {
-    "run": "Run a training script under torchperfd, unedited.",
-    "serve": "Run the node's daemon.",
-    "open": "Open the live page in a browser.",
-    "ps": "List runs and ranks.",
-    "top": "Show runs, ranks, this node and the verdict, refreshing.",
-    "ranks": "Show how each rank spends its steps, and which one is slow.",
-    "steps": "List a rank's newest steps.",
-    "diagnose": "Explain why a run is slow, where, and what to do next.",
-    "explain": "Explain a cause: its meaning, how to confirm it, the fix.",
-    "whatif": "Predict how much faster a run were without each cause.",
-    "capture": "Profile the next steps of a running job.",
-    "captures": "List, fetch and delete captures.",
-    "stacks": "Show the stacks of all ranks, and the one others wait for.",
-    "goodput": "Show how every rank-second of a run was spent, across restarts.",
-    "analyze": "Show how the time of a trace was spent.",
-    "runs": "List the runs whose reports are kept.",
-    "compare": "Show what changed between two runs, two captures, or two ranks.",
-    "bench": "Measure a DataLoader's settings, or compare implementations.",
-    "tune": "Find faster settings for a training script, verified.",
-    "doctor": "Find what slows this node down, and how to fix it.",
-    "dashboards": "Write Grafana's dashboards and Prometheus' rules.",
-    "completion": "Print the completion script of a shell.",
-    "config": "Show or check the configuration, and the origin of each value.",
-    "version": "Print versions.",
+GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Run and watch": {
+        "run": "Run a training script under torchperfd, unedited.",
+        "top": "Show runs, ranks, this node and the verdict, refreshing.",
+        "open": "Open the live page in a browser.",
+        "ps": "List runs and ranks.",
+        "ranks": "Show how each rank spends its steps, and which one is slow.",
+        "steps": "List a rank's newest steps.",
+        "diagnose": "Explain why a run is slow, where, and what to do next.",
+        "explain": "Explain a cause: its meaning, how to confirm it, the fix.",
+        "whatif": "Predict how much faster a run were without each cause.",
+        "stacks": "Show the stacks of all ranks, and the one others wait for.",
+        "goodput": "Show how every rank-second of a run was spent, across restarts.",
+    },
+    "Capture and analyse": {
+        "capture": "Profile the next steps of a running job.",
+        "captures": "List, fetch and delete captures.",
+        "analyze": "Show how the time of a trace was spent.",
+        "compare": "Show what changed between two runs, two captures, or two ranks.",
+        "runs": "List the runs whose reports are kept.",
+        "bench": "Measure a DataLoader's settings, or compare implementations.",
+        "tune": "Find faster settings for a training script, verified.",
+    },
+    "The node": {
+        "doctor": "Find what slows this node down, and how to fix it.",
+        "serve": "Run the node's daemon.",
+        "config": "Show or check the configuration, and the origin of each value.",
+        "dashboards": "Write Grafana's dashboards and Prometheus' rules.",
+        "completion": "Print the completion script of a shell.",
+        "version": "Print versions.",
+    },
 }
+"""The commands and what they do, as the help groups them."""
+
+COMMANDS: Final = {name: words for commands in GROUPS.values() for name, words in commands.items()}
 
 MODULES: Final = {
     "completion": "_options",
@@ -167,26 +176,6 @@ MODULES: Final = {
     "steps": "ranks",
 }
 """The modules of commands that are in one with others; the name of any other module is its command's."""
-
-
-GROUPS: Final = {
-    "Run and watch": (
-        "run",
-        "top",
-        "open",
-        "ps",
-        "ranks",
-        "steps",
-        "diagnose",
-        "explain",
-        "whatif",
-        "stacks",
-        "goodput",
-    ),
-    "Capture and analyse": ("capture", "captures", "analyze", "compare", "runs", "bench", "tune"),
-    "The node": ("doctor", "serve", "config", "dashboards", "completion", "version"),
-}
-"""The commands as the help groups them."""
 
 _TRAINING: Final = ("run", "serve")
 """Commands that check the variables themselves: a misspelt one must not end a training or its daemon."""
@@ -212,13 +201,9 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        grouped = {name for names in GROUPS.values() for name in names}
-        others = tuple(name for name in COMMANDS if name not in grouped)
-        for title, names in {**GROUPS, "Others": others}.items():
-            rows = [(name, COMMANDS[name]) for name in names if name in COMMANDS]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([*commands.items()])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -71,6 +71,17 @@ def test_the_command_table_and_the_modules_agree() -> None:
     assert set(MODULES) < set(COMMANDS)
 
 
+def test_commands_print_through_one_function() -> None:
+    prints = re.compile(r"click\.echo\(|\bprint\(")
+    files = (ROOT / "cli" / "torchperfd_cli").rglob("*.py")
+    # `main` shows errors, and `top` draws a screen.
+    assert {path.name for path in files if prints.search(path.read_text())} <= {
+        "_output.py",
+        "main.py",
+        "top.py",
+    }
+
+
 ALLOWED = {
     "os, sys, ctypes, threading, named tuples": {
         "_DummyThread",

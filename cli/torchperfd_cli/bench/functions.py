@@ -44,12 +44,7 @@ class FunctionFailedError(TorchperfdError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What all functions are called with.
-
-    Attributes:
-        parameters: Of the setup, or of the functions.
-        threads: Of torch's operators.
-    """
+    """What all functions are called with."""
 
     parameters: Mapping[str, Any]
     threads: int
@@ -67,7 +62,6 @@ class Comparison:
     Attributes:
         ratio: Its time as a part of the first one's: the geometric mean over the rounds.
         low: Lower end of the ratio's 95 % confidence interval.
-        high: Upper end.
     """
 
     ratio: float
@@ -86,7 +80,6 @@ class FunctionsBench:
 
     Attributes:
         names: Of the functions; the first one is what the others are compared with.
-        rows: What they were called with.
         seconds: By function and row, the median of each round.
         table: As ``torch.utils.benchmark.Compare`` shows it.
     """
@@ -162,7 +155,6 @@ def bench_functions(
         seconds: To time each function for in each round.
         rounds: Three or more.
         timeout: Seconds for the imports, and for each measurement beyond its own.
-        progress: Called with what is measured next.
 
     Raises:
         FactoryError: The functions could not be found.

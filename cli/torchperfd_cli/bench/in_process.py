@@ -25,6 +25,8 @@ from torchperfd_cli.bench.loader_timing import (
     Step,
     batch_shape,
     endless_batches,
+    loader_description,
+    measure_loader,
     operator_threads,
     wait_for_device,
     with_setting,
@@ -34,8 +36,6 @@ from torchperfd_cli.bench.worker_process import explain
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-
-    from torchperfd_cli.bench.loader_timing import Step
 
 
 _MAX_CACHED: Final = 8
@@ -59,7 +59,6 @@ def measure_ceiling(
         loader: Is not changed.
         setting: The arguments to use, except workers, which would take CPUs.
         seconds: For one setting. It takes half as long again, or longer where batches take long.
-        step: The rest of a training step.
     """
     with operator_threads(setting):
         batches = endless_batches(_without_workers(loader, setting))
@@ -91,7 +90,6 @@ def predict_ceiling(
         loader: Is not changed.
         setting: The arguments to use, except workers.
         seconds: To draw batches for.
-        rest_seconds: Of the steps.
     """
     batches = endless_batches(_without_workers(loader, setting))
     try:
@@ -181,16 +179,14 @@ class LoaderHere:
 
     Args:
         loader: Is not changed.
-        step: The rest of a training step, if there is one.
         rest_seconds: What it takes, as measured while training; None where unknown.
-        seconds: To measure each setting for.
         stop: Set to end the search with its next setting.
     """
 
     def __init__(
         self,
         loader: "DataLoader[Any]",
-        step: "Step | None",
+        step: Step | None,
         rest_seconds: float | None,
         seconds: float,
         stop: threading.Event,
@@ -202,15 +198,9 @@ class LoaderHere:
         self._stop = stop
 
     def facts(self) -> LoaderDescription:
-        """Return what the loader is like."""
-        from torchperfd_cli.bench.loader_timing import loader_description
-
         return loader_description(self._loader, has_step=self._step is not None)
 
     def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
-        """Measure a setting once, for a share of the usual time."""
-        from torchperfd_cli.bench.loader_timing import measure_loader
-
         if self._stop.is_set():
             raise KeyboardInterrupt
         try:
@@ -219,8 +209,6 @@ class LoaderHere:
             return Unusable(explain(error))
 
     def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
-        """Measure a step without its input; None where it cannot be had."""
-
         if self._step is not None:
             return measure_ceiling(self._loader, setting, self._seconds, self._step)
         if self._rest_seconds and not self._loader.num_workers:
@@ -231,7 +219,7 @@ class LoaderHere:
 def bench_here(
     loader: "DataLoader[Any]",
     *,
-    step: "Step | None",
+    step: Step | None,
     rest_seconds: float | None,
     seconds: float,
     max_workers: int | None,
@@ -267,10 +255,7 @@ def bench_here(
     return found[0]
 
 
-def _on_the_same_device(work: Any) -> Any:
-    """Return what runs on another thread with this thread's CUDA device."""
-    import torch
-
+def _on_the_same_device(work: Callable[[], None]) -> Callable[[], None]:
     cuda: Any = torch.cuda
     if not cuda.is_initialized():
         return work

@@ -45,14 +45,10 @@ class LoaderBench:
     """What a DataLoader gave under each setting.
 
     Attributes:
-        target: What was measured, for the title.
-        facts: Of the loader.
         outcomes: By setting, in the order of measuring.
         recommended: The setting to use; None where none was usable.
         rest: A step without its input; None where it is unknown.
-        took_seconds: All of it.
         is_complete: Whether the search came to its end.
-        cost: Of moving a batch from a worker on this machine, for predictions.
     """
 
     target: str
@@ -126,7 +122,6 @@ class LoaderBench:
         return self.speed(with_workers(self.facts.current, 0))
 
     def __str__(self) -> str:
-
         return render(loader_document(self))
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,13 +159,6 @@ def bench_loader(
     cost: WorkerCost = UNMEASURED_COST,
 ) -> LoaderBench:
     """Measure a loader under the settings that a search chooses. Ctrl-C ends it with what there is by then.
-
-    Args:
-        target: What is measured, for the title.
-        measurer: Measures it.
-        space: Returns what to vary.
-        progress: Called before each measurement.
-        cost: Of moving a batch from a worker on this machine, for predictions.
 
     Raises:
         TorchperfdError: The loader could not be made, or no setting gave a batch.
@@ -247,7 +235,6 @@ def _results(bench: LoaderBench) -> list[tuple[str, str]]:
 
 
 def _predictions(bench: LoaderBench) -> list[tuple[str, str]]:
-    """Return what the rule of the live verdict predicts for the recommendation, and what it advises."""
     lines = []
     predicted, measured = bench.credible_prediction, bench.speed(bench.recommended)
     if predicted is not None and measured is not None:
@@ -261,7 +248,6 @@ def _predictions(bench: LoaderBench) -> list[tuple[str, str]]:
 
 
 def _ceiling(bench: LoaderBench, best: Speed, rest: float) -> list[tuple[str, str]]:
-    """Return how fast training could be, and what of that the loader takes."""
     per_batch = best.samples_per_second * best.batch_seconds
     if bench.facts.has_step:
         said = f"{duration(best.batch_seconds)} with this loader"
@@ -278,55 +264,44 @@ def _ceiling(bench: LoaderBench, best: Speed, rest: float) -> list[tuple[str, st
 
 
 def _table(bench: LoaderBench) -> Table:
-    shown = list(bench.outcomes)
-    has_step = bench.facts.has_step
-    has_size = any(setting.batch_size is not None for setting in shown)
+    shown = sorted(
+        bench.outcomes, key=lambda each: (each.batch_size or 0, each.workers, each.prefetch, each.threads)
+    )
     varied = {
-        "threads": any(setting.threads for setting in shown),
-        "pinned": any(setting.pin_memory for setting in shown),
-        "start": any(setting.start_method for setting in shown),
+        "batch": any(each.batch_size is not None for each in shown),
+        "threads": any(each.threads for each in shown),
+        "pinned": any(each.pin_memory for each in shown),
+        "start": any(each.start_method for each in shown),
     }
-    heads = [
-        "workers",
-        "prefetch",
-        *(["batch"] if has_size else []),
-        *(name for name, is_on in varied.items() if is_on),
-    ]
-    heads += ["samples/s", "± spread", "a batch", *(["waits"] if has_step else []), "first batch", "bytes"]
+    arguments: dict[str, Callable[[LoaderSetting], str]] = {
+        "workers": lambda each: str(each.workers),
+        "prefetch": lambda each: str(each.prefetch) if each.workers else "-",
+        "batch": lambda each: str(each.batch_size),
+        "threads": lambda each: str(each.threads or "-"),
+        "pinned": lambda each: "yes" if each.pin_memory else "no",
+        "start": lambda each: each.start_method or "-",
+    }
+    arguments = {name: cell for name, cell in arguments.items() if varied.get(name, True)}
+    figures: dict[str, Callable[[Speed], str]] = {
+        "samples/s": lambda each: f"{each.samples_per_second:,.0f}",
+        "± spread": lambda each: f"{each.spread:.0%}",
+        "a batch": lambda each: duration(each.batch_seconds),
+        "waits": lambda each: f"{each.wait_seconds / each.batch_seconds:.0%}",
+        "first batch": lambda each: duration(each.start_seconds),
+        "bytes": lambda each: size(each.batch_bytes),
+    }
+    if not bench.facts.has_step:
+        del figures["waits"]
     rows: list[list[str]] = []
     notes: list[str] = []
-    shown.sort(key=lambda each: (each.batch_size or 0, each.workers, each.prefetch, each.threads))
     for setting in shown:
         outcome = bench.outcomes[setting]
+        cells = [cell(outcome) if isinstance(outcome, Speed) else "-" for cell in figures.values()]
+        rows.append([*(cell(setting) for cell in arguments.values()), *cells])
+        words = [
+            "the loader's own" if setting == bench.facts.current else "",
+            outcome.reason if isinstance(outcome, Unusable) else "",
+        ]
         mark = _MARK if setting == bench.recommended else ""
-        words = "the loader's own" if setting == bench.facts.current else ""
-        cells = [str(setting.workers), str(setting.prefetch) if setting.workers else "-"]
-        cells += [str(setting.batch_size)] if has_size else []
-        cells += _varied_cells(setting, varied)
-        if isinstance(outcome, Unusable):
-            rows.append([*cells, *["-"] * (len(heads) - len(cells))])
-            words = "  ".join(part for part in (words, outcome.reason) if part)
-            notes.append(f"{mark}  {words}")
-            continue
-        rows.append(
-            [
-                *cells,
-                f"{outcome.samples_per_second:,.0f}",
-                f"{outcome.spread:.0%}",
-                duration(outcome.batch_seconds),
-                *([f"{outcome.wait_seconds / outcome.batch_seconds:.0%}"] if has_step else []),
-                duration(outcome.start_seconds),
-                size(outcome.batch_bytes),
-            ]
-        )
-        notes.append(f"{mark}  {words}".rstrip())
-    return Table(heads, rows, lift=_SETTINGS, folds_heads=True, notes=notes)
-
-
-def _varied_cells(setting: LoaderSetting, varied: dict[str, bool]) -> list[str]:
-    cells = {
-        "threads": str(setting.threads or "-"),
-        "pinned": "yes" if setting.pin_memory else "no",
-        "start": setting.start_method or "-",
-    }
-    return [cells[name] for name, is_on in varied.items() if is_on]
+        notes.append(f"{mark}  {'  '.join(filter(None, words))}".rstrip())
+    return Table([*arguments, *figures], rows, lift=_SETTINGS, folds_heads=True, notes=notes)

@@ -2,9 +2,11 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd_cli.bench.worker_process import (
@@ -27,10 +29,8 @@ class LoaderSetting:
     """The arguments of a DataLoader that ``bench`` varies.
 
     Attributes:
-        workers: ``num_workers``.
         batch_size: None leaves batches as the loader makes them.
         prefetch: ``prefetch_factor``; 0 without workers.
-        pin_memory: As the argument.
         start_method: How workers start: ``fork``, ``spawn`` or ``forkserver``; empty for the loader's own.
         threads: ``torch.set_num_threads`` in the process that trains; 0 leaves it.
     """
@@ -74,7 +74,6 @@ class Speed:
         batch_seconds: Time from one batch to the next.
         wait_seconds: What of it was spent waiting for the loader.
         start_seconds: Until the first batch was there.
-        batches: Measured.
         batch_bytes: Of the tensors in one batch.
         loader: How the loop used its loader; None with workers.
     """
@@ -87,12 +86,6 @@ class Speed:
     batches: int
     batch_bytes: int
     loader: LoaderFacts | None = None
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> "Speed":
-        """Return the speed of a document of ``dataclasses.asdict``."""
-        loader = document["loader"]
-        return cls(**{**document, "loader": None if loader is None else LoaderFacts.from_dict(loader)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +117,8 @@ class LoaderDescription:
     """What the loader is like before anything is measured.
 
     Attributes:
-        current: Its own setting.
         can_batch: Whether its batch size may be varied: it puts batches together itself.
         has_step: Whether the factory also gave the rest of a training step.
-        cpus: CPUs that the process may use.
         has_device: Whether there is a CUDA device, for which memory may be pinned.
     """
 
@@ -159,11 +150,10 @@ class LoaderMeasurer(Protocol):
 
 
 class LoaderProcess:
-    """Measures in a process of its own.
+    """Measures in a process of its own; FactoryError is raised if that cannot make the loader.
 
     Args:
         target: As ``module:name``: a DataLoader, or a function without arguments that returns one.
-        seconds: To measure each setting for.
         timeout: Seconds to wait for a loader, and for the first batch of a setting.
     """
 
@@ -181,26 +171,17 @@ class LoaderProcess:
         self.close()
 
     def facts(self) -> LoaderDescription:
-        """Return what the loader is like; starts the process.
-
-        Raises:
-            FactoryError: The loader could not be made.
-        """
         self._started()
         assert self._facts is not None
         return self._facts
 
     def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
-        """Measure a setting once, for a share of the usual time.
-
-        Raises:
-            FactoryError: A new process was needed, and could not make the loader.
-        """
         answer = self._ask(setting, self._seconds * share)
-        return Speed.from_dict(answer["speed"]) if "speed" in answer else Unusable(str(answer["unusable"]))
+        if "speed" in answer:
+            return msgspec.convert(answer["speed"], Speed)
+        return Unusable(str(answer["unusable"]))
 
     def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
-        """Measure a step without its input; None where it cannot be had."""
         if not self.facts().has_step:
             return None
         found = self._ask(setting, self._seconds, ceiling=True).get("ceiling")
@@ -222,8 +203,7 @@ class LoaderProcess:
         except FactoryError:
             self._process = None
             raise
-        facts = answer["facts"]
-        self._facts = LoaderDescription(**{**facts, "current": LoaderSetting(**facts["current"])})
+        self._facts = msgspec.convert(answer["facts"], LoaderDescription)
         return process
 
     def _ask(self, setting: LoaderSetting, seconds: float, *, ceiling: bool = False) -> dict[str, Any]:

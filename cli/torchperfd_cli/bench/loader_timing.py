@@ -29,8 +29,6 @@ class BatchShape(NamedTuple):
 
     Attributes:
         samples: In the first dimension of its first tensor; one where that cannot be seen.
-        tensors: In it.
-        size: Their bytes.
     """
 
     samples: int
@@ -104,11 +102,7 @@ class DrawSampler:
         self._own_cpu += time.thread_time_ns() - cpu
 
     def facts(self, shape: BatchShape) -> LoaderFacts:
-        """Return the means of the samples.
-
-        Args:
-            shape: Of a batch.
-        """
+        """Return the means of the samples."""
         batch_size, is_indexable, is_shuffled = self._about
         runnable = self._queued + self._own_cpu
         return LoaderFacts(
@@ -161,9 +155,7 @@ def measure_loader(
 
     Args:
         loader: Is not changed; the one that is measured shares its dataset.
-        setting: The arguments to use.
         seconds: How long, start not included. Up to five times as long where batches take long.
-        step: The rest of a training step, which then follows each batch.
 
     Raises:
         TorchperfdError: The loader has no batch.
@@ -230,11 +222,7 @@ def with_setting(loader: "DataLoader[Any]", setting: LoaderSetting) -> "DataLoad
 
 
 class _Repeated:
-    """A sampler again and again.
-
-    Args:
-        sampler: Of indices, or of lists of them.
-    """
+    """A sampler again and again."""
 
     def __init__(self, sampler: Iterable[Any]) -> None:
         self._sampler = sampler

@@ -37,6 +37,7 @@ _MAX_CONFIRMATIONS: Final = 8
 # Settings are equal if one is slower by less than this, or by less than this and not in every round.
 _EQUAL: Final = 0.02
 _EQUAL_BY_NOISE: Final = 0.04
+_MEDIANS: Final = ("samples_per_second", "spread", "batch_seconds", "wait_seconds", "start_seconds")
 
 Search = Generator[LoaderSetting, Outcome, None]
 
@@ -46,11 +47,9 @@ class SearchSpace:
     """What may be varied.
 
     Attributes:
-        most_workers: The upper bound of workers.
         batch_sizes: To try beside the loader's own; empty for only that.
         start_methods: To try; empty for the loader's own.
         threads: To try; empty for the process's own.
-        pin_memory: Whether to try pinned memory.
     """
 
     most_workers: int
@@ -76,10 +75,6 @@ def search_space(
 
 class LoaderSearch:
     """Chooses the next setting by what the former ones gave.
-
-    Args:
-        facts: Of the loader.
-        space: What may be varied.
 
     Attributes:
         outcomes: By setting, in the order of measuring; a setting that was measured again has the medians of
@@ -182,7 +177,6 @@ class LoaderSearch:
             yield from self._measure(with_workers(around, fresh[0]))
 
     def _vary(self, name: str, values: Iterable[object], *, stop_early: bool = False) -> Search:
-        """Try other values of one argument at the best setting so far."""
         for value in values:
             best = self.best()
             if best is None or (not best.workers and name in ("prefetch", "start_method")):
@@ -196,7 +190,6 @@ class LoaderSearch:
                 return
 
     def _confirm(self) -> Search:
-        """Measure the best and its rivals again, in turn."""
         for _ in range(_MAX_CONFIRMATIONS):
             best = self.best()
             if best is None:
@@ -263,18 +256,8 @@ class LoaderSearch:
 
 def merged(rounds: list[Speed]) -> Speed:
     """Return the rounds of one setting as one: the median of each figure, and of batches the sum."""
-    if len(rounds) == 1:
-        return rounds[0]
-    return Speed(
-        samples_per_second=statistics.median(each.samples_per_second for each in rounds),
-        spread=statistics.median(each.spread for each in rounds),
-        batch_seconds=statistics.median(each.batch_seconds for each in rounds),
-        wait_seconds=statistics.median(each.wait_seconds for each in rounds),
-        start_seconds=statistics.median(each.start_seconds for each in rounds),
-        batches=sum(each.batches for each in rounds),
-        batch_bytes=rounds[-1].batch_bytes,
-        loader=rounds[-1].loader,
-    )
+    medians = {name: statistics.median(getattr(each, name) for each in rounds) for name in _MEDIANS}
+    return replace(rounds[-1], **medians, batches=sum(each.batches for each in rounds))
 
 
 def with_workers(setting: LoaderSetting, workers: int) -> LoaderSetting:

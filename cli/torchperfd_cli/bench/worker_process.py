@@ -43,12 +43,7 @@ class WorkerFailedError(Exception):
 
 
 class FactoryError(TorchperfdError):
-    """What is to be measured could not be made.
-
-    Args:
-        problem: What went wrong.
-        exit_code: Of the command.
-    """
+    """What is to be measured could not be made."""
 
     def __init__(self, problem: str, exit_code: int = 1) -> None:
         super().__init__(problem)
@@ -93,7 +88,6 @@ class WorkerProcess:
         """Wait until the script is imported; return the first answer.
 
         Args:
-            timeout: Seconds to wait.
             problem: What it means where that fails, for the error.
 
         Raises:
@@ -180,27 +174,25 @@ def serve(requests: int, answers: int, make: Callable[[], tuple[Answer, Callable
     """Answer requests until they end.
 
     Args:
-        requests: Descriptor to read from.
-        answers: Descriptor to write to.
         make: Imports the script; returns the first answer, and what answers a request.
     """
     # What the script prints would otherwise be in the command's output.
     os.dup2(2, 1)
     queue: SimpleQueue[Answer] = SimpleQueue()
-    threading.Thread(target=_read, args=(os.fdopen(requests), queue), daemon=True).start()
+    threading.Thread(target=read_requests, args=(os.fdopen(requests), queue), daemon=True).start()
     with os.fdopen(answers, "w") as out:
         try:
             first, answer = make()
         except BaseException as error:  # noqa: BLE001 - the script's own, whatever it is
-            _send(out, {"failed": explain(error), "exit_code": getattr(error, "exit_code", 1)})
+            send_answer(out, {"failed": explain(error), "exit_code": getattr(error, "exit_code", 1)})
             return
-        _send(out, first)
+        send_answer(out, first)
         while True:
             try:
                 reply = answer(queue.get())
             except Exception as error:  # noqa: BLE001 - the script's own
                 reply = {"failed": explain(error)}
-            _send(out, reply)
+            send_answer(out, reply)
 
 
 def explain(error: BaseException) -> str:
@@ -218,12 +210,14 @@ def explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:_MAX_REASON]}{where}"
 
 
-def _send(out: IO[str], answer: Answer) -> None:
+def send_answer(out: IO[str], answer: Answer) -> None:
+    """Write an answer as a line."""
     out.write(json.dumps(answer) + "\n")
     out.flush()
 
 
-def _read(requests: IO[str], queue: "SimpleQueue[Answer]") -> None:
+def read_requests(requests: IO[str], queue: "SimpleQueue[Answer]") -> None:
+    """Queue requests; once they end, since the process that asked is gone, end the whole group."""
     for line in requests:
         queue.put(json.loads(line))
     os.killpg(0, signal.SIGKILL)

@@ -9,7 +9,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -18,6 +17,7 @@ import click
 
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc
 from torchperfd_cli.commands._daemon import connect
+from torchperfd_cli.commands._output import note
 from torchperfd_daemon.captures import manifest
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.folder import ANALYSIS, is_file_name, is_id
@@ -94,7 +94,7 @@ def _fetch_trace(
     with _opened(part) as file:
         begun = file.seek(0, os.SEEK_END)
         if begun:
-            click.echo(f"{trace.file}: going on after {begun / 1e6:.1f} MB", err=True)
+            note(f"{trace.file}: going on after {begun / 1e6:.1f} MB")
         whole = begun <= trace.bytes and _receive(daemon, capture_id, trace, file) and _is(file, trace)
         if not whole and begun:
             # The partial file was of another trace, or damaged.
@@ -151,6 +151,8 @@ _LISTED: Final = "list them with `torchperfd captures list`"
 class DaemonCatalog:
     """The captures that the daemon lets the caller read, with the methods of ``Catalog`` that commands use.
 
+    Each raises what that of ``Catalog`` does, and TorchperfdError if the daemon does not answer.
+
     Args:
         directory: The daemon's captures directory, for messages.
         socket: The daemon's socket; the usual places when None.
@@ -160,43 +162,26 @@ class DaemonCatalog:
         self.directory = directory
         self._socket = socket
 
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[control_pb2_grpc.ControlStub]:
-        with connect(self._socket) as daemon:
-            yield daemon
-
     @cached_property
     def _messages(self) -> list[control_pb2.ListedCapture]:
-        with self._connected() as daemon:
+        with connect(self._socket) as daemon:
             return [*daemon.ListCaptures(control_pb2.ListCapturesRequest(), timeout=_ANSWER_S)]
 
     @property
     def uploads(self) -> bool:
-        """Whether the daemon uploads captures."""
         return any(message.uploads for message in self._messages)
 
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of all captures; none if the daemon does not answer."""
         with contextlib.suppress(TorchperfdError):
             return tuple(listed.record.capture_id for listed in self.list().captures)
         return ()
 
     def folder(self, capture_id: str) -> Path:
-        """Return where the daemon keeps a capture.
-
-        Raises:
-            NoSuchTargetError: The id could not be one.
-        """
         if not is_id(capture_id):
             raise NoSuchTargetError(f"{capture_id[:80]!r} is no capture id", _LISTED)
         return self.directory / capture_id
 
     def list(self, query: Query | None = None) -> Listing:
-        """Return the captures that a query asks for, newest first.
-
-        Raises:
-            TorchperfdError: The daemon does not answer, or names no captures.
-        """
         query = query or Query()
         found = [
             listed
@@ -208,71 +193,39 @@ class DaemonCatalog:
         return Listing(found[: query.limit or None], len(found))
 
     def has_analysis(self, capture_id: str) -> bool:
-        """Return whether the daemon has analysed a capture."""
         return any(
             message.analysed and _listed(message).record.capture_id == capture_id
             for message in self._messages
         )
 
     def analysis(self, capture_id: str) -> bytes:
-        """Return the daemon's analysis of a capture, a JSON document.
-
-        Raises:
-            NoSuchTargetError: There is no such capture, or it has not been analysed.
-        """
         request = control_pb2.DownloadRequest(capture_id=capture_id, file=ANALYSIS)
-        with self._connected() as daemon:
+        with connect(self._socket) as daemon:
             return b"".join(piece.data for piece in daemon.Download(request, timeout=_ANALYSIS_S))
 
-    def pin(self, capture_id: str) -> None:
-        """Protect a capture from removal."""
-        self._pin(capture_id, pinned=True)
-
-    def unpin(self, capture_id: str) -> None:
-        """Remove a capture's protection."""
-        self._pin(capture_id, pinned=False)
-
-    def _pin(self, capture_id: str, *, pinned: bool) -> None:
+    def pin(self, capture_id: str, *, pinned: bool = True) -> None:
         request = control_pb2.PinCaptureRequest(capture_id=capture_id, pinned=pinned)
-        with self._connected() as daemon:
+        with connect(self._socket) as daemon:
             daemon.PinCapture(request, timeout=_ANSWER_S)
 
-    def check_removable(self, capture_id: str) -> None:
-        """Make sure that a capture may be removed.
+    def unpin(self, capture_id: str) -> None:
+        self.pin(capture_id, pinned=False)
 
-        Raises:
-            TorchperfdError: It is pinned, in progress or another user's, or there is none.
-        """
-        self._remove(capture_id, dry_run=True)
-
-    def remove(self, capture_id: str) -> None:
-        """Delete a capture and its traces.
-
-        Raises:
-            TorchperfdError: It is pinned, in progress or another user's, or there is none.
-        """
-        self._remove(capture_id, dry_run=False)
-
-    def _remove(self, capture_id: str, *, dry_run: bool) -> None:
+    def remove(self, capture_id: str, *, dry_run: bool = False) -> None:
         request = control_pb2.RemoveCaptureRequest(capture_id=capture_id, dry_run=dry_run)
-        with self._connected() as daemon:
+        with connect(self._socket) as daemon:
             daemon.RemoveCapture(request, timeout=_DELETION_S)
 
-    def fetch(self, capture_id: str, target: Path) -> None:
-        """Download a capture into a directory.
+    def check_removable(self, capture_id: str) -> None:
+        self.remove(capture_id, dry_run=True)
 
-        Raises:
-            TorchperfdError: The daemon has none that the caller may read, or nothing can be written.
-        """
-        with self._connected() as daemon:
+    def fetch(self, capture_id: str, target: Path) -> None:
+        """Download a capture into a directory; see :func:`fetch`."""
+        with connect(self._socket) as daemon:
             fetch(daemon, capture_id, target)
 
     def fetched(self, capture_id: str) -> Path:
-        """Return a directory with a capture's files, until the command ends.
-
-        Raises:
-            TorchperfdError: The daemon has none that the caller may read, or nothing can be written.
-        """
+        """Return a directory with a capture's files, until the command ends."""
         directory = tempfile.mkdtemp(prefix="torchperfd-capture-")
         click.get_current_context().call_on_close(lambda: shutil.rmtree(directory, ignore_errors=True))
         target = Path(directory, capture_id)

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-import click
-
 from torchperfd.document.text import fold_text, terminal_width, text_width
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import LONG_PAUSE_S, MIN_KERNELS_PER_LAUNCH
-from torchperfd_cli.commands._output import can_redraw
+from torchperfd_cli.commands._output import can_redraw, emit, note, plain
+from torchperfd_daemon.views.model import capture_state
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,10 +53,8 @@ def conclude(message: control_pb2.CaptureProgress) -> None:
     Files that a service keeps in its own directory are named by the capture's id and their name.
     """
     is_readable = os.access(message.directory, os.R_OK | os.X_OK)
-    for rank in message.ranks:
-        if rank.file and not rank.node:
-            place = message.directory if is_readable else message.capture_id
-            click.echo(f"{place}/{rank.file}")
+    place = message.directory if is_readable else message.capture_id
+    emit(plain(*(f"{place}/{rank.file}" for rank in message.ranks if rank.file and not rank.node)))
     elsewhere = Counter(rank.node for rank in message.ranks if rank.file and rank.node)
     for node, traces in elsewhere.items():
         command = f"torchperfd captures get {message.capture_id}"
@@ -77,7 +74,7 @@ def _say(line: str, command: str = "") -> None:
         line = f"{line} {command}"
     else:
         line = f"{line}\n  {command}"
-    click.echo(line, err=True)
+    note(line)
 
 
 def pause_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:
@@ -95,7 +92,6 @@ def pause_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:
 
 
 def _kernel_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:
-    """Yield a warning if a trace has fewer kernels than launches."""
     worst = max(message.ranks, key=lambda rank: rank.launches - rank.kernels, default=None)
     if worst is not None and worst.kernels < MIN_KERNELS_PER_LAUNCH * worst.launches:
         yield (
@@ -116,7 +112,7 @@ def _next_step(message: control_pb2.CaptureProgress) -> str:
 
 def state_of(message: control_pb2.CaptureProgress | control_pb2.CaptureRank) -> str:
     """Return the state's name, as manifests have it."""
-    return control_pb2.CaptureState.Name(message.state).removeprefix("CAPTURE_STATE_").lower()
+    return capture_state(message.state)
 
 
 def steps_of(message: control_pb2.CaptureProgress) -> str:

@@ -6,54 +6,79 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem, get_completion_class
 
 from torchperfd.v1 import contract, control_pb2
 from torchperfd_daemon.config.kinds import parse_span
-from torchperfd_daemon.errors import BadValueError, TorchperfdError, explained
+from torchperfd_daemon.errors import BadValueError, TorchperfdError, UsageError, explained
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     from torchperfd.report.store import RunStore
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
-    """Whole numbers above 0, separated by commas."""
+class Parsed(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
+    """A kind of value that a function reads from its text.
 
-    name = "numbers"
+    Args:
+        name: Of the kind, in help.
+        parse: Raises ValueError or BadValueError with what is wrong.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return them as a tuple."""
-        if isinstance(value, tuple):
-            return value
-        words = [word.strip() for word in value.split(",")]
-        if not all(word.isdecimal() and int(word) for word in words):
-            self.fail(f"{value!r} is no list of numbers such as 32,64,128", param, ctx)
-        return tuple(dict.fromkeys(int(word) for word in words))
-
-
-class Share(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
-    """A share of something, in percent with a percent sign, else as a number."""
-
-    name = "share"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return it as a number, 0.05 for 5 %."""
-        if isinstance(value, float):
+        """Return the value; one that is no text is read already."""
+        if not isinstance(value, str):
             return value
-        text = str(value).strip()
         try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = math.nan
-        if not (math.isfinite(share) and share >= 0):
-            self.fail(f"{value!r} is no share such as 5% or 0.05", param, ctx)
-        return share
+            return self._parse(value)
+        except (ValueError, BadValueError) as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ValueError(f"{text!r} is no list of numbers such as 32,64,128")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _share(text: str) -> float:
+    word = text.strip()
+    with contextlib.suppress(ValueError):
+        share = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+        if math.isfinite(share) and share >= 0:
+            return share
+    raise ValueError(f"{text!r} is no share such as 5% or 0.05")
+
+
+def _moment(text: str) -> float:
+    with contextlib.suppress(BadValueError):
+        return time.time() - parse_span(text)
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(text).timestamp()
+    raise ValueError(f"{text[:40]!r} is no moment; write it like 2d or 2026-07-01T12:00")
+
+
+NUMBERS: Final = Parsed("numbers", _numbers)
+"""Whole numbers above 0, separated by commas; each once."""
+SHARE: Final = Parsed("share", _share)
+"""A share of something, as a number or in percent with a percent sign: 0.05 for 5 %."""
+AGE: Final = Parsed("age", parse_span)
+"""A span of time such as ``7d`` or ``12h``, in seconds; 0 stands for no limit."""
+MOMENT: Final = Parsed("moment", _moment)
+"""A date of this time zone, or how long ago it was; in Unix seconds."""
 
 
 socket_option = click.option(
@@ -63,46 +88,6 @@ fleet_option = click.option(
     "--fleet", is_flag=True, help="All nodes that the daemon knows, not only this one."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-
-
-class Age(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
-    """A span of time such as ``7d`` or ``12h``, in seconds; 0 stands for no limit."""
-
-    name = "age"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number of seconds.
-
-        Raises:
-            click.BadParameter: It is no span of time.
-        """
-        if not isinstance(value, str):
-            return float(value)
-        try:
-            return parse_span(value)
-        except BadValueError as error:
-            self.fail(f"{error}.", param, ctx)
-
-
-class Moment(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
-    """A moment, as a date of this time zone or as how long ago it was; in Unix seconds."""
-
-    name = "moment"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the Unix time.
-
-        Raises:
-            click.BadParameter: It is neither.
-        """
-        if not isinstance(value, str):
-            return float(value)
-        with contextlib.suppress(BadValueError):
-            return time.time() - parse_span(value)
-        try:
-            return datetime.fromisoformat(value).timestamp()
-        except (ValueError, OverflowError):
-            self.fail(f"{value[:40]!r} is no moment; write it like 2d or 2026-07-01T12:00.", param, ctx)
 
 
 class Seconds(click.FloatRange):
@@ -146,8 +131,6 @@ def whole_kept_run(context: click.Context, _: click.Parameter, given: Any) -> An
 
 
 _ANSWER_S: Final = 1.0
-
-Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete_runs(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -239,6 +222,38 @@ def _items(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in sorted(set(names)) if name and name.startswith(incomplete)]
 
 
+one_run_option = click.option(
+    "--run", default="", shell_complete=complete_runs, help="The run; may be omitted when there is only one."
+)
+
+
+def limit_option(rows: int) -> Callable[[_Command], _Command]:
+    """Return the option for the number of rows; without it, ``rows`` in a table and all of them as JSON."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(0),
+        help=f"At most so many, the newest; 0 is all. By default {rows} in the table, all as JSON.",
+    )
+
+
+def refuse_given(
+    context: click.Context, names: Collection[str], why: str, remedy: str = "leave it out"
+) -> None:
+    """Refuse options of the command line that mean nothing for what it names.
+
+    Args:
+        names: Of their parameters.
+        why: What is wrong, in words that follow the option.
+
+    Raises:
+        UsageError: One of them is given.
+    """
+    for parameter in context.command.params:
+        is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if is_given and parameter.name in names:
+            raise UsageError(f"{parameter.opts[0]} {why}", remedy)
+
+
 _VARIABLE = "_TORCHPERFD_COMPLETE"
 
 
@@ -247,8 +262,10 @@ _VARIABLE = "_TORCHPERFD_COMPLETE"
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:
     """Print a script that makes a shell complete commands, options, names of runs and ids of captures."""
+    from torchperfd_cli.commands._output import emit, plain
+
     kind = get_completion_class(shell)
     if kind is None:
         raise click.BadParameter(f"{shell} is not known to click", context)
     root = context.find_root()
-    click.echo(kind(root.command, {}, "torchperfd", _VARIABLE).source())
+    emit(plain(kind(root.command, {}, "torchperfd", _VARIABLE).source()))

@@ -4,6 +4,7 @@ Commands that measure this machine warn if it is busy.
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -13,18 +14,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import click
 
-from torchperfd.document.blocks import Document, FirstThatFits
+from torchperfd.document.blocks import Code, Document, FirstThatFits
+from torchperfd.document.markup import render_csv, render_markdown
 from torchperfd.document.tables import Table
 from torchperfd.document.terminal import Page, render
 from torchperfd.document.text import printable
 from torchperfd.v1.access import write_file
-from torchperfd_daemon.errors import PartialResultError, TorchperfdError
+from torchperfd_cli.commands._options import json_option, socket_option
+from torchperfd_daemon.errors import PartialResultError, explained
 
 INTERRUPTED: Final = 130
 _TERMINATED: Final = 128 + signal.SIGTERM
@@ -71,10 +75,7 @@ def warn_if_busy() -> None:
 
     share = psutil.cpu_percent(_SAMPLE_S) / 100
     if share >= _BUSY:
-        click.echo(
-            f"torchperfd: other programs use {share:.0%} of the CPUs: only large gains can be verified now",
-            err=True,
-        )
+        note(f"torchperfd: other programs use {share:.0%} of the CPUs: only large gains can be verified now")
 
 
 def count(number: int, noun: str) -> str:
@@ -91,12 +92,37 @@ def page() -> Page:
     return Page.of(sys.stdout)
 
 
-def emit(shown: Document | Mapping[str, Any]) -> None:
-    """Print a document for people as stdout has room for it, or one for programs as JSON in a line."""
-    if isinstance(shown, Document):
-        click.echo(render(shown, page()), color=True)
-    else:
+Shown: TypeAlias = Document | Mapping[str, Any]
+"""What a command shows: a document for people, or one for programs."""
+
+
+def emit(shown: Shown, form: Literal["text", "markdown", "csv"] = "text", on: Page | None = None) -> None:
+    """Print a document for people in a form, or one for programs as JSON in a line; nothing if it is empty.
+
+    Args:
+        on: The page of text; the one that stdout is when None.
+    """
+    if not isinstance(shown, Document):
         click.echo(json.dumps(shown))
+    elif form != "text":
+        click.echo(render_markdown(shown) if form == "markdown" else printable(render_csv(shown)), nl=False)
+    elif text := render(shown, on or page()):
+        click.echo(text, color=True)
+
+
+def plain(*lines: str) -> Document:
+    """Return lines that stay whole, to be copied or read by a script."""
+    return Document([[Code(lines)]])
+
+
+def note(line: str) -> None:
+    """Print a line on stderr: what was done or decided, not the answer."""
+    click.echo(printable(line), err=True)
+
+
+def limit_notes(shown: int, total: int) -> list[str]:
+    """Return the note below a table that has the newest rows only; none below one that has all."""
+    return [f"these are the newest {shown} of {total:,}; --limit 0 shows all"] * (shown < total)
 
 
 def fitted_phases(
@@ -107,8 +133,6 @@ def fitted_phases(
     """Return a table with a column for each name; the smallest share one, so that it fits.
 
     Args:
-        names: The columns, in their order.
-        sizes: How large each is.
         make: Returns the table with columns of their own, and with those that are summed up.
     """
 
@@ -165,14 +189,10 @@ def write_page(file: Path, page: str, hint: str = "") -> None:
     Raises:
         TorchperfdError: It cannot be written.
     """
-    try:
+    with explained(f"cannot write {file}", "name another file"):
         write_file(file, page.encode())
-    except OSError as error:
-        raise TorchperfdError(
-            f"cannot write {file}: {error.strerror or error}", "name another file"
-        ) from None
     more = f"; {hint}" if hint else ""
-    click.echo(f"torchperfd: wrote {file} ({len(page) / 1e6:.1f} MB), a page for any browser{more}", err=True)
+    note(f"torchperfd: wrote {file} ({len(page) / 1e6:.1f} MB), a page for any browser{more}")
 
 
 _EVERY_S: Final = 1.0
@@ -183,32 +203,60 @@ NO_RUNS: Final = "no training runs under torchperfd on this machine; start one w
 watch_option = click.option("--watch", is_flag=True, help="Again each second, until Ctrl-C.")
 
 
-def show(
-    frame: Callable[[], tuple[Document | Mapping[str, Any], str]], *, watch: bool, as_json: bool
-) -> None:
-    """Print a frame, and what is missing in it; when watching, again each second.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command answers.
 
-    On a terminal a frame replaces the previous one. Elsewhere a blank line separates two, and
-    documents for programs are one line each.
+    Attributes:
+        shown: None for nothing; an empty document if there is no run.
+        missing: What is missing in it; empty if nothing is.
+    """
 
-    Args:
-        frame: Returns what is shown, empty when there is no run; and what is missing in it, if anything.
-        as_json: Whether frames are for programs.
+    shown: Shown | None = None
+    notes: Sequence[str] = ()
+    missing: str = ""
+    exit_code: int = 0
+
+
+def show(answer: Callable[[], Answer], *, watch: bool, as_json: bool) -> int:
+    """Print an answer, and return its exit code; when watching, print a new one each second.
+
+    On a terminal an answer replaces the previous one. Elsewhere a blank line separates two, and documents for
+    programs are one line each.
 
     Raises:
         PartialResultError: Something is missing, without ``watch``.
     """
+    exit_code = 0
 
     def once() -> None:
-        shown, missing = frame()
-        if isinstance(shown, Document) and not shown.sections:
-            click.echo(NO_RUNS, err=True)
-        else:
-            emit(shown)
-        if missing:
-            raise PartialResultError(missing)
+        nonlocal exit_code
+        found = answer()
+        exit_code = found.exit_code
+        if isinstance(found.shown, Document) and not found.shown.sections:
+            note(NO_RUNS)
+        elif found.shown is not None:
+            emit(found.shown)
+        for line in found.notes:
+            note(line)
+        if found.missing:
+            raise PartialResultError(found.missing)
 
     again(once, watch=watch, as_json=as_json)
+    return exit_code
+
+
+def live(command: Callable[..., Answer]) -> Callable[..., int]:
+    """Print what a command answers, also again and again: adds ``--watch``, ``--socket`` and ``--json``."""
+
+    @watch_option
+    @socket_option
+    @json_option
+    @functools.wraps(command)
+    def run(*, watch: bool, as_json: bool, **options: Any) -> int:
+        return show(lambda: command(as_json=as_json, **options), watch=watch, as_json=as_json)
+
+    return run
 
 
 def again(
@@ -234,7 +282,7 @@ def again(
         while True:
             problem = _replace_screen(once) if on_terminal else _problem_of(once)
             if problem:
-                click.echo(problem, err=True)
+                note(problem)
             if not on_terminal and not as_json:
                 click.echo()
             (sleep or time.sleep)(_EVERY_S)

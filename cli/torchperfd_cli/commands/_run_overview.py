@@ -113,6 +113,10 @@ def _ns(times: dict[str, Any]) -> int:
 MAX_TABLES: Final = 64
 """Of more ranks only those that stand out have their table on the page."""
 _WORD_COLUMNS: Final = 2
+_OF_CARD: Final = (
+    *("heading", "summary", "is_healthy", "remark", "failure", "remedy"),
+    *("also", "note", "outcome", "trace", "next_command"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +125,6 @@ class RunOverview:
 
     Attributes:
         record: The run as comparisons see it.
-        reports: By rank.
-        card: The verdict.
     """
 
     record: RunRecord
@@ -207,19 +209,9 @@ def read_overview(content: bytes, source: str) -> RunOverview:
 
 def _card(card: VerdictCard) -> dict[str, Any]:
     return {
-        "heading": card.heading,
-        "summary": card.summary,
-        "is_healthy": card.is_healthy,
-        "remark": card.remark,
-        "failure": card.failure,
-        "remedy": card.remedy,
+        **{name: getattr(card, name) for name in _OF_CARD},
         "causes": [{"head": _head(cause), "parts": cause.parts} for cause in card.causes],
-        "also": card.also,
-        "note": card.note,
         "account": card.account_lines,
-        "outcome": card.outcome,
-        "trace": card.trace,
-        "next_command": card.next_command,
     }
 
 

@@ -5,7 +5,7 @@ Near misses of a name get a suggestion; daemons that did not answer are named.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -15,13 +15,9 @@ from torchperfd_cli.commands._daemon import unreachable_text
 from torchperfd_cli.commands._options import complete_jobs, complete_runs, fleet_option
 from torchperfd_daemon.errors import IncompatibleVersionError, NoSuchTargetError
 from torchperfd_daemon.store.model import HISTORY_STEPS
-from torchperfd_daemon.views.model import whole_name
+from torchperfd_daemon.views.model import Answer, whole_name
 
-if TYPE_CHECKING:
-    from torchperfd_cli.commands._capture_catalog import DaemonCatalog
-    from torchperfd_daemon.captures.catalog import Catalog
-
-_NAMES_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0
 
 
 def known_name(given: str, names: Iterable[str], what: str) -> str:
@@ -49,19 +45,10 @@ def whole_run(daemon: Any, given: str, *, fleet: bool = False, job: str = "") ->
     """
     if not given:
         return ""
-    answer = daemon.ListRuns(control_pb2.ListRunsRequest(fleet=fleet), timeout=_NAMES_TIMEOUT_S)
+    answer = daemon.ListRuns(control_pb2.ListRunsRequest(fleet=fleet), timeout=_TIMEOUT_S)
     names = [run.run for run in answer.runs]
     # A job is looked for on all nodes, and these are the runs of one.
     return whole_name(given, names, "run") if job else known_name(given, names, "run")
-
-
-def whole_capture(catalog: "Catalog | DaemonCatalog", given: str) -> str:
-    """Return the id of the only capture with a prefix.
-
-    Raises:
-        NoSuchTargetError: Several have the prefix.
-    """
-    return whole_name(given, catalog.ids(), "capture")
 
 
 def capture_argument(context: click.Context, _: click.Parameter, given: Any) -> Any:
@@ -72,12 +59,7 @@ def capture_argument(context: click.Context, _: click.Parameter, given: Any) -> 
     return known_name(given, names, "capture")
 
 
-_TIMEOUT_S: Final = 10.0
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Answer = TypeVar(
-    "_Answer", control_pb2.ListRunsResponse, control_pb2.GetStepsResponse, control_pb2.DiagnoseResponse
-)
 
 run_option = click.option(
     "--run", default="", shell_complete=complete_runs, help="Which run; all by default."
@@ -108,7 +90,7 @@ def scope_options(command: _Function) -> _Function:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which runs, and where.
+    """Which runs, and where. Requests raise IncompatibleVersionError if the daemon cannot ask other nodes.
 
     Attributes:
         run: Its name; empty for all.
@@ -129,38 +111,26 @@ class Scope:
         return replace(self, run=whole_run(daemon, self.run, fleet=self.fleet, job=self.job))
 
     def runs(self, daemon: Any) -> control_pb2.ListRunsResponse:
-        """Ask which runs there are.
-
-        Raises:
-            IncompatibleVersionError: The daemon cannot ask other nodes.
-        """
+        """Ask which runs there are."""
         request = control_pb2.ListRunsRequest(job=self.job, fleet=self.fleet)
-        answer: control_pb2.ListRunsResponse = daemon.ListRuns(request, timeout=_TIMEOUT_S)
-        return self._checked(answer)
+        answer: control_pb2.ListRunsResponse = self._checked(daemon.ListRuns(request, timeout=_TIMEOUT_S))
+        return answer
 
     def steps(self, daemon: Any, newest: int, ranks: Sequence[int] = ()) -> control_pb2.GetStepsResponse:
-        """Ask for the newest steps of ranks, all by default.
-
-        Raises:
-            IncompatibleVersionError: The daemon cannot ask other nodes.
-        """
+        """Ask for the newest steps of ranks, all by default."""
         request = control_pb2.GetStepsRequest(
             run=self.run, ranks=ranks, newest=newest, job=self.job, fleet=self.fleet
         )
-        answer: control_pb2.GetStepsResponse = daemon.GetSteps(request, timeout=_TIMEOUT_S)
-        return self._checked(answer)
+        answer: control_pb2.GetStepsResponse = self._checked(daemon.GetSteps(request, timeout=_TIMEOUT_S))
+        return answer
 
     def verdicts(self, daemon: Any) -> control_pb2.DiagnoseResponse:
-        """Ask for one verdict on each run.
-
-        Raises:
-            IncompatibleVersionError: The daemon cannot ask other nodes.
-        """
+        """Ask for one verdict on each run."""
         request = control_pb2.DiagnoseRequest(run=self.run, job=self.job, fleet=self.fleet)
-        answer: control_pb2.DiagnoseResponse = daemon.Diagnose(request, timeout=_TIMEOUT_S)
-        return self._checked(answer)
+        answer: control_pb2.DiagnoseResponse = self._checked(daemon.Diagnose(request, timeout=_TIMEOUT_S))
+        return answer
 
-    def _checked(self, answer: _Answer) -> _Answer:
+    def _checked(self, answer: Any) -> Any:
         if self.fleet and not answer.nodes:
             raise IncompatibleVersionError(
                 "the daemon is older than this command and covers its own node only", "restart it"
@@ -168,6 +138,6 @@ class Scope:
         return answer
 
 
-def missing(*answers: _Answer) -> str:
+def missing(*answers: Answer) -> str:
     """Return the daemons that left a request unanswered, as text; empty when there are none."""
     return unreachable_text(peer for answer in answers for peer in answer.unreachable)

@@ -34,8 +34,6 @@ class SlurmJob:
     """A Slurm job that had this node.
 
     Attributes:
-        number: Its id.
-        uid: Its user.
         began: Unix seconds; reports that are older are not its own. 0 if unknown.
     """
 
@@ -110,7 +108,6 @@ def job_line(job: SlurmJob, socket: str | None) -> str:
 
 
 def _kept(job: SlurmJob) -> _Found | None:
-    """Return the newest kept run of a job; None without one that can be read."""
     report = _read_report(job)
     if report is None:
         return None
@@ -144,11 +141,7 @@ def _read_report(job: SlurmJob) -> bytes | None:
 
 
 def _asked(job: SlurmJob, socket: str | None, kept: str) -> _Found | None:
-    """Return what the daemon knows of a job; None without a daemon, or if it knows nothing.
-
-    Args:
-        kept: Name of the job's kept run; empty without one.
-    """
+    """Return what the daemon knows of a job; None without a daemon, or if it knows nothing."""
     with contextlib.suppress(TorchperfdError), connect(socket, answer_seconds=_ANSWER_S) as daemon:
         listed = daemon.ListRuns(control_pb2.ListRunsRequest(), timeout=_ANSWER_S)
         run = max(filter(job.owns, listed.runs), key=_last_step, default=None)

@@ -3,21 +3,24 @@
 There is one sentence for each kind of file that is easily taken for a trace.
 """
 
+import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import click
-
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_cli.commands._capture_catalog import DaemonCatalog, open_catalog
+from torchperfd_cli.commands._output import note
 from torchperfd_cli.commands._scope import known_name
 from torchperfd_daemon import analysis, untrusted_files
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.stacks.flight_recorder_dumps import is_dump
+
+# The analyser uses no linear algebra, and numpy's starts a thread for every core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _HEAD_BYTES: Final = 1 << 13
 _MAX_LOOKED_INTO: Final = 4
@@ -213,32 +216,23 @@ def find_trace(trace: str, captures_dir: Path | None) -> Path:
     return folder if folder.is_dir() else path
 
 
-def note(line: str) -> None:
+def decided(line: str) -> None:
     """Print an automatic decision on stderr."""
-    click.echo(f"torchperfd: {line}", err=True)
+    note(f"torchperfd: {line}")
 
 
 def warn(summary: analysis.Summary) -> None:
     """Print on stderr which parts of a trace could not be read."""
     if summary.damaged:
-        click.echo(
-            f"torchperfd: {summary.path} is cut off or damaged; these are the {summary.events:,} events "
-            f"that could be read, {summary.skipped:,} were broken",
-            err=True,
+        decided(
+            f"{summary.path} is cut off or damaged; these are the {summary.events:,} events "
+            f"that could be read, {summary.skipped:,} were broken"
         )
     elif summary.skipped:
-        click.echo(f"torchperfd: {summary.path}: skipped {summary.skipped:,} broken events", err=True)
+        decided(f"{summary.path}: skipped {summary.skipped:,} broken events")
     if summary.quality.reading.more_exports:
-        click.echo(
-            f"torchperfd: {summary.path} holds another trace after the first; only that is read", err=True
-        )
+        decided(f"{summary.path} holds another trace after the first; only that is read")
     if summary.quality.reading.has_impossible_times:
-        click.echo(
-            f"torchperfd: {summary.path} has impossible device times; `torchperfd analyze` lists them",
-            err=True,
-        )
+        decided(f"{summary.path} has impossible device times; `torchperfd analyze` lists them")
     if summary.others:
-        click.echo(
-            f"torchperfd: {summary.path} holds {len(summary.others) + 1} processes, each analysed by itself",
-            err=True,
-        )
+        decided(f"{summary.path} holds {len(summary.others) + 1} processes, each analysed by itself")

@@ -1,6 +1,5 @@
 """``torchperfd analyze``, of traces and memory snapshots."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,20 +7,17 @@ from statistics import fmean
 from typing import Final, TypeAlias
 
 import click
-from click.core import ParameterSource
 
 from torchperfd.document.blocks import Document, Sentences
-from torchperfd.document.markup import render_csv, render_markdown
 from torchperfd.document.terminal import Page, render
-from torchperfd.document.text import printable
 from torchperfd_cli.commands._capture_catalog import captures_dir_option
-from torchperfd_cli.commands._options import complete_traces
+from torchperfd_cli.commands._options import complete_traces, refuse_given
 from torchperfd_cli.commands._output import emit, page, write_page
 from torchperfd_cli.commands._traces import (
     capture_facts,
+    decided,
     find_trace,
     loader_advice,
-    note,
     refuse_foreign_files,
     warn,
 )
@@ -44,7 +40,9 @@ def analyze_snapshots(files: Sequence[memory.SnapshotFile], as_json: bool, with_
         PartialResultError: Some of several files could not be read; the others are printed.
         TorchperfdError: None could be read.
     """
-    _refuse_options_of_traces(click.get_current_context())
+    context = click.get_current_context()
+    of_traces = {parameter.name or "" for parameter in context.command.params} - _OPTIONS
+    refuse_given(context, of_traces, "is for traces, not for memory snapshots")
     summaries: list[tuple[int | None, memory.MemorySummary]] = []
     failed: list[tuple[memory.SnapshotFile, TorchperfdError]] = []
     for file in files:
@@ -68,21 +66,6 @@ def analyze_snapshots(files: Sequence[memory.SnapshotFile], as_json: bool, with_
         emit(memory.page_document(summaries))
     if failed:
         raise PartialResultError(f"{len(failed)} of {len(files)} snapshots are missing: {failed[0][1]}")
-
-
-def _refuse_options_of_traces(context: click.Context) -> None:
-    given = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name not in _OPTIONS
-        and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise UsageError(f"{given[0]} is for traces, not for memory snapshots", "leave it out")
-
-
-# The analyser uses no linear algebra, and numpy's starts a thread for every core.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 _Ranked: TypeAlias = tuple[int | None, analysis.Summary]
@@ -161,10 +144,10 @@ def analyze_command(
         raise UsageError("--with-text is for the JSON document", "add --json, or leave it out")
     paths = [find_trace(trace, captures_dir) for trace in traces]
     refuse_foreign_files(paths)
-    if snapshots := memory.find_snapshots(paths, note):
+    if snapshots := memory.find_snapshots(paths, decided):
         analyze_snapshots(snapshots, as_json, with_text)
         return
-    files = analysis.rank_files(paths, note)
+    files = analysis.rank_files(paths, decided)
     summaries: list[_Ranked] = []
     failed: list[tuple[int | None, TorchperfdError]] = []
     request = analysis.Request(
@@ -202,13 +185,13 @@ def analyze_command(
             document["text"] = f"{render(report.document(), _PLAIN)}\n"
         emit(document)
     elif as_csv:
-        click.echo(printable(render_csv(analysis.csv_document(summaries, sort_by))), nl=False)
+        emit(analysis.csv_document(summaries, sort_by), "csv")
     elif markdown:
-        click.echo(render_markdown(report.document()), nl=False)
+        emit(report.document(), "markdown")
     elif not html:
         shown = page()
         shown = replace(shown, reading=shown.columns) if shown.columns else _PLAIN
-        click.echo(render(report.document(shown.columns), shown), color=True)
+        emit(report.document(shown.columns), on=shown)
     if failed:
         known = sorted(rank for rank, _ in failed if rank is not None)
         missing = ", ".join([*[ranks_text(known)] * bool(known), *["None"] * (len(failed) - len(known))])
@@ -258,11 +241,7 @@ class _Report:
 def _shown(
     summaries: Sequence[_Ranked], across: analysis.Across | None, chosen: Sequence[int]
 ) -> list[_Ranked]:
-    """Return the ranks whose pages the text has: those chosen, else all if they are few, else the slowest.
-
-    Raises:
-        NoSuchTargetError: There is no such rank.
-    """
+    """Return the ranks whose pages the text has: those chosen, else all if they are few, else the slowest."""
     if chosen:
         known = {rank for rank, _ in summaries}
         if absent := sorted(set(chosen) - known):

@@ -10,23 +10,20 @@ from torchperfd_cli.bench.functions import MIN_ROUNDS, bench_functions, function
 from torchperfd_cli.bench.loader_bench import bench_loader, loader_document
 from torchperfd_cli.bench.loader_process import LoaderDescription, LoaderProcess, LoaderSetting
 from torchperfd_cli.bench.search import SearchSpace, search_space
-from torchperfd_cli.commands._options import Numbers, Share
+from torchperfd_cli.commands._options import NUMBERS, SHARE, Parsed, json_option
 from torchperfd_cli.commands._output import StatusLine, emit, results_on_sigterm, warn_if_busy
 from torchperfd_daemon.errors import SlowerError, UsageError
 from torchperfd_daemon.worker_cost import of_this_machine
 
 
-class _Methods(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
-    """Start methods of multiprocessing, separated by commas."""
+def _methods(text: str) -> tuple[str, ...]:
+    methods = tuple(text.split(","))
+    if not set(methods) <= {"fork", "spawn", "forkserver"}:
+        raise ValueError(f"{text!r} is no list of fork, spawn and forkserver")
+    return methods
 
-    name = "methods"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return them as a tuple."""
-        words = tuple(value) if isinstance(value, tuple) else tuple(value.split(","))
-        if not set(words) <= {"fork", "spawn", "forkserver"}:
-            self.fail(f"{value!r} is no list of fork, spawn and forkserver", param, ctx)
-        return words
+_METHODS = Parsed("methods", _methods)
 
 
 @click.command("dataloader")
@@ -43,9 +40,9 @@ class _Methods(click.ParamType):  # type: ignore[type-arg] # generic from click 
     type=click.IntRange(0, 512),
     help=f"The most workers to try; by default twice the CPUs, at most {MAX_WORKERS}.",
 )
-@click.option("--batch-sizes", type=Numbers(), default=(), help="Batch sizes to try, such as 32,64,128.")
-@click.option("--threads", type=Numbers(), default=(), help="Numbers of operator threads to try.")
-@click.option("--start-methods", type=_Methods(), default=(), help="Of workers: fork, spawn, forkserver.")
+@click.option("--batch-sizes", type=NUMBERS, default=(), help="Batch sizes to try, such as 32,64,128.")
+@click.option("--threads", type=NUMBERS, default=(), help="Numbers of operator threads to try.")
+@click.option("--start-methods", type=_METHODS, default=(), help="Of workers: fork, spawn, forkserver.")
 @click.option(
     "--timeout",
     type=click.FloatRange(1, 3600),
@@ -53,7 +50,7 @@ class _Methods(click.ParamType):  # type: ignore[type-arg] # generic from click 
     show_default=True,
     help="Seconds to wait for the loader, and for a first batch.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@json_option
 def dataloader(
     target: str,
     seconds: float,
@@ -99,19 +96,12 @@ def dataloader(
     return 0 if found.is_complete else interruption.exit_code
 
 
-class _Parameter(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
-    """A name and its values: ``batch_size=1,32``; a value is JSON, or else a text."""
-
-    name = "parameter"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the name and the list of values."""
-        if isinstance(value, tuple):
-            return value
-        name, equals, values = value.partition("=")
-        if not equals or not name.isidentifier() or not values:
-            self.fail(f"{value!r} is no parameter such as batch_size=1,32", param, ctx)
-        return name, [_value(word) for word in values.split(",")]
+def _parameter(text: str) -> tuple[str, list[Any]]:
+    """Return a name and its values, from ``batch_size=1,32``; a value is JSON, or else a text."""
+    name, equals, values = text.partition("=")
+    if not equals or not name.isidentifier() or not values:
+        raise ValueError(f"{text!r} is no parameter such as batch_size=1,32")
+    return name, [_value(word) for word in values.split(",")]
 
 
 def _value(word: str) -> Any:
@@ -133,12 +123,12 @@ def _value(word: str) -> Any:
     "-p",
     "--parameter",
     "parameters",
-    type=_Parameter(),
+    type=Parsed("parameter", _parameter),
     multiple=True,
     metavar="NAME=V1,V2",
     help="Values of a parameter; several parameters give every combination.",
 )
-@click.option("--threads", type=Numbers(), default=(), help="Numbers of operator threads, such as 1,4.")
+@click.option("--threads", type=NUMBERS, default=(), help="Numbers of operator threads, such as 1,4.")
 @click.option(
     "--seconds",
     type=click.FloatRange(0.01, 600),
@@ -154,10 +144,10 @@ def _value(word: str) -> Any:
     show_default=True,
     help="Seconds for the imports, and for each function beyond --seconds.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@json_option
 @click.option(
     "--fail-above",
-    type=Share(),
+    type=SHARE,
     metavar="PERCENT",
     help="Exit with code 7 if a function is slower than the first by more than this, such as 5%.",
 )

@@ -1,6 +1,5 @@
 """``torchperfd capture``, once or at intervals."""
 
-import json
 import math
 import re
 import time
@@ -15,13 +14,14 @@ from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
 from torchperfd_cli.commands._capture_progress import conclude, state_of, watched
 from torchperfd_cli.commands._daemon import connect, unreachable_text
 from torchperfd_cli.commands._options import (
-    Age,
+    AGE,
     Seconds,
-    complete_runs,
     fleet_option,
     json_option,
+    one_run_option,
     socket_option,
 )
+from torchperfd_cli.commands._output import emit, note
 from torchperfd_cli.commands._scope import job_option, whole_run
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import (
@@ -60,12 +60,12 @@ def repeat(
                 raise
             except TorchperfdError as error:
                 failed += 1
-                click.echo(f"torchperfd: {error}", err=True)
+                note(f"torchperfd: {error}")
             done += 1
             passed = clock() - began
             sleep((math.floor(passed / seconds) + 1) * seconds - passed)
     except KeyboardInterrupt:
-        click.echo(f"{done} made, {failed} of them failed or are partial", err=True)
+        note(f"{done} made, {failed} of them failed or are partial")
     if failed:
         raise PartialResultError(f"{failed} of {done} failed or are partial")
 
@@ -77,22 +77,30 @@ _TIMEOUT_S: Final = 60.0
 _DAY_S: Final = 86_400.0
 _ASK_TIMEOUT_S: Final = 5.0
 _IS_IT_TRAINING: Final = "is the job training? see `torchperfd ps`"
+_RECORDED: Final = {
+    "--record-shapes": "Record the shapes of operator inputs.",
+    "--with-stack": "Record Python stacks.",
+    "--profile-memory": "Record allocations.",
+    "--with-flops": "Record what FLOPs are counted from: shapes and scalars.",
+    "--with-modules": "Record which module runs, and with it Python stacks.",
+}
+"""Options of torch.profiler, by their names there."""
+
+
+def _recording_options(command: Callable[..., None]) -> Callable[..., None]:
+    for name, words in reversed(_RECORDED.items()):
+        command = click.option(name, is_flag=True, help=words)(command)
+    return command
 
 
 @click.command("capture")
-@click.option(
-    "--run", default="", shell_complete=complete_runs, help="The run; may be omitted when there is only one."
-)
+@one_run_option
 @click.option("--all", "all_runs", is_flag=True, help="Every run of the node, at the same time.")
 @click.option("--ranks", default="", metavar="0,8-15", help="Which ranks; all by default.")
 @click.option("--steps", type=click.IntRange(1, 1000), help=f"How many training steps.  [default: {_STEPS}]")
-@click.option("--duration", type=Age(), help="Instead of --steps, as many steps as last this long, like 10s.")
+@click.option("--duration", type=AGE, help="Instead of --steps, as many steps as last this long, like 10s.")
 @click.option("--at-step", type=click.IntRange(0, 2**62), help="Start exactly at this step, counting from 0.")
-@click.option("--record-shapes", is_flag=True, help="Record the shapes of operator inputs.")
-@click.option("--with-stack", is_flag=True, help="Record Python stacks.")
-@click.option("--profile-memory", is_flag=True, help="Record allocations.")
-@click.option("--with-flops", is_flag=True, help="Record what FLOPs are counted from: shapes and scalars.")
-@click.option("--with-modules", is_flag=True, help="Record which module runs, and with it Python stacks.")
+@_recording_options
 @click.option(
     "--kind",
     type=click.Choice([kind.value for kind in CaptureKind]),
@@ -106,7 +114,7 @@ _IS_IT_TRAINING: Final = "is the job training? see `torchperfd ps`"
     type=Seconds(1, _DAY_S),
     help=f"Seconds to wait for the steps.  [default: {_TIMEOUT_S:.0f}, and twice the duration]",
 )
-@click.option("--every", type=Age(), help="Repeat at this interval until Ctrl-C, like 10m.")
+@click.option("--every", type=AGE, help="Repeat at this interval until Ctrl-C, like 10m.")
 @job_option
 @fleet_option
 @socket_option
@@ -118,11 +126,6 @@ def capture_command(
     steps: int | None,
     duration: float | None,
     at_step: int | None,
-    record_shapes: bool,
-    with_stack: bool,
-    profile_memory: bool,
-    with_flops: bool,
-    with_modules: bool,
     kind: str,
     queue: bool,
     timeout: float | None,
@@ -131,6 +134,7 @@ def capture_command(
     fleet: bool,
     socket: str | None,
     as_json: bool,
+    **recorded: bool,
 ) -> None:
     """Profile the next steps of a running job; the job continues meanwhile.
 
@@ -144,12 +148,8 @@ def capture_command(
         ranks=parse_ranks(ranks),
         options=session_pb2.CaptureOptions(
             steps=steps or _STEPS,
-            record_shapes=record_shapes,
-            with_stack=with_stack,
-            profile_memory=profile_memory,
             kind=session_pb2.CaptureKind.Value(f"CAPTURE_KIND_{kind.upper()}"),
-            with_flops=with_flops,
-            with_modules=with_modules,
+            **recorded,
         ),
         timeout_seconds=timeout,
         at_step=at_step,
@@ -168,13 +168,13 @@ def capture_command(
 def _capture(request: control_pb2.CaptureRequest, socket: str | None, *, as_json: bool) -> None:
     ended = _follow(request, socket, as_json=as_json)
     if as_json:
-        click.echo(json.dumps(_documents(ended) if request.all_runs else _document(ended[0])))
+        emit(_documents(ended) if request.all_runs else _document(ended[0]))
     else:
         for message in ended:
             conclude(message)
     missing = unreachable_text(peer for message in ended for peer in message.unreachable)
     if missing:
-        click.echo(missing, err=True)
+        note(missing)
     _raise_unless_complete(ended, lambda run: _hang(run, socket))
 
 
@@ -214,11 +214,7 @@ def _check(
 def _follow(
     request: control_pb2.CaptureRequest, socket: str | None, *, as_json: bool
 ) -> list[control_pb2.CaptureProgress]:
-    """Return the last message on each capture, in the order they began.
-
-    Raises:
-        TorchperfdError: There was none.
-    """
+    """Return the last message on each capture, in the order they began."""
     newest: dict[tuple[str, str], control_pb2.CaptureProgress] = {}
     # The daemon keeps the deadline; ours is only there in case it hangs. A queue may take any time.
     deadline = None if request.queue else request.timeout_seconds + AUTOMATIC_CAPTURE_S + 60

@@ -13,7 +13,6 @@ from click.core import ParameterSource
 
 from torchperfd.document.blocks import Document, FirstThatFits
 from torchperfd.document.tables import Table
-from torchperfd.document.text import printable
 from torchperfd.model.formatting import did_you_mean
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._capture_catalog import (
@@ -23,8 +22,15 @@ from torchperfd_cli.commands._capture_catalog import (
     own_directory,
 )
 from torchperfd_cli.commands._daemon import connect
-from torchperfd_cli.commands._options import Age, Moment, complete_captures, json_option, socket_option
-from torchperfd_cli.commands._output import again, emit, watch_option
+from torchperfd_cli.commands._options import (
+    AGE,
+    MOMENT,
+    complete_captures,
+    json_option,
+    limit_option,
+    socket_option,
+)
+from torchperfd_cli.commands._output import Answer, emit, limit_notes, note, plain, show, watch_option
 from torchperfd_cli.commands._scope import capture_argument
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.destination import Destination, read_upload_marker
@@ -39,6 +45,10 @@ AnyCatalog = Catalog | DaemonCatalog
 
 _ROWS: Final = 100
 _CANCEL_S: Final = 10.0
+
+captures_argument = click.argument(
+    "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
+)
 
 
 @click.group("captures", invoke_without_command=True)
@@ -61,12 +71,8 @@ def captures_command(context: click.Context, captures_dir: Path | None) -> None:
     type=click.Choice([state.value for state in CaptureState]),
     help="Only captures in this state.",
 )
-@click.option("--since", type=Moment(), default=0.0, help="Only captures from then on: 2d, 2026-07-01T12:00.")
-@click.option(
-    "--limit",
-    type=click.IntRange(0),
-    help=f"At most so many, the newest; 0 is all. By default {_ROWS} in the table, all as JSON.",
-)
+@click.option("--since", type=MOMENT, default=0.0, help="Only captures from then on: 2d, 2026-07-01T12:00.")
+@limit_option(_ROWS)
 @watch_option
 @json_option
 @click.pass_context
@@ -80,12 +86,12 @@ def list_captures(
     as_json: bool,
 ) -> None:
     """List captures, newest first."""
-    again(lambda: _list(context, run, state, since, limit, as_json=as_json), watch=watch, as_json=as_json)
+    show(lambda: _list(context, run, state, since, limit, as_json=as_json), watch=watch, as_json=as_json)
 
 
 def _list(
     context: click.Context, run: str, state: str | None, since: float, limit: int | None, *, as_json: bool
-) -> None:
+) -> Answer:
     catalog: AnyCatalog = context.obj
     named = context.parent is not None and context.parent.params["captures_dir"] is not None
     if limit is None:
@@ -98,23 +104,17 @@ def _list(
     query = Query(run=run, state=CaptureState(state) if state else None, since=since, limit=limit)
     listing = catalog.list(query)
     if as_json:
-        emit(listing_dict(catalog, listing))
-        return
+        return Answer(listing_dict(catalog, listing))
     own = own_directory()
+    notes: list[str] = []
     if not named and catalog.directory != own and any(own.glob("*/")):
-        click.echo(f"captures of the daemon, in {catalog.directory}; yours: --captures-dir {own}", err=True)
+        notes.append(f"captures of the daemon, in {catalog.directory}; yours: --captures-dir {own}")
     if not listing.captures:
         such = "such " if query != Query(limit=limit) else ""
-        click.echo(
-            f"no {such}captures in {catalog.directory}" + (f"; --run: {hint}" if hint else ""), err=True
-        )
-        return
-    emit(Document([[captures_table(listing.captures, uploads=catalog.uploads)]]))
-    if listing.total > len(listing.captures):
-        click.echo(
-            f"these are the newest {len(listing.captures)} of {listing.total:,}; --limit 0 shows all",
-            err=True,
-        )
+        notes.append(f"no {such}captures in {catalog.directory}" + (f"; --run: {hint}" if hint else ""))
+        return Answer(notes=notes)
+    table = captures_table(listing.captures, uploads=catalog.uploads)
+    return Answer(Document([[table]]), [*notes, *limit_notes(len(listing.captures), listing.total)])
 
 
 @captures_command.command("get")
@@ -144,7 +144,7 @@ def get_capture(
         _download(catalog, capture_id, target)
     else:
         _copy(catalog, capture_id, target)
-    click.echo(target)
+    emit(plain(str(target)))
 
 
 @captures_command.command("show")
@@ -161,16 +161,12 @@ def show_capture(catalog: AnyCatalog, capture_id: str, as_json: bool) -> None:
         raise TorchperfdError(
             f"the analysis of capture {capture_id} is damaged", f"`torchperfd analyze {capture_id}` makes one"
         ) from error
-    if as_json:
-        emit(analysis)
-        return
-    # Names in traces are anybody's, so control characters must not reach the terminal.
-    click.echo(printable(text), nl=False)
+    emit(analysis if as_json else plain(text.rstrip("\n")))
 
 
 @captures_command.command("rm")
 @click.argument("capture_ids", nargs=-1, callback=capture_argument, shell_complete=complete_captures)
-@click.option("--older-than", type=Age(), help="All that were asked for longer ago, like 7d.")
+@click.option("--older-than", type=AGE, help="All that were asked for longer ago, like 7d.")
 @click.option("--dry-run", is_flag=True, help="Only print which would be deleted.")
 @click.pass_obj
 def remove_captures(
@@ -183,23 +179,21 @@ def remove_captures(
         old = catalog.list(Query(before=time.time() - older_than)).captures
         chosen = [each.record.capture_id for each in old if not each.pinned and each.record.state.ended]
         if len(chosen) < len(old):
-            click.echo(f"kept {len(old) - len(chosen)} that are pinned or in progress", err=True)
+            note(f"kept {len(old) - len(chosen)} that are pinned or in progress")
     else:
         chosen = list(dict.fromkeys(capture_ids))
     for capture_id in chosen:
         catalog.check_removable(capture_id)
+    if dry_run:
+        emit(plain(*chosen))
+        return
     for capture_id in chosen:
-        if dry_run:
-            click.echo(capture_id)
-            continue
         catalog.remove(capture_id)
-        click.echo(f"deleted {capture_id}", err=True)
+        note(f"deleted {capture_id}")
 
 
 @captures_command.command("upload")
-@click.argument(
-    "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
-)
+@captures_argument
 @click.option("--to", "url", help="URL to upload to; where the daemon does by default.")
 @click.pass_obj
 def upload_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...], url: str | None) -> None:
@@ -226,13 +220,11 @@ def cancel_capture(capture_id: str, socket: str | None) -> None:
     """Cancel a capture that is queued or in progress, through the daemon that conducts it."""
     with connect(socket) as daemon:
         daemon.CancelCapture(control_pb2.CancelCaptureRequest(capture_id=capture_id), timeout=_CANCEL_S)
-    click.echo(f"capture {capture_id} is being cancelled; its manifest has the outcome", err=True)
+    note(f"capture {capture_id} is being cancelled; its manifest has the outcome")
 
 
 @captures_command.command("pin")
-@click.argument(
-    "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
-)
+@captures_argument
 @click.pass_obj
 def pin_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...]) -> None:
     """Protect captures from removal, by the daemon's quota and by `rm`."""
@@ -241,9 +233,7 @@ def pin_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...]) -> None:
 
 
 @captures_command.command("unpin")
-@click.argument(
-    "capture_ids", nargs=-1, required=True, callback=capture_argument, shell_complete=complete_captures
-)
+@captures_argument
 @click.pass_obj
 def unpin_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...]) -> None:
     """Remove captures' protection."""
@@ -270,7 +260,7 @@ async def _upload(catalog: Catalog, destination: Destination, capture_ids: tuple
         catalog.note_upload(capture_id, receipt)
         if receipt.upload is Upload.REFUSED:
             raise TorchperfdError(f"capture {capture_id} is not uploaded: {receipt.reason}")
-        click.echo(receipt.url)
+        emit(plain(receipt.url))
 
 
 def _download(catalog: DaemonCatalog, capture_id: str, target: Path) -> None:

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Final
 
 import click
-from click.core import ParameterSource
 
-from torchperfd.document.markup import render_markdown
 from torchperfd.model.formatting import did_you_mean
 from torchperfd.report.comparison import compare_runs
-from torchperfd.report.previous_runs import comparison_document, comparison_markdown, people_document
-from torchperfd.report.record import SCHEMA, RunRecord
+from torchperfd.report.previous_runs import comparison_document, markdown_document, people_document
+from torchperfd.report.rank import RUN_SCHEMA
+from torchperfd.report.record import RunRecord
 from torchperfd.report.store import RunStore, read_file
 from torchperfd_cli.commands._capture_catalog import captures_dir_option, open_catalog
-from torchperfd_cli.commands._options import Share, complete_sides, open_runs, runs_dir_option
+from torchperfd_cli.commands._options import SHARE, complete_sides, open_runs, refuse_given, runs_dir_option
 from torchperfd_cli.commands._output import emit, html_option, page, write_page
-from torchperfd_cli.commands._scope import whole_capture
-from torchperfd_cli.commands._traces import capture_facts, find_trace, note, refuse_foreign_files, warn
+from torchperfd_cli.commands._traces import capture_facts, decided, find_trace, refuse_foreign_files, warn
 from torchperfd_daemon import analysis
 from torchperfd_daemon.errors import (
     NoSuchTargetError,
@@ -31,6 +29,7 @@ from torchperfd_daemon.errors import (
     explained,
 )
 from torchperfd_daemon.pages import render_page
+from torchperfd_daemon.views.model import whole_name
 
 # Keys of a report in any order fit into far less, if it is one.
 _HEAD_BYTES: Final = 4096
@@ -56,7 +55,7 @@ def find_run(given: str, store: RunStore, captures_dir: Path | None) -> RunRecor
         return None
     # Slurm's job ids are numbers, as captures' ids begin with one. Asking for these may take a second.
     if run_id != given and _CAPTURE_ID_BEGINS.fullmatch(given):
-        capture_id = whole_capture(open_catalog(captures_dir), given)
+        capture_id = whole_name(given, open_catalog(captures_dir).ids(), "capture")
         if capture_id != given:
             raise NoSuchTargetError(
                 f"run {run_id} and capture {capture_id} begin with {given}", "write more of one"
@@ -87,7 +86,7 @@ def print_comparison(
     if as_json:
         emit(comparison_document(comparison))
     elif markdown:
-        click.echo(comparison_markdown(comparison))
+        emit(markdown_document(comparison), "markdown")
     elif not html:
         emit(people_document(comparison))
     if fail_above is not None and comparison.is_slower_than(fail_above):
@@ -113,11 +112,7 @@ def _is_report(path: Path) -> bool:
     if not path.is_file():
         return False
     with explained(f"cannot read {path}"), path.open("rb") as file:
-        return SCHEMA.encode() in file.read(_HEAD_BYTES)
-
-
-# The analyser uses no linear algebra, and numpy's starts a thread for every core.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        return RUN_SCHEMA.encode() in file.read(_HEAD_BYTES)
 
 
 # The trace of one rank on each side.
@@ -146,7 +141,7 @@ _Pair = tuple[analysis.RankFile, analysis.RankFile]
 @click.option("--markdown", is_flag=True, help="The same as the text, in Markdown.")
 @click.option(
     "--fail-above",
-    type=Share(),
+    type=SHARE,
     metavar="PERCENT",
     help="Of two runs: exit with code 7 if a step of B is slower by more than this, such as 5%.",
 )
@@ -184,10 +179,11 @@ def compare_command(
         raise UsageError("compare needs two sides", "name a B, or two --ranks of A")
     runs = _runs(before, after, runs_dir, captures_dir) if after is not None else None
     if runs is not None:
-        _refuse_options(context, "limit", "sort_by", "comm_pattern", "captures_dir", "workers")
+        of_captures = ("limit", "sort_by", "comm_pattern", "captures_dir", "workers")
+        refuse_given(context, of_captures, "does not apply to two runs", "name two captures, or omit it")
         print_comparison(*runs, html=html, as_json=as_json, markdown=markdown, fail_above=fail_above)
         return
-    _refuse_options(context, "fail_above")
+    refuse_given(context, ["fail_above"], "does not apply to two captures", "name two runs, or omit it")
     notes: list[str] = []
     sides = [find_trace(side, captures_dir) for side in (before, after or before)]
     for path in sides:
@@ -198,7 +194,7 @@ def compare_command(
     else:
         pairs = _pairs(files, analysis.rank_files(sides[1], notes.append), notes.append)
     for line in notes:
-        note(line)
+        decided(line)
     comparison, failed = _compared(pairs, analysis.Request(comm_pattern=comm_pattern, samples=True), workers)
     document = analysis.comparison_to_dict(comparison, sort_by)
     for side, path in zip(("before", "after"), sides, strict=True):
@@ -210,8 +206,7 @@ def compare_command(
     if as_json:
         emit(document)
     elif markdown:
-        found = analysis.comparison_document(comparison, limit=limit, sort_by=sort_by)
-        click.echo(render_markdown(found), nl=False)
+        emit(analysis.comparison_document(comparison, limit=limit, sort_by=sort_by), "markdown")
     elif not html:
         width = page().columns
         emit(analysis.comparison_document(comparison, limit=limit, sort_by=sort_by, width=width))
@@ -222,11 +217,7 @@ def compare_command(
 def _runs(
     before: str, after: str, runs_dir: Path | None, captures_dir: Path | None
 ) -> tuple[RunRecord, RunRecord] | None:
-    """Return the two runs that are named, None where captures are.
-
-    Raises:
-        NoSuchTargetError: One is a run, and the other is not.
-    """
+    """Return the two runs that are named, None where captures are."""
     store = open_runs(runs_dir)
     one, other = (find_run(each, store, captures_dir) for each in (before, after))
     if one is None and other is None:
@@ -238,17 +229,7 @@ def _runs(
     return one, other
 
 
-def _refuse_options(context: click.Context, *names: str) -> None:
-    """Refuse options that mean nothing for what is compared."""
-    for name in names:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            kinds = ("captures", "runs") if name == "fail_above" else ("runs", "captures")
-            option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option} does not apply to two {kinds[0]}", f"name two {kinds[1]}, or omit it")
-
-
 def _two_ranks(files: Sequence[analysis.RankFile], ranks: str) -> _Pair:
-    """Return the traces of the two ranks named as ``K,L``."""
     named = ranks.split(",")
     if len(named) != 2 or not all(rank.strip().isdecimal() for rank in named):
         raise UsageError(f"--ranks {ranks} does not name two ranks", "write --ranks 0,3")
@@ -264,11 +245,7 @@ def _two_ranks(files: Sequence[analysis.RankFile], ranks: str) -> _Pair:
 def _pairs(
     before: Sequence[analysis.RankFile], after: Sequence[analysis.RankFile], on_note: Callable[[str], None]
 ) -> list[_Pair]:
-    """Return the ranks that both sides have; a lone trace is compared with a lone one of any rank.
-
-    Args:
-        on_note: Takes a line on the ranks that are left out.
-    """
+    """Return the ranks that both sides have; a lone trace is compared with a lone one of any rank."""
     if len(before) == len(after) == 1:
         return [(before[0], after[0])]
     others = {file.rank: file for file in after}

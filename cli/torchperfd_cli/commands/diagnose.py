@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from torchperfd.document.blocks import Code, Document, Facts, Heading, Sentences
@@ -18,13 +17,13 @@ from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import PHASES
 from torchperfd_cli.commands._daemon import connect, unreachable_text
-from torchperfd_cli.commands._options import Seconds, complete_runs, fleet_option, json_option, socket_option
-from torchperfd_cli.commands._output import again, emit, page, show, watch_option
+from torchperfd_cli.commands._options import Seconds, fleet_option, json_option, one_run_option, refuse_given
+from torchperfd_cli.commands._output import Answer, emit, live, page, plain
 from torchperfd_cli.commands._scope import Scope, missing, scope_options, whole_run
 from torchperfd_cli.commands.capture import parse_ranks
-from torchperfd_cli.commands.open import LINK, shipped_folders
+from torchperfd_cli.commands.open import LINK, shipped_folder
 from torchperfd_daemon.diagnosis.verdict import Cause
-from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
+from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks import flight_recorder as dumps_report
 from torchperfd_daemon.stacks.flight_recorder import judge
@@ -44,12 +43,10 @@ from torchperfd_daemon.views.documents import absent_ranks, each_once, fleet_dic
     metavar="ID",
     help="One line on a Slurm job that is over: the verdict on its newest run, and its goodput.",
 )
-@watch_option
-@socket_option
-@json_option
+@live
 def diagnose_command(
-    run: str, job: str, fleet: bool, slurm_job: str, watch: bool, socket: str | None, as_json: bool
-) -> None:
+    run: str, job: str, fleet: bool, slurm_job: str, socket: str | None, as_json: bool
+) -> Answer:
     """Explain why each run is slow: each cause with its cost, the evidence, a fix and the next command.
 
     With --fleet or --job, one verdict on the ranks of all nodes; daemons that do not answer are named
@@ -58,28 +55,19 @@ def diagnose_command(
     if slurm_job:
         from torchperfd_cli.commands._slurm_job import SlurmJob, job_line
 
-        if run or job or fleet or watch or as_json:
+        if run or job or fleet or as_json or click.get_current_context().params["watch"]:
             raise UsageError("--slurm-job prints one line on one job", "leave out the other options")
-        click.echo(job_line(SlurmJob.of_environment(slurm_job, os.environ), socket))
-        return
-    scope = Scope(run, job, fleet)
+        return Answer(plain(job_line(SlurmJob.of_environment(slurm_job, os.environ), socket)))
     with connect(socket) as daemon:
-        scope = scope.whole(daemon)
-
-        def frame() -> tuple[Document | dict[str, Any], str]:
-            answer = scope.verdicts(daemon)
-            if as_json:
-                document = {
-                    "verdicts": [verdict_to_document(each) for each in answer.verdicts],
-                    **fleet_dict(answer),
-                }
-                return {"schema": "torchperfd.diagnosis/1", **document}, missing(answer)
-            found = Document([])
-            for each in answer.verdicts:
-                found += verdict_document(each)
-            return found, missing(answer)
-
-        show(frame, watch=watch, as_json=as_json)
+        answer = Scope(run, job, fleet).whole(daemon).verdicts(daemon)
+    if as_json:
+        verdicts = [verdict_to_document(each) for each in answer.verdicts]
+        document = {"schema": "torchperfd.diagnosis/1", "verdicts": verdicts, **fleet_dict(answer)}
+        return Answer(document, missing=missing(answer))
+    found = Document([])
+    for each in answer.verdicts:
+        found += verdict_document(each)
+    return Answer(found, missing=missing(answer))
 
 
 def verdict_document(verdict: control_pb2.Verdict) -> Document:
@@ -125,17 +113,13 @@ def explain_command(name: str | None, as_json: bool) -> None:
         emit({"schema": "torchperfd.explain/1", **_document(named)})
     elif isinstance(named, Cause):
         text, width = page_text(named.slug), page().columns
-        emit(Document([[Code((text if width is None else _folded_page(text, width)).split("\n"))]]))
+        emit(plain(text if width is None else _folded_page(text, width)))
     else:
         emit(_list() if named is None else _phase_document(named))
 
 
 def _named(name: str) -> Cause | str:
-    """Return the cause of a name, or the phase.
-
-    Raises:
-        UsageError: It names neither.
-    """
+    """Return the cause of a name, or the phase."""
     slug = "-".join(name.lower().replace("_", " ").split())
     causes = {**{cause.slug: cause for cause in Cause}, **_ALIASES}
     if slug in causes:
@@ -197,7 +181,6 @@ def _folded_page(page: str, width: int) -> str:
 
 
 def _text_begins(line: str) -> int:
-    """Return the column at which the text of an item or of a paragraph begins."""
     item = _ITEM.match(line)
     return item.end() if item else len(line) - len(line.lstrip())
 
@@ -213,18 +196,16 @@ def _first_sentence(slug: str) -> str:
 
 
 def _page(slug: str) -> Path:
-    for folder in shipped_folders("docs/causes", "docs/causes"):
-        if (folder / f"{slug}.md").is_file():
-            return folder / f"{slug}.md"
+    page = shipped_folder("docs/causes") / f"{slug}.md"
+    if page.is_file():
+        return page
     raise TorchperfdError(
         "the pages on causes are not part of this installation", "install torchperfd from its wheel"
     )
 
 
 @click.command("stacks")
-@click.option(
-    "--run", default="", shell_complete=complete_runs, help="The run; may be omitted when there is only one."
-)
+@one_run_option
 @click.option("--ranks", default="", metavar="0,8-15", help="Which ranks; all by default.")
 @click.option(
     "--timeout",
@@ -248,9 +229,7 @@ def _page(slug: str) -> Path:
     help="Flight Recorder dumps of a dead job: a directory of nccl_trace_rank_*, or files. Asks no daemon.",
 )
 @fleet_option
-@watch_option
-@socket_option
-@json_option
+@live
 def stacks_command(
     dumps: tuple[Path, ...],
     run: str,
@@ -258,10 +237,9 @@ def stacks_command(
     timeout: float,
     signal: bool,
     fleet: bool,
-    watch: bool,
     socket: str | None,
     as_json: bool,
-) -> None:
+) -> Answer:
     """Show where every thread of every rank is, also while ranks hang.
 
     Ranks with the same stack are shown once, and the ranks that the others wait for are named.
@@ -271,26 +249,22 @@ def stacks_command(
     With --from, name the ranks that the others waited for, by what torch's Flight Recorder has left of a job
     that is dead.
     """
+    context = click.get_current_context()
     if dumps:
-        _refuse_options_of_live_runs(click.get_current_context())
-        _print_dumps(dumps, as_json=as_json)
-        return
-    if watch and signal:
+        others = {parameter.name or "" for parameter in context.command.params} - {"dumps", "as_json"}
+        refuse_given(context, others, "is for live runs, not for dumps")
+        return _dumps_answer(dumps, as_json=as_json)
+    if context.params["watch"] and signal:
         raise UsageError("--signal can crash a rank, so it is not repeated", "leave out --watch or --signal")
     request = control_pb2.StacksRequest(
-        run=run, ranks=parse_ranks(ranks), timeout_seconds=timeout, allow_signal=signal, fleet=fleet
+        ranks=parse_ranks(ranks), timeout_seconds=timeout, allow_signal=signal, fleet=fleet
     )
-    again(lambda: _print(request, socket, as_json=as_json), watch=watch, as_json=as_json)
-
-
-def _print(request: control_pb2.StacksRequest, socket: str | None, *, as_json: bool) -> None:
-    run, wanted, fleet = request.run, request.ranks, request.fleet
     answers: list[RankStacks] = []
     unreachable: list[control_pb2.UnreachablePeer] = []
     with connect(socket) as daemon:
         request.run = whole_run(daemon, run, fleet=fleet)
         # The daemon keeps the deadline; ours is only there in case it dies.
-        for message in daemon.Stacks(request, timeout=request.timeout_seconds + 10):
+        for message in daemon.Stacks(request, timeout=timeout + 10):
             if message.HasField("unreachable"):
                 unreachable.append(message.unreachable)
                 continue
@@ -299,32 +273,27 @@ def _print(request: control_pb2.StacksRequest, socket: str | None, *, as_json: b
     if not answers:
         raise TorchperfdError("the daemon reported no rank", "see its log")
     answers = each_once(answers)
-    absent = absent_ranks(answers, wanted)
+    absent = absent_ranks(answers, request.ranks)
     merged = merge(answers)
-    emit(to_dict(run, answers, merged, absent) if as_json else stacks_document(run, answers, merged))
     problems = [f"rank {rank.rank} has no stacks: {rank.outcome.value}" for rank in merged.without_stacks]
     if absent:
         where = "on no node that answers" if fleet else "not here: on other nodes"
         problems.append(f"ranks {ranks_text(absent)} are {where}, or gone for a minute")
     if unreachable:
         problems.append(unreachable_text(unreachable))
-    if problems:
-        raise PartialResultError("; ".join(problems))
+    return Answer(
+        to_dict(run, answers, merged, absent) if as_json else stacks_document(run, answers, merged),
+        missing="; ".join(problems),
+    )
 
 
-def _refuse_options_of_live_runs(context: click.Context) -> None:
-    for parameter in context.command.params:
-        is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        if is_given and parameter.name not in ("dumps", "as_json"):
-            raise UsageError(f"{parameter.opts[0]} is for live runs, not for dumps", "leave it out")
-
-
-def _print_dumps(paths: Sequence[Path], *, as_json: bool) -> None:
+def _dumps_answer(paths: Sequence[Path], *, as_json: bool) -> Answer:
     found = read_dumps(paths)
     verdict = judge(found.dumps)
-    emit((dumps_report.to_dict if as_json else dumps_report.dumps_document)(found, verdict))
     problems = [error for _, error in found.failed]
     if verdict.undumped:
         problems.append(f"there is no dump of {ranks_phrase(verdict.undumped)}")
-    if problems:
-        raise PartialResultError("; ".join(problems))
+    return Answer(
+        (dumps_report.to_dict if as_json else dumps_report.dumps_document)(found, verdict),
+        missing="; ".join(problems),
+    )

@@ -5,10 +5,8 @@ Dashboards are the files in the package, narrowed to the series with some labels
 
 import html
 import json
-import os
 import posixpath
 import re
-import secrets
 import webbrowser
 from collections.abc import Collection
 from pathlib import Path
@@ -21,8 +19,10 @@ import torchperfd_daemon
 from torchperfd.v1 import access, contract
 from torchperfd.v1.access import write_file
 from torchperfd_cli.commands._daemon import connect, find_daemon
-from torchperfd_cli.commands._options import complete_runs, socket_option
+from torchperfd_cli.commands._options import Parsed, complete_runs, socket_option
+from torchperfd_cli.commands._output import emit, note, plain
 from torchperfd_cli.commands._scope import whole_run
+from torchperfd_daemon.captures.folder import write
 from torchperfd_daemon.errors import TorchperfdError, explained
 from torchperfd_daemon.web.access import read_token
 
@@ -45,9 +45,9 @@ def open_command(run: str, print_url: bool, socket: str | None) -> None:
     """
     url = page_url(socket, run)
     if print_url:
-        click.echo(url)
+        emit(plain(url))
     elif webbrowser.open(_private_page(url).as_uri()):
-        click.echo(f"opened {url.partition('#')[0]}", err=True)
+        note(f"opened {url.partition('#')[0]}")
     else:
         raise TorchperfdError(
             "no browser can be started here", "open the address of `torchperfd open --print-url`"
@@ -56,10 +56,6 @@ def open_command(run: str, print_url: bool, socket: str | None) -> None:
 
 def page_url(socket: str | None, run: str = "") -> str:
     """Return the page's address, with the token.
-
-    Args:
-        socket: The daemon's; the usual places when None.
-        run: The run to show; empty for all.
 
     Raises:
         TorchperfdError: No daemon answers, or this user may not read its token.
@@ -73,25 +69,14 @@ def _private_page(url: str) -> Path:
     """Write a page that leads to an address, for this user alone.
 
     Other users can see a browser's command line, so the token must not be on it.
-
-    Raises:
-        TorchperfdError: It cannot be written.
     """
     path = Path(contract.user_runtime_dir()) / _PAGE
-    try:
-        directory = access.open_directory(str(path.parent), create=True)
-        try:
-            part = f".{_PAGE}.{secrets.token_hex(8)}"
-            file = access.open_file(directory, part, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            with open(file, "w") as page:  # noqa: PTH123
-                page.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(url)}">')
-            os.replace(part, _PAGE, src_dir_fd=directory, dst_dir_fd=directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        raise TorchperfdError(
-            f"cannot write {path}: {error.strerror or error}", "use `torchperfd open --print-url`"
-        ) from error
+    page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(url)}">'
+    with (
+        explained(f"cannot write {path}", "use `torchperfd open --print-url`"),
+        access.opened_directory(str(path.parent), create=True) as directory,
+    ):
+        write(directory, _PAGE, page.encode())
     return path
 
 
@@ -111,25 +96,15 @@ _QUERIES: Final = ("expr", "query", "definition")
 _EXPRESSION: Final = re.compile(r"^(?P<indent> *)expr: \|\n(?P<lines>(?:(?P=indent) +.*\n)+)", re.MULTILINE)
 
 
-class Selector(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
-    """Matchers of labels, as PromQL has them between braces."""
-
-    name = "selector"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the matchers.
-
-        Raises:
-            click.BadParameter: They are none.
-        """
-        text = str(value).strip()
-        position = 0
-        while position < len(text) or not text:
-            match = _MATCHERS.match(text, position)
-            if match is None:
-                self.fail(f'{text[:80]!r} has no matchers such as cluster="one"', param, ctx)
-            position = match.end()
-        return text
+def _matchers(text: str) -> str:
+    text = text.strip()
+    position = 0
+    while position < len(text) or not text:
+        match = _MATCHERS.match(text, position)
+        if match is None:
+            raise ValueError(f'{text[:80]!r} has no matchers such as cluster="one"')
+        position = match.end()
+    return text
 
 
 def narrow_query(query: str, selector: str) -> str:
@@ -166,17 +141,10 @@ LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 """A link in a Markdown page: its text and its target."""
 
 
-def shipped_folders(in_wheel: str, *in_checkout: str) -> tuple[Path, ...]:
-    """Return the folders that hold files of one kind; they may not exist.
-
-    Args:
-        in_wheel: The folder below the package.
-        in_checkout: The folders below the root of a checkout.
-    """
+def shipped_folder(name: str) -> Path:
+    """Return a folder that comes with the package, else that of a checkout; it may not exist."""
     package = Path(torchperfd_daemon.__file__).parent
-    if (package / in_wheel).is_dir():
-        return (package / in_wheel,)
-    return tuple(package.parents[1] / name for name in in_checkout)
+    return package / name if (package / name).is_dir() else package.parents[1] / name
 
 
 _RUNBOOK: Final = re.compile(
@@ -205,7 +173,7 @@ def dashboards_command() -> None:
 @click.option("--runbooks", metavar="URL", help="Where you publish the alerts' pages as HTML.")
 @click.option(
     "--selector",
-    type=Selector(),
+    type=Parsed("selector", _matchers),
     metavar="MATCHERS",
     help="Only series with these labels, in all queries and rules, such as 'cluster=\"one\"'.",
 )
@@ -229,12 +197,11 @@ def export(
         with explained(f"cannot write {path}", "name a directory that you may write to"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, text.encode())
-        click.echo(str(path))
+        emit(plain(str(path)))
     if not runbooks:
-        click.echo(
+        note(
             f"alerts have no runbook_url: publish {directory / _PAGES_FOLDER} as HTML, and export with"
-            " --runbooks URL, its address",
-            err=True,
+            " --runbooks URL, its address"
         )
 
 
@@ -250,8 +217,8 @@ def shipped_files() -> dict[str, str]:
     Raises:
         TorchperfdError: The package was installed without them.
     """
-    files = _texts(shipped_folders("grafana", "grafana"), _SHIPPED)
-    pages = _texts(shipped_folders("docs", "docs"), _PAGES)
+    files = _texts(shipped_folder("grafana"), _SHIPPED)
+    pages = _texts(shipped_folder("docs"), _PAGES)
     if not files or not pages:
         raise TorchperfdError(
             "the dashboards are not part of this installation", "install torchperfd from its wheel"
@@ -261,11 +228,9 @@ def shipped_files() -> dict[str, str]:
     return dict(sorted(files.items()))
 
 
-def _texts(folders: Collection[Path], patterns: Collection[str]) -> dict[str, str]:
-    """Return the texts of the files that match, by their path below their folder."""
+def _texts(folder: Path, patterns: Collection[str]) -> dict[str, str]:
     return {
         path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
-        for folder in folders
         for pattern in patterns
         for path in folder.glob(pattern)
     }

@@ -15,24 +15,11 @@ from torchperfd.model.step_account import Account
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._daemon import connect
-from torchperfd_cli.commands._options import (
-    complete_past_runs,
-    complete_runs,
-    fleet_option,
-    json_option,
-    socket_option,
-)
-from torchperfd_cli.commands._output import (
-    NO_RUNS,
-    again,
-    emit,
-    fitted_phases,
-    show,
-    watch_option,
-)
+from torchperfd_cli.commands._options import complete_past_runs, complete_runs, fleet_option
+from torchperfd_cli.commands._output import Answer, fitted_phases, live
 from torchperfd_cli.commands._scope import Scope, job_option, known_name, last_option, missing, scope_options
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
-from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError
+from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.service.translate import rank_work_from_message
 from torchperfd_daemon.views import live as _view
@@ -58,18 +45,12 @@ def ranks_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> Table:
 @click.command("ps")
 @job_option
 @fleet_option
-@watch_option
-@socket_option
-@json_option
-def ps_command(job: str, fleet: bool, watch: bool, socket: str | None, as_json: bool) -> None:
+@live
+def ps_command(job: str, fleet: bool, socket: str | None, as_json: bool) -> Answer:
     """List the runs on this node and what each rank is doing.
 
     With --fleet or --job, those on all nodes; daemons that do not answer are named (exit code 5).
     """
-    again(lambda: _print_runs(job, fleet, socket, as_json=as_json), watch=watch, as_json=as_json)
-
-
-def _print_runs(job: str, fleet: bool, socket: str | None, *, as_json: bool) -> None:
     with connect(socket) as daemon:
         info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_PS_TIMEOUT_S)
         listed = Scope(job=job, fleet=fleet).runs(daemon)
@@ -82,15 +63,10 @@ def _print_runs(job: str, fleet: bool, socket: str | None, *, as_json: bool) -> 
             "runs": [run_status_dict(run) for run in listed.runs],
             **fleet_dict(listed),
         }
-        emit(document)
-    elif listed.runs:
-        emit(Document([[ranks_table(listed.runs, with_node=bool(listed.nodes))]]))
-    else:
-        click.echo(NO_RUNS, err=True)
-    if not as_json and (builds := builds_text(listed.nodes)):
-        click.echo(builds, err=True)
-    if silent := missing(listed):
-        raise PartialResultError(silent)
+        return Answer(document, missing=missing(listed))
+    table = [[ranks_table(listed.runs, with_node=bool(listed.nodes))]] if listed.runs else []
+    builds = builds_text(listed.nodes)
+    return Answer(Document(table), [builds] * bool(builds), missing(listed))
 
 
 def _rank_cells(rank: control_pb2.RankStatus) -> list[str]:
@@ -113,12 +89,8 @@ _TRAINING: Final = "training"
 @click.command("ranks")
 @scope_options
 @last_option(128)
-@watch_option
-@socket_option
-@json_option
-def ranks_command(
-    run: str, job: str, fleet: bool, last: int, watch: bool, socket: str | None, as_json: bool
-) -> None:
+@live
+def ranks_command(run: str, job: str, fleet: bool, last: int, socket: str | None, as_json: bool) -> Answer:
     """Show how each rank spends its steps, and which rank the others wait for.
 
     Times are means of the newest training steps; those on the devices where ranks wait for each other there,
@@ -130,25 +102,21 @@ def ranks_command(
     scope = Scope(run, job, fleet)
     with connect(socket) as daemon:
         scope = scope.whole(daemon)
-
-        def frame() -> tuple[Document | dict[str, Any], str]:
-            answer = scope.steps(daemon, last)
-            runs = _view.runs(answer.ranks)
-            accounts = _accounts(scope, daemon, runs)
-            if as_json:
-                shown = [
-                    {**_view.run_dict(each), "account": account.to_document() if account else None}
-                    for each in runs
-                    for account in [accounts.get(each.run)]
-                ]
-                document = {"runs": shown, **fleet_dict(answer)}
-                return {"schema": "torchperfd.ranks/1", **document}, missing(answer)
-            found = Document([])
-            for each in runs:
-                found += ranks_document(each, accounts.get(each.run), fleet=bool(answer.nodes))
-            return found, missing(answer)
-
-        show(frame, watch=watch, as_json=as_json)
+        answer = scope.steps(daemon, last)
+        runs = _view.runs(answer.ranks)
+        accounts = _accounts(scope, daemon, runs)
+    if as_json:
+        shown = [
+            {**_view.run_dict(each), "account": account.to_document() if account else None}
+            for each in runs
+            for account in [accounts.get(each.run)]
+        ]
+        document = {"schema": "torchperfd.ranks/1", "runs": shown, **fleet_dict(answer)}
+        return Answer(document, missing=missing(answer))
+    found = Document([])
+    for each in runs:
+        found += ranks_document(each, accounts.get(each.run), fleet=bool(answer.nodes))
+    return Answer(found, missing=missing(answer))
 
 
 def _accounts(scope: Scope, daemon: Any, runs: Sequence[RunView]) -> dict[str, Account | None]:
@@ -231,15 +199,9 @@ def _remark(slow: Straggler) -> str:
     help="The run; may be omitted when only one has such a rank.",
 )
 @last_option(20)
-@watch_option
-@socket_option
-@json_option
-def steps_command(rank: int, run: str, last: int, watch: bool, socket: str | None, as_json: bool) -> None:
+@live
+def steps_command(rank: int, run: str, last: int, socket: str | None, as_json: bool) -> Answer:
     """List a rank's newest training steps, oldest first, with the milliseconds of each phase."""
-    again(lambda: _print_steps(rank, run, last, socket, as_json=as_json), watch=watch, as_json=as_json)
-
-
-def _print_steps(rank: int, run: str, last: int, socket: str | None, *, as_json: bool) -> None:
     with connect(socket) as daemon:
         ranks = Scope(run).whole(daemon).steps(daemon, last, [rank]).ranks
     if len(ranks) > 1:
@@ -247,11 +209,10 @@ def _print_steps(rank: int, run: str, last: int, socket: str | None, *, as_json:
         raise NoSuchTargetError(f"{len(ranks)} runs have a rank {rank}: {names}", "choose one with --run")
     [steps] = ranks
     if as_json:
-        emit(steps_dict(steps))
-    elif steps.count:
-        emit(Document([[steps_table(steps, time.time())]]))
-    else:
-        click.echo(f"rank {rank} has made no training step yet", err=True)
+        return Answer(steps_dict(steps))
+    if not steps.count:
+        return Answer(notes=[f"rank {rank} has made no training step yet"])
+    return Answer(Document([[steps_table(steps, time.time())]]))
 
 
 def steps_table(steps: control_pb2.RankSteps, now: float) -> FirstThatFits:
@@ -297,18 +258,12 @@ _GOODPUT_TIMEOUT_S: Final = 10.0
     shell_complete=complete_past_runs,
     help="Which run; all by default, the newest first.",
 )
-@watch_option
-@socket_option
-@json_option
-def goodput_command(run: str, watch: bool, socket: str | None, as_json: bool) -> None:
+@live
+def goodput_command(run: str, socket: str | None, as_json: bool) -> Answer:
     """Show how every rank-second of a run was spent, across its restarts.
 
     Also covers runs that have ended: the node's daemon keeps them for 90 days.
     """
-    again(lambda: _print_goodput(run, socket, as_json=as_json), watch=watch, as_json=as_json)
-
-
-def _print_goodput(run: str, socket: str | None, *, as_json: bool) -> None:
     with connect(socket) as daemon:
         if run:
             # Runs that have ended are known to the goodput store only.
@@ -320,9 +275,4 @@ def _print_goodput(run: str, socket: str | None, *, as_json: bool) -> None:
         raise NoSuchTargetError(
             f"there is no run {run} on this node", "`torchperfd goodput` lists those there are"
         )
-    if as_json:
-        emit(to_dict(runs))
-    elif runs:
-        emit(goodput_document(runs))
-    else:
-        click.echo(NO_RUNS, err=True)
+    return Answer(to_dict(runs) if as_json else goodput_document(runs))

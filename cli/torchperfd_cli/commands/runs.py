@@ -16,11 +16,21 @@ from torchperfd.report.store import KeptRun, RunStore
 from torchperfd_cli.commands._options import (
     complete_kept_runs,
     json_option,
+    limit_option,
     open_runs,
     runs_dir_option,
     whole_kept_run,
 )
-from torchperfd_cli.commands._output import again, emit, html_option, watch_option, write_page
+from torchperfd_cli.commands._output import (
+    Answer,
+    emit,
+    html_option,
+    limit_notes,
+    note,
+    show,
+    watch_option,
+    write_page,
+)
 from torchperfd_cli.commands._run_overview import read_overview
 from torchperfd_daemon.errors import TorchperfdError, explained
 from torchperfd_daemon.pages import render_page
@@ -31,11 +41,7 @@ _OUTCOME: Final = ("CHANGE", "PROMISED")
 
 @click.group("runs", invoke_without_command=True)
 @runs_dir_option
-@click.option(
-    "--limit",
-    type=click.IntRange(0),
-    help=f"At most so many, the newest; 0 is all. By default {_ROWS} in the table, all as JSON.",
-)
+@limit_option(_ROWS)
 @watch_option
 @json_option
 @click.pass_context
@@ -49,26 +55,19 @@ def runs_command(
     store = open_runs(runs_dir)
     context.obj = store
     if context.invoked_subcommand is None:
-        again(lambda: _list(store, limit, as_json=as_json), watch=watch, as_json=as_json)
+        show(lambda: _list(store, limit, as_json=as_json), watch=watch, as_json=as_json)
 
 
-def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
+def _list(store: RunStore, limit: int | None, *, as_json: bool) -> Answer:
     with explained(f"cannot read {store.directory}"):
         kept = store.list()
     shown = kept if limit == 0 or (limit is None and as_json) else kept[: limit or _ROWS]
     if as_json:
         runs = [_summary(each, *_read(store, each)) for each in shown]
-        document = {
-            "schema": "torchperfd.runs/1",
-            "directory": store.directory,
-            "total": len(kept),
-            "runs": runs,
-        }
-        emit(document)
-        return
+        facts = {"schema": "torchperfd.runs/1", "directory": store.directory, "total": len(kept)}
+        return Answer({**facts, "runs": runs})
     if not kept:
-        click.echo(f"no runs in {store.directory}; `torchperfd run train.py` keeps one", err=True)
-        return
+        return Answer(notes=[f"no runs in {store.directory}; `torchperfd run train.py` keeps one"])
     heads = ["RUN", "SCRIPT", "WHEN", "STEPS", "STEP MS", "VERDICT", "SIZE"]
     read = [(each, *_read(store, each)) for each in shown]
     has_outcome = any(record and record.outcome and record.outcome.words for _, record, _ in read)
@@ -77,9 +76,8 @@ def _list(store: RunStore, limit: int | None, *, as_json: bool) -> None:
         # In place of the size: all of it has to fit into 80 columns.
         heads[-1:] = _OUTCOME
     left = ("RUN", "SCRIPT", "WHEN", "VERDICT")
-    emit(Document([[Table(heads, rows, left=left, shorten="SCRIPT", lift=("RUN",))]]))
-    if len(kept) > len(shown):
-        click.echo(f"these are the newest {len(shown)} of {len(kept):,}; --limit 0 shows all", err=True)
+    table = Table(heads, rows, left=left, shorten="SCRIPT", lift=("RUN",))
+    return Answer(Document([[table]]), limit_notes(len(shown), len(kept)))
 
 
 @runs_command.command("show")
@@ -118,7 +116,7 @@ def remove_runs(store: RunStore, run_ids: tuple[str, ...]) -> None:
     for run_id in dict.fromkeys(run_ids):
         with explained(f"cannot delete {run_id}"):
             store.remove(run_id)
-        click.echo(f"deleted {run_id}", err=True)
+        note(f"deleted {run_id}")
 
 
 def _read(store: RunStore, kept: KeptRun) -> tuple[RunRecord | None, str]:
@@ -145,7 +143,7 @@ def _summary(kept: KeptRun, record: RunRecord | None, problem: str) -> dict[str,
         "started_seconds": record.started,
         "ended_seconds": record.ended,
         "world_size": record.world_size,
-        "exit_state": record.exit_state or None,
+        "exit_state": record.ending.state or None,
         "steps": record.steps,
         "step_seconds": record.step_seconds,
         "cause": record.cause or None,
@@ -161,7 +159,7 @@ def _cells(kept: KeptRun, record: RunRecord | None, *, with_outcome: bool) -> li
     if record is None:
         return [kept.run_id, "", when, "", "", "damaged", *last]
     step = record.step_seconds
-    verdict = record.cause if record.exit_state in ("", FINISHED) else record.exit_state
+    verdict = record.cause if record.ending.state in ("", FINISHED) else record.ending.state
     return [
         kept.run_id,
         record.script,

@@ -7,18 +7,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from torchperfd.document.text import printable
 from torchperfd.model.messages import unpack
 from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._daemon import connect, find_daemon
-from torchperfd_cli.commands._options import json_option, socket_option
-from torchperfd_cli.commands._output import again, emit, watch_option
+from torchperfd_cli.commands._options import Parsed, json_option
+from torchperfd_cli.commands._output import Answer, emit, live, plain
 from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.config.effective import (
@@ -29,10 +28,9 @@ from torchperfd_daemon.config.effective import (
     find_files,
     resolve,
 )
-from torchperfd_daemon.config.kinds import Kind, Switch
+from torchperfd_daemon.config.kinds import Switch
 from torchperfd_daemon.config.options import OPTIONS, Option
 from torchperfd_daemon.errors import (
-    BadValueError,
     DaemonUnreachableError,
     check_environment,
     explained,
@@ -40,25 +38,6 @@ from torchperfd_daemon.errors import (
 from torchperfd_daemon.text import configure_logging
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class _Flag(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
-    """What a flag's text can be: the same as in the environment."""
-
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
-        self.name = kind.metavar
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value.
-
-        Raises:
-            click.BadParameter: There is none.
-        """
-        try:
-            return self._kind.parse(value, Path())
-        except BadValueError as error:
-            self.fail(f"{error}.", param, ctx)
 
 
 def serve_flags(*, hidden: bool) -> Callable[[_Command], _Command]:
@@ -100,7 +79,7 @@ def _flag(option: Option, *, hidden: bool) -> Callable[[_Command], _Command]:
     return click.option(
         option.name,
         option.key,
-        type=_Flag(option.kind),
+        type=Parsed(option.kind.metavar, lambda text: option.kind.parse(text, Path())),
         metavar=option.kind.metavar,
         hidden=hidden,
         help=f"{option.help}{shown}",
@@ -108,7 +87,6 @@ def _flag(option: Option, *, hidden: bool) -> Callable[[_Command], _Command]:
 
 
 def _given(context: click.Context) -> Mapping[str, Any]:
-    """Return the values of the flags that were written."""
     return {
         option.key: context.params[option.key]
         for option in OPTIONS
@@ -175,11 +153,7 @@ def show_config(
     --config FILE, /etc/torchperfd/config.toml and the defaults.
     """
     config = configuration(context, config_file)
-    if as_json:
-        click.echo(json.dumps(_document(config)))
-        return
-    for line in _lines(config, origin=origin):
-        click.echo(line)
+    emit(_document(config) if as_json else plain(*_lines(config, origin=origin)))
 
 
 @config_command.command("check")
@@ -199,12 +173,11 @@ def check_config(context: click.Context, /, config_file: Path | None, **_: Any) 
     origins = [setting.origin for setting in config.settings.values()] + [config.plan_origin]
     sources = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT_ORIGIN]
     triggers = len(config.plan.rules) + len(config.plan.schedules)
-    click.echo(
-        printable(
-            f"the configuration is valid ({', '.join(sources) or 'all defaults'});"
-            f" triggers: {triggers}, peers: {len(peers)}"
-        )
+    summary = (
+        f"the configuration is valid ({', '.join(sources) or 'all defaults'});"
+        f" triggers: {triggers}, peers: {len(peers)}"
     )
+    emit(plain(summary))
 
 
 def _document(config: Config) -> dict[str, Any]:
@@ -246,15 +219,14 @@ def _toml(value: object) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items()) + " }"
     # Text, numbers, lists of them, true and false are written the same in JSON.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    written = json.dumps(value, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in written)
 
 
 @click.command("doctor")
 @click.option("--daemon", "of_daemon", is_flag=True, help="Examine the daemon that runs, not the node.")
-@watch_option
-@socket_option
-@json_option
-def doctor_command(of_daemon: bool, watch: bool, socket: str | None, as_json: bool) -> int:
+@live
+def doctor_command(of_daemon: bool, socket: str | None, as_json: bool) -> Answer:
     """Find what keeps this node's GPUs, CPUs and loaders from full speed.
 
     With --daemon, find what keeps the daemon from seeing, keeping or sharing what it should.
@@ -263,43 +235,34 @@ def doctor_command(of_daemon: bool, watch: bool, socket: str | None, as_json: bo
     changed. Exits with 0 when nothing was found, with 1 otherwise; with --watch, by the last
     answer.
     """
-    found = 0
-
-    def once() -> None:
-        nonlocal found
-        found = (_print_daemon if of_daemon else _print_findings)(socket, as_json=as_json)
-
-    again(once, watch=watch, as_json=as_json)
-    return 1 if found else 0
+    findings, skipped = (_daemon_findings if of_daemon else _node_findings)(socket)
+    return Answer(
+        (doctor.to_dict if as_json else doctor.findings_document)(findings, skipped),
+        exit_code=1 if findings else 0,
+    )
 
 
-def _print_findings(socket: str | None, *, as_json: bool) -> int:
-    """Print the findings; return how many there are."""
+_Findings: TypeAlias = tuple[list[doctor.Finding], Mapping[str, str]]
+"""The findings, and what was not examined, with the reasons."""
+
+
+def _node_findings(socket: str | None) -> _Findings:
     ranks, simulated = _ranks(socket)
     facts = doctor.read_facts(ranks)
     if simulated:
         skipped = {**facts.skipped, "ranks": "they are simulated (`torchperfd serve --demo`)"}
         facts = replace(facts, skipped=skipped)
-    findings = doctor.examine(facts)
-    emit((doctor.to_dict if as_json else doctor.findings_document)(findings, facts.skipped))
-    return len(findings)
+    return doctor.examine(facts), facts.skipped
 
 
-def _print_daemon(socket: str | None, *, as_json: bool) -> int:
-    """Print the findings on the daemon that answers; return how many there are.
-
-    Raises:
-        DaemonUnreachableError: None answers.
-    """
+def _daemon_findings(socket: str | None) -> _Findings:
     from torchperfd_daemon.doctor.running_daemon import examine_daemon, read_daemon
     from torchperfd_daemon.web.access import token_path
 
     path, info = find_daemon(socket)
     with explained(f"the daemon at {path} has ended"):
         facts = read_daemon(path, info, str(token_path(path)))
-    findings = examine_daemon(facts)
-    emit((doctor.to_dict if as_json else doctor.findings_document)(findings, facts.skipped))
-    return len(findings)
+    return examine_daemon(facts), facts.skipped
 
 
 def _ranks(socket: str | None) -> tuple[dict[RankProcess, doctor.ReportedFacts] | None, bool]:

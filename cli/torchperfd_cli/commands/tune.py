@@ -11,8 +11,8 @@ from torchperfd.document.blocks import Block, Code, Document, Facts, Sentences
 from torchperfd.model.formatting import duration
 from torchperfd.report.previous_runs import newest_advised
 from torchperfd_cli.bench.functions import Comparison
-from torchperfd_cli.commands._options import open_runs, runs_dir_option
-from torchperfd_cli.commands._output import StatusLine, emit, results_on_sigterm, warn_if_busy
+from torchperfd_cli.commands._options import json_option, open_runs, runs_dir_option
+from torchperfd_cli.commands._output import StatusLine, emit, note, results_on_sigterm, warn_if_busy
 from torchperfd_cli.tune.candidates import Requested
 from torchperfd_cli.tune.edits import Edits, suggest_edits
 from torchperfd_cli.tune.search import Tuning, TuningSearch
@@ -193,7 +193,7 @@ _TIME_IS_UP: Final = 124
     help="Try this precision of float32 products also; it changes what is computed.",
 )
 @runs_dir_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@json_option
 def tune_command(
     words: tuple[str, ...],
     module: str | None,
@@ -220,12 +220,9 @@ def tune_command(
         raise click.NoSuchOption(words[0], ctx=click.get_current_context())
     target, arguments = (module, words) if module is not None else (words[0], words[1:])
     script = TrialScript(target, arguments, module is not None, seconds, steps, timeout)
-    if script.missing():
+    if module is None and not Path(target).is_file():
         raise NoSuchTargetError(f"there is no file {target}", "is the path right?")
-    click.echo(
-        "torchperfd: the script runs several times in this directory, and writes its files each time",
-        err=True,
-    )
+    note("torchperfd: the script runs several times in this directory, and writes its files each time")
     warn_if_busy()
     began = time.monotonic()
     with StatusLine() as status, results_on_sigterm() as interruption:

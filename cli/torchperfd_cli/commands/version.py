@@ -1,6 +1,5 @@
 """``torchperfd version``."""
 
-import json
 import platform
 import sys
 from importlib import metadata
@@ -9,15 +8,18 @@ import click
 
 from torchperfd._version import __revision__, __version__, missing_native_modules
 from torchperfd.v1 import contract
+from torchperfd_cli.commands._options import json_option
+from torchperfd_cli.commands._output import emit, plain
 
 _DEPENDENCIES = ("grpcio", "protobuf", "torch")
 
 
 @click.command("version")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@json_option
 def version_command(as_json: bool) -> None:
     """Print the versions of torchperfd, of its protocol, and of its dependencies."""
     hooks = "reference" if missing_native_modules() else "native"
+    dependencies = {name: _installed(name) for name in _DEPENDENCIES}
     document = {
         "schema": "torchperfd.version/1",
         "version": __version__,
@@ -26,17 +28,16 @@ def version_command(as_json: bool) -> None:
         "python": platform.python_version(),
         "executable": sys.executable,
         "hooks": hooks,
-        "dependencies": {name: _installed(name) for name in _DEPENDENCIES},
+        "dependencies": dependencies,
     }
-    if as_json:
-        click.echo(json.dumps(document))
-        return
-    click.echo(f"torchperfd {__version__} (protocol {contract.API_MIN}-{contract.API_MAX})")
-    click.echo(f"revision {__revision__ or 'unknown'}")
-    click.echo(f"Python {document['python']}")
-    click.echo(f"hooks {hooks}{'' if hooks == 'native' else ' (Python, slower: see `torchperfd doctor`)'}")
-    for name in _DEPENDENCIES:
-        click.echo(f"{name} {_installed(name) or 'not installed'}")
+    lines = plain(
+        f"torchperfd {__version__} (protocol {contract.API_MIN}-{contract.API_MAX})",
+        f"revision {__revision__ or 'unknown'}",
+        f"Python {document['python']}",
+        f"hooks {hooks}{'' if hooks == 'native' else ' (Python, slower: see `torchperfd doctor`)'}",
+        *(f"{name} {version or 'not installed'}" for name, version in dependencies.items()),
+    )
+    emit(document if as_json else lines)
 
 
 def _installed(name: str) -> str | None:

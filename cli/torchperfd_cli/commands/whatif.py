@@ -11,15 +11,13 @@ from torchperfd.document.tables import Table
 from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands._daemon import connect
-from torchperfd_cli.commands._options import complete_runs, json_option, socket_option
-from torchperfd_cli.commands._output import NO_RUNS, again, emit, watch_option
-from torchperfd_cli.commands._scope import whole_run
+from torchperfd_cli.commands._output import Answer, live
+from torchperfd_cli.commands._scope import run_option, whole_run
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_STEPS, RankWork
 from torchperfd_daemon.diagnosis.edits import Pauses
 from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf, predict
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
-from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service.translate import comparison_from_messages, rank_work_from_message
 from torchperfd_daemon.views import live as _view
@@ -35,70 +33,55 @@ _MODELLED_NAMES: Final = frozenset(cause.value for cause in _MODELLED)
 
 
 @click.command("whatif")
-@click.option("--run", default="", shell_complete=complete_runs, help="Which run; all by default.")
-@watch_option
-@socket_option
-@json_option
-def whatif_command(run: str, watch: bool, socket: str | None, as_json: bool) -> None:
+@run_option
+@live
+def whatif_command(run: str, socket: str | None, as_json: bool) -> Answer:
     """Predict how much faster a run would be without each cause of its slowness.
 
     Replays the newest recorded steps of all its ranks with one cause removed: a rank's excess over its
     peers, the wait for data, saving, garbage collection, the exchange itself. For a run that has become
     slower, replays the steps since then, and also predicts the step without the growth.
     """
-    again(lambda: _print(run, socket, as_json=as_json), watch=watch, as_json=as_json)
-
-
-def _print(run: str, socket: str | None, *, as_json: bool) -> None:
     with connect(socket) as daemon:
         run = whole_run(daemon, run)
         messages = daemon.GetSteps(control_pb2.GetStepsRequest(run=run), timeout=_TIMEOUT_S).ranks
         verdicts = daemon.Diagnose(control_pb2.DiagnoseRequest(run=run), timeout=_TIMEOUT_S).verdicts
-    hangs = {verdict.run: verdict.summary for verdict in verdicts if verdict.cause == Cause.HANG.value}
-    since = {verdict.run: verdict.onset_step for verdict in verdicts if verdict.HasField("onset_step")}
     by_run: dict[str, list[control_pb2.RankSteps]] = {}
     for message in map(steady, messages):
         by_run.setdefault(message.status.identity.run, []).append(message)
-    judged = {each.run: fleet_translate.verdict_from_message(each) for each in verdicts}
-    replays = {}
+    judged = {each.run: each for each in verdicts}
+    shown, runs, short = Document([]), list[dict[str, Any]](), list[str]()
     for name, ranks in sorted(by_run.items()):
-        said = (judged[name], *judged[name].others) if name in judged else ()
-        replays[name] = replay_newest(_view.present(ranks), since.get(name, 0), said)
-    worlds = {name: max(each.status.identity.world_size for each in ranks) for name, ranks in by_run.items()}
-    predictions = {name: each for name, each in replays.items() if each is not None}
-    left_out = {
-        verdict.run: not_modelled(verdict, predictions[verdict.run])
-        for verdict in verdicts
-        if verdict.run in predictions
-    }
-    if as_json:
-        runs = [
+        verdict = judged.get(name, control_pb2.Verdict())
+        since = verdict.onset_step if verdict.HasField("onset_step") else None
+        own = fleet_translate.verdict_from_message(verdict)
+        said = (own, *own.others) if name in judged else ()
+        found = replay_newest(_view.present(ranks), since or 0, said)
+        if found is None:
+            short.append(name)
+            continue
+        world = max(each.status.identity.world_size for each in ranks)
+        hang = verdict.summary if verdict.cause == Cause.HANG.value else ""
+        left_out = not_modelled(verdict, found)
+        shown += run_document(name, world, found, since, hang, left_out)
+        others = [{"cause": each.cause, "seconds_per_step": each.cost_seconds_per_step} for each in left_out]
+        runs.append(
             {
-                **_dict(name, worlds[name], each),
-                "since_step": since.get(name),
-                "hang": hangs.get(name),
-                "not_modelled": [
-                    {"cause": cause.cause, "seconds_per_step": cause.cost_seconds_per_step}
-                    for cause in left_out.get(name, ())
-                ],
+                **_dict(name, world, found),
+                "since_step": since,
+                "hang": hang or None,
+                "not_modelled": others,
             }
-            for name, each in predictions.items()
-        ]
-        emit({"schema": "torchperfd.whatif/1", "runs": runs})
-    elif predictions:
-        answer = Document([])
-        for name, each in predictions.items():
-            answer += run_document(
-                name, worlds[name], each, since.get(name), hangs.get(name, ""), left_out.get(name, ())
-            )
-        emit(answer)
-    elif not replays:
-        click.echo(NO_RUNS, err=True)
-    if short := sorted(replays.keys() - predictions.keys()):
-        raise PartialResultError(
-            f"the ranks of {', '.join(short)} have fewer than {MIN_STEPS} training steps in common",
-            "try again when they have made more",
         )
+    missing = ""
+    if short:
+        missing = (
+            f"the ranks of {', '.join(short)} have fewer than {MIN_STEPS} training steps in common;"
+            " try again when they have made more"
+        )
+    if as_json:
+        return Answer({"schema": "torchperfd.whatif/1", "runs": runs}, missing=missing)
+    return Answer(shown if runs or not short else None, missing=missing)
 
 
 def not_modelled(verdict: control_pb2.Verdict, predictions: Predictions) -> list[control_pb2.Verdict]:
@@ -241,7 +224,6 @@ def _replay_common_steps(
 
 
 def _part(work: RankWork, first: int, end: int | None) -> RankWork:
-    """Return a rank's columns from ``first`` until ``end``."""
     return replace(
         work, phase_seconds={name: column[first:end] for name, column in work.phase_seconds.items()}
     )

@@ -32,7 +32,6 @@ class Requested:
 
     Attributes:
         amp: Automatic mixed precision, with bfloat16.
-        compiles: ``model.compile()``.
         matmul_precision: Of float32 matrix products: ``high`` or ``medium``; empty for none.
         only: Targets to try of those that are tried without a request; empty for all.
     """
@@ -63,9 +62,6 @@ def propose(
 
     Args:
         trial: A run with what has been kept so far.
-        kept: Those changes.
-        requested: What else may be tried.
-        advice: On the loader.
     """
     facts = trial.facts
     groups: list[Group] = []
@@ -132,7 +128,6 @@ def _loader(trial: Trial, kept: Sequence[Change], advice: LoaderAdvice | None) -
 
 
 def _worker_counts(trial: Trial, workers: int, advice: LoaderAdvice | None) -> list[int]:
-    """Return numbers of workers to try where the loop waits for its loader."""
     cpus = trial.facts.cpus
     most = min(MAX_WORKERS, max(4, round(2 * cpus)))
     data = trial.phases.get("data", 0.0)

@@ -57,7 +57,6 @@ def suggest_edits(changes: Iterable[Change], facts: ScriptFacts, script: str) ->
     """Return the edits for changes.
 
     Args:
-        changes: To make.
         facts: Of the unchanged script, with the lines that make loaders and optimizers.
         script: Path of the script, for what is set once at its start; empty for a module.
     """
@@ -108,7 +107,6 @@ def _edit(wanted: _Wanted) -> list[_Replacement] | None:
 
 
 def _find_call(text: str, wanted: _Wanted) -> ast.Call | None:
-    """Return the smallest call of that name at the line."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -223,7 +221,6 @@ def _diff(path: str, replaced: Iterable[_Replacement]) -> str:
 
 
 def _short(path: str) -> str:
-    """Return a path relative to the working directory where it is below it."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 

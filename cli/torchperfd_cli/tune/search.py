@@ -8,7 +8,7 @@ the unchanged script, in new processes for each pair.
 
 import contextlib
 import statistics
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -19,7 +19,7 @@ from torchperfd.report.previous_runs import AdvisedRun
 from torchperfd_cli.bench.functions import Comparison, compare_rounds
 from torchperfd_cli.tune.candidates import Group, Requested, propose
 from torchperfd_cli.tune.trial import THREADS, Change, LossCheck, Trial, change, check_losses, merged, repeats
-from torchperfd_cli.tune.trial_process import PAIRS_PER_PROCESS, TrialFailedError
+from torchperfd_cli.tune.trial_process import PAIRS_PER_PROCESS, PairStream, TrialFailedError
 
 MIN_GAIN: Final = 0.02
 MIN_ROUNDS: Final = 6
@@ -44,32 +44,16 @@ Pairs = list[tuple[float, float]]
 
 
 class Trials(Protocol):
-    """Runs the script."""
+    """Runs the script. Each method raises TrialFailedError if there is nothing to measure."""
 
     def run(self, changes: Sequence[Change]) -> Trial:
-        """Run it once with changes.
+        """Run it once with changes."""
 
-        Raises:
-            TrialFailedError: There is nothing to measure.
-        """
+    def pairs(self, without: Sequence[Change], with_it: Sequence[Change]) -> PairStream:
+        """Measure two sets of changes in turn."""
 
-    def pairs(
-        self, without: Sequence[Change], with_it: Sequence[Change]
-    ) -> Generator[tuple[float, float], None, None]:
-        """Measure two sets of changes in turn; yield their steps in seconds, without end.
-
-        Raises:
-            TrialFailedError: There is nothing to measure.
-        """
-
-    def fresh_pairs(
-        self, without: Sequence[Change], with_it: Sequence[Change]
-    ) -> Generator[tuple[float, float], None, None]:
-        """Do the same with new processes for each pair.
-
-        Raises:
-            TrialFailedError: There is nothing to measure.
-        """
+    def fresh_pairs(self, without: Sequence[Change], with_it: Sequence[Change]) -> PairStream:
+        """Measure them in turn, with new processes for each pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +61,6 @@ class Kept:
     """A change that is faster.
 
     Attributes:
-        change: To make.
         beside: Its steps beside those without it.
         losses: How its losses compare with those of the script without it.
     """
@@ -92,8 +75,6 @@ class Dropped:
     """A change that was tried and is not kept.
 
     Attributes:
-        change: Not to make.
-        reason: In words.
         beside: Its steps beside those without it; None where too few pairs were measured.
     """
 
@@ -110,7 +91,6 @@ class Tuning:
         unchanged: The first run of the script.
         repeated: How an unchanged run repeats its losses: ``exact``, ``close`` or ``any``.
         kept: In the order of trial.
-        dropped: Tried, and not kept.
         skipped: Not worth a trial, in words.
         total: All that is kept beside the unchanged script, in new processes; None where nothing is, or that
             was not measured.
@@ -160,12 +140,8 @@ class TuningSearch:
     """Searches.
 
     Args:
-        trials: Runs the script.
         requested: Changes that may change what is trained.
-        clock: Seconds.
         budget: Seconds. No run and no pair begins that usually takes longer than what is left of them.
-        progress: Called with what is measured next.
-        cost: Of moving a batch from a loader's worker on this machine.
         advised: What the card of a kept run of the script advised; None without one.
     """
 
@@ -319,10 +295,7 @@ class TuningSearch:
                 return beside
         raise AssertionError("pairs have no end")
 
-    def _measure(
-        self, measured: Generator[tuple[float, float], None, None], name: str, pairs: Pairs, most: int
-    ) -> Iterator[None]:
-        """Add pairs, one each time."""
+    def _measure(self, measured: PairStream, name: str, pairs: Pairs, most: int) -> Iterator[None]:
         with contextlib.closing(measured):
             while True:
                 has_started = len(pairs) % PAIRS_PER_PROCESS > 0
@@ -343,11 +316,7 @@ class TuningSearch:
 
     @contextlib.contextmanager
     def _timed(self, kind: str) -> Iterator[None]:
-        """Measure how long something takes that may not begin where it would usually end too late.
-
-        Raises:
-            _TimeIsUpError: It would.
-        """
+        """Measure how long something takes that may not begin where it would usually end too late."""
         began = self._clock()
         # What was not measured yet takes about as long as a run.
         usual = statistics.median(self._taken.get(kind) or self._taken.get(_RUN) or [0.0])

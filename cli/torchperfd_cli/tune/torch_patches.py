@@ -72,9 +72,6 @@ class Gate:
 class TorchPatches:
     """Applies changes, and records.
 
-    Args:
-        changes: To apply.
-
     Attributes:
         gate: Where training can be held; at the begin of a backward pass.
         losses: The first scalars on which ``backward`` was called; on their device.
@@ -112,7 +109,7 @@ class TorchPatches:
         precision = self._values.get(MATMUL, {}).get("precision")
         if precision is not None:
             torch.set_float32_matmul_precision(precision)
-            _replace(torch, "set_float32_matmul_precision", lambda _original: lambda _precision: None)
+            _replacing(torch, "set_float32_matmul_precision")(lambda _precision: None)
         if AMP in self._values or COMPILE in self._values:
             self._patch_calls()
 
@@ -145,54 +142,43 @@ class TorchPatches:
     def _patch_loaders(self) -> None:
         values = self._values.get(LOADER)
         signature = inspect.signature(DataLoader.__init__)
+        make, iterate, batches_of = DataLoader.__init__, DataLoader.__iter__, BatchSampler.__iter__
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-                bound = signature.bind(loader, *args, **kwargs)
-                given = bound.arguments
-                is_iterable = isinstance(given.get("dataset"), IterableDataset)
-                facts = ScriptLoader(
-                    site=calling_site(),
-                    name=type(loader).__name__,
-                    workers=given.get("num_workers", 0),
-                    prefetch=given.get("prefetch_factor") or (2 if given.get("num_workers", 0) else 0),
-                    is_persistent=given.get("persistent_workers", False),
-                    is_pinned=given.get("pin_memory", False),
-                    is_iterable=is_iterable,
-                )
-                if values and not is_iterable:
-                    given.update(_loader_arguments(given, values))
-                original(*bound.args, **bound.kwargs)
-                self._loaders[id(loader)] = facts
+        @_replacing(DataLoader, "__init__")
+        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(loader, *args, **kwargs)
+            given = bound.arguments
+            workers = given.get("num_workers", 0)
+            is_iterable = isinstance(given.get("dataset"), IterableDataset)
+            facts = ScriptLoader(
+                site=calling_site(),
+                name=type(loader).__name__,
+                workers=workers,
+                prefetch=given.get("prefetch_factor") or (2 if workers else 0),
+                is_persistent=given.get("persistent_workers", False),
+                is_pinned=given.get("pin_memory", False),
+                is_iterable=is_iterable,
+            )
+            if values and not is_iterable:
+                given.update(_loader_arguments(given, values))
+            make(*bound.args, **bound.kwargs)
+            self._loaders[id(loader)] = facts
 
-            return init
+        @_replacing(DataLoader, "__iter__")
+        def begin(loader: Any) -> Any:
+            facts = self._loaders.get(id(loader))
+            if facts is not None and facts not in self._drawn and torch.is_grad_enabled():
+                self._drawn.append(facts)
+            return iterate(loader)
 
-        def begin(original: Any) -> Any:
-            @functools.wraps(original)
-            def iterate(loader: Any) -> Any:
-                facts = self._loaders.get(id(loader))
-                if facts is not None and facts not in self._drawn and torch.is_grad_enabled():
-                    self._drawn.append(facts)
-                return original(loader)
-
-            return iterate
-
-        def draw(original: Any) -> Any:
-            @functools.wraps(original)
-            def batches(sampler: Any) -> Iterator[Any]:
-                if self._sampler is None and torch.is_grad_enabled():
-                    self._sampler = sampler
-                for batch in original(sampler):
-                    if sampler is self._sampler and len(self._batches) < _MAX_BATCHES:
-                        self._batches.append(zlib.crc32(repr(batch).encode()))
-                    yield batch
-
-            return batches
-
-        _replace(DataLoader, "__init__", make)
-        _replace(DataLoader, "__iter__", begin)
-        _replace(BatchSampler, "__iter__", draw)
+        @_replacing(BatchSampler, "__iter__")
+        def draw(sampler: Any) -> Iterator[Any]:
+            if self._sampler is None and torch.is_grad_enabled():
+                self._sampler = sampler
+            for batch in batches_of(sampler):
+                if sampler is self._sampler and len(self._batches) < _MAX_BATCHES:
+                    self._batches.append(zlib.crc32(repr(batch).encode()))
+                yield batch
 
     def _patch_optimizers(self) -> None:
         for kind in vars(torch.optim).values():
@@ -201,129 +187,102 @@ class TorchPatches:
                 if "foreach" in names and "__init__" in vars(kind):
                     self._patch_optimizer(kind)
 
-    def _patch_optimizer(self, kind: type) -> None:
+    def _patch_optimizer(self, kind: Any) -> None:
         values = self._values.get(OPTIMIZER)
-        signature = inspect.signature(kind.__init__)  # type: ignore[misc] # of this very class
+        make, signature = kind.__init__, inspect.signature(kind.__init__)
         can_fuse = "fused" in signature.parameters
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-                if id(optimizer) in self._constructing:  # the class below, called by this one
-                    original(optimizer, *args, **kwargs)
-                    return
-                bound = signature.bind(optimizer, *args, **kwargs)
-                given = bound.arguments
-                site, name = calling_site(), type(optimizer).__name__
-                fused, foreach = given.get("fused"), given.get("foreach")
-                if values and (can_fuse or "fused" not in values):
-                    given["foreach"] = values.get("foreach")
-                    if can_fuse:
-                        given["fused"] = values.get("fused")
-                self._constructing.add(id(optimizer))
-                try:
-                    original(*bound.args, **bound.kwargs)
-                finally:
-                    self._constructing.discard(id(optimizer))
-                tensors = sum(len(group["params"]) for group in optimizer.param_groups)
-                facts = ScriptOptimizer(site, name, can_fuse, True, fused, foreach, tensors)
-                if facts not in self._optimizers:
-                    self._optimizers.append(facts)
+        @_replacing(kind, "__init__")
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            if id(optimizer) in self._constructing:  # the class below, called by this one
+                make(optimizer, *args, **kwargs)
+                return
+            bound = signature.bind(optimizer, *args, **kwargs)
+            given = bound.arguments
+            site, name = calling_site(), type(optimizer).__name__
+            fused, foreach = given.get("fused"), given.get("foreach")
+            if values and (can_fuse or "fused" not in values):
+                given["foreach"] = values.get("foreach")
+                if can_fuse:
+                    given["fused"] = values.get("fused")
+            self._constructing.add(id(optimizer))
+            try:
+                make(*bound.args, **bound.kwargs)
+            finally:
+                self._constructing.discard(id(optimizer))
+            tensors = sum(len(group["params"]) for group in optimizer.param_groups)
+            facts = ScriptOptimizer(site, name, can_fuse, True, fused, foreach, tensors)
+            if facts not in self._optimizers:
+                self._optimizers.append(facts)
 
-            return init
+    def _patch_zero_grad(self, owner: Any) -> None:
+        values, zero = self._values.get(ZERO_GRAD), owner.zero_grad
 
-        _replace(kind, "__init__", make)
-
-    def _patch_zero_grad(self, owner: type) -> None:
-        values = self._values.get(ZERO_GRAD)
-
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def zero_grad(target: Any, set_to_none: bool = True) -> None:
-                if not set_to_none and self._zeroing_seen < _MAX_ZEROING:
-                    self._zeroing_seen += 1
-                    site = calling_site()
-                    if site is not None and site not in self._zeroing:
-                        self._zeroing.append(site)
-                original(target, set_to_none=set_to_none if values is None else values["set_to_none"])
-
-            return zero_grad
-
-        _replace(owner, "zero_grad", make)
+        @_replacing(owner, "zero_grad")
+        def zero_grad(target: Any, set_to_none: bool = True) -> None:
+            if not set_to_none and self._zeroing_seen < _MAX_ZEROING:
+                self._zeroing_seen += 1
+                site = calling_site()
+                if site is not None and site not in self._zeroing:
+                    self._zeroing.append(site)
+            zero(target, set_to_none=set_to_none if values is None else values["set_to_none"])
 
     def _patch_threads(self) -> None:
         count = self._values.get(THREADS, {}).get("threads")
+        set_threads = torch.set_num_threads
         if count is not None:
-            torch.set_num_threads(count)
+            set_threads(count)
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def set_num_threads(number: int) -> None:
-                if not self._is_here:  # a worker of a DataLoader sets it to one
-                    original(number)
-                    return
-                self._threads, self._threads_site = number, calling_site()
-                if count is None:
-                    original(number)
-
-            return set_num_threads
-
-        _replace(torch, "set_num_threads", make)
+        @_replacing(torch, "set_num_threads")
+        def set_num_threads(number: int) -> None:
+            if not self._is_here:  # a worker of a DataLoader sets it to one
+                set_threads(number)
+                return
+            self._threads, self._threads_site = number, calling_site()
+            if count is None:
+                set_threads(number)
 
     def _patch_losses(self) -> None:
         losses = self.losses
+        original: Any = torch.Tensor.backward
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if len(losses) < MAX_LOSSES and tensor.numel() == 1:
-                    losses.append(tensor.detach().clone())
-                return original(tensor, *args, **kwargs)
-
-            return backward
-
-        _replace(torch.Tensor, "backward", make)
+        @_replacing(torch.Tensor, "backward")
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(losses) < MAX_LOSSES and tensor.numel() == 1:
+                losses.append(tensor.detach().clone())
+            return original(tensor, *args, **kwargs)
 
     def _patch_backward(self) -> None:
-        gate = self.gate
+        gate, original = self.gate, torch.autograd.backward
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def backward(*args: Any, **kwargs: Any) -> Any:
-                gate.pass_through()
-                return original(*args, **kwargs)
-
-            return backward
-
-        _replace(torch.autograd, "backward", make)
+        @_replacing(torch.autograd, "backward")
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            gate.pass_through()
+            return original(*args, **kwargs)
 
     def _patch_calls(self) -> None:
         """Run the outermost modules of a step under autocast; compile the first that has parameters."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         amp, compiles = AMP in self._values, COMPILE in self._values
+        original: Any = torch.nn.Module.__call__
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-                outermost = not self._depth and module.training and torch.is_grad_enabled()
-                if not outermost or not self._is_here:
+        @_replacing(torch.nn.Module, "__call__")
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            outermost = not self._depth and module.training and torch.is_grad_enabled()
+            if not outermost or not self._is_here:
+                return original(module, *args, **kwargs)
+            if compiles and not self._is_compiled and next(module.parameters(), None) is not None:
+                self._is_compiled = True
+                module.compile()
+                if not amp:
+                    setattr(torch.nn.Module, "__call__", original)  # noqa: B010 - so that no graph has this function in it
+            context = torch.autocast(device, dtype=torch.bfloat16) if amp else contextlib.nullcontext()
+            self._depth += 1
+            try:
+                with context:
                     return original(module, *args, **kwargs)
-                if compiles and not self._is_compiled and next(module.parameters(), None) is not None:
-                    self._is_compiled = True
-                    module.compile()
-                    if not amp:
-                        setattr(torch.nn.Module, "__call__", original)  # noqa: B010 - so that no graph has this function in it
-                context = torch.autocast(device, dtype=torch.bfloat16) if amp else contextlib.nullcontext()
-                self._depth += 1
-                try:
-                    with context:
-                        return original(module, *args, **kwargs)
-                finally:
-                    self._depth -= 1
-
-            return call
-
-        _replace(torch.nn.Module, "__call__", make)
+            finally:
+                self._depth -= 1
 
 
 def calling_site() -> Site | None:
@@ -351,5 +310,6 @@ def _loader_arguments(given: dict[str, Any], values: dict[str, Any]) -> dict[str
     return values | {name: value for name, value in without.items() if name in given}
 
 
-def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    setattr(owner, name, make(vars(owner)[name]))
+def _replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Return a decorator that puts a function in the place of one of a class or a module."""
+    return lambda function: setattr(owner, name, functools.wraps(vars(owner)[name])(function))

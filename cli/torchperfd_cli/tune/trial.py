@@ -33,7 +33,6 @@ class Change:
 
     Attributes:
         target: What is changed: one of this module's constants.
-        values: Names and values of arguments.
     """
 
     target: str
@@ -92,12 +91,7 @@ def merged(kept: tuple[Change, ...], new: Change) -> tuple[Change, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of the script's own code.
-
-    Attributes:
-        file: Its path.
-        line: Counted from 1.
-    """
+    """A line of the script's own code."""
 
     file: str
     line: int
@@ -109,11 +103,7 @@ class ScriptLoader:
 
     Attributes:
         site: The line that makes it; None where that is not the script's.
-        name: Its class.
-        workers: ``num_workers``.
         prefetch: ``prefetch_factor``; 0 without workers.
-        is_persistent: ``persistent_workers``.
-        is_pinned: ``pin_memory``.
         is_iterable: Its dataset is iterable: other workers would give other data.
     """
 
@@ -132,11 +122,6 @@ class ScriptOptimizer:
 
     Attributes:
         site: The line that makes it; None where that is not the script's.
-        name: Its class.
-        can_fuse: It takes ``fused``.
-        can_foreach: It takes ``foreach``.
-        fused: As the script has it.
-        foreach: As the script has it.
         tensors: How many parameters it updates.
     """
 
@@ -157,11 +142,7 @@ class ScriptFacts:
         loaders: Those that it trains from.
         optimizers: All that it makes.
         zeroing: Lines that call ``zero_grad`` with ``set_to_none=False``.
-        threads: Of torch's operators.
         threads_site: The line that sets them; None without one.
-        cpus: That the process may use.
-        uses_cuda: It has initialised CUDA.
-        matmul_precision: As ``torch.get_float32_matmul_precision`` gives it.
     """
 
     loaders: tuple[ScriptLoader, ...] = ()
@@ -180,11 +161,9 @@ class Trial:
 
     Attributes:
         step_seconds: Mean training step, after the first ones.
-        steps: How many were measured.
         phases: Mean seconds of a step by phase.
         losses: The first ones, on which ``backward`` was called.
         batches: Check sums of the indices of the first batches, in the sampler's order.
-        facts: What the script is made of.
         loader: How the loop used its loader; None where no draw was sampled.
     """
 
@@ -205,46 +184,11 @@ class Trial:
         return any(each.workers == count for each in self.facts.loaders)
 
     def loader_advice(self, cost: WorkerCost) -> LoaderAdvice | None:
-        """Return what the rule of the live verdict advises for the loader; None without advice.
-
-        Args:
-            cost: Of moving a batch from a worker on this machine.
-        """
+        """Return what the rule of the live verdict advises for the loader; None without advice."""
         if self.loader is None:
             return None
         on_device, data = self.facts.uses_cuda, self.phases.get("data", 0.0)
         return advise_loader(self.loader, self.step_seconds, data, cost, on_device=on_device)
-
-
-def read_trial(document: Mapping[str, Any]) -> Trial:
-    """Return the run of a document that a trial process sent: ``dataclasses.asdict`` of a trial."""
-    facts = document["facts"]
-    return Trial(
-        step_seconds=document["step_seconds"],
-        steps=document["steps"],
-        phases=document["phases"],
-        losses=tuple(document["losses"]),
-        batches=tuple(document["batches"]),
-        facts=ScriptFacts(
-            loaders=tuple(ScriptLoader(**_sited(each)) for each in facts["loaders"]),
-            optimizers=tuple(ScriptOptimizer(**_sited(each)) for each in facts["optimizers"]),
-            zeroing=tuple(Site(**each) for each in facts["zeroing"]),
-            threads=facts["threads"],
-            threads_site=_site(facts["threads_site"]),
-            cpus=facts["cpus"],
-            uses_cuda=facts["uses_cuda"],
-            matmul_precision=facts["matmul_precision"],
-        ),
-        loader=None if document["loader"] is None else LoaderFacts.from_dict(document["loader"]),
-    )
-
-
-def _sited(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {**document, "site": _site(document["site"])}
-
-
-def _site(document: Mapping[str, Any] | None) -> Site | None:
-    return None if document is None else Site(**document)
 
 
 RELATIVE_TOLERANCE: Final = 1e-4
@@ -259,8 +203,6 @@ class LossCheck:
 
     Attributes:
         result: ``equal``, ``close``, ``differ`` or ``not checked``.
-        is_allowed: Whether a change with this result may be kept.
-        words: The result in words.
     """
 
     result: str
@@ -282,8 +224,6 @@ def check_losses(unchanged: Trial, changed: Trial, required: str, repeated: str)
     """Compare the losses of a change with those of the script without it.
 
     Args:
-        unchanged: A run without the change.
-        changed: A run with it.
         required: How the losses must compare, of :attr:`Change.losses`.
         repeated: How an unchanged run repeats itself, of :func:`repeats`.
     """

@@ -5,14 +5,15 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from torchperfd.errors import TorchperfdError
 from torchperfd_cli.bench.worker_process import WorkerFailedError, WorkerProcess
-from torchperfd_cli.tune.trial import Change, Trial, read_trial
+from torchperfd_cli.tune.trial import Change, Trial
 
 PAIRS_PER_PROCESS: Final = 6
 """After so many pairs both processes are started anew: some are slower for as long as they live."""
@@ -24,14 +25,12 @@ _PAIR_SHARE: Final = 0.25
 """Part of the time for one run that each measurement of a pair takes."""
 
 
-class TrialFailedError(TorchperfdError):
-    """A run of the script gave no measurement.
+PairStream: TypeAlias = Generator[tuple[float, float], None, None]
+"""Yields the seconds of a step without changes and with them, without end."""
 
-    Args:
-        problem: The reason.
-        remedy: What to do.
-        exit_code: Of the command.
-    """
+
+class TrialFailedError(TorchperfdError):
+    """A run of the script gave no measurement."""
 
     def __init__(self, problem: str, remedy: str = "", exit_code: int = 1) -> None:
         super().__init__(problem, remedy)
@@ -39,22 +38,13 @@ class TrialFailedError(TorchperfdError):
 
 
 class ScriptTrials:
-    """Runs a script again and again.
-
-    Args:
-        script: To run.
-    """
+    """Runs a script again and again."""
 
     def __init__(self, script: "TrialScript") -> None:
         self._script = script
         self._can_stand_by = True
 
     def run(self, changes: Sequence[Change]) -> Trial:
-        """Run the script once with changes.
-
-        Raises:
-            TrialFailedError: It raised, ended early, or made too few steps in time.
-        """
         with _Process(self._script, changes) as process:
             early = process.start()
             trial = process.measure(1.0) if early is None else early
@@ -62,48 +52,31 @@ class ScriptTrials:
         self._can_stand_by &= not trial.facts.uses_cuda
         return trial
 
-    def pairs(
-        self, without: Sequence[Change], with_it: Sequence[Change]
-    ) -> Generator[tuple[float, float], None, None]:
-        """Measure the script with two sets of changes in turn; yield their steps in seconds, without end.
+    def pairs(self, without: Sequence[Change], with_it: Sequence[Change]) -> PairStream:
+        return self._pairs(without, with_it, side_by_side)
 
-        Both processes live side by side, and one is held while the other is measured. Where that cannot be,
-        each measurement is a run of its own.
+    def fresh_pairs(self, without: Sequence[Change], with_it: Sequence[Change]) -> PairStream:
+        return self._pairs(without, with_it, lambda first, second, _: [fresh_pair(first, second)])
 
-        Raises:
-            TrialFailedError: One of them gave nothing to measure.
+    def _pairs(
+        self,
+        without: Sequence[Change],
+        with_it: Sequence[Change],
+        measured: "Callable[[ChangedScript, ChangedScript, int], Iterable[tuple[float, float]]]",
+    ) -> PairStream:
+        """Yield pairs of two processes that live side by side: one is held while the other is measured.
+
+        Where that cannot be, each measurement is a run of its own.
         """
         count = 0
         while self._can_stand_by:
             try:
-                for pair in side_by_side((self._script, without), (self._script, with_it), count):
+                for pair in measured((self._script, without), (self._script, with_it), count):
                     yield pair
                     count += 1
             except TrialFailedError:
                 # A port, a lock or memory that only one of them can have; or it has too few steps.
                 self._can_stand_by = False
-        yield from self._runs_in_turn(without, with_it, count)
-
-    def fresh_pairs(
-        self, without: Sequence[Change], with_it: Sequence[Change]
-    ) -> Generator[tuple[float, float], None, None]:
-        """Do as :meth:`pairs` does, with two new processes for each pair.
-
-        Raises:
-            TrialFailedError: One of them gave nothing to measure.
-        """
-        while self._can_stand_by:
-            try:
-                pair = fresh_pair((self._script, without), (self._script, with_it))
-            except TrialFailedError:
-                self._can_stand_by = False
-            else:
-                yield pair
-        yield from self._runs_in_turn(without, with_it, 0)
-
-    def _runs_in_turn(
-        self, without: Sequence[Change], with_it: Sequence[Change], count: int
-    ) -> Generator[tuple[float, float], None, None]:
         while True:
             order = (with_it, without) if count % 2 else (without, with_it)
             seconds = [self.run(changes).step_seconds for changes in order]
@@ -117,11 +90,8 @@ class TrialScript:
 
     Attributes:
         target: A file, or a module.
-        arguments: Of the script.
         is_module: The target is a module, as with ``python -m``.
-        seconds: To measure steps for, in each run.
         steps: The fewest steps to measure, where the script makes so many.
-        timeout: Seconds for each run.
     """
 
     target: str
@@ -131,24 +101,17 @@ class TrialScript:
     steps: int
     timeout: float
 
-    def missing(self) -> str:
-        """Return the script's path where there is no such file; empty where there is."""
-        return "" if self.is_module or Path(self.target).is_file() else self.target
+
+ChangedScript: TypeAlias = tuple[TrialScript, Sequence[Change]]
 
 
 def side_by_side(
-    first: tuple[TrialScript, Sequence[Change]],
-    second: tuple[TrialScript, Sequence[Change]],
-    count: int = 0,
-    most: int = PAIRS_PER_PROCESS,
+    first: ChangedScript, second: ChangedScript, count: int = 0, most: int = PAIRS_PER_PROCESS
 ) -> Iterator[tuple[float, float]]:
     """Run two scripts with changes in two processes, and hold one while the other is measured.
 
     Args:
-        first: A script and its changes.
-        second: The other.
         count: Pairs that were measured before.
-        most: Pairs to measure.
 
     Yields:
         The steps of both, in seconds; fewer than ``most`` pairs where a script ends.
@@ -169,9 +132,7 @@ def side_by_side(
             yield seconds[one], seconds[other]
 
 
-def fresh_pair(
-    first: tuple[TrialScript, Sequence[Change]], second: tuple[TrialScript, Sequence[Change]]
-) -> tuple[float, float]:
+def fresh_pair(first: ChangedScript, second: ChangedScript) -> tuple[float, float]:
     """Return the steps of two scripts, in seconds, from two new processes, each measured first once.
 
     How fast a process is depends on where its memory happens to lie, for as long as it lives. Only the
@@ -238,4 +199,4 @@ class _Process:
 
     def _read(self, answer: dict[str, Any]) -> Trial:
         self.has_ended = answer.get("has_ended", False)
-        return read_trial(answer)
+        return msgspec.convert(answer, Trial)

@@ -21,7 +21,7 @@ from torchperfd.attachment import attach
 from torchperfd.hooks.patches import when_torch_is_imported
 from torchperfd.launch.script import Script
 from torchperfd.steps.totals import KindTotals
-from torchperfd_cli.bench.worker_process import explain
+from torchperfd_cli.bench.worker_process import explain, read_requests, send_answer
 from torchperfd_cli.tune.trial import Change, Trial
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class TrialRun:
 
     Args:
         specification: Script and ``changes``, as :mod:`torchperfd_cli.tune.trial_process` sends them.
-        answers: File to write to.
     """
 
     def __init__(self, specification: dict[str, Any], answers: IO[str]) -> None:
@@ -54,7 +53,8 @@ class TrialRun:
         self._patches: TorchPatches | None = None
         self._client: Client | None = None
         self._began: KindTotals | None = None
-        self._requests: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self.requests: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        """To measure so many ``steps`` and ``seconds`` at least."""
         self._ending = threading.Lock()
 
     def run(self) -> None:
@@ -75,14 +75,6 @@ class TrialRun:
             problem = f"the script raised {explain(error)}"
         self._ending.acquire()  # never released: the process ends here
         self._end(self._script_has_ended(problem))
-
-    def request(self, request: dict[str, Any]) -> None:
-        """Measure steps; called from another thread.
-
-        Args:
-            request: ``steps`` and ``seconds``, the least to measure.
-        """
-        self._requests.put(request)
 
     def _torch_is_imported(self) -> None:
         from torchperfd_cli.tune.torch_patches import TorchPatches
@@ -113,14 +105,13 @@ class TrialRun:
             if now > deadline:
                 return self._too_late(steps)
         self._hold()
-        self._send({"ready": True})
+        send_answer(self._out, {"ready": True})
         while True:
-            request = self._requests.get()
+            request = self.requests.get()
             if not self._measure(request, time.monotonic() + self._specification["timeout"]):
                 return self._too_late(0)
 
     def _measure(self, request: dict[str, Any], deadline: float) -> bool:
-        """Measure steps and answer; return whether that was done in time."""
         assert self._patches is not None
         self._began = None
         before = self._train_totals().steps
@@ -138,7 +129,7 @@ class TrialRun:
                 if is_enough or (now > deadline and done.steps >= MIN_STEPS):
                     trial = self._trial(done)
                     self._hold(trial)
-                    self._send(trial)
+                    send_answer(self._out, trial)
                     return True
             if now > deadline:
                 return False
@@ -151,7 +142,6 @@ class TrialRun:
             time.sleep(min(_MAX_SETTLE_S, self._batches_ahead() * trial["step_seconds"]))
 
     def _batches_ahead(self) -> int:
-        """Return how many batches workers make ahead."""
         facts = self._patches.facts() if self._patches is not None else None
         ahead = max((each.workers * each.prefetch for each in facts.loaders), default=0) if facts else 0
         for change in self._changes:
@@ -206,12 +196,8 @@ class TrialRun:
         )
         return dataclasses.asdict(trial)
 
-    def _send(self, answer: dict[str, Any]) -> None:
-        self._out.write(json.dumps(answer) + "\n")
-        self._out.flush()
-
     def _end(self, answer: dict[str, Any]) -> None:
-        self._send(answer)
+        send_answer(self._out, answer)
         # Whatever the script would do now, and its workers with it.
         os.killpg(0, signal.SIGKILL)
 
@@ -230,13 +216,6 @@ def main() -> None:
     multiprocessing.util.get_temp_dir = lambda: specification["folder"]
     with os.fdopen(answers, "w") as out:
         run = TrialRun(specification, out)
-        threading.Thread(target=_read, args=(requests, run), daemon=True).start()
+        arguments = os.fdopen(requests), run.requests
+        threading.Thread(target=read_requests, args=arguments, daemon=True).start()
         run.run()
-
-
-def _read(requests: int, run: TrialRun) -> None:
-    with os.fdopen(requests) as lines:
-        for line in lines:
-            run.request(json.loads(line))
-    # The command is gone.
-    os.killpg(0, signal.SIGKILL)

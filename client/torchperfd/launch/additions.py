@@ -228,8 +228,5 @@ def _open_log(path: Path) -> BinaryIO:
     Raises:
         OSError: It cannot be opened, or other users could have put something in its place.
     """
-    directory = access.open_directory(str(path.parent), create=True)
-    try:
+    with access.opened_directory(str(path.parent), create=True) as directory:
         return open(path, "ab", opener=lambda _, flags: access.open_file(directory, path.name, flags))
-    finally:
-        os.close(directory)

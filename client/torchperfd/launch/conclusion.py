@@ -106,6 +106,7 @@ class Conclusion:
             percentiles_of,
             verdict_document,
         )
+        from torchperfd.model.documents import from_document
         from torchperfd.report.ending import TERMINATED, Ending
         from torchperfd.report.rank import run_document
         from torchperfd.v1.access import write_file
@@ -130,7 +131,7 @@ class Conclusion:
         run_report.add_facts(document, client, began=options.began, ended=ended)
         cause = cause_elsewhere(answer, client.rank)
         document["exit"] |= {"cause": cause} if cause and ended is not None else {}
-        ending = Ending.of_document(document["exit"])
+        ending = from_document(document["exit"], Ending)
         outcome = earlier.add_to(
             document, own, min(_EARLIER_RUNS_S, deadline - _KEEPING_S - time.monotonic())
         )

@@ -70,15 +70,16 @@ def compare_with_baseline(
         The exit code: 0; 7 where the step is slower by more than is allowed; 5 where that is not known of all
         ranks; 1 where it cannot be judged.
     """
+    from torchperfd.document.terminal import Page, render
     from torchperfd.report.comparison import compare_runs
-    from torchperfd.report.previous_runs import comparison_text
+    from torchperfd.report.previous_runs import people_document
 
     try:
         comparison = compare_runs(baseline, read_record(json.dumps(document).encode(), "this run"))
     except TorchperfdError as error:
         write(f"torchperfd: no comparison with the baseline: {error}\n")
         return 0 if fail_above is None else 1
-    text = comparison_text(comparison, colour=colour, width=width)
+    text = render(people_document(comparison), Page(width, colour=colour))
     write(f"\n── torchperfd · compared with the baseline, A ──\n{text}\n")
     if fail_above is None:
         return 0

@@ -1,8 +1,7 @@
 """How a training process uses its loader, and what moving a batch between processes costs. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Final
 
 from torchperfd.model.source_lines import InputStages
 
@@ -126,9 +125,3 @@ class LoaderFacts:
         if self.stages is not None:
             figures += [getattr(self.stages, each.name) for each in fields(self.stages)]
         return all(0 <= each < _MAX_FIGURE for each in figures if each is not None)
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> "LoaderFacts":
-        """Return the facts of a document of ``dataclasses.asdict``, or of some of its fields."""
-        stages = document.get("stages")
-        return cls(**{**document, "stages": None if stages is None else InputStages(**stages)})

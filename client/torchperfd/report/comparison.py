@@ -32,7 +32,6 @@ class PhaseChange:
     """One phase, in seconds per step.
 
     Attributes:
-        name: Of the phase.
         before: Its mean before, as the run's own report has it.
         after: The same after.
         mean: What was compared: of a phase that changed with spikes clipped, if that shows the change; before
@@ -71,9 +70,6 @@ class RunComparison:
     """Two runs beside each other.
 
     Attributes:
-        before: Run A.
-        after: Run B.
-        step: Time of a step.
         is_step_changed: Whether that changed beyond what varies within a run, and by at least 1 %.
         phases: Those with at least 1 % of a step, the largest change first.
         machine_factor: By how much all phases alike take longer; None where they did not change alike.
@@ -364,7 +360,7 @@ def _side(run: RunRecord, slow: int | None) -> dict[str, Any]:
         "script": run.script or None,
         "host": run.host or None,
         "started_seconds": run.started,
-        "exit_state": run.exit_state or None,
+        "exit_state": run.ending.state or None,
         "environment": run.environment,
         "steps": run.steps,
         "world_size": run.world_size,

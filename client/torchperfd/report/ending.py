@@ -1,11 +1,9 @@
 """How a script has ended, in words."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
-
-from torchperfd.model.formatting import text
+from typing import Final, NamedTuple
 
 FAILED: Final = "failed"
 INTERRUPTED: Final = "interrupted"
@@ -37,7 +35,6 @@ class RankFailure(NamedTuple):
     """The failure of a rank's script.
 
     Attributes:
-        error: The exception in one line.
         steps: Training steps that it made before.
         unix_seconds: When it failed, by the clock of the daemon.
     """
@@ -112,15 +109,6 @@ class Ending:
     state: str = ""
     error: str = ""
     cause: str = ""
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> "Ending":
-        """Return that of a run's document, made safe for a terminal.
-
-        Raises:
-            ValueError: A value is no text.
-        """
-        return cls(*(text(document.get(name)) for name in ("state", "error", "cause")))
 
     @property
     def words(self) -> str:

@@ -1,11 +1,10 @@
 """The numbers of the phase table, computed here once before anything is rendered."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
-from torchperfd.model.host_memory import HostMemory
-from torchperfd.model.totals import CudaMemory
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps.phases import DATA, PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals
 
@@ -14,9 +13,9 @@ EPOCH = "epoch"
 TRAIN = "train"
 VALIDATE = "validate"
 _WORTH_TELLING = 0.01
+"""Least share of the fit at which garbage collection is reported."""
 _MIN_DATA_SHARE = 0.05
 """Below it, how batches are made does not matter to training."""
-"""Least share of the fit at which garbage collection is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +24,10 @@ class Row:
 
     Attributes:
         phase: The group: ``fit``, ``epoch``, ``train`` or ``validate``.
-        action: What was done.
         mean_seconds: Mean time of a call.
         std_seconds: Population standard deviation of that time.
         calls: How often; steps, for the rows of ``fit``, and passes, for those of ``epoch``.
         samples_per_second: Samples of the group's steps over the time of this action alone.
-        seconds_total: All of its time.
         share: Part of the whole fit.
         device_mean_seconds: Mean time of a call on the device.
     """
@@ -46,57 +43,41 @@ class Row:
     device_mean_seconds: float | None = None
 
 
+CSV_COLUMNS: Final = tuple(each.name for each in fields(Row))
+"""Scripts depend on these names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """All that a renderer needs.
 
     Attributes:
-        rank: Whose table it is.
         steps: Training steps, the first one included.
-        validations: Validation steps.
         step_seconds: Mean training step after the first.
         samples_per_second: Throughput of the training steps after the first.
         tokens_per_second: The same in tokens.
         flops_per_second: Floating-point operations of those steps.
         flops_utilization: Part of the device's peak that this is (MFU), from 0 to 1.
-        cuda: Memory of the device.
-        host_memory: Memory of the process on the host.
-        saves: Checkpoints written between steps.
-        save_seconds: Their time.
-        background_saves: Checkpoints saved beside the steps.
-        background_save_seconds: The time for which one was being saved.
         sync_wait_seconds: Per training step, the wait for the device in calls such as ``item``.
         sync_line: The line where most of that is, such as ``item() at train.py:57``; empty without a wait.
         input_stages: What making a batch takes, in words; empty if unknown or too short to matter.
-        skipped: Optimizer steps that were called off.
         gc_seconds: Pauses of the garbage collector; None if too short to matter.
-        overhead: What the client costs, as a part of the time of training.
-        degradation_level: Tiers of detail given up to keep within the overhead allowed.
         rows: The lines, group by group, within a group of phases longest first.
         notes: What a reader must know to read the numbers right.
     """
 
     rank: int
+    totals: Totals
     steps: int
-    validations: int
     step_seconds: float | None
     samples_per_second: float | None
     tokens_per_second: float | None
     flops_per_second: float | None
     flops_utilization: float | None
-    cuda: CudaMemory | None
-    host_memory: HostMemory | None
-    saves: int
-    save_seconds: float
-    background_saves: int
-    background_save_seconds: float
     sync_wait_seconds: float
     sync_line: str
     input_stages: str
-    skipped: int
     gc_seconds: float | None
-    overhead: float | None
-    degradation_level: int
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
 
@@ -122,26 +103,17 @@ def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> T
     gc_ns = sum(generation.ns for generation in totals.gc)
     return Table(
         rank=rank,
+        totals=totals,
         steps=totals.train.steps,
-        validations=totals.validate.steps,
         step_seconds=_mean(train),
         samples_per_second=_rate(train.samples, train.ns),
         tokens_per_second=_rate(train.tokens, train.ns),
         flops_per_second=_rate((totals.flops_per_step or 0.0) * train.steps, train.ns),
         flops_utilization=totals.flops_utilization(train),
-        cuda=totals.cuda,
-        host_memory=totals.host_memory,
-        saves=totals.checkpoint.calls,
-        save_seconds=totals.checkpoint.seconds,
-        background_saves=totals.background_saves.calls,
-        background_save_seconds=totals.background_saves.seconds,
         sync_wait_seconds=totals.sync_wait_ns / totals.train.steps / 1e9 if totals.train.steps else 0.0,
         sync_line=totals.sync_waits[0].words if totals.sync_waits else "",
         input_stages=_input_stages(totals, train),
-        skipped=totals.train.skipped,
         gc_seconds=gc_ns / 1e9 if _share(gc_ns, fit_ns(totals)) >= _WORTH_TELLING else None,
-        overhead=totals.overhead,
-        degradation_level=totals.degradation_level,
         rows=tuple(_rows(totals, train, names, apart=apart)),
         notes=tuple(_notes(totals, dropped=dropped, apart=apart)),
     )
@@ -181,16 +153,7 @@ def _rows(totals: Totals, train: KindTotals, names: PhaseNames, *, apart: bool) 
         kinds.append(("first step", totals.warmup))
     for action, kind in kinds:
         if kind.steps:
-            yield Row(
-                FIT,
-                action,
-                _mean(kind),
-                kind.std_seconds if kind.steps > 1 else None,
-                kind.steps,
-                _rate(kind.samples, kind.ns),
-                kind.ns / 1e9,
-                _share(kind.ns, fit),
-            )
+            yield _row(FIT, action, kind, kind.samples, fit)
     if between_ns(totals):
         between = between_ns(totals)
         yield Row(FIT, "between steps", None, None, None, None, between / 1e9, _share(between, fit))
@@ -200,31 +163,26 @@ def _rows(totals: Totals, train: KindTotals, names: PhaseNames, *, apart: bool) 
         ("validate", totals.validate_pass),
     ):
         if passes.calls:
-            yield Row(
-                EPOCH,
-                action,
-                passes.mean_seconds,
-                passes.std_seconds if passes.calls > 1 else None,
-                passes.calls,
-                None,
-                passes.seconds,
-                _share(passes.ns, fit),
-            )
+            yield _row(EPOCH, action, passes, 0, fit)
     for group, kind in ((TRAIN, train), (VALIDATE, totals.validate)):
         slots = [slot for slot in range(len(names)) if kind.phases[slot].calls]
         for slot in sorted(slots, key=lambda slot: -kind.phases[slot].ns):
-            phase = kind.phases[slot]
-            yield Row(
-                group,
-                names.name(slot),
-                phase.mean_seconds,
-                phase.std_seconds if phase.calls > 1 else None,
-                phase.calls,
-                _rate(kind.samples, phase.ns),
-                phase.seconds,
-                _share(phase.ns, fit),
-                phase.device_mean_seconds,
-            )
+            yield _row(group, names.name(slot), kind.phases[slot], kind.samples, fit)
+
+
+def _row(group: str, action: str, times: KindTotals | PhaseTotals, samples: int, fit: int) -> Row:
+    calls = times.steps if isinstance(times, KindTotals) else times.calls
+    return Row(
+        phase=group,
+        action=action,
+        mean_seconds=times.mean_seconds,
+        std_seconds=times.std_seconds if calls > 1 else None,
+        calls=calls,
+        samples_per_second=_rate(samples, times.ns),
+        seconds_total=times.ns / 1e9,
+        share=_share(times.ns, fit),
+        device_mean_seconds=None if isinstance(times, KindTotals) else times.device_mean_seconds,
+    )
 
 
 def _notes(totals: Totals, *, dropped: int, apart: bool) -> Iterator[str]:
@@ -251,16 +209,3 @@ def _rate(count: float, ns: int) -> float | None:
 
 def _share(ns: int, fit: int) -> float:
     return ns / fit if fit else 0.0
-
-
-CSV_COLUMNS: Final = (
-    "phase",
-    "action",
-    "mean_seconds",
-    "std_seconds",
-    "calls",
-    "samples_per_second",
-    "seconds_total",
-    "share",
-    "device_mean_seconds",
-)

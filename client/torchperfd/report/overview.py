@@ -56,8 +56,6 @@ class RankRow:
 
     Attributes:
         phase_seconds: Mean time per step by phase.
-        host_memory: Of its process; None if unknown.
-        own_seconds: The step less the wait for other ranks.
     """
 
     rank: int
@@ -123,20 +121,20 @@ def remarks(report: RankReport) -> Iterator[str]:
     if totals.validate.steps and fit:
         batches = f"{totals.validate.steps} batches of {duration(totals.validate.mean_seconds)}"
         yield f"validation {totals.validate.ns / fit:.0%} of the time ({batches})"
-    if table.saves:
-        yield f"checkpoints {table.saves} ({duration(table.save_seconds)})"
-    if table.background_saves:
-        yield f"checkpoints in the background {table.background_saves}"
+    if totals.checkpoint.calls:
+        yield f"checkpoints {totals.checkpoint.calls} ({duration(totals.checkpoint.seconds)})"
+    if totals.background_saves.calls:
+        yield f"checkpoints in the background {totals.background_saves.calls}"
     if totals.warmup.steps and totals.train.steps > 1:
         yield f"first step {duration(totals.warmup.ns / 1e9)}"
-    if table.host_memory is not None:
-        yield f"memory {table.host_memory.words}".replace(" · ", ", ")
+    if totals.host_memory is not None:
+        yield f"memory {totals.host_memory.words}".replace(" · ", ", ")
     if table.input_stages:
         yield table.input_stages
     if table.flops_utilization is not None:
         yield f"MFU {table.flops_utilization:.1%}"
-    if table.skipped:
-        yield f"skipped optimizer steps {table.skipped}"
+    if totals.train.skipped:
+        yield f"skipped optimizer steps {totals.train.skipped}"
 
 
 def _means(kind: KindTotals, names: PhaseNames) -> dict[str, float]:
@@ -247,7 +245,6 @@ def _rank_table(
 
 
 def _columns(rows: Sequence[RankRow]) -> list[str]:
-    """Return the phases that may get a column, in the order of their length."""
     longest: dict[str, float] = {}
     step = max(row.step_seconds for row in rows)
     for row in rows:

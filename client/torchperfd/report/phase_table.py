@@ -20,13 +20,10 @@ def title(table: Table) -> str:
     parts = [f"rank {table.rank}"]
     if table.steps:
         parts += ["train", f"{table.steps} step{'s' if table.steps > 1 else ''}"]
-        parts += [f"{_duration(table.step_seconds)} a step"]
-        if table.samples_per_second is not None:
-            parts += [f"{rate(table.samples_per_second)} samples/s"]
-        if table.tokens_per_second is not None:
-            parts += [f"{rate(table.tokens_per_second)} tokens/s"]
+        parts += [f"{_duration(table.step_seconds)} a step", *_rates(table)]
     else:
-        parts += ["validate", f"{table.validations} step{'s' if table.validations > 1 else ''}"]
+        steps = table.totals.validate.steps
+        parts += ["validate", f"{steps} step{'s' if steps > 1 else ''}"]
     return " · ".join(parts)
 
 
@@ -39,12 +36,12 @@ def headline(table: Table, step_percentiles: tuple[float, float] | None) -> str:
         p50, p95 = step_percentiles
         spread = f" (lately p50 {duration(p50)}, p95 {duration(p95)})"
     steps = f"{table.steps:,} step{'s' if table.steps > 1 else ''}"
-    parts = [steps, f"{_duration(table.step_seconds)} a step{spread}"]
-    if table.samples_per_second is not None:
-        parts.append(f"{rate(table.samples_per_second)} samples/s")
-    if table.tokens_per_second is not None:
-        parts.append(f"{rate(table.tokens_per_second)} tokens/s")
-    return " · ".join(parts)
+    return " · ".join([steps, f"{_duration(table.step_seconds)} a step{spread}", *_rates(table)])
+
+
+def _rates(table: Table) -> list[str]:
+    rates = {"samples/s": table.samples_per_second, "tokens/s": table.tokens_per_second}
+    return [f"{rate(each)} {unit}" for unit, each in rates.items() if each is not None]
 
 
 def headings(table: Table) -> tuple[str, ...]:
@@ -72,42 +69,42 @@ def rate(per_second: float | None) -> str:
 
 
 def _facts(table: Table) -> Iterator[str]:
+    totals, saves, background = table.totals, table.totals.checkpoint, table.totals.background_saves
     if table.flops_per_second is not None:
         used = (
             "" if table.flops_utilization is None else f" · {table.flops_utilization:.1%} of the peak (MFU)"
         )
         yield f"compute: {_scaled(table.flops_per_second)}FLOP/s{used}"
-    if table.cuda is not None:
-        memory = table.cuda
+    if (memory := totals.cuda) is not None:
         yield (
             f"CUDA memory: {size(memory.allocated_bytes)} allocated · {size(memory.reserved_bytes)} reserved"
             f" · {size(memory.peak_bytes)} at the peak"
         )
-    if table.host_memory is not None:
-        yield f"memory: {table.host_memory.words}"
+    if totals.host_memory is not None:
+        yield f"memory: {totals.host_memory.words}"
     actions = {row.action for row in table.rows if row.phase == "train"}
-    if "backward" in actions and "forward" not in actions and not table.degradation_level:
+    if "backward" in actions and "forward" not in actions and not totals.degradation_level:
         yield (
             "forward: not seen, its time is part of other: the model's methods are called, not the model; "
             'put the call into `with client.phase("forward")`'
         )
-    if table.saves:
-        yield f"checkpoints between steps: {table.saves:,} · {duration(table.save_seconds)}"
-    if table.background_saves:
-        spent = duration(table.background_save_seconds)
-        yield f"checkpoints in the background: {table.background_saves:,} · {spent} beside the steps"
+    if saves.calls:
+        yield f"checkpoints between steps: {saves.calls:,} · {duration(saves.seconds)}"
+    if background.calls:
+        spent = duration(background.seconds)
+        yield f"checkpoints in the background: {background.calls:,} · {spent} beside the steps"
     if table.sync_line:
         yield f"sync_wait: {sync_words(table)}"
     if table.input_stages:
         yield f"input: {table.input_stages}"
-    if table.skipped:
-        yield f"skipped optimizer steps: {table.skipped:,}"
+    if totals.train.skipped:
+        yield f"skipped optimizer steps: {totals.train.skipped:,}"
     if table.gc_seconds is not None:
         yield f"garbage collector: {duration(table.gc_seconds)}, within the phases above and between steps"
-    if table.overhead is not None or table.degradation_level:
-        parts = [] if table.overhead is None else [f"{_rounded(table.overhead)} of the time of training"]
-        if table.degradation_level:
-            parts.append(f"degradation level {table.degradation_level}")
+    if totals.overhead is not None or totals.degradation_level:
+        parts = [] if totals.overhead is None else [f"{_rounded(totals.overhead)} of the time of training"]
+        if totals.degradation_level:
+            parts.append(f"degradation level {totals.degradation_level}")
         yield f"overhead of torchperfd: {' · '.join(parts)}"
 
 

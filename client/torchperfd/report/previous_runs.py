@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torchperfd.document import markup, terminal
 from torchperfd.document.blocks import Block, Document, Facts, Heading, Sentences
 from torchperfd.document.tables import Table
 from torchperfd.document.text import Style
@@ -38,29 +37,19 @@ def comparison_document(comparison: RunComparison) -> dict[str, Any]:
     return {**comparison.to_dict(), "headline": headline(comparison), "findings": findings(comparison)}
 
 
-def comparison_text(comparison: RunComparison, *, colour: bool = False, width: int | None = None) -> str:
-    """Return lines for people, without a newline at the end; slower is red, and faster is green.
-
-    Args:
-        width: Columns of the terminal; None if the text is not for one.
-    """
-    return terminal.render(people_document(comparison), terminal.Page(width, colour=colour))
-
-
 def people_document(comparison: RunComparison) -> Document:
     """Return the comparison for people: both sides, what changed, and the context."""
     context = Document([[_notes(comparison), Facts(_context(comparison), column=_CONTEXT)]])
     return Document([[Facts(_sides(comparison), column=3)]]) + _changes(comparison) + context
 
 
-def comparison_markdown(comparison: RunComparison) -> str:
-    """Return the same as GitHub-flavoured Markdown, what changed first, without a newline at the end."""
+def markdown_document(comparison: RunComparison) -> Document:
+    """Return the same for Markdown, what changed first."""
     last: list[Block] = [Facts(_sides(comparison)), _notes(comparison), Facts(_context(comparison))]
-    return markup.render_markdown(_changes(comparison) + Document([last])).rstrip("\n")
+    return _changes(comparison) + Document([last])
 
 
 def _changes(comparison: RunComparison) -> Document:
-    """Return the headline with what explains it, and the tables."""
     phases = Table(
         _HEADS,
         [_cells(phase) for phase in comparison.phases],
@@ -69,18 +58,22 @@ def _changes(comparison: RunComparison) -> Document:
         lift=_HEADS[:1],
         folds_heads=True,
         head_style="dim",
-        styles=[_phase_style(phase) for phase in comparison.phases],
+        styles=[_style(phase.share, is_changed=phase.is_changed) for phase in comparison.phases],
     )
     parts = Table(
         _PART_HEADS,
-        _part_cells(comparison),
+        [
+            (words, _ms(before), _ms(after), _difference(after - before))
+            for words, before, after in comparison.parts
+        ],
         left=_PART_HEADS[:1],
         lift=_PART_HEADS[:1],
         folds_heads=True,
         head_style="dim",
     )
+    style = _style(comparison.step.difference, is_changed=comparison.is_changed)
     above = (
-        Heading(headline(comparison), style=_style(comparison)),
+        Heading(headline(comparison), style=style or "bold"),
         Sentences(findings(comparison), is_list=True),
     )
     return Document([above, [phases], [parts] if comparison.parts else []])
@@ -149,8 +142,8 @@ def _side(run: RunRecord) -> str:
     parts.append(f"{run.steps:,} steps")
     if run.world_size > 1:
         parts.append(f"{run.world_size} ranks")
-    if run.exit_state not in ("", "finished"):
-        parts.append(run.exit_state)
+    if run.ending.state not in ("", "finished"):
+        parts.append(run.ending.state)
     return "  ".join(parts)
 
 
@@ -165,27 +158,12 @@ def _cells(phase: PhaseChange) -> tuple[str, ...]:
     )
 
 
-def _part_cells(comparison: RunComparison) -> list[tuple[str, ...]]:
-    return [
-        (words, _ms(before), _ms(after), _difference(after - before))
-        for words, before, after in comparison.parts
-    ]
-
-
 def _difference(seconds: float) -> str:
     return f"{1e3 * seconds:+.3f}" if abs(seconds) < 1e-3 else f"{1e3 * seconds:+.2f}"
 
 
-def _style(comparison: RunComparison) -> Style:
-    if not comparison.is_changed:
-        return "bold"
-    return "bad" if comparison.step.difference > 0 else "good"
-
-
-def _phase_style(phase: PhaseChange) -> Style:
-    if not phase.is_changed:
-        return ""
-    return "bad" if phase.share > 0 else "good"
+def _style(change: float, *, is_changed: bool) -> Style:
+    return ("bad" if change > 0 else "good") if is_changed else ""
 
 
 def _outcome(phase: PhaseChange) -> str:
@@ -215,7 +193,6 @@ class AdvisedRun:
 
     Attributes:
         run_id: Of the run, as ``torchperfd runs show`` takes it.
-        settled: What it was advised on its loaders.
     """
 
     run_id: str
@@ -223,11 +200,7 @@ class AdvisedRun:
 
 
 def newest_advised(store: RunStore, script: str) -> AdvisedRun | None:
-    """Return what the newest run of a script on this machine was advised; None without such a run.
-
-    Args:
-        script: Path of the script.
-    """
+    """Return what the newest run of a script on this machine was advised; None without such a run."""
     host = os.environ.get("NODE_NAME") or socket.gethostname()
     with suppress(OSError):
         for run_id, content in store.newest_with(script_marker(script), _MAX_RUNS, MAX_BYTES):
@@ -239,11 +212,7 @@ def newest_advised(store: RunStore, script: str) -> AdvisedRun | None:
 
 
 def script_marker(script: str) -> bytes:
-    """Return the text by which :meth:`RunStore.newest_with` finds the runs of a script.
-
-    Args:
-        script: Its path.
-    """
+    """Return the text by which :meth:`RunStore.newest_with` finds the runs of a script."""
     return f'"path":"{script_digest(os.path.realpath(script))}"'.encode()
 
 
@@ -263,7 +232,6 @@ def outcome_of(run: RunRecord, earlier: Iterable[tuple[str, RunRecord]]) -> Prom
     """Return what a run has made of the newest promise before it.
 
     Args:
-        run: The new one.
         earlier: Kept runs with their ids, the newest first.
 
     Returns:
@@ -289,7 +257,7 @@ def outcome_of(run: RunRecord, earlier: Iterable[tuple[str, RunRecord]]) -> Prom
 
 def _is_comparable(run: RunRecord) -> bool:
     has_blocks = any(rank.blocks and len(rank.blocks.step) >= MIN_BLOCKS for rank in run.ranks)
-    return run.exit_state != FAILED and has_blocks
+    return run.ending.state != FAILED and has_blocks
 
 
 def _is_alike(before: RunRecord, after: RunRecord) -> bool:
@@ -319,7 +287,10 @@ def _judge(run_id: str, before: RunRecord, after: RunRecord) -> PromiseOutcome:
     size, new_size = before.samples_per_step, after.samples_per_step
     is_per_sample = bool(size and new_size) and abs(math.log(new_size / size)) > _SAME_BATCH
     if is_per_sample:
-        before, after = _scaled(before, 1 / size), _scaled(after, 1 / new_size)
+        before, after = (
+            replace(run, ranks=tuple(_scaled(rank, 1 / samples) for rank in run.ranks))
+            for run, samples in ((before, size), (after, new_size))
+        )
     comparison = compare_runs(before, after)
     is_own = is_per_sample or any(each.name not in _NOT_THE_USERS for each in comparison.differences)
     factor = None if is_own or not comparison.is_step_changed else comparison.machine_factor
@@ -358,11 +329,7 @@ def _answered(before: RunRecord, after: RunRecord) -> Promise:
     return next((each for each in before.promises if each.is_kept_by(old, new)), before.promises[0])
 
 
-def _scaled(run: RunRecord, factor: float) -> RunRecord:
-    return replace(run, ranks=tuple(_scaled_rank(rank, factor) for rank in run.ranks))
-
-
-def _scaled_rank(rank: RankRecord, factor: float) -> RankRecord:
+def _scaled(rank: RankRecord, factor: float) -> RankRecord:
     blocks = rank.blocks
     if blocks is not None:
         phases = {name: _times(column, factor) for name, column in blocks.phases.items()}

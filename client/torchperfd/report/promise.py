@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from torchperfd.model.card import HEALTHY, MIN_SHARE, UNKNOWN
+from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import MAX_NUMBER, duration, number, text
 
 _ARGUMENT: Final = re.compile(r"\b\w+=[\w.]+")
@@ -26,28 +27,17 @@ _SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """What a run has executed, as digests.
+    """What a run has executed, as digests; empty if unknown.
 
     Attributes:
         path: Of the resolved path of the script.
-        code: Of the script and the modules of the user's that it has imported; empty if unknown.
+        code: Of the script and the modules of the user's that it has imported.
         arguments: Of the arguments; so short that they cannot be guessed from it.
     """
 
-    path: str
-    code: str
-    arguments: str
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any] | None) -> "RunSource | None":
-        """Return that of a run's document; None where its version did not keep it.
-
-        Raises:
-            ValueError: A value is no text.
-        """
-        if not document:
-            return None
-        return cls(*(text(document.get(name)) for name in ("path", "code", "arguments")))
+    path: str = ""
+    code: str = ""
+    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +45,6 @@ class Promise:
     """What a named cause costs, and what its fix was predicted to save.
 
     Attributes:
-        cause: Its name.
         fix: What was to be changed, in a few words such as ``num_workers=4``; empty if nothing was known.
         cost: Part of the step that the cause cost, 0 to 1.
         saving: Part of the step that the fix saves, as predicted; None without a prediction.
@@ -69,12 +58,7 @@ class Promise:
     settings: Mapping[str, str]
 
     def is_kept_by(self, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-        """Return whether the later run has a setting of the fix that the earlier one had not.
-
-        Args:
-            before: Settings of the run that promised.
-            after: Those of the later run.
-        """
+        """Return whether the later run has a setting of the fix that the earlier one had not."""
         return any(after.get(name) == value != before.get(name) for name, value in self.settings.items())
 
 
@@ -120,7 +104,6 @@ MACHINE: Final = "machine"
 UNCHANGED: Final = "unchanged"
 MINUS: Final = "\N{MINUS SIGN}"
 _STATES: Final = (CHANGED, NOISE, MACHINE, UNCHANGED)
-_NUMBERS: Final = ("before_seconds", "after_seconds", "ratio", "ratio_margin", "cost_ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +111,8 @@ class PromiseOutcome:
     """A run beside the earlier one of the same script that promised a gain. Ratios are parts of the step.
 
     Attributes:
-        run: The earlier run.
         state: ``changed`` beyond noise; ``noise``; ``machine``, where all phases alike have changed;
             ``unchanged``, where script, arguments and settings are the same, which leaves the rest empty.
-        cause: The cause that was named.
         fix: What was to be changed, in a few words; empty if nothing was known.
         promised_ratio: The predicted change of the step, negative; None without a prediction.
         cost_ratio: What the cause cost.
@@ -141,7 +122,6 @@ class PromiseOutcome:
         ratio_margin: Half the width of its 95 % confidence interval.
         machine_ratio: The change of all phases alike that is left out of ``before_seconds``; None without.
         is_per_sample: Whether steps of different batch sizes were compared by the sample.
-        has_unseen_ranks: Whether ranks of either run were not seen.
     """
 
     run: str
@@ -168,20 +148,11 @@ class PromiseOutcome:
         """
         if not document:
             return None
-        state = text(document["state"])
-        if state not in _STATES:
+        ratios = {name: _signed(document.get(name)) for name in ("promised_ratio", "machine_ratio")}
+        found = from_document(document, cls, ratio=_signed(document.get("ratio")) or 0.0, **ratios)
+        if found.state not in _STATES:
             raise ValueError("the outcome of a promise is in no known state")
-        return cls(
-            run=text(document["run"]),
-            state=state,
-            cause=text(document.get("cause")),
-            fix=text(document.get("fix")),
-            promised_ratio=_optional(document.get("promised_ratio")),
-            machine_ratio=_optional(document.get("machine_ratio")),
-            is_per_sample=bool(document.get("is_per_sample")),
-            has_unseen_ranks=bool(document.get("has_unseen_ranks")),
-            **{name: _optional(document.get(name)) or 0.0 for name in _NUMBERS},
-        )
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a document has it, with its sentence."""
@@ -247,7 +218,7 @@ def percent(ratio: float) -> str:
     return f"{MINUS if ratio < 0 else '+'}{size} %"
 
 
-def _optional(value: Any) -> float | None:
+def _signed(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:

@@ -151,7 +151,6 @@ class RankReport:
     ``print`` it in a terminal; in a notebook, it is a table by itself.
 
     Attributes:
-        rank: Whose report it is.
         totals: The totals it was made of; must not change any more.
         names: What their phases are called.
         dropped: Steps that the recorder had to throw away.
@@ -236,8 +235,6 @@ def run_document(run: str, ranks: list[RankReport], verdict: dict[str, Any] | No
     """Return the document that ``torchperfd run --report`` writes.
 
     Args:
-        run: Name of the run.
-        ranks: In any order.
         verdict: As ``torchperfd diagnose --json`` gives it; None without a daemon.
     """
     return {

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from torchperfd.errors import TorchperfdError
+from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import MAX_LARGE, clean, count, number, optional, text
 from torchperfd.model.step_account import Account
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.report.ending import Ending
 from torchperfd.report.promise import Promise, PromiseOutcome, RunSource, promises_of
+from torchperfd.report.rank import RUN_SCHEMA
 
-SCHEMA: Final = "torchperfd.run/1"
 _MAX_BLOCKS: Final = 4096
 
 T = TypeVar("T")
@@ -48,7 +49,6 @@ class RankRecord:
     """One rank of a run.
 
     Attributes:
-        rank: Its number.
         steps: Training steps, the first included.
         step_seconds: Mean time of the training steps after the first; None without one.
         phase_seconds: Parts of ``step_seconds`` by phase.
@@ -74,19 +74,14 @@ class RunRecord:
     """One run.
 
     Attributes:
-        run: Its name.
         script: Name of the script; empty in reports of older versions.
         host: Where rank 0 ran.
         started: Unix seconds; None in reports of older versions.
         ended: The same, when the script had ended.
-        world_size: Ranks of the job.
-        exit_state: ``finished``, ``failed``, ``interrupted`` or ``terminated``; empty if unknown.
         environment: Versions, device, CPUs and threads, by name.
         cause: Name of the verdict's cause; empty without a verdict.
         verdict: The verdict in one sentence; empty without one.
         ranks: By number.
-        exit_error: What has made it fail, in one line; empty if nothing has, or that is unknown.
-        exit_cause: The failure of another rank, because of which it ended; empty without one.
         unseen_ranks: Ranks of the job that the verdict knows nothing about.
         loader_advice: What it was advised on its loaders; None if that was not settled.
         account: Where each millisecond of the step went; None without one, and in reports of older versions.
@@ -102,13 +97,11 @@ class RunRecord:
     started: float | None
     ended: float | None
     world_size: int
-    exit_state: str
+    ending: Ending
     environment: dict[str, str] = field(default_factory=dict)
     cause: str = ""
     verdict: str = ""
     ranks: tuple[RankRecord, ...] = ()
-    exit_error: str = ""
-    exit_cause: str = ""
     unseen_ranks: int = 0
     loader_advice: SettledAdvice | None = None
     account: Account | None = None
@@ -129,11 +122,6 @@ class RunRecord:
         return sum(known) / len(known) if known else 0.0
 
     @property
-    def ending(self) -> Ending:
-        """How its script has ended."""
-        return Ending(self.exit_state, self.exit_error, self.exit_cause)
-
-    @property
     def steps(self) -> int:
         """Training steps of the rank that made most."""
         return max((rank.steps for rank in self.ranks), default=0)
@@ -148,10 +136,6 @@ class RunRecord:
 def read_record(content: bytes, source: str) -> RunRecord:
     """Read a report; text in it is made safe for a terminal.
 
-    Args:
-        content: The whole file.
-        source: Its name, for messages.
-
     Raises:
         RunFileError: It is damaged, or something else.
     """
@@ -162,8 +146,6 @@ def read_document(content: bytes, source: str, read: Callable[[dict[str, Any]], 
     """Return what a function reads from a report's document.
 
     Args:
-        content: The whole file.
-        source: Its name, for messages.
         read: May raise whatever a missing or wrong value in the document leads to.
 
     Raises:
@@ -176,9 +158,9 @@ def read_document(content: bytes, source: str, read: Callable[[dict[str, Any]], 
             f"{source} is no report of a run: not JSON, or cut off",
             "`torchperfd run --report FILE` writes one",
         ) from error
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if not isinstance(document, dict) or document.get("schema") != RUN_SCHEMA:
         raise RunFileError(
-            f"{source} is no report of a run: its schema is not {SCHEMA}",
+            f"{source} is no report of a run: its schema is not {RUN_SCHEMA}",
             "`torchperfd run --report FILE` writes one",
         )
     try:
@@ -189,7 +171,7 @@ def read_document(content: bytes, source: str, read: Callable[[dict[str, Any]], 
 
 def record_of(document: dict[str, Any]) -> RunRecord:
     """Return a run by its document; see :func:`read_document` for errors."""
-    verdict, ending = document.get("verdict") or {}, Ending.of_document(document.get("exit") or {})
+    verdict = document.get("verdict") or {}
     account = verdict.get("account")
     ranks = tuple(sorted((_rank(each) for each in document["ranks"]), key=lambda rank: rank.rank))
     facts = {**(document.get("versions") or {}), **(document.get("environment") or {})}
@@ -200,17 +182,15 @@ def record_of(document: dict[str, Any]) -> RunRecord:
         started=optional(document.get("started_seconds")),
         ended=optional(document.get("ended_seconds")),
         world_size=count(document.get("world_size") or len(ranks)),
-        exit_state=ending.state,
+        ending=from_document(document.get("exit") or {}, Ending),
         environment=_texts(facts),
         cause=text(verdict.get("cause")),
         verdict=text(verdict.get("summary")),
         ranks=ranks,
-        exit_error=ending.error,
-        exit_cause=ending.cause,
         unseen_ranks=count(verdict.get("unseen_ranks") or 0),
         loader_advice=SettledAdvice.from_dict(document.get("loader_advice")),
         account=None if account is None else Account.from_document(account),
-        source=RunSource.of_document(document.get("source")),
+        source=from_document(source, RunSource) if (source := document.get("source")) else None,
         settings=_texts(document.get("settings") or {}),
         outcome=PromiseOutcome.of_document(document.get("promise")),
     )

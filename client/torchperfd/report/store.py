@@ -36,7 +36,6 @@ class KeptRun:
 
     Attributes:
         run_id: Name of the run; with ``.2`` behind it for the second run of that name.
-        bytes: Size of the file.
         modified: When it was written, Unix seconds.
     """
 
@@ -193,12 +192,9 @@ class RunStore:
 
     @contextmanager
     def _opened(self, *, create: bool = False) -> Iterator[int]:
-        checked = access.open_directory(self.directory, create=create)
-        try:
+        with access.opened_directory(self.directory, create=create) as checked:
             # The checked descriptor only names the directory; listing needs one that reads.
             directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=checked)
-        finally:
-            os.close(checked)
         try:
             if access.may_others_write(os.fstat(directory)):
                 raise access.UntrustedError(

@@ -15,8 +15,7 @@ from torchperfd_daemon.captures.index import Listed, Listing
 from torchperfd_daemon.captures.manifest import Upload
 from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
 from torchperfd_daemon.stacks.model import Outcome, RankStacks
-
-Answer = control_pb2.ListRunsResponse | control_pb2.GetStepsResponse | control_pb2.DiagnoseResponse
+from torchperfd_daemon.views.model import Answer
 
 _MAX_NAMES: Final = 4
 
@@ -115,12 +114,6 @@ def listed_dict(catalog: Captures, listed: Listed, *, uploads: bool) -> dict[str
         "analysed": catalog.has_analysis(listed.record.capture_id),
         "disk_bytes": listed.bytes,
     }
-
-
-def capture_state(state: int) -> str:
-    """Return the name of a capture's state in a message, as manifests have it."""
-    name = control_pb2.CaptureState.Name(control_pb2.CaptureState.ValueType(state))
-    return name.removeprefix("CAPTURE_STATE_").lower()
 
 
 def uploaded(listed: Listed, *, uploads: bool) -> str:

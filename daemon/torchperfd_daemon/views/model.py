@@ -187,6 +187,15 @@ def _first_rank(status: control_pb2.RankStatus) -> RankView:
     )
 
 
+def capture_state(state: int) -> str:
+    """Return the name of a capture's state in a message, as manifests have it."""
+    name = control_pb2.CaptureState.Name(control_pb2.CaptureState.ValueType(state))
+    return name.removeprefix("CAPTURE_STATE_").lower()
+
+
+Answer = control_pb2.ListRunsResponse | control_pb2.GetStepsResponse | control_pb2.DiagnoseResponse
+"""Of a daemon, which may have asked others."""
+
 _MAX_NAMED: Final = 8
 
 

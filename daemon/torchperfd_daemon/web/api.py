@@ -22,7 +22,8 @@ from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.stacks.merge import merge
 from torchperfd_daemon.stacks.model import RankStacks
 from torchperfd_daemon.stacks.report import to_dict as stacks_dict
-from torchperfd_daemon.views.documents import absent_ranks, capture_state, each_once
+from torchperfd_daemon.views.documents import absent_ranks, each_once
+from torchperfd_daemon.views.model import capture_state
 from torchperfd_daemon.web.access import Access, PageToken, Parts, Reader
 from torchperfd_daemon.web.captures_api import CapturesApi, Reports
 from torchperfd_daemon.web.endpoint import (

@@ -40,7 +40,7 @@ def test_facts_of_a_real_run_can_be_read_again(client: torchperfd.Client) -> Non
     add_facts(whole, client, began=time.time() - 5, ended=SystemExit(3))
     record = read_record(json.dumps(whole, allow_nan=False).encode(), "report")
     assert (record.run, record.steps, record.world_size) == (client.run, 12, 1)
-    assert (record.exit_state, whole["exit"]["code"]) == ("failed", 3)
+    assert (record.ending.state, whole["exit"]["code"]) == ("failed", 3)
     assert record.environment["torch"] == torch.__version__
     blocks = record.ranks[0].blocks
     assert blocks is not None

@@ -15,19 +15,30 @@ from tests.support.accounts import uneven_account
 from tests.support.golden import check_golden
 from tests.support.run_documents import run_file
 
+from torchperfd.document.markup import render_markdown
+from torchperfd.document.terminal import Page, render
 from torchperfd.model.significance import compare_means, quantile_95, two_sided
 from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd.report.comparison import Difference, RunComparison, compare_runs
+from torchperfd.report.ending import Ending
 from torchperfd.report.previous_runs import (
     comparison_document,
-    comparison_markdown,
-    comparison_text,
     findings,
     headline,
+    markdown_document,
+    people_document,
 )
 from torchperfd.report.record import RankBlocks, RunFileError, RunRecord, read_record
 
 STEPS = 600
+
+
+def comparison_text(comparison: RunComparison, *, colour: bool = False, width: int | None = None) -> str:
+    return render(people_document(comparison), Page(width, colour=colour))
+
+
+def comparison_markdown(comparison: RunComparison) -> str:
+    return render_markdown(markdown_document(comparison))
 
 
 def pair(
@@ -302,11 +313,11 @@ def test_comparison_text_and_markdown_are_as_before() -> None:
     comparison = replace(
         comparison,
         before=replace(comparison.before, run="train-3f2a9c1b", verdict="the input takes 15 % of the step"),
-        after=replace(comparison.after, run="train-77aa0c12", exit_state="failed"),
+        after=replace(comparison.after, run="train-77aa0c12", ending=Ending("failed")),
         differences=(Difference("torch", "2.13.0", "2.14.0"),),
     )
     check_golden("run_comparison.txt", comparison_text(comparison) + "\n")
-    check_golden("run_comparison.md", comparison_markdown(comparison) + "\n")
+    check_golden("run_comparison.md", comparison_markdown(comparison))
     assert max(map(len, comparison_text(comparison).splitlines())) <= 80
 
 

@@ -162,7 +162,7 @@ def read(document: Any) -> RunRecord:
 def test_record_has_what_the_report_has() -> None:
     record = read(run_file("train-1", steps=20, seconds={"forward": 0.03, "data": 0.01}))
     assert (record.run, record.script, record.host, record.world_size) == ("train-1", "train.py", "node-1", 1)
-    assert (record.steps, record.exit_state, record.cause) == (20, "finished", "input_bound")
+    assert (record.steps, record.ending.state, record.cause) == (20, "finished", "input_bound")
     assert record.environment["torch"] == "2.13.0"
     (rank,) = record.ranks
     assert rank.step_seconds == pytest.approx(0.04)

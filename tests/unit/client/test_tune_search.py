@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts
@@ -34,7 +35,6 @@ from torchperfd_cli.tune.trial import (
     change,
     check_losses,
     merged,
-    read_trial,
     repeats,
 )
 from torchperfd_cli.tune.trial_process import PAIRS_PER_PROCESS, TrialFailedError
@@ -465,4 +465,4 @@ def test_trial_survives_its_document() -> None:
         (loader(2),), (optimizer(),), (Site("a.py", 9),), 2, Site("a.py", 1), 2.0, True, "high"
     )
     trial = made_up(data=0.01, facts=facts)
-    assert read_trial(json.loads(json.dumps(dataclasses.asdict(trial)))) == trial
+    assert msgspec.convert(json.loads(json.dumps(dataclasses.asdict(trial))), Trial) == trial

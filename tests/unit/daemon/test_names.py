@@ -8,7 +8,7 @@ from tests.support.served import Served, serving_from_a_thread
 
 from torchperfd_cli import main
 from torchperfd_cli.commands._capture_catalog import DaemonCatalog, open_catalog
-from torchperfd_cli.commands._scope import known_name, whole_capture
+from torchperfd_cli.commands._scope import known_name
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.views.model import whole_name
@@ -56,15 +56,15 @@ def test_known_name_without_near_names_is_as_whole_name(given: str) -> None:
     assert known_name(given, RUNS, "run") == whole_name(given, RUNS, "run")
 
 
-def test_whole_capture_prefix_is_completed_from_the_directory(tmp_path: Path) -> None:
+def test_capture_prefix_is_completed_from_the_directory(tmp_path: Path) -> None:
     for name in ("20261125-165610-645ff7", "20261125-165810-0a5ff7", "lost+found"):
         (tmp_path / name).mkdir()
     catalog = Catalog(tmp_path)
-    assert whole_capture(catalog, "20261125-1656") == "20261125-165610-645ff7"
-    assert whole_capture(catalog, "lost") == "lost"
+    assert whole_name("20261125-1656", catalog.ids(), "capture") == "20261125-165610-645ff7"
+    assert whole_name("lost", catalog.ids(), "capture") == "lost"
     with pytest.raises(NoSuchTargetError, match="2 captures begin with 2026"):
-        whole_capture(catalog, "2026")
-    assert whole_capture(Catalog(tmp_path / "none"), "2026") == "2026"
+        whole_name("2026", catalog.ids(), "capture")
+    assert whole_name("2026", Catalog(tmp_path / "none").ids(), "capture") == "2026"
 
 
 SERVICES = "20260101-120000-aaaaaa"

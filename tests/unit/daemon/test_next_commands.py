@@ -192,7 +192,7 @@ def test_explain_of_a_phase_leads_to_pages_that_exist(phase: str) -> None:
 def test_explain_without_pages_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(diagnose, "shipped_folders", lambda *_: (tmp_path,))
+    monkeypatch.setattr(diagnose, "shipped_folder", lambda _: tmp_path)
     assert run_command(["explain", "hang"]) == 1
     assert "install torchperfd from its wheel" in capsys.readouterr().err
 

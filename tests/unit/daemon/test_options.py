@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_cli.commands._daemon import _translated
-from torchperfd_cli.commands._options import Age, Moment, Numbers, Share
+from torchperfd_cli.commands._options import AGE, MOMENT, NUMBERS, SHARE
 from torchperfd_cli.commands._output import INTERRUPTED, results_on_sigterm, warn_if_busy
 from torchperfd_cli.main import run_command
 from torchperfd_daemon.config.kinds import parse_size
@@ -52,14 +52,14 @@ def test_sizes_are_read(text: str, size: int) -> None:
     ("text", "seconds"), [("0", 0), ("90s", 90), ("1.5h", 5400), ("7d", 604800), ("1w", 604800)]
 )
 def test_ages_are_read(text: str, seconds: float) -> None:
-    assert Age().convert(text, None, None) == seconds
+    assert AGE.convert(text, None, None) == seconds
 
 
 def test_moments_are_dates_or_ages() -> None:
-    assert Moment().convert("2026-07-01T12:30", None, None) == datetime(2026, 7, 1, 12, 30).timestamp()
-    assert Moment().convert("2026-07-01T00:00+02:00", None, None) == 1782856800.0
+    assert MOMENT.convert("2026-07-01T12:30", None, None) == datetime(2026, 7, 1, 12, 30).timestamp()
+    assert MOMENT.convert("2026-07-01T00:00+02:00", None, None) == 1782856800.0
     before = time.time()
-    assert before - 7200 <= Moment().convert("2h", None, None) <= time.time() - 7200
+    assert before - 7200 <= MOMENT.convert("2h", None, None) <= time.time() - 7200
 
 
 @pytest.mark.parametrize(
@@ -75,37 +75,37 @@ def test_what_is_no_size_is_said(text: str) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(BadValueError):
         assert parse_size(text) >= 0
-    for option in (Age(), Moment()):
+    for option in (AGE, MOMENT):
         with contextlib.suppress(click.BadParameter):
-            assert option.convert(text, None, None) >= 0 or isinstance(option, Moment)
+            assert option.convert(text, None, None) >= 0 or option is MOMENT
 
 
 @pytest.mark.parametrize("text", ["7", "7y", "d", "-1d", "yesterday", "2026-13-01", "9999999999d"])
 def test_what_is_no_age_or_moment_is_said(text: str) -> None:
-    for option in (Age(), Moment()):
+    for option in (AGE, MOMENT):
         with pytest.raises(click.BadParameter, match="; write it like "):
             option.convert(text, None, None)
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("0", 0.0), ("12.5%", 0.125)])
 def test_share_is_a_number_or_a_percentage(text: str, share: float) -> None:
-    assert Share().convert(text, None, None) == pytest.approx(share)
+    assert SHARE.convert(text, None, None) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("text", ["", "%", "-5%", "nan", "inf", "five"])
 def test_share_refuses_what_is_none(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        Share().convert(text, None, None)
+        SHARE.convert(text, None, None)
 
 
 def test_numbers_are_each_listed_once() -> None:
-    assert Numbers().convert("32, 64,32", None, None) == (32, 64)
+    assert NUMBERS.convert("32, 64,32", None, None) == (32, 64)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,,2", "1.5", "-1", "many"])
 def test_numbers_refuse_what_is_none(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        Numbers().convert(text, None, None)
+        NUMBERS.convert(text, None, None)
 
 
 @pytest.mark.parametrize(
