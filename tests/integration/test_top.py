@@ -109,6 +109,16 @@ def test_top_leaves_the_terminal_as_it_was_when_it_is_ended(demo: Node, number: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("default_hangup")
+@pytest.mark.parametrize(("first", "code"), [("", 128 + signal.SIGHUP), ("trap '' HUP;", 0)])
+def test_top_ends_with_its_terminal(demo: Node, first: str, code: int) -> None:
+    """Also under nohup, where no signal comes."""
+    terminal = started(demo, 80, 24, ["/bin/sh", "-c", f"{first} exec {shlex.join(TOP)}"])
+    terminal.until(lambda lines: any("8 of 8 ranks" in line for line in lines))
+    assert terminal.hang_up() == code
+
+
+@pytest.mark.slow
 @pytest.mark.needs("bash")
 def test_top_gives_the_terminal_to_the_shell_while_suspended(demo: Node) -> None:
     shell = started(demo, 80, 24, ["/bin/bash", "--norc", "--noprofile", "-i"])
@@ -128,6 +138,20 @@ def test_top_gives_the_terminal_to_the_shell_while_suspended(demo: Node) -> None
     shell.press("q")
     assert "?1049" not in modes_left(ENTER_SCREEN + shell.wait_for(PROMPT))
     assert shell.end("exit\n")[0] == 0
+
+
+@pytest.mark.slow
+def test_top_that_was_stopped_and_continued_restores_the_terminal(demo: Node) -> None:
+    terminal = started(demo, 80, 24)
+    before = terminal.modes()
+    terminal.until(lambda lines: any("8 of 8 ranks" in line for line in lines))
+    os.kill(terminal.pid, signal.SIGSTOP)
+    os.kill(terminal.pid, signal.SIGCONT)
+    terminal.press("\x1b[B")
+    terminal.until(lambda lines: any("»0" in line for line in lines))
+    terminal.press("q")
+    terminal.until(lambda _: terminal.modes() == before)
+    assert terminal.ended()[0] == 0
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import termios
 import time
@@ -123,6 +124,19 @@ class Terminal:
                 os.close(self._fd)
                 return os.waitstatus_to_exitcode(status), self.drawn
         raise AssertionError(f"it does not end:\n{self.drawn[-2000:]}")
+
+    def hang_up(self, seconds: float = DEADLINE_S) -> int:
+        """Close the terminal, as a window does; wait for the end of the process, and return its exit code."""
+        os.close(self._fd)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise AssertionError("it does not end")
 
     def _read(self, seconds: float) -> None:
         while select.select([self._fd], [], [], seconds)[0]:

@@ -5,6 +5,7 @@ It is imported while the daemon answers, and by no other command.
 
 import asyncio
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from torchperfd_cli.commands._top_state import WHEEL_DOWN, WHEEL_UP, Action, Top
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _MOUSE_ON: Final = "\x1b[?1000h\x1b[?1006h"
 _MOUSE_OFF: Final = "\x1b[?1006l\x1b[?1003l\x1b[?1000l"
+_LOOK_EVERY_S: Final = 1.0
 
 
 class Lines(Widget):
@@ -70,11 +72,28 @@ class Lines(Widget):
 
 
 class _Driver(LinuxDriver):
-    """Draws on stdout, so that stderr can be sent elsewhere."""
+    """Draws on stdout, so that stderr can be sent elsewhere, and not on a terminal that has gone."""
 
     def __init__(self, app: App[Any], **options: Any) -> None:
         super().__init__(app, **options)
         self._file = sys.__stdout__ or self._file
+        self._is_suspended = False
+
+    def suspend_application_mode(self) -> None:
+        """Leave the terminal to the shell."""
+        self._is_suspended = True
+        super().suspend_application_mode()
+
+    def resume_application_mode(self) -> None:
+        """Take the terminal again, once: a process that was stopped without Ctrl-Z has kept it."""
+        if self._is_suspended:
+            self._is_suspended = False
+            super().resume_application_mode()
+
+    def write(self, data: str) -> None:
+        """Write while there is a terminal; without one, nothing empties the queue, and a full one blocks."""
+        if os.isatty(self.fileno):
+            super().write(data)
 
 
 class TopApp(App[None]):
@@ -113,6 +132,8 @@ class TopApp(App[None]):
         """Read further frames once the first one is drawn."""
         self.app_resume_signal.subscribe(self, self._resume)
         self.call_after_refresh(self._feed.go_on, self._notify)
+        if not self.is_headless:
+            self.set_interval(_LOOK_EVERY_S, self._end_with_terminal)
 
     def on_key(self, event: events.Key) -> None:
         """Take a key."""
@@ -152,6 +173,11 @@ class TopApp(App[None]):
     def end(self, number: signal.Signals) -> None:
         """Leave the terminal as it was; a signal other than Ctrl-C has an exit code of its own."""
         self.exit(return_code=0 if number is signal.SIGINT else 128 + number)
+
+    def _end_with_terminal(self) -> None:
+        """Exit once the terminal has gone, of which no signal tells under nohup; textual would read on."""
+        if not sys.stdin.isatty():
+            self.exit()
 
     def _draw(self, size: Size) -> list[Line]:
         return Drawing(self._frame, size.height, self._state).lines(Canvas(size.width, self._is_plain))
