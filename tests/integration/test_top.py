@@ -141,7 +141,7 @@ def test_top_gives_the_terminal_to_the_shell_while_suspended(demo: Node) -> None
 
 
 @pytest.mark.slow
-def test_top_that_was_stopped_and_continued_restores_the_terminal(demo: Node) -> None:
+def test_top_restores_the_terminal_though_stopped_before(demo: Node) -> None:
     terminal = started(demo, 80, 24)
     before = terminal.modes()
     terminal.until(lambda lines: any("8 of 8 ranks" in line for line in lines))

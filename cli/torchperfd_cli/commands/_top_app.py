@@ -175,7 +175,7 @@ class TopApp(App[None]):
         self.exit(return_code=0 if number is signal.SIGINT else 128 + number)
 
     def _end_with_terminal(self) -> None:
-        """Exit once the terminal has gone, of which no signal tells under nohup; textual would read on."""
+        """Exit once the terminal has gone: under nohup no signal comes, and textual would read on."""
         if not sys.stdin.isatty():
             self.exit()
 
