@@ -369,12 +369,13 @@ def _verdict(card: VerdictCard | None) -> Sequence[Words]:
         return [("✗ ", "red"), (card.summary, "")]
     if not card.causes:
         return [("✓ " if card.is_healthy else "? ", "green"), (card.summary, "")]
-    return [("✗ ", "red"), *_cause(card.causes[0])]
+    cause = card.causes[0]
+    return [("✗ ", "red"), (cause.heading, "bold red"), (_why(cause), "red")]
 
 
 def _also(cause: CauseCard) -> Sequence[Words]:
-    return [("  also: ", ""), *_cause(cause)]
+    return [("  also: ", ""), (cause.heading, "bold"), (_why(cause), "")]
 
 
-def _cause(cause: CauseCard) -> Sequence[Words]:
-    return [(cause.heading, "bold"), (f" · {cause.why}" if cause.why else "", "")]
+def _why(cause: CauseCard) -> str:
+    return f" · {cause.why}" if cause.why else ""

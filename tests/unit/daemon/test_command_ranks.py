@@ -148,6 +148,12 @@ def test_bars_are_colours_on_a_terminal_and_letters_without() -> None:
     assert "fffff" in plain
 
 
+def test_first_cause_and_its_rank_are_red() -> None:
+    coloured = drawn(frame("one straggler"), force_terminal=True, color_system="standard")
+    assert "\x1b[1;31mslow rank" in coloured
+    assert "\x1b[1;31m▶ 2" in coloured
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_frame_keeps_to_the_width(width: int) -> None:
     lines = drawn(frame("one straggler"), width=width).splitlines()
