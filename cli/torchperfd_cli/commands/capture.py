@@ -1,7 +1,6 @@
 """``torchperfd capture``, once or at intervals."""
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -33,6 +32,7 @@ from torchperfd_daemon.errors import (
     TorchperfdError,
     UsageError,
 )
+from torchperfd_daemon.views.model import parse_ranks
 
 
 def repeat(
@@ -70,8 +70,6 @@ def repeat(
         raise PartialResultError(f"{failed} of {done} failed or are partial")
 
 
-_RANKS: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-_MAX_RANKS: Final = 100_000
 _STEPS: Final = 5
 _TIMEOUT_S: Final = 60.0
 _DAY_S: Final = 86_400.0
@@ -176,26 +174,6 @@ def _capture(request: control_pb2.CaptureRequest, socket: str | None, *, as_json
     if missing:
         note(missing)
     _raise_unless_complete(ended, lambda run: _hang(run, socket))
-
-
-def parse_ranks(text: str) -> list[int]:
-    """Return the ranks that a list such as ``0,8-15`` names, in order.
-
-    Raises:
-        UsageError: It is no such list, or names more than 100,000.
-    """
-    ranks: set[int] = set()
-    for part in filter(None, text.replace(" ", "").split(",")):
-        match = _RANKS.fullmatch(part)
-        if match is None:
-            raise UsageError(f"{part[:40]!r} is no rank or range of ranks", "write them like 0,8-15")
-        first, final = int(match[1]), int(match[2] or match[1])
-        if final < first:
-            raise UsageError(f"{part!r} is no range of ranks", "write them like 0,8-15")
-        ranks.update(range(first, min(final, first + _MAX_RANKS) + 1))
-        if len(ranks) > _MAX_RANKS:
-            raise UsageError(f"these are more than {_MAX_RANKS:,} ranks", "leave --ranks out for all")
-    return sorted(ranks)
 
 
 def _check(

@@ -20,7 +20,6 @@ from torchperfd_cli.commands._daemon import connect, unreachable_text
 from torchperfd_cli.commands._options import Seconds, fleet_option, json_option, one_run_option, refuse_given
 from torchperfd_cli.commands._output import Answer, emit, live, page, plain
 from torchperfd_cli.commands._scope import Scope, missing, scope_options, whole_run
-from torchperfd_cli.commands.capture import parse_ranks
 from torchperfd_cli.commands.open import LINK, shipped_folder
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import TorchperfdError, UsageError
@@ -33,6 +32,7 @@ from torchperfd_daemon.stacks.model import RankStacks
 from torchperfd_daemon.stacks.report import stacks_document, to_dict
 from torchperfd_daemon.text import ranks_phrase, ranks_text
 from torchperfd_daemon.views.documents import absent_ranks, each_once, fleet_dict
+from torchperfd_daemon.views.model import parse_ranks
 
 
 @click.command("diagnose")

@@ -1,8 +1,9 @@
-"""Runs and their ranks as commands and pages show them: types, texts of states, names by unique prefixes.
+"""Runs and their ranks as commands and pages show them: types, texts of states, lists of ranks, names.
 
 Without numpy: `top` opens before that is imported, with a view of what the daemon has computed.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -11,7 +12,7 @@ from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.messages import unpack
 from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.store.model import State, coordinates_text
 
 if TYPE_CHECKING:
@@ -195,6 +196,27 @@ def capture_state(state: int) -> str:
 
 Answer = control_pb2.ListRunsResponse | control_pb2.GetStepsResponse | control_pb2.DiagnoseResponse
 """Of a daemon, which may have asked others."""
+
+_RANKS: Final = re.compile(r"0*(\d{1,9})(?:-0*(\d{1,9}))?", re.ASCII)
+
+
+def parse_ranks(text: str, most: int = 100_000) -> list[int]:
+    """Return the ranks that a list such as ``0,8-15`` names, in order; none for an empty one.
+
+    Raises:
+        UsageError: It is no such list, or names too many.
+    """
+    ranks: set[int] = set()
+    for part in filter(None, text.replace(" ", "").split(",")):
+        match = _RANKS.fullmatch(part)
+        first, final = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if final < first:
+            raise UsageError(f"{part[:40]!r} is no rank or range of ranks", "write them like 0,8-15")
+        ranks.update(range(first, min(final, first + most) + 1))
+        if len(ranks) > most:
+            raise UsageError(f"these are more than {most:,} ranks", "leave them out for all")
+    return sorted(ranks)
+
 
 _MAX_NAMED: Final = 8
 

@@ -23,17 +23,17 @@ from torchperfd_daemon.stacks.merge import merge
 from torchperfd_daemon.stacks.model import RankStacks
 from torchperfd_daemon.stacks.report import to_dict as stacks_dict
 from torchperfd_daemon.views.documents import absent_ranks, each_once
-from torchperfd_daemon.views.model import capture_state
+from torchperfd_daemon.views.model import capture_state, parse_ranks
 from torchperfd_daemon.web.access import Access, PageToken, Parts, Reader
 from torchperfd_daemon.web.captures_api import CapturesApi, Reports
 from torchperfd_daemon.web.endpoint import (
     MAX_RANK,
+    MAX_RANKS,
     AnswerCache,
     Handler,
     body_of,
     endpoint,
     json_answer,
-    rank_list,
 )
 from torchperfd_daemon.web.event_hub import EventHub
 from torchperfd_daemon.web.guard import error_response
@@ -50,7 +50,7 @@ _KINDS: Final = {
     "memory": session_pb2.CAPTURE_KIND_MEMORY,
 }
 
-_Ranks = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]], msgspec.Meta(max_length=4096)]
+_Ranks = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]], msgspec.Meta(max_length=MAX_RANKS)]
 
 
 class _CaptureBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -251,7 +251,7 @@ class Api:
     async def _events(self, request: Request, access: Access) -> Response:
         given = request.query_params.get("run", "")
         run = await self._reader.run_name(given, access) if given else ""
-        ranks = rank_list(request.query_params.get("ranks", ""))
+        ranks = parse_ranks(request.query_params.get("ranks", ""), MAX_RANKS)
         stream = self.hub.open(run, frozenset(ranks) if ranks else None, access)
         if stream is None:
             return error_response(503, "too many pages listen to this daemon", "close one of them")

@@ -186,6 +186,8 @@ Handler = Callable[[Request, Access], Awaitable[Response | dict[str, Any]]]
 """Answers a request; a document is sent as JSON."""
 
 MAX_RANK: Final = 2**24
+MAX_RANKS: Final = 4096
+"""That a request may name."""
 
 _ZIPPED_FROM_BYTES: Final = 1024
 _IN_A_THREAD_FROM_BYTES: Final = 64 * 1024
@@ -278,25 +280,6 @@ def flag(request: Request, name: str, default: bool = False) -> bool:
     if given not in ("0", "1"):
         raise UsageError(f"{name} must be 0 or 1")
     return given == "1"
-
-
-def rank_list(text: str, most: int = 4096) -> list[int]:
-    """Return the ranks in a list such as ``0,8-15``; none for an empty one.
-
-    Raises:
-        UsageError: It is no such list, or one of too many ranks.
-    """
-    ranks: dict[int, None] = {}
-    for part in filter(None, text.split(",")):
-        first, dash, last = part.partition("-")
-        begin, end = rank_number(first), rank_number(last if dash else first)
-        if begin is None or end is None:
-            raise UsageError(f"{part[:80]!r} is no rank", "write them as 0,8-15")
-        span = range(begin, end + 1)
-        if len(span) + len(ranks) > most:
-            raise UsageError(f"more than {most} ranks")
-        ranks.update(dict.fromkeys(span))
-    return [*ranks]
 
 
 def rank_number(text: str) -> int | None:

@@ -19,9 +19,9 @@ from torchperfd_daemon.views import history, live
 from torchperfd_daemon.views.documents import fleet_dict
 from torchperfd_daemon.views.documents import to_dict as goodput_dict
 from torchperfd_daemon.views.live import steps_dict
-from torchperfd_daemon.views.model import rank_state
+from torchperfd_daemon.views.model import parse_ranks, rank_state
 from torchperfd_daemon.web.access import Access, Parts, Reader
-from torchperfd_daemon.web.endpoint import flag, number, rank_list, rank_number, view_dict
+from torchperfd_daemon.web.endpoint import flag, number, rank_number, view_dict
 from torchperfd_daemon.web.past_runs import PastRuns
 from torchperfd_daemon.web.run_rows import add_percentiles, run_row
 
@@ -144,7 +144,7 @@ class RunsApi:
         """One rank's newest steps."""
         name = await self._name(request, access)
         last = number(request, "last", 20, 1, HISTORY_STEPS, int)
-        [rank] = rank_list(_one_rank(request))
+        rank = _one_rank(request)
         [steps] = (await self._reader.steps(name, last, access, ranks=[rank])).ranks
         view = self._view(access, [steps.status], window_seconds=_window([steps]))
         return {**steps_dict(steps), "view": view}
@@ -159,7 +159,7 @@ class RunsApi:
         steps = number(request, "steps", HISTORY_STEPS, 0, HISTORY_STEPS, int)
         since = number(request, "since", 0.0, 0, _LAST_UNIX_S, float)
         phases, now = flag(request, "phases", default=True), time.time()
-        wanted = set(rank_list(request.query_params.get("ranks", ""), _MAX_RANKS))
+        wanted = set(parse_ranks(request.query_params.get("ranks", ""), _MAX_RANKS))
         chosen = [rank for rank in ranks if not wanted or rank.identity.rank in wanted][:_MAX_RANKS]
 
         def row(rank: Rank) -> msgspec.Raw:
@@ -252,11 +252,12 @@ def _encoded(row: dict[str, Any]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(row))
 
 
-def _one_rank(request: Request) -> str:
+def _one_rank(request: Request) -> int:
     given: str = request.path_params["rank"]
-    if rank_number(given) is None:
+    rank = rank_number(given)
+    if rank is None:
         raise NoSuchTargetError(f"{given[:80]!r} is no rank")
-    return given
+    return rank
 
 
 def _window(messages: Any) -> float | None:

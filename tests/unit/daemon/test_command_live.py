@@ -19,7 +19,6 @@ from torchperfd.v1 import control_pb2
 from torchperfd_cli import main
 from torchperfd_cli.commands._capture_progress import Lines, Table
 from torchperfd_cli.commands._output import NO_RUNS
-from torchperfd_cli.commands.capture import parse_ranks
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
@@ -27,6 +26,7 @@ from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
 from torchperfd_daemon.store.store import Rank
+from torchperfd_daemon.views.model import parse_ranks
 
 
 class Trained(Session):

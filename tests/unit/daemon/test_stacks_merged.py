@@ -130,7 +130,7 @@ def test_groups_are_what_counting_by_hand_gives(stacks: list[tuple[Frame, ...]])
 
 @given(st.sets(st.integers(0, 40)))
 def test_ranks_are_written_as_the_option_takes_them(ranks: set[int]) -> None:
-    from torchperfd_cli.commands.capture import parse_ranks
+    from torchperfd_daemon.views.model import parse_ranks
 
     assert parse_ranks(ranks_text(sorted(ranks))) == sorted(ranks)
 

@@ -10,8 +10,9 @@ from tests.unit.daemon.live_runs import train
 
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.text import LogLimiter
+from torchperfd_daemon.views.model import parse_ranks
 from torchperfd_daemon.web.access import Access
-from torchperfd_daemon.web.endpoint import MAX_RANK, EventStream, rank_list, rank_number
+from torchperfd_daemon.web.endpoint import MAX_RANK, EventStream, rank_number
 from torchperfd_daemon.web.event_hub import MAX_OF_STRANGERS, MAX_STREAMS
 from torchperfd_daemon.web.guard import Guard, Sites
 
@@ -23,7 +24,7 @@ HUGE = "9" * 5000
 )
 def test_rank_beyond_all_jobs_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no rank"):
-        rank_list(text)
+        parse_ranks(text)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_text_that_names_no_rank_is_none(text: str) -> None:
     ("text", "ranks"), [("0", [0]), ("007", [7]), ("0" * 6000 + "5", [5]), ("2-3,2", [2, 3])]
 )
 def test_ranks_are_read_with_leading_zeros(text: str, ranks: list[int]) -> None:
-    assert rank_list(text) == ranks
+    assert parse_ranks(text) == ranks
 
 
 @pytest.mark.parametrize("value", [HUGE, "1e999", "-1", "nan", "inf", "9" * 30, "0x10", "٣" * 400])
