@@ -219,7 +219,7 @@ _OWN: Final = re.compile(r"(.*/)?(torchperfd|torchperfd_cli|grpc)/[\w/]+\.py\(\d
 _TOOL: Final = re.compile(
     r"^profiler::|^PyTorch Profiler|^\[pytorch\|profiler\||torch::unwind|CapturedTraceback|_record_function_"
     r"|(?:^|/)(?:torch/(?:autograd/)?profiler|torchperfd|torchperfd_daemon|torchperfd_cli|grpc)(?:/|_|\.py|::)"
-    r"|(?:^|/)threading\.py\(\d+\)|_bootstrap(?:_inner)?$|^torchperfd[.:]",
+    r"|(?:^|/)threading\.py\(\d+\)|_bootstrap(?:_inner)?$|^torchperfd[.:]"
 )
 _PACKAGES: Final = frozenset(
     (

@@ -121,10 +121,7 @@ def summary_document(
     doubts = (f"data quality: {line}" for line in quality_lines(summary.quality))
     hidden = len(summary.operators) - limit
     more = [f"{hidden:,} more operators; --limit {len(summary.operators)} shows all"] * (hidden > 0)
-    above = (
-        Heading(head, style="bold", fold="never"),
-        Sentences((*lines, *doubts), is_list=True),
-    )
+    above = (Heading(head, style="bold", fold="never"), Sentences((*lines, *doubts), is_list=True))
     return Document([above, [_operator_table(summary, limit, sort_by), Sentences(more)]])
 
 

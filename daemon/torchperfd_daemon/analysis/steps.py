@@ -187,11 +187,7 @@ def edges(steps: Sequence[Step], *, host: bool = False) -> tuple[Int64, Int64]:
 _OTHER: Final = PHASES.index("other")
 _DERIVED: Final = [PHASES.index(phase) for phase in ("forward", "loss", "backward")]
 _NODE: Final = "autograd::engine::evaluate_function: "
-_BY_TORCH: Final = {
-    DRAW: "data",
-    UPDATE: "optimizer",
-    ZERO_GRAD: "zero_grad",
-}
+_BY_TORCH: Final = {DRAW: "data", UPDATE: "optimizer", ZERO_GRAD: "zero_grad"}
 _PYTHON: Final = re.compile(
     r"(?:.*/)?torch/(?:autograd/__init__\.py\(\d+\): (?P<backward>backward)|serialization\.py\(\d+\): save)"
 )

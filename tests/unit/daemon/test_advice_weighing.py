@@ -124,7 +124,7 @@ def test_the_last_to_come_to_an_exchange_shows_what_it_costs() -> None:
         return [Advice(rule, f"{saves}", saves, saves / 100, "c", "s")]
 
     (found,) = gather([(0, waits(50)), (1, waits(20))])
-    assert (found.evidence, found.ranks) == ("20", (0, 1))
+    assert (found.evidence, found.ranks, found.saves_ns_per_step) == ("20", (0, 1), 20)
     assert gather([(0, waits(50)), (1, [])]) == ()
     assert gather([(0, waits(50, "float64")), (1, [])])[0].saves_ns_per_step == 50
 
@@ -317,3 +317,14 @@ def test_text_and_dictionary_say_the_same() -> None:
 
 def test_times_read_well() -> None:
     assert [ns_text(85_400), ns_text(12_345_678)] == ["85.4 µs", "12.3 ms"]
+
+
+def test_ranks_that_wait_alike_show_the_mean_of_what_they_lose() -> None:
+    def waits(saves: float) -> list[Advice]:
+        return [Advice("gradient-accumulation", f"{saves}", saves, saves / 100, "c", "s")]
+
+    (found,) = gather([(0, waits(24)), (1, waits(20)), (2, waits(26)), (3, waits(22))])
+    assert (found.evidence, found.ranks) == ("20", (0, 1, 2, 3))
+    assert found.saves_ns_per_step == pytest.approx(22)
+    assert found.share_of_step == pytest.approx(0.22)
+    assert gather([(0, waits(0)), (1, waits(0))])[0].saves_ns_per_step == 0

@@ -10,14 +10,7 @@ from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime
 from torchperfd_daemon.analysis.advice.exchanges import Exposed, exposed_exchanges
 from torchperfd_daemon.analysis.advice.recording import kinds_of
-from torchperfd_daemon.analysis.advice.rules import (
-    IDLE_KNOWN,
-    ON_DEVICE,
-    TRAINS,
-    Condition,
-    Finding,
-    Rule,
-)
+from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, TRAINS, Condition, Finding, Rule
 from torchperfd_daemon.analysis.categories import UPDATE
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Int64

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torchperfd.model.formatting import ns_text
 from torchperfd.model.loader_facts import UNMEASURED_COST, WorkerCost
 from torchperfd.model.verdict_document import SettledAdvice
+from torchperfd_daemon.analysis.advice.disturbances import find_disturbances
 from torchperfd_daemon.analysis.advice.edits import Edit, HostCost, HostTime
 from torchperfd_daemon.analysis.advice.recording import (
     MAX_BETWEEN_NS,
@@ -24,6 +25,7 @@ from torchperfd_daemon.analysis.advice.savings import HostCalls, Savings, find_h
 from torchperfd_daemon.analysis.breakdown import Breakdown, DeviceTime
 from torchperfd_daemon.analysis.callers import Links, find_links
 from torchperfd_daemon.analysis.categories import ANNOTATION, DEVICE, DRAW, OPERATOR
+from torchperfd_daemon.analysis.host_activity import collective_spans
 from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.intervals import Cover, outermost
 from torchperfd_daemon.analysis.overhead import ColdStart, find_cold_start, find_launches, find_overheads
@@ -85,7 +87,7 @@ class AdviceContext:
             self._windows[:, 1],
             self._operators | trace.of_categories({ANNOTATION}),
             self._waited(),
-            self.overheads.profilers,
+            self._disturbances(),
             on_device=self.on_device,
         )
         kept = self._recording.undisturbed
@@ -124,6 +126,18 @@ class AdviceContext:
         either = busy | Cover(trace.start[rows], trace.end[rows])
         starts, ends = self._windows[:, 0], self._windows[:, 1]
         return either.up_to(ends) - either.up_to(starts) - busy.up_to(ends) + busy.up_to(starts)
+
+    def _disturbances(self) -> Cover:
+        """Return the profiler's own work, and what disturbed single steps of a process alone."""
+        trace, rows = self.trace, self.overheads.profilers
+        found = Cover(trace.start[rows], trace.end[rows])
+        # Ranks that exchange, and a loader's workers, take the CPUs from each other in unrecorded steps too.
+        shares_cpus = len(collective_spans(trace)) > 0 or len(self.annotated(_FROM_WORKERS)) > 0
+        if self.on_device or shares_cpus or not trace.unrecorded_step_ns:
+            return found
+        operators = np.flatnonzero(self._operators)
+        operators = operators[self.within(trace.start[operators])]
+        return found | find_disturbances(trace, operators, self._starts)
 
     def _waited(self) -> Int64:
         waits = self.annotated(_FROM_WORKERS)
@@ -309,13 +323,15 @@ class AdviceContext:
         own -= np.minimum(overhead, np.maximum(own, 0))
         outer = np.flatnonzero(depth == 0)
         gaps = np.append(starts[outer][1:], 0) - ends[outer]
+        over, following = trace.end[rows[outer]], np.append(trace.start[rows[outer]][1:], 0)[: len(outer)]
+        disturbed = self._recording.overhead(over, np.maximum(following, over))
         same = np.append(trace.thread[rows[outer]][1:] == trace.thread[rows[outer]][:-1], [False])[
             : len(outer)
         ]
         between, gap = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
         gap[outer] = np.where(same, np.clip(gaps, 0, MAX_BETWEEN_NS), 0)
         recorded = round(self._recording.outermost_ns)
-        between[outer] = np.where(same, np.clip(gaps, recorded, MAX_BETWEEN_NS) - recorded, 0)
+        between[outer] = np.where(same, np.clip(gaps - disturbed, recorded, MAX_BETWEEN_NS) - recorded, 0)
         return Calls(rows, depth, own, between, gap)
 
     @cached_property

@@ -196,10 +196,7 @@ def _launching(context: AdviceContext) -> _Launching | None:
 def _per_sample(context: AdviceContext) -> tuple[Spans, ...]:
     """Return the host's time that each sample takes, in whatever batch: loading, computing and staging."""
     calls = context.host_calls
-    return (
-        context.annotated(DRAW),
-        *(context.spans_of(rows) for rows in (calls.staging, calls.computing)),
-    )
+    return (context.annotated(DRAW), *(context.spans_of(rows) for rows in (calls.staging, calls.computing)))
 
 
 def _without_model(context: AdviceContext, left_ns: float) -> Edit:

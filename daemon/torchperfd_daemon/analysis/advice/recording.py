@@ -155,7 +155,7 @@ class RecordingCost:
     """The cost of recording in the steps of one trace.
 
     Args:
-        overhead: The rows of the profiler's own work, which the exporter timed.
+        overhead: The profiler's own work, which the exporter timed, and what disturbed single steps.
         on_device: Whether anything ran on a device, beside which the host's cost may not show.
 
     Attributes:
@@ -170,11 +170,11 @@ class RecordingCost:
         ends: Int64,
         host: Flags,
         waited: Int64,
-        overhead: Int64,
+        overhead: Cover,
         *,
         on_device: bool,
     ) -> None:
-        self._overhead = Cover(trace.start[overhead], trace.end[overhead])
+        self._overhead = overhead
         self._event_ns = EVENT_NS + (SHAPES_NS if len(trace.shapes) > 1 else 0)
         kinds = [
             (trace.start[host], self._event_ns + AFTER_NS),
@@ -186,7 +186,8 @@ class RecordingCost:
         self._unrecorded = 0 if on_device else trace.unrecorded_step_ns
         self.undisturbed: Flags = _usual(ends - starts, waited)
         if self._unrecorded:
-            lengths, costs = ends - starts, self.within(starts, ends)
+            lengths = ends - starts - self.overhead(starts, ends)
+            costs = self.up_to(ends) - self.up_to(starts)
             usual = float(np.median(lengths - waited))
             self.undisturbed = _undisturbed(lengths - waited, costs, self._unrecorded)
             lengths, costs, waited = (each[self.undisturbed] for each in (lengths, costs, waited))
@@ -216,7 +217,7 @@ class RecordingCost:
         return self.up_to(ends) - self.up_to(starts) + self.overhead(starts, ends)
 
     def up_to(self, moments: Int64) -> Int64:
-        """Return the cost of recording by each moment, without the work that the exporter timed, in ns."""
+        """Return the cost of recording by each moment, without `overhead`, in ns."""
         total = np.zeros(len(moments), dtype=np.int64)
         for times, cost in self._kinds:
             total += cost * np.searchsorted(times, moments)
@@ -224,7 +225,7 @@ class RecordingCost:
         return scaled
 
     def overhead(self, starts: Int64, ends: Int64) -> Int64:
-        """Return the profiler's own work that the exporter timed within each span, in ns."""
+        """Return the profiler's own work and the disturbances within each span, in ns."""
         return self._overhead.up_to(ends) - self._overhead.up_to(starts)
 
 

@@ -4,6 +4,7 @@ Also merges the advice of several ranks into one list, and shows it as a documen
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -23,6 +24,8 @@ EXCHANGES: Final = frozenset({"gradient-accumulation", "exposed-communication"})
 """The rules on collective work of all ranks."""
 LOSES_AS_WELL: Final = 0.5
 """A rank is named if its saving is at least this part of the largest rank's."""
+# Ranks wait alike in exchanges if none waits longer than the one that waits least, by this factor.
+_ALIKE: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,8 @@ def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice
     Ranks of one run wait for each other. So the saving of a rule is the largest saving of any rank, and that
     rank's evidence is shown. An exchange is different: all ranks wait in it until the last one has entered.
     So the rank that waits least shows the cost of the exchange. If that is nothing, the others wait for that
-    rank and not for the exchange.
+    rank and not for the exchange. Ranks that wait alike differ by chance, and the least of several is below
+    what each of them loses: their mean counts.
 
     The advice names the ranks whose saving is at least :data:`LOSES_AS_WELL` of the largest one; for an
     exchange, all. Savings of different ranks may be of the same time. So each is cut to the share of the step
@@ -147,6 +151,11 @@ def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice
             continue
         choose = min if rule in EXCHANGES else max
         _, chosen = choose(pairs, key=lambda pair: pair[1].saves_ns_per_step)
+        if rule in EXCHANGES and chosen.saves_ns_per_step:
+            savings = [each.saves_ns_per_step / chosen.saves_ns_per_step for _, each in pairs]
+            times = statistics.fmean(each for each in savings if each <= _ALIKE)
+            saves, share = chosen.saves_ns_per_step * times, min(chosen.share_of_step * times, 1.0)
+            chosen = replace(chosen, saves_ns_per_step=saves, share_of_step=share)
         # A rule also fires on ranks with a small loss, which are not named.
         least = 0.0 if rule in EXCHANGES else LOSES_AS_WELL * chosen.saves_ns_per_step
         numbers = {rank for rank, each in pairs if rank is not None and each.saves_ns_per_step >= least}

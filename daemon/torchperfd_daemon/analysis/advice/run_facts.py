@@ -76,7 +76,7 @@ Wrapper = Literal["DDP", "FSDP1", "FSDP2", "ZeRO", "DeepSpeed"]
 
 _TRAINS: Final = re.compile(
     r"autograd::engine::|\w*Backward\d*$|Optimizer\.(?:step|zero_grad)#|.*\.py\(\d+\): backward$"
-    r"|\W*backward\W*$|DistributedDataParallel\.backward",
+    r"|\W*backward\W*$|DistributedDataParallel\.backward"
 )
 _WRAPPERS: Final[dict[Wrapper, re.Pattern[str]]] = {
     "DDP": re.compile(

@@ -61,12 +61,7 @@ def find_host_calls(trace: Trace, links: Links, overheads: Overheads, first: int
 
 
 def timeline(
-    trace: Trace,
-    links: Links,
-    calls: HostCalls,
-    overheads: Overheads,
-    starts: Int64,
-    ends: Int64,
+    trace: Trace, links: Links, calls: HostCalls, overheads: Overheads, starts: Int64, ends: Int64
 ) -> Timeline:
     """Return the graph of some steps.
 

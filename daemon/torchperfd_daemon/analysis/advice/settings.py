@@ -303,10 +303,7 @@ def _with_tensors_of(context: AdviceContext, rows: Int64, dtype: str) -> Flags:
     return flags
 
 
-PRECISION_RULES: Final = (
-    Rule("float64", float64),
-    Rule("mixed-precision", mixed_precision, (ON_DEVICE,)),
-)
+PRECISION_RULES: Final = (Rule("float64", float64), Rule("mixed-precision", mixed_precision, (ON_DEVICE,)))
 
 
 _NEARLY_FULL: Final = 0.9
