@@ -1,10 +1,10 @@
 """What `torchperfd top` costs: ``python -m benchmarks.top [--seconds 30] [--rounds 7] [--python PATH ...]``.
 
 A daemon with eight ranks of ten steps a second and eight GPUs is watched on a terminal of 200 x 50 cells.
-Measured are the time from the start of the command to the first row of a rank, in the median and at best, the
-CPU time until then, and that of the command while it is open. Several interpreters, each with another version
-installed, are measured in turn. Exits 1 when the first one's `top` takes more than 3 % of a core, or more than
-half a second to open at best.
+Measured are the time from the start of the command to the first row of a rank, in the median and at best,
+the CPU time until then, and that of the command while it is open. Several interpreters, each with another
+version installed, are measured in turn. Exits 1 when the first one's `top` takes more than 3 % of a core,
+or more than half a second to open at best.
 """
 
 import argparse
