@@ -22,7 +22,6 @@ from typing import Any, Final, Literal, TypeAlias
 import click
 
 from torchperfd.document.blocks import Code, Document, FirstThatFits
-from torchperfd.document.markup import render_csv, render_markdown
 from torchperfd.document.tables import Table
 from torchperfd.document.terminal import Page, render
 from torchperfd.document.text import printable
@@ -105,6 +104,8 @@ def emit(shown: Shown, form: Literal["text", "markdown", "csv"] = "text", on: Pa
     if not isinstance(shown, Document):
         click.echo(json.dumps(shown))
     elif form != "text":
+        from torchperfd.document.markup import render_csv, render_markdown
+
         click.echo(render_markdown(shown) if form == "markdown" else printable(render_csv(shown)), nl=False)
     elif text := render(shown, on or page()):
         click.echo(text, color=True)
