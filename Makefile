@@ -16,7 +16,7 @@ PAIRED := -n 2 --dist loadfile
 	bench-loader-search bench-agreement \
 	bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-top bench-trials bench-runs \
-	build manifests release-check locks clean
+	build manifests release-check debs locks clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -196,6 +196,9 @@ $(RELEASE)/.installed: locks/release.txt
 release-check: $(RELEASE)/.installed  ## Build all files of a release of HEAD into dist/, and check them; three minutes.
 	$(RELEASE)/bin/python -m tools.release.build
 	$(RELEASE)/bin/python -m tools.release.check
+
+debs: $(RELEASE)/.installed  ## Build Debian packages from the wheels in dist/, beside them; needs dpkg-deb; a minute.
+	$(RELEASE)/bin/python -m tools.release.deb
 
 # uv keeps the versions in the files that it overwrites, as far as they still fit: remove a file to renew all.
 UV := $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header

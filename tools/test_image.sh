@@ -4,9 +4,9 @@
 #
 #   tools/test_image.sh                      on the Dockerfile's base
 #   BASE=IMAGE tools/test_image.sh           on another one
-#   BASE=debootstrap tools/test_image.sh     on a stand-in of Debian's packages, where no registry can be reached
+#   BASE=DIRECTORY tools/test_image.sh       on a folder with a Debian, where no registry can be reached
 #
-# Needs root, buildah, openssl, and .venv; a stand-in needs debootstrap. Takes five minutes and 4 GB.
+# Needs root, buildah, openssl, and .venv. tests/deploy has debootstrap make the folder. Takes five minutes and 4 GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d /tmp/torchperfd-image.XXXXXX)
@@ -27,19 +27,18 @@ fail() {
 }
 
 base=${BASE:-}
-if [ "$base" = debootstrap ]; then
-  debootstrap --variant=minbase --include=python3,python3-pip,python3-venv,python3-dev,ca-certificates \
-    bookworm "$work/base" >"$work/debootstrap.log" || fail "$(tail -1 "$work/debootstrap.log")"
-  # As in the image of Python: `python`, and a pip that installs.
-  ln -s python3 "$work/base/usr/bin/python"
-  rm -f "$work/base"/usr/lib/python3*/EXTERNALLY-MANAGED
-  for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
-    [ ! -e "$file" ] || install -D -m 644 "$file" "$work/base$file"
-  done
+if [ -d "$base" ]; then
   container=$(store from scratch)
-  store add -q "$container" "$work/base" / >/dev/null
+  store add -q "$container" "$base" / >/dev/null
+  folder=$(store mount "$container")
+  # As in the image of Python: `python`, and a pip that installs.
+  ln -s python3 "$folder/usr/bin/python"
+  rm -f "$folder"/usr/lib/python3*/EXTERNALLY-MANAGED
+  for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
+    [ ! -e "$file" ] || install -D -m 644 "$file" "$folder$file"
+  done
+  store umount "$container" >/dev/null
   store commit -q --rm "$container" localhost/stand-in >/dev/null
-  rm -rf "$work/base"
   base=localhost/stand-in
 fi
 

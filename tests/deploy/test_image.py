@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from tests.support.node import ROOT
@@ -10,11 +11,11 @@ pytestmark = [pytest.mark.needs("buildah", "debootstrap"), pytest.mark.timeout(1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="buildah isolates by chroot, for which it must be root")
-def test_image_builds_serves_and_gives_out_its_client() -> None:
+def test_image_builds_serves_and_gives_out_its_client(debian12: Path) -> None:
     done = subprocess.run(
         [ROOT / "tools" / "test_image.sh"],
         # No registry is needed so; a release builds on the real base.
-        env={"BASE": "debootstrap", **os.environ},
+        env={"BASE": str(debian12), **os.environ},
         capture_output=True,
         text=True,
         check=False,

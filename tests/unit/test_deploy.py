@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.support.served import from_a_thread, serving
 
 from torchperfd_cli.main import cli
 from torchperfd_daemon.collectors.kubelet import POD_RESOURCES
+from torchperfd_daemon.config.effective import read_file
+from torchperfd_daemon.config.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -218,6 +221,53 @@ def test_readme_makes_the_folder_that_it_installs_the_user_into() -> None:
     readme = (DEPLOY / "systemd" / "README.md").read_text(encoding="utf-8")
     # Debian ships no /etc/sysusers.d; cp would fail there.
     assert "install -D -m 644 torchperfd.sysusers.conf /etc/sysusers.d/torchperfd.conf" in readme
+
+
+def test_folder_in_run_is_the_same_at_boot_and_at_start() -> None:
+    (line,) = re.findall("^d .+", UNIT.with_name("torchperfd.tmpfiles.conf").read_text(), re.MULTILINE)
+    settings = unit_settings()
+    assert line.split() == [
+        "d",
+        f"/run/{settings['RuntimeDirectory']}",
+        settings["RuntimeDirectoryMode"],
+        settings["User"],
+        settings["Group"],
+        "-",
+    ]
+
+
+# Debian
+
+
+DEBIAN = DEPLOY / "debian"
+
+
+def test_packaged_configuration_names_the_defaults(tmp_path: Path) -> None:
+    text = (DEBIAN / "config.toml").read_text(encoding="utf-8")
+    everything = re.sub("^#(?=[a-z])", "", text, flags=re.MULTILINE)
+    defaults = everything.partition("# Prometheus")[0]
+    for name, part in (("all", everything), ("defaults", defaults)):
+        (tmp_path / name).write_text(part, encoding="utf-8")
+    assert read_file(tmp_path / "all").values.keys() > read_file(tmp_path / "defaults").values.keys()
+    expected = {
+        option.key: option.default_value() for option in OPTIONS if option.key in tomllib.loads(defaults)
+    }
+    assert dict(read_file(tmp_path / "defaults").values) == expected
+
+
+def test_package_runs_the_command_that_the_unit_starts() -> None:
+    assert unit_settings()["ExecStart"].split()[0] == "/usr/bin/torchperfd"
+    first = (DEBIAN / "torchperfd").read_text(encoding="utf-8").splitlines()[0]
+    # Isolated: the environment of who calls it must not add other packages.
+    assert first == "#!/usr/lib/torchperfd/bin/python3 -I"
+
+
+@pytest.mark.parametrize("script", ["postinst", "prerm", "postrm"])
+def test_maintainer_script_parses_and_ends_at_an_error(script: str) -> None:
+    path = DEBIAN / script
+    subprocess.run(["sh", "-n", str(path)], check=True)
+    assert "\nset -e\n" in path.read_text(encoding="utf-8")
+    assert os.access(path, os.X_OK)
 
 
 # Docker
@@ -457,7 +507,7 @@ def test_the_batch_script_passes_on_the_users_script_and_run(tmp_path: Path) -> 
     assert given[-4:] == ["run", "other.py", "--note", "two words"]
 
 
-@pytest.mark.parametrize("folder", ["systemd", "docker", "kubernetes", "slurm", "compose"])
+@pytest.mark.parametrize("folder", ["debian", "systemd", "docker", "kubernetes", "slurm", "compose"])
 def test_each_deployment_states_its_use_and_its_untested_parts(folder: str) -> None:
     readme = (DEPLOY / folder / "README.md").read_text(encoding="utf-8")
     assert "## What has been run" in readme

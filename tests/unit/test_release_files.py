@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.support.node import ROOT
 from tools.release.build import CHECKSUMS, write_checksums
+from tools.release.deb import PYTHONS, debian_version, requirements_for
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -122,3 +123,24 @@ def test_checksums_are_of_all_files(tmp_path: Path) -> None:
         "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a.tar.gz",
         "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  b.whl",
     ]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_package_has_one_version_of_each_dependency(python: str) -> None:
+    lines = [line.removesuffix(" \\") for line in requirements_for(python).splitlines() if line[0].isalpha()]
+    names = [Requirement(line).name for line in lines]
+    assert sorted(names) == sorted({each.name for each in locked("runtime.txt")})
+
+
+def test_package_for_an_old_python_has_an_old_numpy() -> None:
+    numpy = {
+        python: re.search(r"^numpy==(\S+)", requirements_for(python), re.MULTILINE) for python in PYTHONS
+    }
+    versions = {python: found[1] for python, found in numpy.items() if found}
+    assert versions["3.11"] != versions["3.12"] == versions["3.13"]
+
+
+def test_development_version_comes_before_its_release() -> None:
+    assert debian_version("0.2.0") == "0.2.0"
+    # dpkg orders a tilde before the end of a version.
+    assert debian_version("0.2.1.dev7+g6ba749a4c") == "0.2.1~dev7+g6ba749a4c"
