@@ -210,11 +210,6 @@ class Accelerator:
         return self._times is not None
 
     @property
-    def lag(self) -> tuple[int, int]:
-        """How often it was sampled how far the device is behind the host, and the sum of that in ns."""
-        return (self._times.lags, self._times.lag_ns) if self._times is not None else (0, 0)
-
-    @property
     def work(self) -> tuple[int, int, float]:
         """Training steps timed whole on the device, their own ns, and the sum of the squares of that."""
         return self._times.work if self._times is not None else (0, 0, 0.0)

@@ -13,9 +13,6 @@ is missing for another reason, such as a CUDA graph that is being captured.
 """
 
 import ctypes
-import random
-import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -61,49 +58,14 @@ class DeviceTimes:
         apart: Makes a context, given an event that was recorded, in which events may be queried
             whatever other threads capture; it yields whether it could.
         capacity: Events that may be under way at once; they are made as they are needed.
-        clock: Returns nanoseconds of the host.
-        chance: Returns a random number below another.
 
     Attributes:
         capacity: The same.
-        lags: How often it was sampled how far the device is behind the host: once for each number of events.
-        lag_ns: The sum of these samples. Each is at least the time for which the device has been behind.
         lost: Intervals charged to no phase: an event was missing or could not be read.
         spent: Called on the training thread when the number of events is used up: no mark is needed until
             :meth:`allow`.
         failure: The newest error, in one line. After ten, nothing is marked or read any more.
     """
-
-    __slots__ = (
-        "_allowed",
-        "_apart",
-        "_budget",
-        "_capturing",
-        "_chance",
-        "_clock",
-        "_ended",
-        "_events",
-        "_failures",
-        "_freed",
-        "_held",
-        "_last",
-        "_make",
-        "_marked",
-        "_marked_ns",
-        "_passed",
-        "_pending",
-        "_record",
-        "_sample_at",
-        "_seen",
-        "_spare",
-        "_step",
-        "capacity",
-        "failure",
-        "lag_ns",
-        "lags",
-        "lost",
-        "spent",
-    )
 
     def __init__(
         self,
@@ -112,14 +74,8 @@ class DeviceTimes:
         capturing: Callable[[], bool] = lambda: False,
         apart: Callable[[EventT], AbstractContextManager[bool]] = lambda _: nullcontext(True),
         capacity: int = 4096,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        chance: Callable[[int], int] | None = None,
     ) -> None:
         self.capacity = capacity
-        self._clock = clock
-        # Its own, since the script may have seeded the module's.
-        self._chance = chance or random.Random().randrange
-        self.lags = self.lag_ns = 0
         self.spent: Callable[[], object] = lambda: None
         self.lost = 0
         self.failure = ""
@@ -133,9 +89,6 @@ class DeviceTimes:
         self._marked = 0
         self._freed = 0
         self._events: list[Any] = [None] * capacity
-        self._marked_ns = array("q", bytes(8 * capacity))
-        # The sample is taken when so many events are still allowed.
-        self._sample_at = self._chance(max(1, MARKS // 2))
         self._spare: deque[Event] = deque()
         # Of the replay: its newest event id, its newest missing one, and the intervals to read.
         self._last = NO_CUDA_EVENT
@@ -173,32 +126,8 @@ class DeviceTimes:
             self._fail(error)
             return NO_CUDA_EVENT
         self._events[cuda_event_id % self.capacity] = event
-        self._marked_ns[cuda_event_id % self.capacity] = self._clock()
         self._marked = cuda_event_id + 1
-        if self._allowed == self._sample_at:
-            self._sample_lag(cuda_event_id)
         return cuda_event_id
-
-    def _sample_lag(self, newest: int) -> None:
-        """Look which of the events under way the device has passed; its lag is since the first it has not."""
-        try:
-            with self._apart(self._event(newest)) as apart:
-                if not apart:
-                    return
-                low, high = max(self._freed, newest - MARKS), newest + 1
-                while low < high:
-                    middle = (low + high) // 2
-                    if self._event(middle).query():
-                        low = middle + 1
-                    else:
-                        high = middle
-            self.lags += 1
-            if low <= newest:
-                self.lag_ns += self._clock() - self._marked_ns[low % self.capacity]
-        except Exception as error:
-            if is_from_script(error):
-                raise
-            self._fail(error)
 
     # The replay's side.
 
@@ -206,7 +135,6 @@ class DeviceTimes:
         """Allow another number of marks: more of them than before if that was too few for one whole step."""
         if self._allowed <= 0 and not self._ended.had_whole:
             self._budget = max(self._budget, min(2 * self._budget, self.capacity // 2))
-        self._sample_at = self._chance(max(1, self._budget // 2))
         self._allowed, self._ended.had_whole = self._budget, False
 
     @property

@@ -121,7 +121,6 @@ class ProcessCounters:
         if self._accelerator.is_timed:
             self._sync_waits.start(self._replay.thread)
             totals.sync_waits = self._sync_waits.waits(totals.train, totals.validate)
-            totals.device_lag = PhaseTotals(*self._accelerator.lag)
             totals.device_work = PhaseTotals(*self._accelerator.work)
         self.fill_loader(totals)
         if not samples:

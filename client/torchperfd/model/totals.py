@@ -206,7 +206,6 @@ class ProcessTotals(StatusTotals):
         script_collectives: The lines whose own collectives took longest.
         graph_limit: A function that torch.compile has given up on, such as ``forward() at model.py:12``;
             empty for none.
-        device_lag: How far the device was behind the host, by samples.
         device_work: Of training steps timed whole on the device: what it took without waits for other ranks.
     """
 
@@ -234,7 +233,6 @@ class ProcessTotals(StatusTotals):
     collect_calls: Annotated[tuple[TimedLine, ...], AtMost(8)] = ()
     script_collectives: Annotated[tuple[TimedLine, ...], AtMost(8)] = ()
     graph_limit: Reason = ""
-    device_lag: PhaseTotals = field(default_factory=PhaseTotals)
     device_work: PhaseTotals = field(default_factory=PhaseTotals)
 
     @property

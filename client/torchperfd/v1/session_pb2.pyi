@@ -620,7 +620,6 @@ class Account(google.protobuf.message.Message):
     COLLECT_CALLS_FIELD_NUMBER: builtins.int
     SCRIPT_COLLECTIVES_FIELD_NUMBER: builtins.int
     GRAPH_LIMIT_FIELD_NUMBER: builtins.int
-    DEVICE_LAG_FIELD_NUMBER: builtins.int
     HOST_MEMORY_FIELD_NUMBER: builtins.int
     DEVICE_WORK_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
@@ -719,10 +718,6 @@ class Account(google.protobuf.message.Message):
         """collectives that the script starts itself; the longest"""
 
     @property
-    def device_lag(self) -> global___PhaseAccount:
-        """how far the device was behind the host, by samples"""
-
-    @property
     def host_memory(self) -> global___HostMemory:
         """absent if the kernel does not show it"""
 
@@ -765,12 +760,11 @@ class Account(google.protobuf.message.Message):
         collect_calls: collections.abc.Iterable[global___TimedLine] | None = ...,
         script_collectives: collections.abc.Iterable[global___TimedLine] | None = ...,
         graph_limit: builtins.str = ...,
-        device_lag: global___PhaseAccount | None = ...,
         host_memory: global___HostMemory | None = ...,
         device_work: global___PhaseAccount | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "binding", b"binding", "checkpoint", b"checkpoint", "compiled", b"compiled", "cpus", b"cpus", "cuda", b"cuda", "device_lag", b"device_lag", "device_work", b"device_work", "epoch", b"epoch", "epoch_starts", b"epoch_starts", "flops_per_step", b"flops_per_step", "host_memory", b"host_memory", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "began_ns", b"began_ns", "binding", b"binding", "checkpoint", b"checkpoint", "collect_calls", b"collect_calls", "compiled", b"compiled", "coordinates", b"coordinates", "cpus", b"cpus", "cuda", b"cuda", "device_lag", b"device_lag", "device_work", b"device_work", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "epoch_starts", b"epoch_starts", "flops_per_step", b"flops_per_step", "gc", b"gc", "graph_limit", b"graph_limit", "hooks", b"hooks", "host_memory", b"host_memory", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "script_collectives", b"script_collectives", "shed_tiers", b"shed_tiers", "step_blocks", b"step_blocks", "switches", b"switches", "sync_waits", b"sync_waits", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "binding", b"binding", "checkpoint", b"checkpoint", "compiled", b"compiled", "cpus", b"cpus", "cuda", b"cuda", "device_work", b"device_work", "epoch", b"epoch", "epoch_starts", b"epoch_starts", "flops_per_step", b"flops_per_step", "host_memory", b"host_memory", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cpus", b"_cpus", "_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "_threads", b"_threads", "background_saves", b"background_saves", "began_ns", b"began_ns", "binding", b"binding", "checkpoint", b"checkpoint", "collect_calls", b"collect_calls", "compiled", b"compiled", "coordinates", b"coordinates", "cpus", b"cpus", "cuda", b"cuda", "device_work", b"device_work", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "epoch_starts", b"epoch_starts", "flops_per_step", b"flops_per_step", "gc", b"gc", "graph_limit", b"graph_limit", "hooks", b"hooks", "host_memory", b"host_memory", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "script_collectives", b"script_collectives", "shed_tiers", b"shed_tiers", "step_blocks", b"step_blocks", "switches", b"switches", "sync_waits", b"sync_waits", "threads", b"threads", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cpus", b"_cpus"]) -> typing.Literal["cpus"] | None: ...
     @typing.overload

@@ -90,7 +90,6 @@ class RankEvidence:
             it gets the lock back, so that little of the wait is in ``blocked_seconds``.
         ran_seconds: CPU time of its training thread.
         epoch_start_seconds: The wait for first batches of epochs beyond the usual wait, spread over steps.
-        epoch_steps: Training steps of an epoch; 0 while no training pass over a loader has ended.
         workers_respawn: Whether each epoch starts the workers of its loader anew.
         step_grows_seconds: By how much each step is longer than the one before; 0 unless that is certain.
         periodic_seconds: What every n-th step takes longer than the others; 0 without such a period.
@@ -104,9 +103,6 @@ class RankEvidence:
         script_collective_line: The line that starts most of them, such as ``all_reduce() at train.py:22``.
         called_collection_seconds: The part of ``collected_seconds`` in calls of ``gc.collect()``, most of
             them in ``collect_line``, such as ``train.py:31``.
-        device_lag_seconds: How far the device is behind the host, by samples within steps: several steps if
-            it bounds the loop, less than one if it waits for the host, or the host for it in each step. None
-            without device times.
         own_deviation_seconds: The standard deviation, over single steps, of the device's time without waits
             for other ranks; None if it is not known.
     """
@@ -156,7 +152,6 @@ class RankEvidence:
     other_threads_seconds: float = 0.0
     ran_seconds: float = 0.0
     epoch_start_seconds: float = 0.0
-    epoch_steps: float = 0.0
     workers_respawn: bool = False
     step_grows_seconds: float = 0.0
     periodic_seconds: float = 0.0
@@ -170,7 +165,6 @@ class RankEvidence:
     script_collective_line: str = ""
     called_collection_seconds: float = 0.0
     collect_line: str = ""
-    device_lag_seconds: float | None = None
     own_deviation_seconds: float | None = None
 
     @property

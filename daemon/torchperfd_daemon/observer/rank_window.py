@@ -92,7 +92,6 @@ class WindowEdge:
     sync_waits: tuple[SyncWait, ...]
     collect_calls: tuple[TimedLine, ...]
     script_collectives: tuple[TimedLine, ...]
-    device_lag: PhaseTotals
     device_work: PhaseTotals
 
     @classmethod
@@ -116,7 +115,6 @@ def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -
     own, own_line = _since(before.script_collectives, now.script_collectives)
     waited = evidence.phase_seconds.get(_WAIT, 0.0)
     starts = _epoch_start_seconds(now)
-    lag = _minus(now.device_lag, before.device_lag)
     return replace(
         evidence,
         sync_line=_longest_wait(before.sync_waits, now.sync_waits),
@@ -129,9 +127,7 @@ def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -
         script_collective_seconds=min(own.ns / steps / 1e9, waited),
         script_collective_line=own_line.words if own_line else "",
         epoch_start_seconds=min(starts, evidence.phase_seconds.get(_DATA, 0.0)),
-        epoch_steps=now.train.steps / (now.epoch_starts.calls + 1) if now.epoch_starts.calls else 0.0,
         workers_respawn=now.loader is not None and now.loader.respawns_workers,
-        device_lag_seconds=lag.ns / lag.calls / 1e9 if lag.calls > 0 else None,
         own_deviation_seconds=_deviation(before.device_work, now.device_work),
     )
 

@@ -14,7 +14,6 @@ class Device:
     def __init__(self) -> None:
         self.launched = 0
         self.done = 0
-        self.now = 0
         self.capturing = False
         self.apart = 0
         self.made: list[FakeEvent] = []
@@ -41,13 +40,7 @@ class Device:
 
     def times(self, capacity: int = 64) -> DeviceTimes:
         return DeviceTimes(
-            self.event,
-            record_without_stream,
-            lambda: self.capturing,
-            self.kept_apart,
-            capacity,
-            clock=lambda: self.now,
-            chance=lambda _: 0,
+            self.event, record_without_stream, lambda: self.capturing, self.kept_apart, capacity
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.client.scripted_device import Device, FakeEvent, Script, begun
 
 from torchperfd.hooks.cuda import record_without_stream
-from torchperfd.hooks.device_clock import MARKS, NO_PHASE, DeviceTimes
+from torchperfd.hooks.device_clock import NO_PHASE, DeviceTimes
 from torchperfd.steps.device_times import NO_KIND, DeviceTime
 from torchperfd.steps.phases import (
     BACKWARD,
@@ -243,35 +243,3 @@ def test_step_with_a_lost_interval_is_no_work() -> None:
     script.times.collect()
     assert script.times.lost == 1
     assert script.times.work == (0, 0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("works", "lag"),
-    [
-        (1.0, 0),  # the device waits for the host
-        (4.0, 48_000),  # it has done a quarter of what was launched in 64 us
-    ],
-)
-def test_lag_is_since_the_first_event_not_passed(works: float, lag: int) -> None:
-    script = Script(capacity=256)
-    for _ in range(MARKS):
-        script.device.launch(1000)
-        script.device.now += 1000
-        script.device.run(round(1000 / works))
-        script.boundary(FORWARD)
-    assert script.times.lags == 1
-    assert script.times.lag_ns == pytest.approx(lag, abs=2000)
-    script.boundary(FORWARD)
-    assert script.times.lags == 1
-    script.times.allow()
-    for _ in range(3 * MARKS):
-        script.boundary(FORWARD)
-    assert script.times.lags == 2
-
-
-def test_lag_is_not_sampled_while_a_graph_is_captured() -> None:
-    script = Script(capacity=256)
-    script.device.capturing = True
-    for _ in range(MARKS):
-        script.boundary(FORWARD)
-    assert (script.times.lags, script.times.lag_ns) == (0, 0)

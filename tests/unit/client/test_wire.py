@@ -206,7 +206,6 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         collect_calls=st.just(()) | st.just((TimedLine("/home/a/train.py", 31, "collect", 3, 9),)),
         script_collectives=st.just(()) | st.just((TimedLine("b.py", 22, "all_reduce", 12, 8),)),
         graph_limit=st.just("") | st.just("forward() at model.py:12"),
-        device_lag=_PHASE,
         device_work=_PHASE,
     )
 )

@@ -171,7 +171,6 @@ GPT = RankEvidence(
     {"forward": 0.0107, "backward": 0.0207, "optimizer": 0.0017, "other": 0.0001},
     on_device=True,
     device_busy=0.99,
-    device_lag_seconds=0.06,
 )
 """A GPT of 12 layers that keeps its device busy: the host waits until it may launch more."""
 
@@ -208,7 +207,6 @@ def small_resnet() -> RankEvidence:
         on_device=True,
         device_busy=0.3,
         sync_seconds=0.0001,
-        device_lag_seconds=0.0003,
     )
 
 

@@ -63,7 +63,6 @@ def test_starts_of_epochs_are_spread_over_all_steps() -> None:
     assert seen.epoch_start_seconds == pytest.approx(0.55 / 200)
     assert facts(replace(NOW, epoch_starts=PhaseTotals(10, 10**11))).epoch_start_seconds == 0.02
     assert facts(replace(NOW, epoch_starts=PhaseTotals(1, 10**9))).epoch_start_seconds == 0.0
-    assert seen.epoch_steps == pytest.approx(200 / 11)
     assert seen.workers_respawn
 
 
@@ -79,12 +78,6 @@ def test_switches_and_limits_are_those_of_now() -> None:
     seen = facts(now)
     assert seen.switches == ("CUDA_LAUNCH_BLOCKING=1",)
     assert (seen.graph_limit_reached, seen.graph_limit_function) == (True, "forward() at model.py:12")
-
-
-def test_lag_of_the_device_is_the_windows_mean() -> None:
-    before = replace(BEFORE, device_lag=PhaseTotals(10, 10**9))
-    assert facts(replace(NOW, device_lag=PhaseTotals(30, 2 * 10**9)), before).device_lag_seconds == 0.05
-    assert facts(replace(NOW, device_lag=PhaseTotals(10, 10**9)), before).device_lag_seconds is None
 
 
 def test_deviation_of_the_devices_work_is_the_windows() -> None:
