@@ -17,7 +17,7 @@ from torchperfd.captures.manager import CaptureManager
 from torchperfd.captures.out_of_memory import OutOfMemory
 from torchperfd.hooks import process_groups
 from torchperfd.hooks.instruments import Instruments, ProcessCounters
-from torchperfd.hooks.process_groups import Rendezvous, dump_flight_recorder, read_coordinates
+from torchperfd.hooks.process_groups import Rendezvous, dump_flight_recorder
 from torchperfd.link.flusher import Flusher
 from torchperfd.link.outbox import Outbox
 from torchperfd.link.stack_reporter import StackReporter
@@ -268,21 +268,9 @@ class Parts:
             names.name,
             lambda: self.flusher.unrecorded(),
         )
-        self.stacks = StackReporter(buffer, replay, names, self.outbox, instruments.worker_stacks, faults)
-        counters = ProcessCounters(
-            replay,
-            instruments.pauses,
-            instruments.compilations,
-            instruments.background_saves,
-            instruments.accelerator,
-            instruments.loader,
-            instruments.sync_waits,
-            instruments.settings,
-            instruments.script_collectives,
-            hooks=instruments.hook_states,
-            coordinates=lambda: read_coordinates(instruments.hooks.places),
-        )
-        self.flusher = Flusher(replay, names, self.outbox, faults, counters)
+        workers = instruments.hooks.links.worker_stacks
+        self.stacks = StackReporter(buffer, replay, names, self.outbox, workers, faults)
+        self.flusher = Flusher(replay, names, self.outbox, faults, ProcessCounters(instruments))
         buffer.on_low = self.flusher.wake
         self.daemon_session = DaemonSession(
             identity,

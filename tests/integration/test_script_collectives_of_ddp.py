@@ -34,7 +34,7 @@ for step in range({STEPS}):
 model.eval()
 for _ in range(5):
     dist.all_reduce(torch.zeros(()))
-lines = client.parts.instruments.script_collectives.longest()
+lines = client.parts.instruments.hooks.links.script_collectives.longest()
 if dist.get_rank() == 0:
     print(json.dumps([[each.call, each.line, each.calls, each.ns > 0] for each in lines]))
 dist.destroy_process_group()

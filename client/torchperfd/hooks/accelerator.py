@@ -214,10 +214,6 @@ class Accelerator:
         """Training steps timed whole on the device, their own ns, and the sum of the squares of that."""
         return self._times.work if self._times is not None else (0, 0, 0.0)
 
-    def memory(self) -> CudaMemory | None:
-        """Return what the allocators hold, None without CUDA."""
-        return read_cuda_memory()
-
     def times(self) -> list[DeviceTime]:
         """Return what has been timed on the device since the last call; begins to, once that is possible."""
         if self._times is None:

@@ -5,14 +5,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import get_ident
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from torchperfd.events import Draws, EventBuffer, Timed, codes
-from torchperfd.hooks.line_times import ScriptCollectives
 from torchperfd.hooks.patches import ModuleImport, Patches, keep_out_of_graphs
-from torchperfd.hooks.worker_stacks import WorkerStacks
 from torchperfd.model.process import Coordinate, ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults, log
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
 
     from torchperfd.hooks.checkpoints import BackgroundSaves
     from torchperfd.hooks.compiler import Compilations
+    from torchperfd.hooks.line_times import ScriptCollectives
     from torchperfd.hooks.loader_use import LoaderSampler
+    from torchperfd.hooks.worker_stacks import WorkerStacks
 
 # threading.current_thread() would add a thread that Python did not start, and enumerate() locks.
 _threads: Final[dict[int, threading.Thread]] = threading._active  # type: ignore[attr-defined]
@@ -79,10 +80,13 @@ class Models:
         return [model for reference in self.alive if (model := reference()) is not None]
 
 
+@dataclass
 class HookLinks:
-    """What hooks offer one another. Each has a default, so that any of them may be off.
+    """What the hooks of a client share: what they measure besides events, and what they offer one another.
 
-    Args:
+    What a hook sets has a default, so that any of them may be off.
+
+    Attributes:
         iterators: The iterators that the loop draws from.
         loader_sampler: Samples how the loader is used.
         compilations: Counts compilations.
@@ -90,8 +94,6 @@ class HookLinks:
         worker_stacks: Reads the stacks of DataLoader workers.
         settings: Threads and switches of the process.
         script_collectives: Counts the collectives that the script starts itself.
-
-    Attributes:
         models: The models of the loop.
         places: The rank's place in each dimension that its device meshes, pipelines or split layers show.
         time_forward: Times the forward of a model.
@@ -101,27 +103,20 @@ class HookLinks:
         backward: The replacement of ``torch.autograd.backward``.
     """
 
-    def __init__(
-        self,
-        iterators: Iterators,
-        loader_sampler: "LoaderSampler",
-        compilations: "Compilations",
-        background_saves: "BackgroundSaves",
-        worker_stacks: WorkerStacks,
-        settings: ProcessSettings | None = None,
-        script_collectives: ScriptCollectives | None = None,
-    ) -> None:
-        self.iterators = iterators
-        self.script_collectives = script_collectives or ScriptCollectives()
-        self.settings = settings or ProcessSettings()
-        self.loader_sampler = loader_sampler
-        self.compilations = compilations
-        self.background_saves = background_saves
-        self.worker_stacks = worker_stacks
-        self.models = Models()
-        self.places: dict[str, Coordinate] = {}
-        self.time_forward: Callable[[nn.Module], None] | None = None
-        self.before_draw: list[Callable[[Any], bool]] = []
+    iterators: Iterators
+    loader_sampler: "LoaderSampler"
+    compilations: "Compilations"
+    background_saves: "BackgroundSaves"
+    worker_stacks: "WorkerStacks"
+    settings: ProcessSettings
+    script_collectives: "ScriptCollectives"
+    models: Models = field(default_factory=Models)
+    places: dict[str, Coordinate] = field(default_factory=dict)
+    time_forward: "Callable[[nn.Module], None] | None" = None
+    before_draw: list[Callable[[Any], bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Descriptors, which are none in an instance.
         self.draws: Draws | None = None
         self.backward: Timed | None = None
 

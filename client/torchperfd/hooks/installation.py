@@ -17,7 +17,6 @@ from torchperfd.model.process import (
     ANOMALY_DETECTION,
     DETERMINISTIC,
     TORCH_PROFILER,
-    Coordinate,
     HookState,
     ProcessSettings,
 )
@@ -67,39 +66,26 @@ class Hooks:
     """Puts every hook on once torch is there, and restores torch afterwards.
 
     :meth:`install` needs torch imported: it is called after the script itself has done so.
+
+    Attributes:
+        links: What the hooks share.
     """
 
-    def __init__(
-        self,
-        buffer: EventBuffer,
-        replay: Replay,
-        faults: Faults,
-        sampler: LoaderSampler | None = None,
-        iterators: Iterators | None = None,
-        compilations: Compilations | None = None,
-        background_saves: BackgroundSaves | None = None,
-        worker_stacks: WorkerStacks | None = None,
-        settings: ProcessSettings | None = None,
-        script_collectives: ScriptCollectives | None = None,
-    ) -> None:
+    def __init__(self, buffer: EventBuffer, replay: Replay, faults: Faults) -> None:
         self._buffer = buffer
-        self._links = HookLinks(
-            iterators or Iterators(buffer),
-            sampler or LoaderSampler(),
-            compilations or Compilations(),
-            background_saves or BackgroundSaves(),
-            worker_stacks or WorkerStacks(),
-            settings,
-            script_collectives,
+        worker_stacks = WorkerStacks()
+        self.links = HookLinks(
+            iterators=Iterators(buffer),
+            loader_sampler=LoaderSampler(worker_stacks),
+            compilations=Compilations(),
+            background_saves=BackgroundSaves(),
+            worker_stacks=worker_stacks,
+            settings=ProcessSettings(),
+            script_collectives=ScriptCollectives(),
         )
-        self._contexts = [HookContext(name, buffer, replay, faults, self._links) for name in HOOKS]
+        self._contexts = [HookContext(name, buffer, replay, faults, self.links) for name in HOOKS]
         self._is_installed = False
         self._named_model: nn.Module | None = None
-
-    @property
-    def active(self) -> bool:
-        """Whether events are being reported."""
-        return self._buffer.thread != 0
 
     @property
     def states(self) -> tuple[HookState, ...]:
@@ -108,15 +94,10 @@ class Hooks:
             return ()
         return tuple(HookState(context.name, context.reason) for context in self._contexts)
 
-    @property
-    def places(self) -> dict[str, Coordinate]:
-        """The rank's place in each dimension that its device meshes, pipelines or split layers show."""
-        return self._links.places
-
     def install(self) -> None:
         """Put every hook on; one that this torch does not offer is logged and left out."""
         torch = sys.modules["torch"]
-        self._links.settings.install(torch.get_num_threads, switch_checks(torch))
+        self.links.settings.install(torch.get_num_threads, switch_checks(torch))
         for context in self._contexts:
             try:
                 module = importlib.import_module(f"torchperfd.hooks.{HOOKS[context.name]}")
@@ -132,7 +113,7 @@ class Hooks:
     def add_model(self, model: "nn.Module") -> None:
         """Time the forward of a model that the caller names, now or once the hooks are on."""
         self._named_model = model
-        links = self._links
+        links = self.links
         if not self._is_installed:
             return
         if type(links.models) is not Models:

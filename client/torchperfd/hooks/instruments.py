@@ -8,22 +8,19 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from torchperfd.events import OUTDATED, EventBuffer, codes
-from torchperfd.hooks.accelerator import Accelerator
+from torchperfd.hooks.accelerator import Accelerator, read_cuda_memory
 from torchperfd.hooks.batches import counts_itself, samples_in
-from torchperfd.hooks.checkpoints import BackgroundSaves
-from torchperfd.hooks.compiler import Compilations
 from torchperfd.hooks.installation import Hooks
-from torchperfd.hooks.line_times import ScriptCollectives, SyncWaits
-from torchperfd.hooks.loader_use import LoaderSampler
+from torchperfd.hooks.line_times import SyncWaits
 from torchperfd.hooks.patches import ModuleImport, keep_classes_out_of_graphs, when_torch_is_imported
 from torchperfd.hooks.pauses import FitPauses, GcPauses
-from torchperfd.hooks.worker_stacks import WorkerStacks
+from torchperfd.hooks.process_groups import read_coordinates
 from torchperfd.model.host_memory import MemoryReader
-from torchperfd.model.process import UNBOUND, Coordinate, HookState, ProcessSettings, available_cpus
+from torchperfd.model.process import UNBOUND, HookState, available_cpus
 from torchperfd.model.totals import GcTotals, PhaseTotals
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults, log
-from torchperfd.steps.epochs import EpochStarts, Iterators
+from torchperfd.steps.epochs import EpochStarts
 from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.phases import DATA, PhaseNames, StepBatch
 from torchperfd.steps.replay import Replay
@@ -37,54 +34,23 @@ class ProcessCounters:
     """Reads the counters of the loop, the garbage collector, the compiler and the device; no lock.
 
     Args:
-        replay: Whose loop, passes and overhead to read.
-        pauses: The garbage collector's.
-        compilations: The compiler's.
-        background_saves: Those of checkpoints beside the steps.
-        accelerator: Device memory, times and FLOPs.
-        loader: Samples how the loader is used.
-        sync_waits: Samples where the training thread waits for the device.
-        settings: Threads, CPUs and switches of the process.
-        script_collectives: Counts the collectives that the script starts itself.
-        hooks: Returns which hooks are on.
-        coordinates: Returns the rank's place in each dimension of its job.
+        instruments: What counts.
     """
 
-    def __init__(
-        self,
-        replay: Replay,
-        pauses: GcPauses,
-        compilations: Compilations,
-        background_saves: BackgroundSaves,
-        accelerator: Accelerator,
-        loader: LoaderSampler,
-        sync_waits: SyncWaits,
-        settings: ProcessSettings,
-        script_collectives: ScriptCollectives,
-        hooks: Callable[[], tuple[HookState, ...]] = tuple,
-        coordinates: Callable[[], tuple[Coordinate, ...]] = tuple,
-    ) -> None:
-        self._replay = replay
-        self._loop = replay.loop
-        self._pauses = FitPauses(pauses)
+    def __init__(self, instruments: "Instruments") -> None:
+        self._instruments = instruments
+        self._links = instruments.hooks.links
+        self._replay = instruments.replay
+        self._pauses = FitPauses(instruments.pauses)
         self._began_ns = 0
-        self._compilations = compilations
-        self._background_saves = background_saves
-        self._accelerator = accelerator
-        self._loader = loader
-        self._sync_waits = sync_waits
-        self._settings = settings
-        self._script_collectives = script_collectives
         self._cpus = 0.0
         self._epoch_starts = EpochStarts()
         self._memory = MemoryReader()
-        self._hooks = hooks
-        self._coordinates = coordinates
 
     @property
     def saving(self) -> bool:
         """Whether a checkpoint is being written right now."""
-        return self._loop.saving > 0
+        return self._replay.loop.saving > 0
 
     def fill(self, totals: Totals, *, samples: bool = True) -> None:
         """Update the totals, after the drained steps were added. They may be a step ahead of those.
@@ -93,40 +59,40 @@ class ProcessCounters:
             samples: Whether to have another draw sampled, and more events recorded on the device: their cost
                 is per flush.
         """
-        loop = self._loop
+        loop, epochs, overhead = self._replay.loop, self._replay.epochs, self._replay.overhead
+        links, accelerator = self._links, self._instruments.accelerator
         totals.train.micro_batches = loop.micro_batches
         totals.train.skipped = loop.skipped
         totals.checkpoint = PhaseTotals(loop.saves, loop.save_ns, loop.save_squares)
         self._count_pauses(totals)
-        self._compilations.follow()
-        totals.compiled = PhaseTotals(self._compilations.calls, self._compilations.ns)
-        totals.graph_limit = self._compilations.graph_limit
-        totals.background_saves = PhaseTotals(self._background_saves.calls, self._background_saves.ns())
+        links.compilations.follow()
+        totals.compiled = PhaseTotals(links.compilations.calls, links.compilations.ns)
+        totals.graph_limit = links.compilations.graph_limit
+        totals.background_saves = PhaseTotals(links.background_saves.calls, links.background_saves.ns())
         totals.loader_ready = loop.ready if loop.ready >= 0 else None
         totals.train.tokens, totals.warmup.tokens = loop.tokens, loop.warmup_tokens
-        epochs = self._replay.epochs
         totals.epoch_starts = replace(self._epoch_starts.totals)
         totals.epoch = replace(epochs.epoch)
         totals.train_pass = replace(epochs.train)
         totals.validate_pass = replace(epochs.validate)
-        overhead = self._replay.overhead
         totals.overhead, totals.degradation_level = overhead.ratio, overhead.degradation_level
-        totals.cuda = self._accelerator.memory()
+        totals.cuda = read_cuda_memory()
         totals.host_memory = self._memory.read()
-        totals.flops_per_step, totals.peak_flops = self._accelerator.flops()
-        totals.script_collectives = self._script_collectives.longest()
-        totals.hooks = self._hooks()
+        totals.flops_per_step, totals.peak_flops = accelerator.flops()
+        totals.script_collectives = links.script_collectives.longest()
+        totals.hooks = self._instruments.hook_states()
         # Once the script has ended its process groups, nothing shows the place any more.
-        totals.coordinates = self._coordinates() or totals.coordinates
-        if self._accelerator.is_timed:
-            self._sync_waits.start(self._replay.thread)
-            totals.sync_waits = self._sync_waits.waits(totals.train, totals.validate)
-            totals.device_work = PhaseTotals(*self._accelerator.work)
+        totals.coordinates = read_coordinates(links.places) or totals.coordinates
+        if accelerator.is_timed:
+            sync_waits = self._instruments.sync_waits
+            sync_waits.start(self._replay.thread)
+            totals.sync_waits = sync_waits.waits(totals.train, totals.validate)
+            totals.device_work = PhaseTotals(*accelerator.work)
         self.fill_loader(totals)
         if not samples:
             return
-        self._loader.arm()
-        for spent in self._accelerator.times():
+        links.loader_sampler.arm()
+        for spent in accelerator.times():
             phase = totals.of(spent.kind).phases[spent.phase]
             phase.device_ns += spent.ns
             phase.device_calls += spent.calls
@@ -135,16 +101,15 @@ class ProcessCounters:
         """Add the steps that were drained just now, ahead of :meth:`fill`."""
         begun = self._replay.epochs.begun
         count = len(begun)
-        self._epoch_starts.add(drained, begun[:count], self._loader.workers)
+        self._epoch_starts.add(drained, begun[:count], self._links.loader_sampler.workers)
         del begun[:count]
 
     def fill_loader(self, totals: Totals) -> None:
         """Bring what is known of the loader up to date, and what is sampled beside it."""
-        train = totals.train
-        totals.loader = self._loader.use(
+        train, settings = totals.train, self._links.settings
+        totals.loader = self._links.loader_sampler.use(
             train.phases[DATA].calls / train.steps if train.steps else 0.0, train.steps
         )
-        settings = self._settings
         totals.threads, totals.switches = settings.threads, settings.switches
         totals.binding = settings.binding or UNBOUND
         self._cpus = self._cpus or available_cpus()
@@ -183,12 +148,6 @@ class Instruments:
         buffer: What hooks write to.
         replay: Reads it.
         pauses: Pauses of the garbage collector.
-        compilations: What torch.compile takes.
-        background_saves: Checkpoints that are saved beside the steps.
-        settings: Threads and switches of the process.
-        script_collectives: Counts the collectives that the script starts itself.
-        loader: Samples how the loader is used.
-        worker_stacks: Reads the stacks of the loader's workers.
         accelerator: Times the device.
         sync_waits: Samples where the training thread waits for the device.
         hooks: Where torch is touched.
@@ -210,26 +169,8 @@ class Instruments:
         )
         self.replay = Replay(self.buffer, 16 if inert else _RING_STEPS, self.faults, overhead)
         self.pauses = GcPauses()
-        self.compilations = Compilations()
-        self.background_saves = BackgroundSaves()
-        self.worker_stacks = WorkerStacks()
-        self.settings = ProcessSettings()
-        self.script_collectives = ScriptCollectives()
-        self.loader = LoaderSampler(self.worker_stacks)
         self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
-        self._iterators = Iterators(self.buffer)
-        self.hooks = Hooks(
-            self.buffer,
-            self.replay,
-            self.faults,
-            self.loader,
-            self._iterators,
-            self.compilations,
-            self.background_saves,
-            self.worker_stacks,
-            self.settings,
-            self.script_collectives,
-        )
+        self.hooks = Hooks(self.buffer, self.replay, self.faults)
         self._pending_torch: ModuleImport | None = None
 
     def hook_states(self) -> tuple[HookState, ...]:
@@ -272,14 +213,14 @@ class Instruments:
             self._pending_torch.cancel()
         self.hooks.uninstall()
         self.pauses.uninstall()
-        self.compilations.uninstall()
+        self.hooks.links.compilations.uninstall()
         self.accelerator.end("training ended before a step was counted")
         self.sync_waits.stop(_SAMPLER_STOP_S)
         self.buffer.thread = 0
 
     def wrap(self, iterable: Iterable[T]) -> Iterator[T]:
         """Iterate over something, timing each ``next()`` as ``data``."""
-        begin, count = self._guarded(self._iterators.begin, None), self._guarded(samples_in, 0)
+        begin, count = self._guarded(self.hooks.links.iterators.begin, None), self._guarded(samples_in, 0)
         exact = self._guarded(counts_itself, False)(iterable)
         return WrappedIterator(iterable, self.buffer, begin, (lambda _: 0) if exact else count)
 

@@ -129,7 +129,7 @@ def test_client_without_device_reports_none(client: torchperfd.Client) -> None:
 
 def test_memory_is_reported_unchanged(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = CudaMemory(allocated_bytes=1, reserved_bytes=2, peak_bytes=3)
-    monkeypatch.setattr("torchperfd.hooks.accelerator.read_cuda_memory", lambda: memory)
+    monkeypatch.setattr("torchperfd.hooks.instruments.read_cuda_memory", lambda: memory)
     assert client.report().totals.cuda == memory
 
 

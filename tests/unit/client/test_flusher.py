@@ -155,8 +155,9 @@ def test_flush_extra_samples_nothing(client: torchperfd.Client, monkeypatch: pyt
         sampled.append("device")
         return []
 
-    monkeypatch.setattr(client.parts.instruments.loader, "arm", lambda: sampled.append("loader"))
-    monkeypatch.setattr(client.parts.instruments.accelerator, "times", times)
+    instruments = client.parts.instruments
+    monkeypatch.setattr(instruments.hooks.links.loader_sampler, "arm", lambda: sampled.append("loader"))
+    monkeypatch.setattr(instruments.accelerator, "times", times)
     client.parts.flusher.flush(report=True, extra=True)
     assert not sampled
     client.parts.flusher.flush(report=True)

@@ -80,7 +80,7 @@ def test_callback_that_always_fails_is_switched_off(
     counts = client.parts.instruments.faults.counts()
     assert set(counts) == places
     assert max(counts.values()) == LIMIT
-    assert not client.parts.instruments.hooks.active
+    assert not client.parts.instruments.buffer.thread
     client.detach()
 
 
@@ -121,7 +121,7 @@ def test_scalers_and_saves_work_whatever_we_do(
     assert counts
     assert set(counts) <= places
     assert max(counts.values()) == LIMIT
-    assert not client.parts.instruments.hooks.active
+    assert not client.parts.instruments.buffer.thread
     client.detach()
 
 
@@ -174,7 +174,7 @@ def test_a_failure_costs_the_step_in_progress_and_no_other(monkeypatch: pytest.M
     counted = calls(client)
     assert (counted["data"], counted["forward"], counted["backward"]) == (3, 3, 3)
     assert client.parts.instruments.faults.counts() == {"hook backward": 1}
-    assert client.parts.instruments.hooks.active
+    assert client.parts.instruments.buffer.thread
     totals = client.report().totals.train
     assert sum(phase.ns for phase in totals.phases) == totals.ns
 
@@ -191,7 +191,7 @@ def test_a_watcher_that_fails_disturbs_nothing(undisturbed: Outcome, client: tor
     assert_same(outcome(), undisturbed)
     client.report()
     assert client.parts.instruments.faults.counts()["hook draw"] == LIMIT
-    assert not client.parts.instruments.hooks.active
+    assert not client.parts.instruments.buffer.thread
     client.parts.instruments.replay.loop.watcher = None
     client.parts.instruments.replay.leave()
 

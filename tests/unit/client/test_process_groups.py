@@ -22,7 +22,7 @@ from torchperfd.hooks import process_groups
 
 def found_with(make):
     client = torchperfd.attach()
-    read_coordinates = lambda: process_groups.read_coordinates(client.parts.instruments.hooks.places)
+    read_coordinates = lambda: process_groups.read_coordinates(client.parts.instruments.hooks.links.places)
     found = [read_coordinates()]
     dist.init_process_group("fake", rank=6, world_size=8, store=FakeStore())
     found.append(read_coordinates())

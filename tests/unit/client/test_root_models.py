@@ -17,14 +17,10 @@ import torchperfd
 from torchperfd.events import EventBuffer, Forward
 from torchperfd.hooks import models, passes
 from torchperfd.hooks.batches import samples_in
-from torchperfd.hooks.checkpoints import BackgroundSaves
-from torchperfd.hooks.compiler import Compilations
-from torchperfd.hooks.context import HookContext, HookLinks
-from torchperfd.hooks.loader_use import LoaderSampler
+from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.installation import Hooks
 from torchperfd.hooks.models import RootModels, roots
-from torchperfd.hooks.worker_stacks import WorkerStacks
 from torchperfd.safety.logs import Faults
-from torchperfd.steps.epochs import Iterators
 from torchperfd.steps.replay import Replay
 
 
@@ -46,8 +42,8 @@ def test_roots_are_the_parentless_modules_of_an_optimizer() -> None:
 
 def make_roots() -> RootModels:
     buffer, faults = EventBuffer(16), Faults()
-    links = HookLinks(Iterators(buffer), LoaderSampler(), Compilations(), BackgroundSaves(), WorkerStacks())
     replay = Replay(buffer, 4, faults)
+    links = Hooks(buffer, replay, faults).links
     passes.install_forward(HookContext("forward", buffer, replay, faults, links))
     return RootModels(HookContext("models", buffer, replay, faults, links))
 

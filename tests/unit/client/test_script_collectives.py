@@ -30,7 +30,7 @@ def client() -> Iterator[Client]:
 
 
 def own_lines(client: Client) -> tuple[TimedLine, ...]:
-    return client.parts.instruments.script_collectives.longest()
+    return client.parts.instruments.hooks.links.script_collectives.longest()
 
 
 def test_collectives_of_metrics_count_at_their_line(client: Client) -> None:

@@ -50,7 +50,7 @@ def wait_a_moment() -> None:
 
 
 def workers_of(client: torchperfd.Client) -> list[WorkerStack]:
-    return client.parts.instruments.worker_stacks.read(5.0)
+    return client.parts.instruments.hooks.links.worker_stacks.read(5.0)
 
 
 def failure(loader: DataLoader[Any]) -> str:
