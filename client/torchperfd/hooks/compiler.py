@@ -59,20 +59,6 @@ class Compilations:
         turn_off: Called with the reason where this torch has no such callbacks.
     """
 
-    __slots__ = (
-        "_began",
-        "_begin",
-        "_clock",
-        "_end",
-        "_misses",
-        "_note",
-        "_over",
-        "calls",
-        "graph_limit",
-        "ns",
-        "turn_off",
-    )
-
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.calls = self.ns = 0
         self.graph_limit = ""

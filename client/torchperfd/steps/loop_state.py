@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Final, Protocol
 
 from torchperfd.steps.drawn_batches import DrawnBatches
@@ -9,59 +11,47 @@ from torchperfd.steps.phase_stack import Clock
 from torchperfd.steps.recorder import Recorder
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StepState:
     """What has happened in a step so far.
 
     Attributes:
-        closure_used: Whether the closure of the optimizer that steps, or stepped last, has gone backward.
         drew: Whether it asked a loader for a batch.
         for_evaluation: Whether every one of its draws looked like evaluation.
         stepped: Whether an optimizer stepped, or was to.
         evaluated: Whether it looks like a validation step.
         forward: Whether a forward with gradients was seen.
         zeroed: Whether gradients were zeroed after the newest backward.
+        resumed: Whether it began before the validation that ended last.
+        closure_used: Whether the closure of the optimizer that steps, or stepped last, has gone backward.
         batches: Batches that it drew.
         backwards: Backward passes.
         micro_batches: Backward passes that used a new batch.
         optimizer_steps: Optimizer steps.
         repeats: Those of them that are steps of their own, unless one that never stepped takes part.
-        optimizers: Which optimizers stepped.
-        resumed: Whether it began before the validation that ended last.
         last_optimizer: The one that stepped last, 0 for none.
+        optimizers: Which optimizers stepped.
     """
 
-    __slots__ = (
-        "backwards",
-        "batches",
-        "closure_used",
-        "drew",
-        "evaluated",
-        "for_evaluation",
-        "forward",
-        "last_optimizer",
-        "micro_batches",
-        "optimizer_steps",
-        "optimizers",
-        "repeats",
-        "resumed",
-        "stepped",
-        "zeroed",
-    )
-
-    def __init__(self) -> None:
-        self.drew = self.for_evaluation = self.stepped = self.evaluated = False
-        self.forward = self.zeroed = self.resumed = self.closure_used = False
-        self.batches = self.backwards = self.micro_batches = self.optimizer_steps = self.repeats = 0
-        self.last_optimizer = 0
-        self.optimizers: set[int] = set()
+    drew: bool = False
+    for_evaluation: bool = False
+    stepped: bool = False
+    evaluated: bool = False
+    forward: bool = False
+    zeroed: bool = False
+    resumed: bool = False
+    closure_used: bool = False
+    batches: int = 0
+    backwards: int = 0
+    micro_batches: int = 0
+    optimizer_steps: int = 0
+    repeats: int = 0
+    last_optimizer: int = 0
+    optimizers: set[int] = field(default_factory=set)
 
     def key(self) -> tuple[object, ...]:
         """Return all of it, comparable."""
-        return (
-            *(self.drew, self.for_evaluation, self.stepped, self.evaluated, self.forward, self.zeroed),
-            *(self.batches, self.backwards, self.micro_batches, self.optimizer_steps),
-            *(self.last_optimizer, frozenset(self.optimizers), self.resumed, self.closure_used, self.repeats),
-        )
+        return (*_ALL_BUT_OPTIMIZERS(self), frozenset(self.optimizers))
 
     def begin_draw(self, for_evaluation: bool) -> None:
         """A loader is asked for a batch."""
@@ -113,6 +103,11 @@ class StepState:
         if self.micro_batches or self.drew:
             return max(1, self.micro_batches)
         return max(1, self.backwards // max(1, self.optimizer_steps))
+
+
+_ALL_BUT_OPTIMIZERS: Final[Callable[[StepState], tuple[object, ...]]] = attrgetter(
+    *(each.name for each in fields(StepState) if each.name != "optimizers")
+)
 
 
 # What is held: the step before the open one, of which it is not known yet whether it ended there. Nothing; a

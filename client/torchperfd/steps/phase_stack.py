@@ -43,24 +43,6 @@ class PhaseStack:
         row: Where the open step is recorded.
     """
 
-    __slots__ = (
-        "_clock",
-        "_exclusive",
-        "_held_depth",
-        "_row",
-        "_stack",
-        "_start",
-        "arrivals",
-        "cuda_event_id",
-        "depth",
-        "device",
-        "is_open",
-        "is_paused",
-        "last",
-        "samples",
-        "wall_offset",
-    )
-
     def __init__(self, clock: Clock, row: list[int]) -> None:
         self.is_open = False
         self.is_paused = False

@@ -35,8 +35,6 @@ class Recorder(PhaseStack):
         clock: Time of the event that is being handled.
     """
 
-    __slots__ = ("_held", "dropped", "recorded", "ring")
-
     def __init__(self, clock: Clock, capacity: int = 4096) -> None:
         self.ring = StepRing(capacity)
         super().__init__(clock, self.ring.live_row)
@@ -44,12 +42,13 @@ class Recorder(PhaseStack):
         self.dropped = 0
         self._held = HeldStep()
 
-    def close(self, kind: int, index: int, *, at_last: bool = False) -> None:
+    def close(self, kind: int, index: int, *, count: int = 1, at_last: bool = False) -> None:
         """End the step and start the next at the same instant.
 
         Args:
             kind: ``TRAIN`` or ``VALIDATE``.
             index: The step's number within its kind.
+            count: How many steps it was, where only now that is known.
             at_last: End the step at its newest phase boundary instead of now, and leave
                 no step open.
         """
@@ -57,19 +56,19 @@ class Recorder(PhaseStack):
             self.open()
         row = self._row
         start, duration = self._end_step(kind, index, at_last=at_last)
-        self.recorded += 1
-        self._row = self.ring.advance(kind, index, start, duration, self.samples)
-        if self._row is row:
-            self.dropped += 1
-        self._begin_step(kind, at_last=at_last)
-
-    def close_several(self, kind: int, index: int, count: int, *, at_last: bool = False) -> None:
-        """End the step, which was so many; only now that is known. See :meth:`close`."""
-        start, duration = self._end_step(kind, index, at_last=at_last)
-        row = self._row
-        row[START], row[DURATION], row[SAMPLES] = start, duration, self.samples
-        self._record_several(row, kind, index, count)
-        self._begin_step(kind, at_last=at_last)
+        if count > 1:
+            row[START], row[DURATION], row[SAMPLES] = start, duration, self.samples
+            self._record_several(row, kind, index, count)
+        else:
+            self.recorded += 1
+            self._row = self.ring.advance(kind, index, start, duration, self.samples)
+            if self._row is row:
+                self.dropped += 1
+        self.samples = 0
+        self._stack[0] = OTHER
+        self.is_open = not at_last
+        if self.device is not None:
+            self.device.close(kind)
 
     def _record_several(self, row: list[int], kind: int, index: int, count: int) -> None:
         row[INDEX], row[KIND] = index, kind
@@ -99,13 +98,6 @@ class Recorder(PhaseStack):
         start, duration = self._start + self.wall_offset, now - self._start
         self.last = self._start = now
         return start, duration
-
-    def _begin_step(self, kind: int, *, at_last: bool) -> None:
-        self.samples = 0
-        self._stack[0] = OTHER
-        self.is_open = not at_last
-        if self.device is not None:
-            self.device.close(kind)
 
     def hold(self, *, at_last: bool = False) -> None:
         """Note that the open step may end now: what it has so far is held.
@@ -151,26 +143,21 @@ class Recorder(PhaseStack):
         self.samples += held.row[SAMPLES]
         held.add_to(self._row)
 
-    def release(self, kind: int, index: int) -> None:
-        """The step did end where it was held; the open one is what followed."""
+    def release(self, kind: int, index: int, *, count: int = 1) -> None:
+        """The step did end where it was held, and was so many; the open one is what followed."""
         self.separate()
         self.arrivals.release(index)
         if self.device is not None:
             self.device.release(kind)
         held = self._held
+        if count > 1:
+            self._record_several(held.row, kind, index, count)
+            return
         self.recorded += 1
         spare = self.ring.insert(held.row, kind, index)
         if spare is held.row:
             self.dropped += 1
         held.row, self._row = spare, self.ring.live_row
-
-    def release_several(self, kind: int, index: int, count: int) -> None:
-        """The step did end where it was held, and was so many. See :meth:`release`."""
-        self.separate()
-        self.arrivals.release(index)
-        if self.device is not None:
-            self.device.release(kind)
-        self._record_several(self._held.row, kind, index, count)
 
     def discard(self) -> None:
         """Forget what is held: it belongs to no step."""

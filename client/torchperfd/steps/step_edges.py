@@ -36,10 +36,7 @@ def _close_train(state: LoopState, *, at_last: bool) -> None:
     if unused:
         recorder.samples -= unused
     steps = step.count_steps()
-    if steps == 1:
-        recorder.close(TRAIN, state.train_steps, at_last=at_last)
-    else:
-        recorder.close_several(TRAIN, state.train_steps, steps, at_last=at_last)
+    recorder.close(TRAIN, state.train_steps, count=steps, at_last=at_last)
     _count_train_steps(state, step, steps)
     state.step = StepState()
     if state.watcher is not None:
@@ -158,10 +155,7 @@ def release(state: LoopState) -> None:
     held = state.held_step
     repeated = state.optimizer != UNKNOWN and state.optimizer == held.last_optimizer
     steps = held.count_steps(ends_with_repeat=repeated)
-    if steps == 1:
-        state.recorder.release(TRAIN, state.train_steps)
-    else:
-        state.recorder.release_several(TRAIN, state.train_steps, steps)
+    state.recorder.release(TRAIN, state.train_steps, count=steps)
     _count_train_steps(state, held, steps)
     if state.watcher is not None:
         state.watcher.train_edge(state.train_steps)

@@ -60,6 +60,9 @@ _REPEATABLE: Final = frozenset(
     )
 )
 
+_READ: Final = frozenset(("depth", "gap", "idle", "inside", "is_open", "is_paused"))
+"""What the loop only asks of the recorder."""
+
 
 class TemplateRecorder:
     """Replaces the recorder during one step, and records the operations that the loop asks it for."""
@@ -115,22 +118,17 @@ class TemplateRecorder:
         self.ops += bytes((_NAME_GAP, phase))
         self._recorder.name_gap(phase)
 
-    def close(self, kind: int, index: int, *, at_last: bool = False) -> None:
+    def close(self, kind: int, index: int, *, count: int = 1, at_last: bool = False) -> None:
         """See :class:`~torchperfd.steps.recorder.Recorder`."""
-        self.plain &= not at_last and not self.kind
+        self.plain &= count == 1 and not at_last and not self.kind
         self.kind = kind
         self.ops += bytes((_CLOSE, kind))
-        self._recorder.close(kind, index, at_last=at_last)
+        self._recorder.close(kind, index, count=count, at_last=at_last)
 
     def open(self) -> None:
         """See :class:`~torchperfd.steps.recorder.Recorder`."""
         self.plain &= self._recorder.is_open
         self._recorder.open()
-
-    @property
-    def gap(self) -> int:
-        """See :class:`~torchperfd.steps.recorder.Recorder`."""
-        return self._recorder.gap
 
     @property
     def samples(self) -> int:
@@ -158,38 +156,15 @@ class TemplateRecorder:
                 for number in (op, slot if op == _NAME_GAP and operand == AFTER_EVALUATION else operand)
             )
 
-    # Reads without effect, what has no effect between steps that are repeated, and what cannot be repeated.
-
-    @property
-    def is_paused(self) -> bool:
-        """See :class:`~torchperfd.steps.recorder.Recorder`."""
-        return self._recorder.is_paused
+    # What has no effect between steps that are repeated, reads, and what cannot be repeated.
 
     def leave_in(self) -> None:
         """See :class:`~torchperfd.steps.recorder.Recorder`."""
         self.plain &= not self._recorder.is_paused
         self._recorder.leave_in()
 
-    @property
-    def is_open(self) -> bool:
-        """See :class:`~torchperfd.steps.recorder.Recorder`."""
-        return self._recorder.is_open
-
-    @property
-    def depth(self) -> int:
-        """See :class:`~torchperfd.steps.recorder.Recorder`."""
-        return self._recorder.depth
-
-    def inside(self, phase: int) -> bool:
-        """See :class:`~torchperfd.steps.recorder.Recorder`."""
-        return self._recorder.inside(phase)
-
-    def idle(self) -> bool:
-        """See :class:`~torchperfd.steps.recorder.Recorder`."""
-        return self._recorder.idle()
-
     def __getattr__(self, name: str) -> Any:
-        self.plain = False
+        self.plain &= name in _READ
         return getattr(self._recorder, name)
 
 
