@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from torchperfd.events import codes
@@ -82,36 +83,25 @@ class WorkerStarts:
         """
         if self._is_training():
             self.count += 1
-            iterator._next_data = FirstDraw(self, iterator, time.perf_counter_ns() - began_ns)
+            measure_next(iterator, partial(self._time_first, time.perf_counter_ns() - began_ns))
 
-    def drawn(self, duration_ns: int) -> None:
-        """Add a start: what the making of the iterator and its first draw took."""
-        if self.count > 1:
-            self._durations.append(duration_ns)
-
-
-class FirstDraw:
-    """Replaces an iterator's method for the next batch, once, and measures it.
-
-    Args:
-        starts: Takes the duration.
-        iterator: Whose first batch it is.
-        spent_ns: What the making of the iterator took.
-    """
-
-    def __init__(self, starts: WorkerStarts, iterator: Any, spent_ns: int) -> None:
-        self._starts = starts
-        self._iterator = iterator
-        self._spent_ns = spent_ns
-        self._original = iterator._next_data
-
-    def __call__(self) -> Any:
-        """Return the first batch."""
-        vars(self._iterator).pop("_next_data", None)
+    def _time_first(self, spent_ns: int, draw: Callable[[], Any]) -> Any:
         began = time.perf_counter_ns()
-        batch = self._original()
-        self._starts.drawn(self._spent_ns + time.perf_counter_ns() - began)
+        batch = draw()
+        if self.count > 1:
+            self._durations.append(spent_ns + time.perf_counter_ns() - began)
         return batch
+
+
+def measure_next(iterator: Any, measure: Callable[[Callable[[], Any]], Any]) -> None:
+    """Have ``measure`` return an iterator's next batch, once; it is called with what makes the batch."""
+    draw = iterator._next_data
+
+    def measured() -> Any:
+        vars(iterator).pop("_next_data", None)
+        return measure(draw)
+
+    iterator._next_data = keep_out_of_graphs(measured)
 
 
 class SlowWorker:

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from torchperfd.hooks.context import HookContext, HookUnavailableError, own_attribute
 from torchperfd.hooks.loader_samples import (
-    FirstDraw,
     SlowWorker,
     StageSamples,
     WorkerStarts,
     has_all_indices,
+    measure_next,
     ready_batches,
 )
 from torchperfd.hooks.patches import keep_classes_out_of_graphs, keep_out_of_graphs
@@ -44,7 +44,7 @@ def install_loader_use(context: HookContext) -> None:
     def watch() -> None:
         draws.watching = True
 
-    keep_classes_out_of_graphs(LoaderSampler, TimedDraw, StageSamples, WorkerStarts, FirstDraw)
+    keep_classes_out_of_graphs(LoaderSampler, StageSamples, WorkerStarts)
     sampler.install(watch, torch.is_grad_enabled, describe_loader, torch.Tensor, links.settings.read)
 
     def at_draw(iterator: Any) -> bool:
@@ -182,31 +182,29 @@ class LoaderSampler:
             self._about = self._describe(iterator)
         # A batch of each worker, and the draw after them.
         self._to_see = self._workers + 1 if self._workers > 1 else 0
-        iterator._next_data = TimedDraw(self, iterator, ready, self._stages.timed)
+        measure_next(iterator, functools.partial(self._sample, iterator, ready))
         return True
 
-    def sampled(
-        self, batch: Any, ready: int, wall_ns: int, cpu_ns: int, queued_ns: int, before: tuple[int, int]
-    ) -> None:
-        """Add a sampled draw: its batch, its duration, and the thread's counters before it.
-
-        Args:
-            batch: What was drawn.
-            ready: Batches that the workers had ready; -1 without workers.
-            wall_ns: What it took.
-            cpu_ns: What of that was CPU time.
-            queued_ns: What of it was spent in line for a CPU.
-            before: The thread's time in line for a CPU and its CPU time when the draw began, ns.
-        """
-        if ready < 0:
-            self._draws.append((max(wall_ns - queued_ns, 1), cpu_ns))
-        elif ready > 0:
-            self._received.append(wall_ns)
-        self._batch = self._size(batch)
-        # On this thread: its affinity, which the workers have too, may differ from that of other threads.
-        self._cpus = self._cpus or available_cpus()
-        self._read_settings()
-        self._ended = (time.perf_counter_ns(), time.process_time_ns(), *before)
+    def _sample(self, iterator: Any, ready: int, draw: Callable[[], Any]) -> Any:
+        """Return the batch that ``draw`` makes for an iterator, and keep what that took."""
+        queued = thread_queued_ns()
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        batch = self._stages.timed(iterator, draw)
+        took, own = time.perf_counter_ns() - wall, time.thread_time_ns() - cpu
+        try:
+            if ready < 0:
+                self._draws.append((max(took - (thread_queued_ns() - queued), 1), own))
+            elif ready > 0:
+                self._received.append(took)
+            self._batch = self._size(batch)
+            # On this thread: its affinity, which the workers have too, may differ from that of other threads.
+            self._cpus = self._cpus or available_cpus()
+            self._read_settings()
+            self._ended = (time.perf_counter_ns(), time.process_time_ns(), queued, cpu)
+        except Exception as error:  # of a batch that is out of the ordinary, for example
+            if is_from_script(error):
+                raise
+        return batch
 
     @property
     def workers(self) -> int:
@@ -285,45 +283,6 @@ class LoaderSampler:
             # Near its end, workers wait while batches are drawn that they have made before.
             return
         self._made.append((received - last[1], cpu - last[2], queued - last[3], (now - last[4]) * len(spent)))
-
-
-class TimedDraw:
-    """Replaces an iterator's method for the next batch, once, and measures it.
-
-    Args:
-        sampler: Takes the sample.
-        iterator: Whose next batch it is.
-        ready: Batches that its workers have ready; -1 without workers.
-        draw: Draws a batch from an iterator by its method, and times the stages.
-    """
-
-    def __init__(
-        self,
-        sampler: LoaderSampler,
-        iterator: Any,
-        ready: int,
-        draw: Callable[[Any, Callable[[], Any]], Any],
-    ) -> None:
-        self._sampler = sampler
-        self._iterator = iterator
-        self._ready = ready
-        self._draw = draw
-        self._original = iterator._next_data
-
-    def __call__(self) -> Any:
-        """Return the next batch."""
-        vars(self._iterator).pop("_next_data", None)
-        queued = thread_queued_ns()
-        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        batch = self._draw(self._iterator, self._original)
-        before = queued, cpu
-        wall, cpu = time.perf_counter_ns() - wall, time.thread_time_ns() - cpu
-        try:
-            self._sampler.sampled(batch, self._ready, wall, cpu, thread_queued_ns() - queued, before)
-        except Exception as error:  # of a batch that is out of the ordinary, for example
-            if is_from_script(error):
-                raise
-        return batch
 
 
 def describe_loader(iterator: Any) -> tuple[int, bool, bool]:
