@@ -18,20 +18,23 @@ from benchmarks.capture.worker import Loop
 from torch.autograd import profiler
 
 from torchperfd.captures import tracer
+from torchperfd.model.capture_options import CaptureOptions
 
 STEPS: Final = 40
 ROUNDS: Final = 5
 RECORDED: Final = {
-    "operators": tracer.Recorded(),
-    "+ shapes": tracer.Recorded(record_shapes=True),
-    "+ FLOPs": tracer.Recorded(with_flops=True),
-    "+ stacks": tracer.Recorded(with_stack=True),
-    "+ memory": tracer.Recorded(profile_memory=True),
-    "+ all of these": tracer.Recorded(True, True, True, True),
+    "operators": CaptureOptions(),
+    "+ shapes": CaptureOptions(record_shapes=True),
+    "+ FLOPs": CaptureOptions(with_flops=True),
+    "+ stacks": CaptureOptions(with_stack=True),
+    "+ memory": CaptureOptions(profile_memory=True),
+    "+ all of these": CaptureOptions(
+        record_shapes=True, with_stack=True, profile_memory=True, with_flops=True
+    ),
 }
 
 
-def costs(loop: Loop, recorded: tracer.Recorded, path: Path) -> tuple[float, float, float]:
+def costs(loop: Loop, recorded: CaptureOptions, path: Path) -> tuple[float, float, float]:
     """Capture once; return the CPU seconds of stopping, of writing and freeing, and the number of events."""
     tracing = tracer.KinetoTracer(recorded)
     tracing.start()

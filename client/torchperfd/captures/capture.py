@@ -107,34 +107,9 @@ class RankCapture:
         return self._files.trace
 
     @property
-    def options(self) -> CaptureOptions:
-        """What is recorded, and for how many steps."""
-        return self.state.options
-
-    @property
-    def stage(self) -> CaptureStage:
-        """How far it is."""
-        return self.state.stage
-
-    @property
-    def start_step(self) -> int:
-        """First training step of the range, counting from 0."""
-        return self.state.start_step
-
-    @property
-    def steps_made(self) -> int:
-        """Of the agreed steps, those made while the profiler was on."""
-        return self.state.steps_made
-
-    @property
     def outcome(self) -> CaptureOutcome | None:
         """How it ended; None before that."""
         return self.state.outcome
-
-    @property
-    def pause_seconds(self) -> float:
-        """How long training pauses when the capture ends: estimated, afterwards measured; 0 if unknown."""
-        return self.state.pause_seconds
 
     # On a thread of its own.
 
@@ -155,10 +130,10 @@ class RankCapture:
         Args:
             timeout: Seconds after which the capture fails unless it has been armed.
         """
-        reason = unusable(self.options) or self._files.prepare()
+        reason = unusable(self.state.options) or self._files.prepare()
         if reason:
             return reason
-        if self.options.kind == CaptureKind.TRACE:
+        if self.state.options.kind == CaptureKind.TRACE:
             reason = tracer.prepare()
             # Not before: an end meanwhile would find nothing to leave yet, and leave nothing later.
             self._watches_profilers = True
@@ -170,12 +145,12 @@ class RankCapture:
         # Of steps before this capture costs them anything.
         self._driver.unrecorded_step_ns = round(self._step_seconds() * 1e9)
         self._driver.own_facts = self._read_own_facts()
-        if self.options.kind == CaptureKind.TRACE:
+        if self.state.options.kind == CaptureKind.TRACE:
             self._pauses.count_nodes(self._replay, self._step_seconds())
         # From here on the number of the newest step must be exact, not as old as the last flush.
         self._replay.go_live()
         self.state.stage = CaptureStage.READY
-        self.state.pause_seconds = self._pauses.seconds(self.options)
+        self.state.pause_seconds = self._pauses.seconds(self.state.options)
         # The process that asked may be gone, and reading along costs every step.
         self._deadline = threading.Timer(timeout, self._lapse)
         self._deadline.name = "torchperfd-capture-deadline"
@@ -206,10 +181,10 @@ class RankCapture:
         if start_step is not None and self._replay.loop.train_steps >= start_step:
             self.fail(f"step {start_step} was already under way", retry=True)
             return
-        self.state.pause_seconds = self._pauses.seconds(self.options)
-        text = warning(self.pause_seconds, self.options)
+        self.state.pause_seconds = self._pauses.seconds(self.state.options)
+        text = warning(self.state.pause_seconds, self.state.options)
         # The daemon keeps the pause of the run's own capture short.
-        if text and not self.options.automatic:
+        if text and not self.state.options.automatic:
             log.warning("capture %s: %s", self.capture_id, text)
         self.state.stage = CaptureStage.ARMED
         self._replay.watch(self)
@@ -251,14 +226,14 @@ class RankCapture:
     def loop_ended(self) -> None:
         """The loop is over: no more edges will come."""
         if self.state.is_recording:
-            done = self._replay.loop.train_steps - self.start_step
-            self._give_up(f"training ended after {done} of {self.options.steps} steps")
+            done = self._replay.loop.train_steps - self.state.start_step
+            self._give_up(f"training ended after {done} of {self.state.options.steps} steps")
         elif self.outcome is None and not self._ordered:
             self.fail("training ended before the chosen steps")
 
     def _start(self, index: int) -> None:
         try:
-            reason = self._driver.start(self.options)
+            reason = self._driver.start(self.state.options)
         except BaseException as error:  # a signal handler of the script
             self._give_up(f"torch's profiler did not start: {error}")
             raise
@@ -329,11 +304,15 @@ class RankCapture:
             self.fail(str(error))
             return
         self.state.pause_seconds = stopping_seconds + written.export_seconds
-        self._pauses.learn_pause(self.pause_seconds, self.options)
+        self._pauses.learn_pause(self.state.pause_seconds, self.state.options)
         self.state.launches, self.state.kernels = written.launches, written.kernels
         rank_files.warn_of_missing_kernels(self.capture_id, written.launches, written.kernels)
         outcome = CaptureOutcome(
-            ok=True, start_step=self.start_step, file=self.file, bytes=written.bytes, sha256=written.sha256
+            ok=True,
+            start_step=self.state.start_step,
+            file=self.file,
+            bytes=written.bytes,
+            sha256=written.sha256,
         )
         if self._handover is not None:
             try:
@@ -353,7 +332,7 @@ class RankCapture:
     # On any thread.
 
     def _lapse(self) -> None:
-        if self.stage is CaptureStage.READY:
+        if self.state.stage is CaptureStage.READY:
             self.fail("no start step came within the time given; capture again")
 
     def _undo(self) -> None:
@@ -376,7 +355,7 @@ class RankCapture:
     def fail(self, reason: str, *, retry: bool = False) -> None:
         """End without a trace; ``retry`` when another attempt may well succeed."""
         self._undo()
-        self._end(CaptureOutcome(ok=False, reason=reason, retry=retry, start_step=self.start_step))
+        self._end(CaptureOutcome(ok=False, reason=reason, retry=retry, start_step=self.state.start_step))
 
     def _end(self, outcome: CaptureOutcome) -> None:
         with self._ending:

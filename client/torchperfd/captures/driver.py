@@ -233,17 +233,7 @@ class CaptureDriver:
     def _make_tracer(self, options: CaptureOptions) -> tracer.Tracer:
         if options.kind == CaptureKind.MEMORY:
             return MemoryTracer(options.with_stack)
-        return tracer.KinetoTracer(
-            tracer.Recorded(
-                record_shapes=options.record_shapes,
-                with_stack=options.with_stack,
-                profile_memory=options.profile_memory,
-                with_flops=options.with_flops,
-                with_modules=options.with_modules,
-            ),
-            self.unrecorded_step_ns,
-            self.own_facts,
-        )
+        return tracer.KinetoTracer(options, self.unrecorded_step_ns, self.own_facts)
 
     def _annotate_phases(self) -> None:
         # A profiler of the script's that has taken over is to see none of ours.

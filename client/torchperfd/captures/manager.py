@@ -43,13 +43,13 @@ class Capture:
     @property
     def state(self) -> str:
         """One of queued, preparing, ready, armed, running, exporting, complete, failed."""
-        return self._capture.stage.value
+        return self._capture.state.stage.value
 
     @property
     def step_range(self) -> tuple[int, int]:
         """First training step of the capture, and the first one after it."""
-        start = self._capture.start_step
-        return start, start + self._capture.options.steps
+        state = self._capture.state
+        return state.start_step, state.start_step + state.options.steps
 
     def wait(self, timeout: float | None = 60.0) -> Path:
         """Wait for the trace, from a thread that does not train; return where it is.
@@ -67,7 +67,7 @@ class Capture:
     @property
     def pause_seconds(self) -> float:
         """How long training pauses when the capture ends: estimated, afterwards measured; 0 if unknown."""
-        return self._capture.pause_seconds
+        return self._capture.state.pause_seconds
 
     @property
     def path(self) -> Path:
@@ -150,24 +150,23 @@ def result_message(
     """Pack how a capture of this rank ended."""
     from torchperfd.v1 import session_pb2
 
-    options = capture.options
-    launches, kernels = capture.state.launches, capture.state.kernels
+    state = capture.state
     result = session_pb2.CaptureResult(
         capture_id=capture.capture_id,
         ok=outcome.ok,
         reason=outcome.reason,
         retry=outcome.retry,
         start_step=outcome.start_step,
-        steps=options.steps,
-        steps_made=capture.steps_made,
+        steps=state.options.steps,
+        steps_made=state.steps_made,
         file=outcome.file,
         bytes=outcome.bytes,
         sha256=outcome.sha256,
         self_started=self_started,
-        options=options.to_message(),
-        pause_seconds=capture.pause_seconds,
-        launches=launches,
-        kernels=kernels,
+        options=state.options.to_message(),
+        pause_seconds=state.pause_seconds,
+        launches=state.launches,
+        kernels=state.kernels,
     )
     return session_pb2.ClientMessage(capture_result=result)
 
@@ -279,7 +278,7 @@ class CaptureManager:
             capture.loop_ended()
         for capture in self._in_progress():
             # Not once the trace is being written: that may leave no thread the time to state it.
-            if capture.pause_seconds < _SILENT_S and capture.ended.wait(_SILENT_S):
+            if capture.state.pause_seconds < _SILENT_S and capture.ended.wait(_SILENT_S):
                 continue
             log.warning(
                 "waiting up to %.0f s for the trace of capture %s to be written; Ctrl-C skips it",
@@ -308,7 +307,7 @@ class CaptureManager:
         reason, pause_seconds = "", 0.0
         self.torch_ready.wait(_TORCH_BUDGET_S)
         previous = self._capture
-        if previous is not None and (previous.state.is_ending or previous.options.automatic):
+        if previous is not None and (previous.state.is_ending or previous.state.options.automatic):
             # The daemon has done with it sooner than this process, or another node's daemon conducts.
             previous.ended.wait(_PREVIOUS_BUDGET_S)
         try:
@@ -325,7 +324,7 @@ class CaptureManager:
                 reason = "another capture is in progress in this process"
             else:
                 reason = self._not_ready() or capture.prepare()
-                pause_seconds = capture.pause_seconds / capture.options.steps
+                pause_seconds = capture.state.pause_seconds / capture.state.options.steps
                 if reason:
                     # The ack below reports it; no outcome is expected.
                     self._capture = None
@@ -355,7 +354,7 @@ class CaptureManager:
 
         with self._lock:
             before = self._in_progress()
-            may_wait = trigger == _SCRIPT and all(each.options.automatic for each in before)
+            may_wait = trigger == _SCRIPT and all(each.state.options.automatic for each in before)
             if self._is_admitting or (before and not may_wait):
                 return None
             self._is_admitting = True

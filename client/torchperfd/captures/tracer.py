@@ -20,7 +20,6 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -34,6 +33,7 @@ from torchperfd.hooks.profiler import (
     skip_event_lists,
     trace_only,
 )
+from torchperfd.model.capture_options import CaptureOptions
 
 TEARDOWN_VARIABLE: Final = "TEARDOWN_CUPTI"
 """Read by Kineto whenever a profiler starts and stops, and on a thread of its own in between."""
@@ -134,46 +134,32 @@ def end() -> None:
     ARBITER.leave()
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What torch's profiler records beside operators; the names are its own.
-
-    Attributes:
-        record_shapes: The shapes of operator inputs.
-        with_stack: Python stacks.
-        profile_memory: Allocations.
-        with_flops: What FLOPs are counted from: shapes and scalars of operator inputs. The count itself
-            torch writes into no trace.
-        with_modules: Which module runs. Of modules that TorchScript has not compiled, torch records that
-            among Python stacks only, so that these are recorded, too.
-    """
-
-    record_shapes: bool = False
-    with_stack: bool = False
-    profile_memory: bool = False
-    with_flops: bool = False
-    with_modules: bool = False
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of torch's profilers."""
-        arguments = {**asdict(self), "with_stack": self.with_stack or self.with_modules}
-        if not self.with_modules:
-            # Torch deprecates it: a torch without it must still be able to capture.
-            del arguments["with_modules"]
-        return arguments
+def profiler_arguments(options: CaptureOptions) -> dict[str, Any]:
+    """Return what torch's profilers are asked to record, by their own names."""
+    asked = {
+        "record_shapes": options.record_shapes,
+        "with_stack": options.with_stack or options.with_modules,
+        "profile_memory": options.profile_memory,
+        "with_flops": options.with_flops,
+    }
+    # Torch deprecates it: a torch without it must still be able to capture.
+    return {**asked, "with_modules": True} if options.with_modules else asked
 
 
 class KinetoTracer:
     """A trace by torch's profiler.
 
     Args:
-        recorded: What is recorded.
+        options: What is recorded.
         unrecorded_step_ns: Duration of a step that nothing records, for readers of the trace; 0 if unknown.
         own_facts: What else the client knows of unrecorded steps, for the same key of the trace.
     """
 
     def __init__(
-        self, recorded: Recorded, unrecorded_step_ns: int = 0, own_facts: Mapping[str, Any] | None = None
+        self,
+        options: CaptureOptions,
+        unrecorded_step_ns: int = 0,
+        own_facts: Mapping[str, Any] | None = None,
     ) -> None:
         import torch
 
@@ -184,7 +170,7 @@ class KinetoTracer:
         self._cuda = cuda = torch.cuda.is_available()
         if cuda:
             have_cupti_removed(torch.version.cuda)
-        arguments = recorded.arguments()
+        arguments = profiler_arguments(options)
         if not arguments["with_stack"]:
             arguments["experimental_config"] = trace_only()
         self._profiler: Any

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torchperfd.captures import tracer
 from torchperfd.captures.rank_files import LaunchCounter, RankFiles, missing_kernels_warning
 from torchperfd.captures.tracer import TEARDOWN_VARIABLE, Tracer, have_cupti_removed
+from torchperfd.model.capture_options import CaptureOptions
 
 EVENTS = {
     "cudaLaunchKernel": ("cuda_runtime", True),
@@ -123,7 +124,7 @@ def test_environment_changes_with_the_first_capture_on_cuda_only(
     monkeypatch.delenv(TEARDOWN_VARIABLE, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    tracer.KinetoTracer(tracer.Recorded())
+    tracer.KinetoTracer(CaptureOptions())
     assert os.environ.get(TEARDOWN_VARIABLE) == expected
     monkeypatch.delenv(TEARDOWN_VARIABLE, raising=False)
 

@@ -82,7 +82,7 @@ def test_capture_never_armed_fails_and_ends_live_replay(tmp_path: Path) -> None:
     assert not prepared.replay.live
     assert [path.name for path in tmp_path.iterdir()] == ["rank0.manifest.json"]
     prepared.capture.arm(5)
-    assert prepared.capture.stage is CaptureStage.FAILED
+    assert prepared.capture.state.stage is CaptureStage.FAILED
     assert not prepared.replay.live
 
 
@@ -175,9 +175,9 @@ def test_a_capture_with_a_long_pause_is_logged(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level("WARNING", "torchperfd"):
         prepared.capture.arm(5)
     assert "training will pause for about 5.0 s" in caplog.text
-    assert prepared.capture.pause_seconds == pytest.approx(5.0)
+    assert prepared.capture.state.pause_seconds == pytest.approx(5.0)
     prepared.capture.cancel("enough")
-    assert prepared.capture.pause_seconds == 0
+    assert prepared.capture.state.pause_seconds == 0
 
 
 def test_users_profiler_ends_a_running_capture_and_is_complete(
@@ -229,7 +229,7 @@ def test_capture_cancelled_while_it_prepares_watches_nothing(
 
     monkeypatch.setattr(tracer, "prepare", cancelled)
     assert prepared.capture.prepare() == "enough"
-    assert prepared.capture.stage is CaptureStage.FAILED
+    assert prepared.capture.state.stage is CaptureStage.FAILED
     assert not ARBITER.is_watching
 
 

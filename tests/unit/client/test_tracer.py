@@ -21,11 +21,12 @@ from torch.autograd import profiler
 
 from torchperfd.captures import tracer
 from torchperfd.hooks.profiler import ARBITER, trace_only
+from torchperfd.model.capture_options import CaptureOptions
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3, momentum=0.9)
 
-Options = dict[str, bool]
+Options = dict[str, Any]
 PLAIN: Options = {"record_shapes": False, "with_stack": False, "profile_memory": False}
 EACH = [PLAIN, *({**PLAIN, name: True} for name in PLAIN), dict.fromkeys(PLAIN, True)]
 
@@ -91,7 +92,7 @@ def watched() -> Iterator[None]:
 @pytest.mark.parametrize("options", EACH, ids=str)
 def test_a_trace_has_exactly_the_events_of_torchs_own_export(options: Options, tmp_path: Path) -> None:
     train()
-    tracing = tracer.KinetoTracer(tracer.Recorded(**options))
+    tracing = tracer.KinetoTracer(CaptureOptions(**options))
     tracing.start()
     train()
     tracing.stop()
@@ -111,7 +112,7 @@ def test_a_trace_has_exactly_the_events_of_torchs_own_export(options: Options, t
 
 
 def test_operator_open_at_the_last_edge_keeps_its_duration(tmp_path: Path) -> None:
-    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+    tracing = tracer.KinetoTracer(CaptureOptions(**PLAIN))
     tracing.start()
     began = time.perf_counter()
     with profiler.record_function("open"):
@@ -129,7 +130,7 @@ def test_operator_open_at_the_last_edge_keeps_its_duration(tmp_path: Path) -> No
 def test_many_traces_follow_one_another(tmp_path: Path) -> None:
     counts = set()
     for turn in range(5):
-        tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+        tracing = tracer.KinetoTracer(CaptureOptions(**PLAIN))
         tracing.start()
         train()
         tracing.stop()
@@ -140,7 +141,7 @@ def test_many_traces_follow_one_another(tmp_path: Path) -> None:
 
 
 def test_a_discarded_trace_leaves_the_profiler_to_others(tmp_path: Path) -> None:
-    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+    tracing = tracer.KinetoTracer(CaptureOptions(**PLAIN))
     tracing.start()
     assert tracer.unusable() != ""
     train()
@@ -151,7 +152,7 @@ def test_a_discarded_trace_leaves_the_profiler_to_others(tmp_path: Path) -> None
 
 
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+    tracing = tracer.KinetoTracer(CaptureOptions(**PLAIN))
     tracing.start()
     tracing.stop()
     with pytest.raises(OSError, match="torch wrote no trace"):
@@ -162,7 +163,7 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", EACH, ids=str)
 def test_users_profiler_ends_ours_and_is_complete(options: Options, tmp_path: Path) -> None:
     train()
-    tracing = tracer.KinetoTracer(tracer.Recorded(**options))
+    tracing = tracer.KinetoTracer(CaptureOptions(**options))
     tracing.start()
     assert not tracing.lost
     train(1)
@@ -181,7 +182,7 @@ def test_a_profiler_prepared_before_we_watched_still_starts(tmp_path: Path) -> N
     theirs: Any = profiler.profile(use_kineto=True)
     theirs._prepare_trace()
     ARBITER.watch()
-    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+    tracing = tracer.KinetoTracer(CaptureOptions(**PLAIN))
     refused = False
     try:
         tracing.start()
@@ -247,7 +248,7 @@ def test_tracer_without_a_name_to_watch_is_refused(name: str, monkeypatch: pytes
 
 def test_users_profiler_during_our_export_leaves_both_complete(tmp_path: Path) -> None:
     train()
-    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+    tracing = tracer.KinetoTracer(CaptureOptions(**PLAIN))
     tracing.start()
     train()
     tracing.stop()
@@ -264,10 +265,11 @@ def test_tracer_in_forked_child_records_no_operators(compiled: bool, tmp_path: P
 import os, sys, torch
 from pathlib import Path
 from torchperfd.captures import tracer
+from torchperfd.model.capture_options import CaptureOptions
 if sys.argv[2] == "True":
     import torch._inductor
 tracer.prepare()
-tracing = tracer.KinetoTracer(tracer.Recorded())
+tracing = tracer.KinetoTracer(CaptureOptions())
 tracing.start()
 torch.ones(2).neg()
 child = os.fork()
@@ -294,7 +296,7 @@ def test_tracer_without_trace_only_records_the_same(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch.profiler, "_ExperimentalConfig", OldConfig)
     assert trace_only() is None
-    begun_and_ended(tracer.KinetoTracer(tracer.Recorded()), tmp_path / "ours.json")
+    begun_and_ended(tracer.KinetoTracer(CaptureOptions()), tmp_path / "ours.json")
     expected = by_hand(tmp_path / "theirs.json", PLAIN)
     assert operators(tmp_path / "ours.json") == operators(expected)
 
@@ -310,7 +312,7 @@ def test_tracer_makes_no_event_list_when_it_stops(monkeypatch: pytest.MonkeyPatc
         return result
 
     monkeypatch.setattr(profiler.profile, "__exit__", stop_as_torch_2_4)
-    begun_and_ended(tracer.KinetoTracer(tracer.Recorded()), tmp_path / "ours.json")
+    begun_and_ended(tracer.KinetoTracer(CaptureOptions()), tmp_path / "ours.json")
     assert lengths == [0]
     assert operators(tmp_path / "ours.json") == operators(by_hand(tmp_path / "theirs.json", PLAIN))
 
@@ -325,7 +327,7 @@ def begun_and_ended(tracing: tracer.Tracer, path: Path) -> Any:
 
 
 def test_tracer_writes_unrecorded_step_time(tmp_path: Path) -> None:
-    recorded = tracer.Recorded()
+    recorded = CaptureOptions()
     document = begun_and_ended(tracer.KinetoTracer(recorded, 1234), tmp_path / "known.json")
     assert document["torchperfd"] == {"unrecorded_step_ns": 1234}
     assert "torchperfd" not in begun_and_ended(tracer.KinetoTracer(recorded), tmp_path / "unknown.json")
@@ -336,8 +338,8 @@ def test_tracer_writes_unrecorded_step_time(tmp_path: Path) -> None:
 
 def test_modules_are_asked_for_only_where_they_are_wanted() -> None:
     """Torch deprecates ``with_modules``: captures must go on once it is gone."""
-    assert "with_modules" not in tracer.Recorded().arguments()
-    asked = tracer.Recorded(with_modules=True).arguments()
+    assert "with_modules" not in tracer.profiler_arguments(CaptureOptions())
+    asked = tracer.profiler_arguments(CaptureOptions(with_modules=True))
     assert (asked["with_modules"], asked["with_stack"]) == (True, True)
 
 
@@ -358,7 +360,7 @@ def test_warning_of_torchs_own_about_cycles_is_not_the_scripts(
     monkeypatch.setattr(tracer, "is_inductor_imported", lambda: True)
     monkeypatch.setattr(tracer, "skip_event_lists", lambda _: None)
     monkeypatch.setattr("torch.profiler.profile", Profile)
-    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+    tracing = tracer.KinetoTracer(CaptureOptions(**PLAIN))
     tracing.start()
     tracing.stop()
     assert [str(warning.message) for warning in recwarn] == ["another one"]
@@ -375,7 +377,7 @@ def test_trace_is_freed_with_its_file_at_once(
     gc.collect()
     gc.disable()
     try:
-        tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+        tracing = tracer.KinetoTracer(CaptureOptions(**PLAIN))
         tracing.start()
         train()
         tracing.stop()
