@@ -142,7 +142,7 @@ class Client:
             timeout: Seconds to wait for the daemon.
         """
         load_layouts()
-        from torchperfd.model.card import unknown_card
+        from torchperfd.model.card import VerdictCard
 
         found = self.parts.verdict(timeout) if self.attached else None
         if found is None:
@@ -151,7 +151,7 @@ class Client:
             remark = "no daemon has answered"
             if largest := next(iter(phase_shares(self.report(), {})), None):
                 remark += f"; {largest.name} takes {largest.share:.0%} of the step"
-            return unknown_card(self.run, remark, "torchperfd serve")
+            return VerdictCard(self.run, remark=remark, next_command="torchperfd serve")
         return found
 
     def add_logger(self, logger: "Logger") -> None:

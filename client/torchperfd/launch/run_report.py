@@ -15,7 +15,7 @@ from torchperfd.document.blocks import Document, Facts, Heading
 from torchperfd.document.terminal import Page, render
 from torchperfd.launch.options import KeepingOptions
 from torchperfd.launch.script import exit_document
-from torchperfd.model.card import VerdictCard, card_of, unknown_card
+from torchperfd.model.card import VerdictCard, card_of
 from torchperfd.model.verdict_document import verdict_from_report
 from torchperfd.report.ending import Ending, failure_remedy
 from torchperfd.report.overview import Percentiles, account_bars, overview, validation_waits
@@ -64,9 +64,9 @@ def ended_card(
         why = ending.why_untrained(advice)
         if failure:
             return VerdictCard(run, failure=why, remedy=remedy)
-        return replace(unknown_card(run, why), also=also)
+        return VerdictCard(run, remark=why, also=also)
     if verdict is None:
-        card = unknown_card(run, "no daemon has answered, so nothing compared the steps")
+        card = VerdictCard(run, remark="no daemon has answered, so nothing compared the steps")
     else:
         card = card_of(verdict)
     if failure and remedy:

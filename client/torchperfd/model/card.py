@@ -288,7 +288,11 @@ def card_of(verdict: Any) -> VerdictCard:
     least = MIN_SHARE * (1 - first[0].share if first else 1)
     others = [_cause(each, verdict.script) for each in verdict.others]
     # What costs no time may cost the run: memory that grows, until it is full.
-    further = [cause for cause in others if cause.share >= least or _costs_no_time(cause)]
+    further = [
+        each
+        for each in others
+        if each.share >= least or (not each.cost_seconds and each.cause not in (HEALTHY, UNKNOWN))
+    ]
     also = tuple(verdict.remarks)
     return VerdictCard(
         verdict.run,
@@ -302,19 +306,6 @@ def card_of(verdict: Any) -> VerdictCard:
         note=verdict.note,
         account=Account.from_verdict(verdict),
     )
-
-
-def unknown_card(run: str, remark: str, next_command: str = "") -> VerdictCard:
-    """Return the card of a run without a verdict.
-
-    Args:
-        remark: Why there is none.
-    """
-    return VerdictCard(run, remark=remark, next_command=next_command)
-
-
-def _costs_no_time(cause: CauseCard) -> bool:
-    return not cause.cost_seconds and cause.cause not in (HEALTHY, UNKNOWN)
 
 
 def _cause(verdict: Any, script: str) -> CauseCard:

@@ -21,8 +21,11 @@ T = TypeVar("T")
 
 def to_document(own: Any, without: Collection[str] = ()) -> dict[str, Any]:
     """Return a dataclass as documents have it, less some of its fields."""
-    found = {name: value for name, value in asdict(own).items() if name not in without}
-    return {_SECONDS if name == _NS else name: _seconds(name, value) for name, value in found.items()}
+    return {
+        _SECONDS if name == _NS else name: value / 1e9 if name == _NS else value
+        for name, value in asdict(own).items()
+        if name not in without
+    }
 
 
 def from_document(kept: Mapping[str, Any], kind: Callable[..., T], /, **others: Any) -> T:
@@ -76,7 +79,3 @@ def _read(value: Any, hint: Any) -> Any:
         if callable(each):
             found = each(found)
     return found
-
-
-def _seconds(name: str, value: Any) -> Any:
-    return value / 1e9 if name == _NS else value

@@ -11,7 +11,7 @@ and without workers c + d. Workers are advised only where that is shorter by mor
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 from torchperfd.model.formatting import duration
@@ -91,10 +91,9 @@ def advise_loader(
         cost: What moving a batch between processes costs on this machine.
         on_device: The model is on an accelerator, so that pinned memory is of use.
     """
-    if not 0 < data_seconds <= step_seconds or not facts.is_sound():
+    model = _model_of(facts, step_seconds, data_seconds, cost)
+    if model is None:
         return None
-    batches = facts.batches_per_step or 1.0
-    model = _Model(facts, step_seconds / batches, data_seconds / batches, cost)
     # Starts and a slow worker make the loop wait, however many workers there are.
     found = [model.persistent_workers(on_device=on_device)]
     if found == [None] and facts.slow_worker is None:
@@ -102,15 +101,8 @@ def advise_loader(
     best = min((each for each in found if each), key=lambda each: each.step_seconds, default=None)
     if best is None:
         return None
-    return LoaderAdvice(
-        best.rule,
-        best.workers,
-        best.step_seconds * batches,
-        best.saves_seconds * batches,
-        best.change,
-        best.setting,
-        best.assumes,
-    )
+    step, saves = best.step_seconds * model.batches, best.saves_seconds * model.batches
+    return replace(best, step_seconds=step, saves_seconds=saves)
 
 
 def predict_step(
@@ -125,16 +117,14 @@ def predict_step(
     None where that is unknown: of impossible figures, and without workers of a loop that has some.
 
     Args:
-        step_seconds: As for :func:`advise_loader`.
-        data_seconds: As well.
+        step_seconds: As for :func:`advise_loader`, like the data seconds.
     """
-    if not 0 < data_seconds <= step_seconds or not facts.is_sound():
+    model = _model_of(facts, step_seconds, data_seconds, cost)
+    if model is None:
         return None
     if workers == facts.workers:
         return step_seconds
-    batches = facts.batches_per_step or 1.0
-    model = _Model(facts, step_seconds / batches, data_seconds / batches, cost)
-    return batches * model.step_with(workers) if workers else None
+    return model.batches * model.step_with(workers) if workers else None
 
 
 def step_with(
@@ -148,22 +138,21 @@ def step_with(
 
     Args:
         advice: None to change nothing.
-        step_seconds: As for :func:`advise_loader`.
-        data_seconds: As well.
+        step_seconds: As for :func:`advise_loader`, like the data seconds.
     """
-    if advice is None or not 0 < data_seconds <= step_seconds or not facts.is_sound():
+    model = _model_of(facts, step_seconds, data_seconds, cost)
+    if advice is None or model is None:
         return step_seconds
-    batches = facts.batches_per_step or 1.0
-    model = _Model(facts, step_seconds / batches, data_seconds / batches, cost)
     if advice.rule == "persistent-workers":
         found = model.persistent_workers(on_device=False)
     elif advice.rule == "whole-batches":
         found = model.whole_batches()
     elif advice.workers:
-        return step_seconds if advice.workers == facts.workers else batches * model.step_with(advice.workers)
+        is_set = advice.workers == facts.workers
+        return step_seconds if is_set else model.batches * model.step_with(advice.workers)
     else:
         found = model.no_workers()
-    return step_seconds if found is None else batches * found.step_seconds
+    return step_seconds if found is None else model.batches * found.step_seconds
 
 
 def making_seconds(facts: LoaderFacts, step_seconds: float, data_seconds: float) -> float:
@@ -180,10 +169,25 @@ def is_cheap(facts: LoaderFacts, data_seconds: float, cost: WorkerCost = UNMEASU
     return facts.workers == 0 and 0 < data_seconds / (facts.batches_per_step or 1.0) <= receiving
 
 
-class _Model:
-    """One step of a loop that takes one batch; seconds."""
+def _model_of(
+    facts: LoaderFacts, step_seconds: float, data_seconds: float, cost: WorkerCost
+) -> "_Model | None":
+    """Return the model of a loop's step; None of impossible figures."""
+    if not 0 < data_seconds <= step_seconds or not facts.is_sound():
+        return None
+    return _Model(facts, step_seconds, data_seconds, cost)
 
-    def __init__(self, facts: LoaderFacts, step: float, data: float, cost: WorkerCost) -> None:
+
+class _Model:
+    """The part of a loop's step that takes one batch; seconds.
+
+    Attributes:
+        batches: How many of these parts the step has.
+    """
+
+    def __init__(self, facts: LoaderFacts, step_seconds: float, data_seconds: float, cost: WorkerCost) -> None:
+        self.batches = facts.batches_per_step or 1.0
+        step, data = step_seconds / self.batches, data_seconds / self.batches
         self._facts = facts
         self._step = step
         tensors = facts.batch_tensors or _USUAL_TENSORS

@@ -190,22 +190,27 @@ def cpu_binding(
 
 def _cpuset_size(proc: Path, root: Path) -> int:
     """Return how many CPUs the control group of this process has; 0 if unknown."""
-    try:
-        groups = [line.split(":", 2) for line in proc.read_text().splitlines()]
-    except OSError:
-        return 0
-    for _, controllers, path in (each for each in groups if len(each) == 3):
+    for controllers, path in _control_groups(proc):
         top, name = root, "cpuset.cpus.effective"
-        if "cpuset" in controllers.split(","):
+        if "cpuset" in controllers:
             top, name = root / "cpuset", "cpuset.effective_cpus"
         elif controllers:
             continue
-        for folder in (top / path.lstrip("/"), top):
+        for folder in (top / path, top):
             try:
                 return _count_cpus((folder / name).read_text())
             except (OSError, ValueError):
                 continue
     return 0
+
+
+def _control_groups(proc: Path) -> list[tuple[list[str], str]]:
+    """Return the controllers of each hierarchy, none for the unified one, and this process's group in it."""
+    try:
+        groups = [line.split(":", 2) for line in proc.read_text().splitlines()]
+    except OSError:
+        return []
+    return [(each[1].split(",") if each[1] else [], each[2].lstrip("/")) for each in groups if len(each) == 3]
 
 
 def _count_cpus(text: str) -> int:
@@ -241,19 +246,12 @@ def available_cpus(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc
 
 def _quota(root: Path, proc: Path) -> float | None:
     """Return the least quota of this process's control group and of those around it; None without one."""
-    try:
-        groups = [line.split(":", 2) for line in proc.read_text().splitlines()]
-    except OSError:
-        return None
     found = []
-    for _, controllers, path in (each for each in groups if len(each) == 3):
-        if not controllers:
-            top = root
-        elif "cpu" in controllers.split(","):
-            top = root / "cpu"
-        else:
+    for controllers, path in _control_groups(proc):
+        if controllers and "cpu" not in controllers:
             continue
-        group = top / path.lstrip("/")
+        top = root / "cpu" if controllers else root
+        group = top / path
         for folder in (group, *group.parents):
             found.append(_quota_of(folder))
             if folder == top:

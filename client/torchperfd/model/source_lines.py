@@ -57,53 +57,22 @@ class InputStages:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncWait:
-    """A line of the script that waits for the device.
-
-    Attributes:
-        file: Of the line.
-        line: Its number.
-        call: The name of what waits, such as ``item``.
-        ns: The time for which it did in training steps, by samples.
-    """
-
-    file: FilePath
-    line: LineNumber
-    call: Name
-    ns: Nanoseconds
-
-    @property
-    def place(self) -> tuple[str, int, str]:
-        """All but the time."""
-        return self.file, self.line, self.call
-
-    @property
-    def words(self) -> str:
-        """Where it waits, such as ``item() at train.py:57``."""
-        return f"{self.call}() at {PurePath(self.file).name}:{self.line}"
-
-
-@dataclass(frozen=True, slots=True)
-class TimedLine:
-    """A line of the script, and the calls at it since attach.
+class ScriptLine:
+    """A line of the script.
 
     Attributes:
         file: Of the line.
         line: Its number.
         call: The name of what it calls, such as ``all_reduce``; empty if unknown.
-        calls: How often it did.
-        ns: The time that these calls took.
     """
 
     file: FilePath
     line: LineNumber
     call: Name
-    calls: Count
-    ns: Nanoseconds
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """All but the numbers."""
+        """All but the numbers that were measured."""
         return self.file, self.line, self.call
 
     @property
@@ -111,6 +80,21 @@ class TimedLine:
         """Where it is, such as ``all_reduce() at train.py:57``."""
         call = f"{self.call}() at " if self.call else ""
         return f"{call}{PurePath(self.file).name}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWait(ScriptLine):
+    """A line that waits for the device; ``ns`` is for how long it did in training steps, by samples."""
+
+    ns: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class TimedLine(ScriptLine):
+    """A line with the number of its calls since attach, and the time that they took."""
+
+    calls: Count
+    ns: Nanoseconds
 
 
 THREAD: Final = "thread"

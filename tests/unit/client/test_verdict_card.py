@@ -10,7 +10,7 @@ from tests.support.golden import check_golden
 from torchperfd.document.terminal import Page
 from torchperfd.launch.run_report import Closing, closing_card, closing_text, percentiles_of
 from torchperfd.launch.script import Script
-from torchperfd.model.card import VerdictCard, card_of, unknown_card
+from torchperfd.model.card import VerdictCard, card_of
 from torchperfd.model.source_lines import SyncWait
 from torchperfd.model.totals import CudaMemory, PhaseTotals
 from torchperfd.report.ending import Ending, explain_error
@@ -186,7 +186,7 @@ def test_card_renders_as_golden_file() -> None:
         "no cause yet": card_of(with_account(UNSEEN, uneven_account())),
         "memory grows": card_of(GROWING),
         "memory grows in a run without a cause": card_of(QUIETLY_GROWING),
-        "no daemon": unknown_card(RUN, "no daemon has answered, so nothing compared the steps"),
+        "no daemon": VerdictCard(RUN, remark="no daemon has answered, so nothing compared the steps"),
         "line of the script": card_of(LOCATED),
         "replay not certain": card_of(UNSURE),
         "replay not certain, one cause": card_of(ONE_CAUSE),
