@@ -41,7 +41,7 @@ class Score:
     def add(self, job: OracleJob) -> None:
         """Judge one job."""
         self.jobs += 1
-        model = fit(job.records, WARM)
+        model = fit(job.records, WARM, batches=job.batches)
         step = replay(model).mean
         recorded = max(float(record.steps[WARM:].mean()) for record in job.records)
         self.errors.append(abs(step - recorded) / recorded)

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from benchmarks.account.loaders import batches_of
 
-from torchperfd_daemon.diagnosis.step_records import RankRecord
+from torchperfd_daemon.diagnosis.step_records import Batches, RankRecord
 
 Float64 = npt.NDArray[np.float64]
 
@@ -38,6 +39,7 @@ class OracleJob:
     """One job, in seconds except where a name says milliseconds.
 
     Attributes:
+        batches: How its loader makes batches; None without workers.
         collected: Garbage collections by rank and step; shape (ranks, steps).
         queued: Waits for a processor, of the same shape.
         make_seconds: What its loader takes for a batch without a fault.
@@ -45,6 +47,7 @@ class OracleJob:
 
     seed: int
     records: list[RankRecord]
+    batches: Batches | None
     collected: Float64
     queued: Float64
     make_seconds: float
@@ -75,14 +78,13 @@ def _job(document: dict[str, Any]) -> OracleJob:
             _columns([row["host"] for row in rows]),
             {} if rows[0]["device"] is None else _columns([row["device"] for row in rows]),
             _seconds([row["sync_wait"] for row in rows]),
-            job["workers"],
-            job["make_ms"] / 1e3,
         )
         for number, rows in enumerate(ranks)
     ]
     return OracleJob(
         job["seed"],
         records,
+        batches_of(records, job["workers"], job["make_ms"] / 1e3),
         np.array([_seconds([row["gc"] for row in rows]) for rows in ranks]),
         np.array([_seconds([row["queued"] for row in rows]) for rows in ranks]),
         job["make_ms"] / 1e3,

@@ -14,7 +14,6 @@ _BEFORE: Final = ("h2d", "zero_grad", "forward", "loss", "backward")
 _AFTER: Final = ("optimizer", "other", "validate", "checkpoint")
 _NOT_LAUNCHING: Final = frozenset({"data", "collective_wait", "other", "checkpoint", "idle"})
 _DEPTHS: Final = (1, 2, 4, 8)
-_BISECTIONS: Final = 24
 # A device that idles for less of the step keeps the host waiting before it launches more.
 _BOUND: Final = 0.02
 _IDLE_COUNTS: Final = 0.05
@@ -32,16 +31,12 @@ class RankRecord:
         host: Exclusive host time by phase, which sums to the step.
         device: Exclusive device time by phase, waits for other ranks included; empty without device times.
         sync: The part of the host's phases that waits for the device.
-        workers: Of its loader; 0 if the training thread makes the batches.
-        make_seconds: What the loader takes for a batch, as far as it is known; else 0.
     """
 
     rank: int
     host: Mapping[str, Float64]
     device: Mapping[str, Float64] = field(default_factory=dict)
     sync: Float64 | None = None
-    workers: int = 0
-    make_seconds: float = 0.0
 
     @property
     def steps(self) -> Float64:
@@ -50,8 +45,28 @@ class RankRecord:
         return total
 
 
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How a loader makes batches, in seconds; each array has shape (ranks, steps).
+
+    Attributes:
+        make: What a batch takes to make.
+        handover: What taking a finished one over from a worker takes.
+        workers: How many make batches; 0 if the training thread does.
+    """
+
+    make: Float64
+    handover: Float64
+    workers: int
+
+
 def fit(
-    records: Sequence[RankRecord], warm: int = 0, *, least_wait: float = MIN_SHARE, steady: bool = False
+    records: Sequence[RankRecord],
+    warm: int = 0,
+    *,
+    least_wait: float = MIN_SHARE,
+    steady: bool = False,
+    batches: Batches | None = None,
 ) -> StepModel:
     """Return the model of which the replay gives the recorded steps.
 
@@ -60,8 +75,9 @@ def fit(
         warm: The first steps, which count for nothing.
         least_wait: The share of the step from which waits show that ranks wait for each other.
         steady: Whether all steps are equal, so that what is queued on devices does not matter.
+        batches: How batches are made ahead of their use; by default, their phase is what making them takes.
     """
-    return _Fit(records, warm, least_wait, steady=steady).model()
+    return _Fit(records, warm, least_wait, steady=steady).model(batches)
 
 
 class _Fit:
@@ -89,7 +105,7 @@ class _Fit:
         busy = np.sum([self._device(name) for name in names - _NOT_LAUNCHING], axis=0)
         self._idle = self._steps - busy - (waits if self.barrier == DEVICE else 0.0)
 
-    def model(self) -> StepModel:
+    def model(self, batches: Batches | None) -> StepModel:
         """Return the model: of the places where hosts may wait for their devices, those that fit best."""
         phases = (*self._before, *self._after)
         host = np.array([self._host(name) for name in phases])
@@ -99,17 +115,16 @@ class _Fit:
         work = np.array(
             [np.zeros(self._shape) if name in _NOT_LAUNCHING else self._device(name) for name in phases]
         )
-        workers = max(record.workers for record in self._records)
-        make, handover = self._loader(workers)
+        batches = batches or Batches(self._host("data"), np.zeros(self._shape), 0)
         model = StepModel(
             before=self._before,
             after=self._after,
             host=host,
             device=work,
             syncs=np.zeros(len(phases), dtype=bool),
-            make=make,
-            handover=handover,
-            workers=workers,
+            make=batches.make,
+            handover=batches.handover,
+            workers=batches.workers,
             exchange=self._waits.min(axis=0) if self.barrier != ALONE else self._none,
             barrier=self.barrier,
             warm=self._warm,
@@ -205,50 +220,3 @@ class _Fit:
             model = replace(model, host=host)
         for depth in _DEPTHS[1:2] if self._steady else _DEPTHS:
             yield replace(model, depth=depth)
-
-    def _loader(self, workers: int) -> tuple[Float64, Float64]:
-        """Return what batches take to make, and to take over from a worker."""
-        data = self._host("data")
-        if not workers:
-            return data, np.zeros(self._shape)
-        handover = np.repeat(data.min(axis=1, keepdims=True), self._shape[1], axis=1)
-        make = np.zeros(self._shape)
-        for rank, record in enumerate(self._records):
-            waited = float((data[rank] - handover[rank]).mean())
-            spent = self._steps[rank] - data[rank]
-            known = record.make_seconds
-            if waited < MIN_SHARE * float(self._steps[rank].mean()):
-                # Workers that keep up take at most their share of the step.
-                make[rank] = min(known, workers * float(self._steps[rank].mean()))
-                continue
-            low, high = 0.0, 2.0 * workers * float(self._steps[rank].mean())
-            for _ in range(_BISECTIONS):
-                middle = (low + high) / 2
-                if loader_wait(middle, spent, float(handover[rank, 0]), workers) < waited:
-                    low = middle
-                else:
-                    high = middle
-            make[rank] = (low + high) / 2
-        return make, handover
-
-
-def loader_wait(make: float, spent: Float64, handover: float, workers: int) -> float:
-    """Return the mean wait for batches of equal cost, if the loop spends such times between them.
-
-    Args:
-        make: What a worker takes for a batch.
-        spent: What the loop takes for everything else, by step.
-    """
-    free = [0.0] * workers
-    taken: list[float] = []
-    now = waited = 0.0
-    for step, spends in enumerate(spent.tolist()):
-        begin = free[step % workers]
-        if step >= 2 * workers:
-            begin = max(begin, taken[step - 2 * workers])
-        ready = free[step % workers] = begin + make
-        waited += max(0.0, ready - now)
-        now = max(now, ready) + handover
-        taken.append(now)
-        now += spends
-    return waited / max(1, len(spent))
