@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.node import ROOT
 
+from torchperfd.model.source_lines import CALLING_FILES, HOOKS_FOLDER, WRAPPED_DRAWS_FILE
+
 
 @pytest.mark.parametrize("package", ["client", "daemon", "command line"])
 def test_architecture_drawing_is_the_contract(package: str) -> None:
@@ -31,6 +33,13 @@ def test_architecture_names_files_that_exist() -> None:
     named = set(re.findall(r"`([\w/]+\.(?:py|c))`", page))
     assert len(named) > 10
     assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
+
+
+def test_files_that_stacks_show_of_the_client_exist() -> None:
+    client = ROOT / "client"
+    assert (client / HOOKS_FOLDER[1:]).is_dir()
+    assert (client / WRAPPED_DRAWS_FILE[1:]).is_file()
+    assert (client / "torchperfd" / CALLING_FILES[0]).is_file()
 
 
 def test_named_test_files_exist() -> None:

@@ -97,6 +97,17 @@ class TimedLine(ScriptLine):
     ns: Nanoseconds
 
 
+# Files of the client, as they stand in stacks.
+HOOKS_FOLDER: Final = "/torchperfd/hooks/"
+"""Its wrappers of torch's functions: their frames are between the script's or torch's and the native call."""
+WRAPPED_DRAWS_FILE: Final = "/torchperfd/steps/wrapped.py"
+"""Its frame shows that the script draws from an iterable that it has wrapped."""
+CALLING_FILES: Final = ("hooks/distributed.py", "hooks/collectives.py")
+"""Of wrappers that record an event, call the wrapped function and record another event; they cannot hang.
+
+Clients of the version before have them in the second one.
+"""
+
 THREAD: Final = "thread"
 """The stage of samples of threads beside the training thread."""
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from torchperfd_daemon.stacks.model import DRAWS, Frame, Thread
+from torchperfd.model.source_lines import HOOKS_FOLDER, WRAPPED_DRAWS_FILE
+from torchperfd_daemon.stacks.model import Frame, Thread
 
 # The outermost of these frames is the function that the script called: all_gather_object, not all_gather.
 _COLLECTIVE_FILES: Final = (
@@ -18,12 +19,16 @@ _COLLECTIVE_FILES: Final = (
 # DistributedDataParallel calls its own collectives from C++, directly below these.
 _REPLICATION_FILES: Final = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
 _REPLICATES: Final = ("sync", "broadcast", "verify")
-# The client's hooks wrap torch's functions: the wrapper's frame is between torch's frame and the native call.
-_HOOKS: Final = "/torchperfd/hooks/"
 _ENGINE: Final = ("torch/autograd/graph.py", "_engine_run_backward")
-_LOADER_FILES: Final = ("torch/utils/data/dataloader.py", DRAWS)
+_LOADER_FILES: Final = ("torch/utils/data/dataloader.py", WRAPPED_DRAWS_FILE)
 # The client's hooks are called between the script and torch, and never wait themselves.
-_LIBRARY_PATHS: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", _HOOKS, DRAWS)
+_LIBRARY_PATHS: Final = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    HOOKS_FOLDER,
+    WRAPPED_DRAWS_FILE,
+)
 
 
 class Kind(Enum):
@@ -63,7 +68,7 @@ def activity(frames: Sequence[Frame]) -> Activity:
         # Below it may be a backend that is written in Python, which is not the script.
         caller = place_in_script(frames[outermost + 1 :]) or place
         return Activity(Kind.COLLECTIVE, frames[outermost].function, caller)
-    innermost = next((frame for frame in frames if _HOOKS not in frame.file), frames[0])
+    innermost = next((frame for frame in frames if HOOKS_FOLDER not in frame.file), frames[0])
     if innermost.file.endswith(_REPLICATION_FILES) and any(
         word in innermost.function for word in _REPLICATES
     ):
@@ -249,7 +254,7 @@ def loading(thread: Thread) -> Loading | None:
         return Loading(Stage.WAIT)
     if any(_is_in(frame, _ITERATOR) for frame in frames):
         return Loading(Stage.OTHER)  # it starts workers, for example
-    wrapped = _outermost(frames, DRAWS, "__next__")
+    wrapped = _outermost(frames, WRAPPED_DRAWS_FILE, "__next__")
     return _at(Stage.FETCH, frames[:wrapped]) if wrapped is not None else None
 
 

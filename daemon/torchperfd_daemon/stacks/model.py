@@ -13,15 +13,11 @@ import msgspec
 
 from torchperfd.model.messages import AtMost, Sentence
 from torchperfd.model.process import GroupProgress
+from torchperfd.model.source_lines import CALLING_FILES, WRAPPED_DRAWS_FILE
 
 _CONNECTION: Final = "/grpc/_channel.py"
 _RECENT_S: Final = 2.0
 _RECENT_STEPS: Final = 3
-# A wrapper in these files records an event, calls the wrapped function and records another event; it cannot
-# hang. Clients of the version before have them in collectives.py.
-_ONLY_CALLS_TORCH: Final = ("hooks/distributed.py", "hooks/collectives.py")
-DRAWS: Final = "/torchperfd/steps/wrapped.py"
-"""Its frame is kept: it shows that the script draws from an iterable that it has wrapped."""
 _THREADS_BEGIN_IN: Final = ("_bootstrap", "_bootstrap_inner")
 
 
@@ -139,13 +135,15 @@ def _tidied(thread: Thread, package: str) -> Thread:
     frames = list(thread.frames)
     if _is_own(frames, package):
         return replace(thread, own=True)
-    while len(frames) > 1 and frames[0].file in [f"{package}{name}" for name in _ONLY_CALLS_TORCH]:
+    while len(frames) > 1 and frames[0].file in [f"{package}{name}" for name in CALLING_FILES]:
         frames = frames[1:]
     inner = 0
     while inner < len(frames) and frames[inner].file.startswith(package):
         inner += 1
     kept = frames[:inner] + [
-        frame for frame in frames[inner:] if not frame.file.startswith(package) or frame.file.endswith(DRAWS)
+        frame
+        for frame in frames[inner:]
+        if not frame.file.startswith(package) or frame.file.endswith(WRAPPED_DRAWS_FILE)
     ]
     if len(kept) < len(thread.frames):
         # These frames started `torchperfd run` and have no relation to the script.
