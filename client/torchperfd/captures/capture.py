@@ -40,14 +40,10 @@ class RankCapture:
     """One capture of this rank, from preparation to a trace on disk. A ``StepWatcher``.
 
     Args:
-        replay: Reads the ring buffer of the loop whose steps are captured.
-        identity: Written into the manifest.
         capture_id: Name of the capture, the same on all ranks.
         directory: Where its files go; made when missing.
-        options: What to record.
         step_seconds: Returns how long training steps take lately, 0 before the first.
         on_outcome: Called once, when the capture has ended, from one of several threads.
-        phase_name: Returns the name of a phase's slot.
         max_bytes: Largest trace that is kept; 0 for any.
         trigger: What asked for it, for the manifest.
         own_facts: Returns what else the client knows of steps that nothing records, for the trace.
@@ -55,9 +51,6 @@ class RankCapture:
             None itself if no service does.
         keeps: Keep the files here as well when a service has taken them.
         pauses: What is known of pauses in this process; the capture adds to it.
-
-    Attributes:
-        state: How far it is.
     """
 
     def __init__(

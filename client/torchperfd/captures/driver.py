@@ -25,11 +25,7 @@ from torchperfd.steps.replay import Replay
 
 
 class Annotations:
-    """The open annotations of one thread: a step, and the phases within it, outermost first.
-
-    Args:
-        name: Returns the name of a phase's slot.
-    """
+    """The open annotations of one thread: a step, and the phases within it, outermost first."""
 
     def __init__(self, name: Callable[[int], str]) -> None:
         self._name = name
@@ -159,10 +155,6 @@ class MemoryTracer:
 
 class CaptureDriver:
     """The profiler of one capture.
-
-    Args:
-        replay: Reads the ring buffer of the loop whose steps are captured.
-        phase_name: Returns the name of a phase's slot.
 
     Attributes:
         unrecorded_step_ns: Duration of a step before the capture, for readers of the trace; 0 if unknown.

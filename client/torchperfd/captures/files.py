@@ -62,7 +62,6 @@ class Handover:
         """Have the daemon copy files into its directory; returns when it has.
 
         Args:
-            capture_id: The capture.
             files: Open descriptors of regular files, by their names in the capture.
             turn_seconds: Longest wait for the daemon to begin.
 

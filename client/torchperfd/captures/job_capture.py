@@ -206,9 +206,7 @@ class CaptureFetcher:
         """Return a folder that this process can read with files of a capture; fetched if need be.
 
         Args:
-            capture_id: The capture.
             folder: Where the daemon keeps it; used as it is if this process can read it.
-            names: The files.
 
         Raises:
             CaptureError: The daemon does not send a file, or it cannot be written.

@@ -186,12 +186,7 @@ class CaptureManager:
     """Starts captures for the daemon and for the script; one at a time.
 
     Args:
-        replay: Reads the ring buffer of the loop whose steps are captured.
-        identity: This process.
-        outbox: Where acknowledgements and results go.
         step_seconds: Returns how long training steps take lately, 0 before the first.
-        phase_name: Returns the name of a phase's slot.
-        own_facts: Returns what else the client knows of steps that nothing records, for traces.
     """
 
     def __init__(

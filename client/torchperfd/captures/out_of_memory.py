@@ -38,11 +38,7 @@ class OutOfMemory:
     A script that tries batch sizes fails often, and each snapshot takes a moment.
 
     Args:
-        directory: Where captures go.
-        identity: This process.
-        step: Returns how many training steps there were so far.
         whole_run: Returns what the daemon knows of all ranks within some seconds, None if it does not answer.
-        faults: Where failures of ours are counted.
     """
 
     def __init__(

@@ -107,11 +107,7 @@ class WrittenTrace:
     """A trace on disk.
 
     Attributes:
-        bytes: Its size.
-        sha256: Its hash, in hexadecimal.
         export_seconds: How long torch wrote it and freed its memory.
-        launches: Launches of kernels in it.
-        kernels: Kernels in it.
     """
 
     bytes: int
@@ -126,7 +122,6 @@ class RankFiles:
 
     Args:
         directory: The capture's folder; made when missing.
-        rank: The rank.
         kind: ``trace`` or ``memory``.
         max_bytes: Largest trace that is kept; 0 for any.
     """

@@ -56,7 +56,6 @@ class CaptureOutcome:
         retry: It failed only because the moment was wrong.
         start_step: First training step of the range, counting from 0.
         file: Name of the trace below the capture's directory.
-        bytes: Its size.
         sha256: Its hash, in hexadecimal.
     """
 
@@ -97,11 +96,9 @@ class CaptureState:
         stage: How far it is.
         start_step: First training step of the range, counting from 0.
         steps_made: Of those agreed on, while the profiler was on.
-        is_recording: The profiler is on.
         cancel_reason: Why it is to be given up; empty when it is not.
         pause_seconds: How long training pauses when it ends: estimated, afterwards measured; 0 if unknown.
         launches: Launches of kernels in the trace; 0 without a trace or a device.
-        kernels: Kernels in the trace.
         outcome: How it ended; None before that.
     """
 

@@ -150,7 +150,6 @@ class KinetoTracer:
     """A trace by torch's profiler.
 
     Args:
-        options: What is recorded.
         unrecorded_step_ns: Duration of a step that nothing records, for readers of the trace; 0 if unknown.
         own_facts: What else the client knows of unrecorded steps, for the same key of the trace.
     """

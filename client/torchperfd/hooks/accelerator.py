@@ -148,9 +148,6 @@ class Accelerator:
     """Device times, memory and FLOPs of one process; asked with every flush.
 
     Args:
-        replay: The loop's.
-        faults: Where failures of ours are counted.
-        count_flops: Whether to count the operations of one training step.
         peak_flops: Operations per second that the device can do; looked up when left out.
     """
 

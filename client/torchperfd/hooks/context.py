@@ -87,14 +87,6 @@ class HookLinks:
     What a hook sets has a default, so that any of them may be off.
 
     Attributes:
-        iterators: The iterators that the loop draws from.
-        loader_sampler: Samples how the loader is used.
-        compilations: Counts compilations.
-        background_saves: Counts saves beside the steps.
-        worker_stacks: Reads the stacks of DataLoader workers.
-        settings: Threads and switches of the process.
-        script_collectives: Counts the collectives that the script starts itself.
-        models: The models of the loop.
         places: The rank's place in each dimension that its device meshes, pipelines or split layers show.
         time_forward: Times the forward of a model.
         before_draw: Called with the iterator ahead of a draw; each returns whether the next draw is to be
@@ -123,13 +115,6 @@ class HookLinks:
 
 class HookContext:
     """Belongs to one hook of one client.
-
-    Args:
-        name: The hook's.
-        buffer: Where to write.
-        replay: Reads the ring buffer.
-        faults: Where failures of ours are counted.
-        links: What hooks offer one another; the same for all hooks of a client.
 
     Attributes:
         reason: Why the hook is off, in one line; empty while it is on.

@@ -52,7 +52,6 @@ class DeviceTimes:
     recorder's methods: :meth:`close`, :meth:`hold`, :meth:`rejoin`, :meth:`release`.
 
     Args:
-        make: Makes an event.
         record: Puts an event behind all work of the calling thread's current stream.
         capturing: Returns whether the calling thread's current stream is capturing a graph.
         apart: Makes a context, given an event that was recorded, in which events may be queried
@@ -60,7 +59,6 @@ class DeviceTimes:
         capacity: Events that may be under way at once; they are made as they are needed.
 
     Attributes:
-        capacity: The same.
         lost: Intervals charged to no phase: an event was missing or could not be read.
         spent: Called on the training thread when the number of events is used up: no mark is needed until
             :meth:`allow`.

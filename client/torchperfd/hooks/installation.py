@@ -66,9 +66,6 @@ class Hooks:
     """Puts every hook on once torch is there, and restores torch afterwards.
 
     :meth:`install` needs torch imported: it is called after the script itself has done so.
-
-    Attributes:
-        links: What the hooks share.
     """
 
     def __init__(self, buffer: EventBuffer, replay: Replay, faults: Faults) -> None:

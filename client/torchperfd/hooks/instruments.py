@@ -31,11 +31,7 @@ T = TypeVar("T")
 
 
 class ProcessCounters:
-    """Reads the counters of the loop, the garbage collector, the compiler and the device; no lock.
-
-    Args:
-        instruments: What counts.
-    """
+    """Reads the counters of the loop, the garbage collector, the compiler and the device; no lock."""
 
     def __init__(self, instruments: "Instruments") -> None:
         self._instruments = instruments
@@ -139,18 +135,7 @@ class Instruments:
     Args:
         inert: Take next to no memory, and measure nothing.
         max_overhead: See :func:`torchperfd.attach`.
-        flops: Count the operations of a training step.
         peak_flops: Operations per second that the device can do; looked up when None.
-
-    Attributes:
-        faults: Where failures of ours are counted.
-        names: Phase names.
-        buffer: What hooks write to.
-        replay: Reads it.
-        pauses: Pauses of the garbage collector.
-        accelerator: Times the device.
-        sync_waits: Samples where the training thread waits for the device.
-        hooks: Where torch is touched.
     """
 
     def __init__(

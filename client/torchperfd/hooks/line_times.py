@@ -221,9 +221,6 @@ class SyncWaits:
 
     The calls are not replaced, so that they cost no more than without torchperfd.
 
-    Args:
-        faults: Where failures of ours are counted.
-
     Attributes:
         cpu_seconds: CPU time of the sampling thread.
     """
@@ -274,10 +271,6 @@ class SyncWaits:
 
         What was sampled since the last call belongs to the steps that have ended since. Where some of them
         were validation steps, only the part of training counts.
-
-        Args:
-            train: All training steps so far.
-            validate: All validation steps so far.
         """
         trained, validated = train.ns - self._train_ns, validate.ns - self._validate_ns
         if trained + validated > 0:

@@ -147,7 +147,6 @@ def number_of_indices(indices: Any, collates: bool) -> int:
     """Return the number of indices; 0 where it is a key, of which a data set makes a batch.
 
     Args:
-        indices: What the sampler gave.
         collates: The loader puts samples together.
     """
     if type(indices) is list:

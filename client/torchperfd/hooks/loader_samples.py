@@ -193,11 +193,7 @@ _OUTSIDE: Final = {"get": "idle", "put": "send"}
 
 
 class StageSamples:
-    """The samples of one loader.
-
-    Args:
-        workers: Reads the stacks of workers.
-    """
+    """The samples of one loader."""
 
     def __init__(self, workers: WorkerStacks) -> None:
         self._workers = workers

@@ -81,10 +81,6 @@ class LoaderSampler:
     """Takes the samples. Its methods run on the training thread, unless documented otherwise.
 
     Args:
-        workers: Reads the stacks of the loader's workers.
-
-    Attributes:
-        starts: Times the starts of workers.
     """
 
     def __init__(self, workers: WorkerStacks | None = None) -> None:

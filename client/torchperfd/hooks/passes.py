@@ -147,7 +147,6 @@ def is_whole_model(module: nn.Module, trained: "list[Any]") -> bool:
     """Return whether a module is a model that is trained, what a wrapper of one holds, or a wrapper.
 
     Args:
-        module: Any module.
         trained: Weak references to the models.
     """
     for reference in trained:
@@ -259,12 +258,7 @@ def install_reductions(context: HookContext) -> None:
 
 
 class Reductions:
-    """Finds the backwards in which a reducer waits: not those under ``no_sync()``.
-
-    Args:
-        context: The hook's.
-        timed: The replacement of ``torch.autograd.backward``.
-    """
+    """Finds the backwards in which a reducer waits: not those under ``no_sync()``."""
 
     def __init__(self, context: HookContext, timed: Timed) -> None:
         self._context = context

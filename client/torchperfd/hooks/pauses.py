@@ -163,9 +163,6 @@ class FitPauses:
 
     A collection while torch is imported, or after the last step, costs training nothing.
 
-    Args:
-        pauses: The process's collections, whenever they were.
-
     Attributes:
         calls: Collections within training, by generation.
         ns: Nanoseconds that they took.

@@ -22,9 +22,6 @@ class Iterators:
 
     Nothing is called when an iterator is dropped: an exception that a signal handler raises there would be
     lost. They are looked through when a loop begins.
-
-    Args:
-        buffer: Where to write.
     """
 
     def __init__(self, buffer: EventBuffer) -> None:

@@ -13,12 +13,6 @@ from torchperfd.steps.recorder import Recorder
 class EventHandlers:
     """Passes events to a loop, with what their codes and arguments mean.
 
-    Args:
-        clock: Time of the event that is being handled.
-        loop: Decides what is a step.
-        recorder: Times the loop's steps.
-        epochs: Follows its passes over loaders.
-
     Attributes:
         by_code: The handlers; each takes the event's argument.
     """

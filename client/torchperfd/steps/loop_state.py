@@ -16,21 +16,15 @@ class StepState:
     """What has happened in a step so far.
 
     Attributes:
-        drew: Whether it asked a loader for a batch.
         for_evaluation: Whether every one of its draws looked like evaluation.
         stepped: Whether an optimizer stepped, or was to.
-        evaluated: Whether it looks like a validation step.
         forward: Whether a forward with gradients was seen.
         zeroed: Whether gradients were zeroed after the newest backward.
         resumed: Whether it began before the validation that ended last.
         closure_used: Whether the closure of the optimizer that steps, or stepped last, has gone backward.
-        batches: Batches that it drew.
-        backwards: Backward passes.
         micro_batches: Backward passes that used a new batch.
-        optimizer_steps: Optimizer steps.
         repeats: Those of them that are steps of their own, unless one that never stepped takes part.
         last_optimizer: The one that stepped last, 0 for none.
-        optimizers: Which optimizers stepped.
     """
 
     drew: bool = False
@@ -142,14 +136,7 @@ _COUNTS: Final = (
 class LoopState:
     """What is known of one training loop.
 
-    Args:
-        recorder: What times its steps.
-        clock: When the event happened that is being read.
-        present: Monotonic nanoseconds: what time it is.
-
     Attributes:
-        train_steps: Training steps that have ended.
-        validate_steps: Validation steps that have ended.
         micro_batches: Batches that went backward in those training steps; at least one each.
         tokens: Tokens that the script has counted.
         warmup_tokens: Those of the first training step.
@@ -158,11 +145,7 @@ class LoopState:
         refused: Optimizer steps that a ``GradScaler`` has refused.
         unused: Batches whose gradients were zeroed before an optimizer used them.
         ready: Batches that waited in the workers' queue at the newest draw, -1 without workers.
-        has_stepped: Whether an optimizer has ever stepped.
-        watcher: Is called at step edges.
         held: What is held, one of ``HELD`` by number.
-        held_step: The held step.
-        step: The open step.
         drawn: Which batches were drawn, and which of them used.
         first_draw: Whether the newest draw was the step's first.
         inner_samples: Samples that draws within the newest draw brought.

@@ -57,14 +57,12 @@ class Overhead:
     """Estimates the client's part of training time.
 
     Args:
-        buffer: What the hooks write on.
         limit: The part of training time that may be spent on us; None for any.
         clock: Monotonic seconds.
         thread_clock: CPU seconds of the thread that calls :meth:`on_flush`, and of others that sample.
         calibrate: Measures what one event takes, in seconds.
 
     Attributes:
-        limit: The same; may change.
         degradation_level: How many of ``DEGRADATIONS`` have been given up.
         allows_extra_flushes: Whether to flush more often while a live page shows the run. Given up before
             any detail, since a page that is open must not cost a run its measurements.

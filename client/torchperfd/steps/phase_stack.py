@@ -36,12 +36,7 @@ class Clock(Protocol):
 
 
 class PhaseStack:
-    """Times the open phases of one thread, and adds those that end to a step's row.
-
-    Args:
-        clock: Time of the event that is being handled.
-        row: Where the open step is recorded.
-    """
+    """Times the open phases of one thread, and adds those that end to a step's row."""
 
     def __init__(self, clock: Clock, row: list[int]) -> None:
         self.is_open = False

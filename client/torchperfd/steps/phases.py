@@ -75,7 +75,6 @@ class PhaseColumns:
         ns: Exclusive nanoseconds, by step.
         calls: Calls, by step.
         total_ns: Sum of ``ns``.
-        total_calls: Sum of ``calls``.
         squares: Sum over all calls of squared nanoseconds.
     """
 
@@ -339,7 +338,6 @@ class HeldStep:
         """Copy the live row.
 
         Args:
-            row: The live row.
             start: When the step began, Unix nanoseconds.
             duration: How long it has taken so far, ns.
             samples: What it has trained or validated on so far.
@@ -361,7 +359,6 @@ class HeldStep:
         A phase of the script's own around the edge is one call on either side.
 
         Args:
-            row: The live row.
             exclusive: Exclusive nanoseconds of the open phases, by depth.
             open_depth: Down to which depth the phases that were open at the edge still are.
         """

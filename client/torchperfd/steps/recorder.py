@@ -28,12 +28,7 @@ from torchperfd.steps.phases import (
 
 
 class Recorder(PhaseStack):
-    """Times the phases of the steps of one thread.
-
-    Args:
-        capacity: Steps the ring holds; about 1.5 kB each.
-        clock: Time of the event that is being handled.
-    """
+    """Times the phases of the steps of one thread."""
 
     def __init__(self, clock: Clock, capacity: int = 4096) -> None:
         self.ring = StepRing(capacity)

@@ -35,16 +35,10 @@ class Replay:
     Args:
         buffer: What the hooks write to; it has no other reader.
         capacity: Steps that the recorder holds until they are drained.
-        faults: Where failures of ours are counted.
-        overhead: Estimates our own cost.
 
     Attributes:
         loop: The state after all events read so far.
-        recorder: What times the loop's steps.
-        epochs: The loop's passes over loaders.
-        overhead: Estimates our own cost.
         now: Time of the event that is being handled, ns: the clock of the loop and the recorder.
-        faults: Where failures of ours are counted.
         handlers: The function that handles each event, by the event's code.
         after_read: Called on the training thread after each event that it reads itself, unless None.
     """

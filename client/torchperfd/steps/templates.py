@@ -236,12 +236,7 @@ class StepTemplate:
 
 
 class StepTemplates:
-    """The step templates of one loop.
-
-    Args:
-        loop: Decides what events mean.
-        recorder: Times them.
-    """
+    """The step templates of one loop."""
 
     def __init__(self, loop: Loop, recorder: Recorder) -> None:
         self._loop = loop
@@ -278,7 +273,6 @@ class StepTemplates:
         """Apply a known template to the next events, if they match.
 
         Args:
-            events: What comes.
             before: Word of the event before it.
 
         Returns:
