@@ -22,7 +22,6 @@ class CaptureOptions:
     """What shall be captured, and for how many training steps. Subclasses limit the values.
 
     Attributes:
-        steps: How many training steps.
         record_shapes: The shapes of operator inputs.
         with_stack: Python stacks.
         profile_memory: Allocations.

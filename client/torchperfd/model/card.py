@@ -123,7 +123,6 @@ class VerdictCard:
     """What is wrong with a run: ``print`` it in a terminal; in a notebook, it shows itself.
 
     Attributes:
-        run: The run's name.
         causes: The most important first, and each further one from :data:`MIN_SHARE` on of what that leaves
             of the step; empty for a healthy run, and if nothing is known.
         remark: Why there is no cause, in words; empty with causes.

@@ -23,7 +23,6 @@ class HostMemory:
 
     Attributes:
         resident_bytes: Now.
-        peak_bytes: The most there ever was.
         first_bytes: At the first reading; 0 from an older client, like all that follows.
         growth_bytes_per_second: Over the newer half of the course; 0 if it does not grow, or is short.
         course_seconds: From the first value of the course to the last one.
@@ -58,11 +57,7 @@ class HostMemory:
 
 
 def read_host_memory(path: str = _STATUS) -> HostMemory | None:
-    """Return the memory of this process; None if the kernel does not show it.
-
-    Args:
-        path: Of the process's status in procfs.
-    """
+    """Return the memory of this process; None if the kernel does not show it."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - no pathlib on the flusher's thread
             lines = file.read(_MAX_BYTES).splitlines()

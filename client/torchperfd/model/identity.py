@@ -53,9 +53,7 @@ class Launch:
     """How the script of this process was started.
 
     Attributes:
-        script: See :class:`Identity`.
         stem: What its runs are named after: the file without its ending, or the whole name of the module.
-        command: See :class:`Identity`.
     """
 
     script: str

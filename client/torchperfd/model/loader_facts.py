@@ -55,13 +55,10 @@ class LoaderFacts:
     The client samples them while it trains, ``bench`` while it measures; the wire and a trace carry them.
 
     Attributes:
-        workers: Worker processes of the loader.
         cpus: CPUs that the process may use: affinity, control group's quota, and its share of the node's.
         draw_cpu: The share of a draw in the training process that is CPU time, 0 to 1; without the time in
             which the thread was ready to run and had no CPU.
         rest_cpus: CPUs that the process uses on average between draws.
-        batch_tensors: Tensors in a batch.
-        batch_bytes: Their bytes.
         batch_size: Samples that the loader puts into a batch; 0 where it does not choose them itself.
         receive_seconds: What a draw takes when the workers have a batch ready.
         worker_cpu_seconds: CPU time of the workers' main threads for each batch.
@@ -70,7 +67,6 @@ class LoaderFacts:
         shuffles: Its sampler is torch's ``RandomSampler``.
         batches_per_step: Draws in a training step; 0 where unknown, which counts as one.
         queued: The share of the time in which the training thread was ready to run that it had no CPU.
-        stages: What the stages of making a batch take.
         starts: How often an iterator has started workers of its own.
         start_seconds: What such a start takes to the first batch; without the first one.
         starts_per_step: How often in a training step.

@@ -56,7 +56,6 @@ class LoaderAdvice:
         workers: ``num_workers`` to set; 0 where batches are better made in the training process.
         saves_seconds: By how much that is less than now.
         change: What to do, one imperative sentence.
-        setting: The code to write.
         assumes: The assumption that was not measured, or why there may be more workers than CPUs; empty for
             none.
     """

@@ -22,7 +22,6 @@ class Coordinate:
     Attributes:
         dimension: Its name, as a ``DeviceMesh`` or another maker of process groups has it, such as ``tp``.
         rank: The place, from 0 on.
-        size: How many places there are.
     """
 
     dimension: Name
@@ -56,7 +55,6 @@ class HookState:
     """Whether a hook is on.
 
     Attributes:
-        name: The hook's.
         reason: Why it is off, in one line; empty while it is on.
     """
 

@@ -92,7 +92,6 @@ class MeanChange:
 
     Attributes:
         before: Mean of the first series.
-        after: Mean of the second.
         margin: Half the width of the 95 % confidence interval of the difference, at its wider side.
         chance: How likely noise alone makes such a difference.
         is_clipped: Whether spikes were clipped before the means were taken.
@@ -115,7 +114,6 @@ def compare_means(before: Sequence[float], after: Sequence[float], factor: float
 
     Args:
         before: At least ``MIN_BLOCKS`` values, in the order of time.
-        after: The same.
         factor: What ``before`` is multiplied with first.
 
     Returns:

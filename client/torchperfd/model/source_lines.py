@@ -61,8 +61,6 @@ class ScriptLine:
     """A line of the script.
 
     Attributes:
-        file: Of the line.
-        line: Its number.
         call: The name of what it calls, such as ``all_reduce``; empty if unknown.
     """
 
@@ -121,8 +119,6 @@ class SlowLine:
             ``forward``, ``optimizer`` or ``other``; ``thread`` for threads beside the training thread.
         stage_share: The part of the samples in this stage, 0 to 1.
         file: Of the line; empty where no line stands out.
-        line: Its number.
-        function: That the line is in.
         call: What the line calls; empty if unknown.
         share: The part of the samples at this line, 0 to 1.
         samples: Of processes that were loading, or of the host's work in a step.

@@ -33,7 +33,6 @@ class PhaseTotals:
     """Totals of one phase.
 
     Attributes:
-        calls: How often the phase was entered.
         ns: Exclusive host time.
         squares: Sum over calls of squared nanoseconds.
         device_ns: Time on the device, of the calls that were timed there.
@@ -86,8 +85,6 @@ class StepTotals:
     """Totals of all steps of one kind, apart from their phases; unknown values are 0.
 
     Attributes:
-        steps: How many.
-        ns: Their time.
         samples: What they trained or validated on, where the batches show it.
         squares: Sum over steps of squared nanoseconds; 0 where it was not kept.
         micro_batches: Batches that went backward in them; more than ``steps`` where gradients

@@ -48,7 +48,6 @@ class Finding:
         where: The rank that is affected most.
         rank: The rank that causes it; None if all are alike.
         cost_seconds: The measured step less the replayed one without it.
-        words: The evidence.
         edit: What removes it from the model.
         phase: The phase that contains it; empty for all own work.
         has_grown: Whether it has come with the run's slowdown.
@@ -70,7 +69,6 @@ class Walk:
     """The causes of a job's lost time, found one after the other.
 
     Args:
-        job: The job as it was measured.
         past: The same ranks before the run became slower; None if it did not, or some rank has no past.
     """
 

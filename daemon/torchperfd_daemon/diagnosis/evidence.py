@@ -80,7 +80,6 @@ class RankEvidence:
         cpus: How many CPUs its process may use; None if unknown.
         binding: To how many CPUs it is bound, if these are fewer than its share.
         world_size: How many ranks its job has, on all nodes.
-        steps: How many steps the window has.
         stage: Its pipeline stage; None without pipeline parallelism.
         step_error_seconds: The standard error of ``step_seconds``, from the means of single samples.
         blocked_by: The function and line in which the threads that block it are most often, such as
@@ -248,7 +247,6 @@ def compare(host: Sequence[RankWork], device: Sequence[RankWork | None]) -> Comp
     """Return the times by which ranks are to be compared.
 
     Args:
-        host: Each rank's phases on the host.
         device: The same ranks' phases on their devices; None without device times.
     """
     timed = [each for each in device if each is not None]

@@ -68,7 +68,6 @@ class WhatIf:
     """One prediction. Times are means per step in seconds.
 
     Attributes:
-        removed: The kind of time that is removed.
         rank: The rank whose excess is removed; None if the time is removed from all ranks.
         phase: The phase; for a rank, the one that exceeds its peers' most. Empty without one.
         gain_seconds: The measured step less the predicted one; never negative.

@@ -99,7 +99,6 @@ def loader_remedy(
     Args:
         data_seconds: The part of the step in which it waits for the loader.
         most_seconds: The cost of the wait in the evidence; the promised saving is at most this.
-        on_device: Whether the model is on an accelerator.
         ranks: How many the job has; the usual remedy, ``tune``, measures jobs of one.
         binding: To how many CPUs the process is bound, if these are fewer than its share.
     """
