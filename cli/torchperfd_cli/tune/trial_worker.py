@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from torchperfd.attachment import attach
-from torchperfd.hooks.patches import when_torch_is_imported
+from torchperfd.hooks.patches import when_imported
 from torchperfd.launch.script import Script
 from torchperfd.steps.totals import KindTotals
 from torchperfd_cli.bench.worker_process import explain, read_requests, send_answer
@@ -61,7 +61,7 @@ class TrialRun:
         """Run the script; the process ends within."""
         random.seed(0)
         # Registered first, so that torch is changed before hooks time it.
-        when_torch_is_imported(self._torch_is_imported)
+        when_imported("torch", self._torch_is_imported)
         self._client = attach(job="tune")
         threading.Thread(target=self._watch, name="torchperfd-tune", daemon=True).start()
         target = self._specification["target"]

@@ -1,7 +1,6 @@
 """What every hook gets: the ring buffer, the patches to undo, and what other hooks offer it."""
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from torchperfd.events import Draws, EventBuffer, Timed, codes
-from torchperfd.hooks.patches import ModuleImport, Patches, keep_out_of_graphs
+from torchperfd.hooks.patches import Patches, keep_out_of_graphs, when_imported
 from torchperfd.model.process import Coordinate, ProcessSettings
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import Faults, log
@@ -209,13 +208,9 @@ class HookContext:
 
         It is never imported for this. A part that the module lacks turns the hook off.
         """
-        safe_action = self.guard(action, None)
-        if module in sys.modules:
-            safe_action()
-            return
-        pending = ModuleImport(module, safe_action)
-        pending.wait()
-        self.handles.append(SimpleNamespace(remove=pending.cancel))
+        pending = when_imported(module, self.guard(action, None))
+        if pending is not None:
+            self.handles.append(SimpleNamespace(remove=pending.cancel))
 
     def turn_off(self, reason: str) -> None:
         """Remove the hook for the rest of the run, and log the reason."""

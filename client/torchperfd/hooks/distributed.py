@@ -8,6 +8,8 @@ here.
 
 The place comes from device meshes, pipeline stages and layers split by tensor parallelism. Meshes without
 dimension names are covered by the stages and the split layers.
+
+Nothing of this module is used where torch is built without distributed training.
 """
 
 import functools
@@ -41,9 +43,7 @@ _ISSUES: Final = (
 
 
 def install_collectives(context: HookContext) -> None:
-    """Time collectives and the waits for them; a torch without distributed has nothing to time."""
-    if not torch.distributed.is_available():
-        return
+    """Time collectives and the waits for them."""
     keep_classes_out_of_graphs(ScriptCollectives)
     context.links.script_collectives.install(context.links.models.trained)
     group, work = torch.distributed.ProcessGroup, torch.distributed.Work
@@ -135,8 +135,6 @@ _FUNCTIONAL_MODULE: Final = "torch.distributed._functional_collectives"
 
 def install_functional_collectives(context: HookContext) -> None:
     """Time ``wait_tensor``, now or once the script has imported its module, which takes long by itself."""
-    if not torch.distributed.is_available():
-        return
     context.when_imported(_FUNCTIONAL_MODULE, lambda: _time_waits(context))
 
 
@@ -155,9 +153,7 @@ def _time_waits(context: HookContext) -> None:
 
 
 def install_ddp_buffers(context: HookContext) -> None:
-    """Time the call; a torch without distributed has nothing to time."""
-    if not torch.distributed.is_available():
-        return
+    """Time the broadcast of a model's buffers."""
     original = own_attribute(torch.distributed, "_broadcast_coalesced")
     timed = Timed(context.buffer, original, codes.COLLECTIVE, codes.COLLECTIVE_END)
 
@@ -191,8 +187,6 @@ _MESH_MODULE: Final = "torch.distributed.device_mesh"
 
 def install_device_meshes(context: HookContext) -> None:
     """Look at every ``DeviceMesh`` that is made, from now on or once the script has imported it."""
-    if not torch.distributed.is_available():
-        return
     places = context.links.places
 
     def note(mesh: Any) -> None:
@@ -213,8 +207,6 @@ _PIPELINE_DIMENSION: Final = "pp"
 
 def install_pipeline_stages(context: HookContext) -> None:
     """Look at every stage that is made, from now on or once the script has imported the pipelines."""
-    if not torch.distributed.is_available():
-        return
     places = context.links.places
 
     def note(stage: Any) -> None:
@@ -238,8 +230,6 @@ _TENSOR_DIMENSION: Final = "tp"
 
 def install_tensor_parallel(context: HookContext) -> None:
     """Look at every layer that is split, from now on or once the script has imported what splits them."""
-    if not torch.distributed.is_available():
-        return
     context.when_imported(_STYLE_MODULE, lambda: _follow_styles(context))
 
 

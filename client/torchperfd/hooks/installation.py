@@ -97,7 +97,10 @@ class Hooks:
         self.links.settings.install(torch.get_num_threads, switch_checks(torch))
         for context in self._contexts:
             try:
-                module = importlib.import_module(f"torchperfd.hooks.{HOOKS[context.name]}")
+                name = HOOKS[context.name]
+                if name == "distributed" and not torch.distributed.is_available():
+                    continue
+                module = importlib.import_module(f"torchperfd.hooks.{name}")
                 getattr(module, f"install_{context.name}")(context)
             except Exception as error:
                 if is_from_script(error):

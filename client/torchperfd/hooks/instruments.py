@@ -12,7 +12,7 @@ from torchperfd.hooks.accelerator import Accelerator, read_cuda_memory
 from torchperfd.hooks.batches import counts_itself, samples_in
 from torchperfd.hooks.installation import Hooks
 from torchperfd.hooks.line_times import SyncWaits
-from torchperfd.hooks.patches import ModuleImport, keep_classes_out_of_graphs, when_torch_is_imported
+from torchperfd.hooks.patches import ModuleImport, keep_classes_out_of_graphs, when_imported
 from torchperfd.hooks.pauses import FitPauses, GcPauses
 from torchperfd.hooks.process_groups import read_coordinates
 from torchperfd.model.host_memory import MemoryReader
@@ -190,7 +190,7 @@ class Instruments:
                 OUTDATED,
             )
         self.pauses.install()
-        self._pending_torch = when_torch_is_imported(torch_is_there)
+        self._pending_torch = when_imported("torch", torch_is_there)
 
     def uninstall(self) -> None:
         """Take everything off again; what was measured stays."""

@@ -84,16 +84,16 @@ def keep_out_of_graphs(function: F, *, inline: bool = False) -> F:
     return function
 
 
-def when_torch_is_imported(action: Callable[[], None]) -> "ModuleImport | None":
-    """Run ``action`` now if torch is there, else right after its import.
+def when_imported(module: str, action: Callable[[], None]) -> "ModuleImport | None":
+    """Run ``action`` now if a module is there, else right after its import.
 
     Returns:
         The pending wait, to be cancelled; None when ``action`` has run.
     """
-    if "torch" in sys.modules:
+    if module in sys.modules:
         action()
         return None
-    pending = ModuleImport("torch", action)
+    pending = ModuleImport(module, action)
     pending.wait()
     return pending
 

@@ -35,7 +35,7 @@ class Interpreter:
 
 PREAMBLE = """
 import sys
-from torchperfd.hooks.patches import ModuleImport, when_torch_is_imported
+from torchperfd.hooks.patches import ModuleImport, when_imported
 
 def waiting():
     return any(isinstance(finder, ModuleImport) for finder in sys.meta_path)
@@ -53,7 +53,7 @@ def python(tmp_path: Path) -> Interpreter:
 
 def test_the_action_runs_right_after_the_import_and_once(python: Interpreter) -> None:
     assert python("""
-pending = when_torch_is_imported(action)
+pending = when_imported('torch', action)
 print(pending is not None, waiting())
 import json, torch, torch.nn
 print("next line")
@@ -65,13 +65,13 @@ print(waiting())
 def test_the_action_runs_at_once_where_torch_is_there(python: Interpreter) -> None:
     assert python("""
 import torch
-print(when_torch_is_imported(action), waiting())
+print(when_imported('torch', action), waiting())
 """) == ["torch runs", "action runs, after torch", "None False"]
 
 
 def test_importing_a_submodule_is_importing_torch(python: Interpreter) -> None:
     assert python("""
-when_torch_is_imported(action)
+when_imported('torch', action)
 from torch.nn import __name__ as name
 print(name, waiting())
 """) == ["torch runs", "action runs, after torch", "torch.nn False"]
@@ -86,12 +86,12 @@ def show(module):
     print([getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path])
 """
     plain = python(facts + "import torch; show(torch)")
-    assert python(facts + "when_torch_is_imported(lambda: None); import torch; show(torch)") == plain
+    assert python(facts + "when_imported('torch', lambda: None); import torch; show(torch)") == plain
 
 
 def test_it_already_does_while_torch_runs(python: Interpreter) -> None:
     python.torch("print(type(__loader__).__name__, type(__spec__.loader).__name__)")
-    assert python("when_torch_is_imported(lambda: None); import torch") == [
+    assert python("when_imported('torch', lambda: None); import torch") == [
         "SourceFileLoader SourceFileLoader",
     ]
 
@@ -100,7 +100,7 @@ def test_asking_whether_there_is_a_torch_is_not_importing_it(python: Interpreter
     """As transformers and others do before they import it."""
     assert python("""
 import importlib.util
-when_torch_is_imported(action)
+when_imported('torch', action)
 for _ in range(2):
     spec = importlib.util.find_spec("torch")
     print(spec.name, spec.origin.endswith("torch/__init__.py"), spec.loader.is_package("torch"))
@@ -120,7 +120,7 @@ print(waiting(), type(torch.__loader__).__name__)
 def test_a_torch_that_breaks_breaks_as_without_us(python: Interpreter) -> None:
     python.torch("raise OSError('no libcudart')")
     said = python("""
-when_torch_is_imported(action)
+when_imported('torch', action)
 for _ in range(2):
     try:
         import torch
@@ -134,7 +134,7 @@ def test_a_torch_that_works_the_second_time_is_noticed(python: Interpreter) -> N
     python.torch("import os\nif 'AGAIN' not in os.environ: raise OSError\nimport torch.nn")
     assert python("""
 import os
-when_torch_is_imported(action)
+when_imported('torch', action)
 try:
     import torch
 except OSError:
@@ -149,7 +149,7 @@ def test_no_torch_at_all_is_as_without_us(python: Interpreter) -> None:
     # The real torch of this environment must not be found either.
     assert python("""
 sys.path[:] = [""] + [entry for entry in sys.path if "site-packages" not in entry]
-when_torch_is_imported(action)
+when_imported('torch', action)
 import importlib.util
 print(importlib.util.find_spec("torch"))
 try:
@@ -161,7 +161,7 @@ except ModuleNotFoundError as error:
 
 def test_cancelling_ends_the_wait(python: Interpreter) -> None:
     assert python("""
-pending = when_torch_is_imported(action)
+pending = when_imported('torch', action)
 pending.cancel()
 pending.cancel()
 print(waiting())
@@ -172,7 +172,7 @@ import torch
 def test_cancel_after_torch_was_found_still_counts(python: Interpreter) -> None:
     assert python("""
 import importlib.util
-pending = when_torch_is_imported(action)
+pending = when_imported('torch', action)
 spec = importlib.util.find_spec("torch")
 pending.cancel()
 module = importlib.util.module_from_spec(spec)
@@ -184,7 +184,7 @@ spec.loader.exec_module(module)
 def test_other_imports_are_left_alone(python: Interpreter) -> None:
     (python.directory / "torchvision.py").write_text("print('torchvision runs')")
     assert python("""
-when_torch_is_imported(action)
+when_imported('torch', action)
 import torchvision, colorsys
 print(waiting())
 """) == ["torchvision runs", "True"]
@@ -200,7 +200,7 @@ class Finder:
         if name == "torch":
             return importlib.util.spec_from_file_location("torch", "hidden/__init__.py",
                                                           submodule_search_locations=["hidden"])
-when_torch_is_imported(action)
+when_imported('torch', action)
 sys.meta_path.insert(1, Finder())
 import torch
 """) == ["torch runs", "action runs, after torch"]
@@ -215,7 +215,7 @@ def action():
     if len(calls) == 1:
         raise KeyboardInterrupt
 finders = len(sys.meta_path)
-when_torch_is_imported(action)
+when_imported('torch', action)
 try:
     import torch
 except KeyboardInterrupt:
@@ -228,8 +228,8 @@ print(calls == [torch, torch], len(sys.meta_path) == finders, torch.__spec__.ori
 
 def test_torch_import_with_two_waits_runs_both_actions(python: Interpreter) -> None:
     lines = python(
-        "when_torch_is_imported(lambda: print('first'))\n"
-        "when_torch_is_imported(lambda: print('second'))\n"
+        "when_imported('torch', lambda: print('first'))\n"
+        "when_imported('torch', lambda: print('second'))\n"
         "import torch\n"
         "print(type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__)\n"
     )
