@@ -7,6 +7,7 @@ from torchperfd.steps.loop_state import (
     ASIDE,
     BEGUN,
     EVALUATED,
+    HELD,
     NOTHING,
     PENDING,
     STEPPED,
@@ -90,39 +91,35 @@ def forget(state: LoopState) -> None:
     state.step = StepState()
 
 
-def hold_stepped(state: LoopState) -> None:
-    """The step ended here unless another optimizer steps."""
-    _hold(state, STEPPED)
+HELD_AFTER: Final[dict[Action, int]] = {}
+"""What is held after an action; others leave it as it was."""
 
 
-def hold_evaluated(state: LoopState) -> None:
-    """The step ended here unless its batch goes on after a forward without gradients."""
-    _hold(state, EVALUATED)
+def _holding(kind: int, *, earlier: bool = False) -> Action:
+    """Return the action that holds the open step, which ends now or at its last event."""
+
+    def hold(state: LoopState) -> None:
+        _hold(state, kind, at_last=earlier)
+
+    hold.__name__ = f"hold_{HELD[kind]}{'_earlier' if earlier else ''}"
+    HELD_AFTER[hold] = kind
+    return hold
 
 
-def hold_pending(state: LoopState) -> None:
-    """The batch has gradients that may yet be used."""
-    _hold(state, PENDING)
-
-
-def hold_pending_earlier(state: LoopState) -> None:
-    """The same, and what came since its last event belongs to no step."""
-    _hold(state, PENDING, at_last=True)
-
-
-def hold_unseen(state: LoopState) -> None:
-    """The draw for evaluation may have been made ahead of its forward."""
-    _hold(state, UNSEEN)
-
-
-def hold_begun(state: LoopState) -> None:
-    """Keep the step, which has begun, open while the loop does something else."""
-    _hold(state, BEGUN)
-
-
-def hold_aside(state: LoopState) -> None:
-    """Keep the batch for training while another iterator is drawn from."""
-    _hold(state, ASIDE)
+hold_stepped: Final = _holding(STEPPED)
+"""The step ended here unless another optimizer steps."""
+hold_evaluated: Final = _holding(EVALUATED)
+"""The step ended here unless its batch goes on after a forward without gradients."""
+hold_pending: Final = _holding(PENDING)
+"""The batch has gradients that may yet be used."""
+hold_pending_earlier: Final = _holding(PENDING, earlier=True)
+"""The same, and what came since its last event belongs to no step."""
+hold_unseen: Final = _holding(UNSEEN)
+"""The draw for evaluation may have been made ahead of its forward."""
+hold_begun: Final = _holding(BEGUN)
+"""Keep the step, which has begun, open while the loop does something else."""
+hold_aside: Final = _holding(ASIDE)
+"""Keep the batch for training while another iterator is drawn from."""
 
 
 def _hold(state: LoopState, kind: int, *, at_last: bool = False) -> None:
@@ -237,14 +234,4 @@ def note_acting(state: LoopState) -> None:
     state.acts = True
 
 
-HELD_AFTER: Final[dict[Action, int]] = {
-    hold_stepped: STEPPED,
-    hold_evaluated: EVALUATED,
-    hold_pending: PENDING,
-    hold_pending_earlier: PENDING,
-    hold_unseen: UNSEEN,
-    hold_begun: BEGUN,
-    hold_aside: ASIDE,
-    **dict.fromkeys((rejoin, release, release_validate, discard), NOTHING),
-}
-"""What is held after an action; others leave it as it was."""
+HELD_AFTER.update(dict.fromkeys((rejoin, release, release_validate, discard), NOTHING))
