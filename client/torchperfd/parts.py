@@ -44,21 +44,12 @@ class DaemonSession:
     """Greets the daemon, handles its commands, and sends goodbye at the end.
 
     Args:
-        identity: Run and rank of this process.
-        flusher: Sends what is measured; begins anew with each daemon.
-        stacks: Answers requests for stacks.
-        captures: Takes orders for captures of this process.
-        outbox: Where answers go.
         session: Returns the number of the session that goes on, 0 between sessions.
         peer: Returns the user whose daemon that is, as the kernel knows it, and the daemon's socket.
         download: Asks the daemon for a file of a capture.
-        faults: Where failures of ours are counted.
 
     Attributes:
         metrics_url: Where the daemon serves its metrics; empty before it has welcomed us.
-        fetcher: Finds the files of captures, wherever the daemon keeps them.
-        job_captures: Captures of the whole job that the script has ordered.
-        rendezvous: Exchanges the daemons' addresses between the job's ranks.
     """
 
     def __init__(
@@ -214,7 +205,6 @@ class IntegrationPort:
         slot: Returns the slot of a phase, built in or one of at most 16 others; past those, ``other``'s.
         watch_model: Has the forward of a model timed.
         flush: Sends what was measured so far.
-        faults: Where failures of ours are counted.
     """
 
     mark: Callable[[int, int], bool]
@@ -233,25 +223,7 @@ END_VERDICT_S: Final = 0.35
 
 
 class Parts:
-    """Puts the parts of one client together, starts and stops them.
-
-    Args:
-        identity: The process's run, rank and node.
-        instruments: The hooks, and everything that measures.
-
-    Attributes:
-        identity: As given.
-        instruments: As given.
-        flusher: Drains the ring buffer and reports.
-        outbox: The messages that wait for the daemon.
-        daemon_session: Handles the daemon's commands.
-        stream: The connection to the daemon.
-        stacks: Reports the threads' stacks.
-        captures: Starts captures.
-        out_of_memory: Leaves a snapshot when CUDA has no memory left.
-        integration_port: What integrations may do.
-        has_ended: Whether the loop is over.
-    """
+    """Puts the parts of one client together, starts and stops them."""
 
     def __init__(self, identity: Identity, instruments: Instruments) -> None:
         self.identity = identity

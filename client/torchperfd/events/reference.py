@@ -68,8 +68,6 @@ class Draws(_Function):
     """The ``__next__`` of an iterator over batches, between two events.
 
     Args:
-        buffer: Where to write.
-        original: The method.
         begin: Code of the event before.
         end: Code of the event after, whose argument is the number of samples.
         failed: Code of the event after where there is no batch.
@@ -155,8 +153,6 @@ class IndexLists(_Function):
     """The next indices of an iterator over batches: their number is that of the samples.
 
     Args:
-        buffer: Whose thread is followed.
-        original: The iterator's own method.
         draws: Times the draw that asked for them.
         plain: The class of iterators without workers.
         kind: Name of the attribute of an iterator that holds the kind of its data set.
@@ -202,7 +198,6 @@ class Forward:
     """The call of one module, between two events.
 
     Args:
-        buffer: Where to write.
         module: The module, held by a weak reference.
         compiled: What is called instead of the module's own method, if anything.
         method: Name of that method.
@@ -272,7 +267,6 @@ class Steps:
     """What the hooks around every optimizer step call.
 
     Args:
-        buffer: Where to write.
         known: Weak references to optimizers, by id.
         begin: Code of the event before a step.
         end: Code of the event after.

@@ -78,10 +78,7 @@ def _time_starts(context: HookContext, begun: Callable[[Any, int], None]) -> Non
 
 
 class LoaderSampler:
-    """Takes the samples. Its methods run on the training thread, unless documented otherwise.
-
-    Args:
-    """
+    """Takes the samples. Its methods run on the training thread, unless documented otherwise."""
 
     def __init__(self, workers: WorkerStacks | None = None) -> None:
         self.starts = WorkerStarts(lambda: self._is_training())

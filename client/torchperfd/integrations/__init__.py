@@ -30,7 +30,6 @@ class IntegrationSession:
 
     Args:
         job: What people call this kind of run.
-        run: The run's name.
     """
 
     def __init__(self, job: str | None = None, run: str | None = None) -> None:

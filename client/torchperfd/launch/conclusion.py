@@ -38,9 +38,7 @@ class Conclusion:
     """Ends a run.
 
     Attributes:
-        client: Of this process.
         daemon: The embedded daemon that this process has started, if any.
-        options: Of the command line.
         baseline: The run to compare with, if any.
         auto: What captures by itself, if anything does.
     """

@@ -34,8 +34,6 @@ def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[Ran
 
     Args:
         document: Of schema ``torchperfd.run/1``.
-        record: The same run.
-        reports: Those of its ranks.
     """
     kept, verdict = document.get("verdict"), None
     if kept is not None:
@@ -54,7 +52,6 @@ def ended_card(
     """Return the card of a run that has ended. A failure comes first, whatever was seen before it.
 
     Args:
-        reports: Those of its ranks.
         verdict: None if no daemon has answered.
         advice: What to do where training was seen but no step of it; empty if unknown.
     """
@@ -189,9 +186,7 @@ class Closing:
     """What the end of a run shows.
 
     Attributes:
-        run: Its name.
         reports: Those of its ranks, by rank.
-        card: The verdict.
         percentiles: Those of the first rank; empty if unknown.
         facts: Further lines, as a name and a value each, such as the path of the report.
     """

@@ -41,13 +41,6 @@ class Flusher:
     The totals are correct with or without a daemon. Steps dropped by a full ring or outbox are counted by
     where they were dropped.
 
-    Args:
-        replay: Reads the ring buffer.
-        names: Names of the phases.
-        outbox: Where reports go.
-        faults: Where failures of ours are counted.
-        counters: Counts beside the steps.
-
     Attributes:
         totals: Of all drained steps; replaced, never changed.
         blocks: Sums of consecutive steps.

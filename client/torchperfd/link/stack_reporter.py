@@ -57,16 +57,7 @@ _SAMPLED_WORKERS: Final = 4
 
 
 class StackReporter:
-    """Reports the stacks of all threads to the daemon.
-
-    Args:
-        buffer: Whose thread is the training thread.
-        replay: Knows the phase and the step.
-        names: What phases are called.
-        outbox: Where the answer goes.
-        workers: Reads the stacks of the DataLoader workers.
-        faults: Where failures of ours are counted.
-    """
+    """Reports the stacks of all threads to the daemon."""
 
     def __init__(
         self,

@@ -78,7 +78,6 @@ class Stream:
     Args:
         sockets: Where a daemon may listen, in the order to try.
         hello: Makes the first message of a session.
-        outbox: What to send.
         on_welcome: Called with each session's Welcome.
         on_command: Called with each later message, on the stream's thread.
         faults: Where failures of the callbacks are counted.

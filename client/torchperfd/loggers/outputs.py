@@ -32,10 +32,6 @@ class Exporter:
 
     Args:
         port: 0 for any free one.
-        run: Value of the ``run`` label.
-        rank: Value of the ``rank`` label.
-        names: Phase names.
-        totals: Returns the current totals.
 
     Raises:
         OSError: The port is taken.
@@ -193,12 +189,9 @@ class Sender:
     """Calls one logger, every now and then, until it fails too often.
 
     Args:
-        logger: Whom to call.
         place: What its failures are counted under.
         totals: Returns a copy of the current totals.
         steps: Returns how many training steps there are; asked often, so cheap.
-        names: Phase names.
-        faults: Where failures are counted.
         on_first: Called once, after the logger took its first numbers.
         verdict: Returns the verdict on the run, in a fraction of a second; None while there is none.
     """
@@ -309,10 +302,6 @@ class Outputs:
     """Starts and ends them.
 
     Args:
-        identity: The rank's.
-        names: Phase names.
-        faults: Where failures are counted.
-        snapshot: Returns a copy of the current totals.
         steps: Returns how many training steps there are; cheap.
         verdict: Returns the verdict on the run, in a fraction of a second; None while there is none.
 

@@ -23,9 +23,7 @@ class Row:
     """One line of the phase table; None where there is no such number.
 
     Attributes:
-        phase: The group: ``fit``, ``epoch``, ``train`` or ``validate``.
-        mean_seconds: Mean time of a call.
-        std_seconds: Population standard deviation of that time.
+        std_seconds: Population standard deviation of the time of a call.
         calls: How often; steps, for the rows of ``fit``, and passes, for those of ``epoch``.
         samples_per_second: Samples of the group's steps over the time of this action alone.
         share: Part of the whole fit.
@@ -55,7 +53,6 @@ class Table:
         steps: Training steps, the first one included.
         step_seconds: Mean training step after the first.
         samples_per_second: Throughput of the training steps after the first.
-        tokens_per_second: The same in tokens.
         flops_per_second: Floating-point operations of those steps.
         flops_utilization: Part of the device's peak that this is (MFU), from 0 to 1.
         sync_wait_seconds: Per training step, the wait for the device in calls such as ``item``.
