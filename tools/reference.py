@@ -11,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from torchperfd.steps.loop_rules import Rule
+    from torchperfd_daemon.diagnosis.verdict import Cause
 
 _PUBLIC_MODULES: Final = ("torchperfd", "torchperfd.loggers")
 INTEGRATIONS: Final = {
@@ -104,8 +105,16 @@ def _loop_rule(rule: "Rule") -> str:
     held = _words([HELD[kind] for kind in sorted(rule.held)]) or "any"
     when = _words([condition.__name__ for condition in rule.when]) or "always"
     then = _words([action.__name__ for action in rule.then]) or "nothing"
-    after = "as before" if rule.held_after is None else HELD[rule.held_after]
+    after = next(filter(None, map(_held_after, reversed(rule.then))), "as before")
     return f"| {held} | {when} | {then} | {after} |"
+
+
+def _held_after(action: Callable[..., None]) -> str:
+    """Return what is held after an action of a rule; empty where that is what was held before."""
+    name = action.__name__
+    if name in ("rejoin", "release", "release_validate", "discard"):
+        return "nothing"
+    return name.split("_")[1] if name.startswith("hold_") else ""
 
 
 def _words(names: list[str]) -> str:
@@ -124,7 +133,7 @@ def advice_section() -> str:
 
 def verdicts_page() -> str:
     """Return the page of all causes: the least share from which each is reported, and the next command."""
-    from torchperfd_daemon.diagnosis.cause_table import EVER_SINCE, MIN_CAUSE_SHARE
+    from torchperfd_daemon.diagnosis.cause_table import MIN_CAUSE_SHARE
     from torchperfd_daemon.diagnosis.remedies import fix_of
     from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
 
@@ -138,14 +147,29 @@ def verdicts_page() -> str:
         "| verdict | reported from, since the start | next command | usual fix |",
         "|---|---|---|---|",
     ]
+    shares = _shares_since_start()
     for cause in Cause:
         none = cause in (Cause.HANG, Cause.NONE, Cause.UNKNOWN)
-        share = "" if none else f"{EVER_SINCE.get(cause, MIN_CAUSE_SHARE):.0%}"
+        share = "" if none else f"{shares.get(cause, MIN_CAUSE_SHARE):.0%}"
         link = f"[{cause.value}](../causes/{cause.slug}.md)"
         command = "torchperfd stacks --run RUN" if cause is Cause.HANG else next_command(cause, "RUN")
         fix = fix_of(Verdict(cause, "RUN", "", None, "", "", 0.0, command))
         lines.append(f"| {link} | {share} | `{command}` | {_escaped(fix)} |")
     return "\n".join([*lines, ""])
+
+
+def _shares_since_start() -> "dict[Cause, float]":
+    """Return the least shares of the step for losses of all ranks since the start, by cause."""
+    from torchperfd_daemon.diagnosis import cause_table
+    from torchperfd_daemon.diagnosis.verdict import Cause
+
+    rows = (*cause_table.MEASURED, cause_table.SYNCHRONISATION, cause_table.HOST_BOUND)
+    return {
+        **{row.cause: row.ever_since for row in (*rows, cause_table.script_code("other"))},
+        Cause.UNEVEN_WORK: cause_table.UNEVEN_SHARE,
+        Cause.SCRIPT_COLLECTIVES: cause_table.COLLECTIVES_SHARE,
+        Cause.SMALL_BATCHES: cause_table.SMALL_BATCH_SHARE,
+    }
 
 
 def python_page() -> str:

@@ -65,7 +65,6 @@ from torchperfd.steps.loop_state import (
     LoopState,
 )
 from torchperfd.steps.step_edges import (
-    HELD_AFTER,
     Action,
     close_train,
     close_train_earlier,
@@ -122,11 +121,6 @@ class Rule:
         return tuple(
             (each.condition, False) if isinstance(each, has_not) else (each, True) for each in self.when
         )
-
-    @property
-    def held_after(self) -> int | None:
-        """What is held afterwards; None for what was held before."""
-        return next((HELD_AFTER[action] for action in reversed(self.then) if action in HELD_AFTER), None)
 
 
 class Decision:

@@ -91,10 +91,6 @@ def forget(state: LoopState) -> None:
     state.step = StepState()
 
 
-HELD_AFTER: Final[dict[Action, int]] = {}
-"""What is held after an action; others leave it as it was."""
-
-
 def _holding(kind: int, *, earlier: bool = False) -> Action:
     """Return the action that holds the open step, which ends now or at its last event."""
 
@@ -102,7 +98,6 @@ def _holding(kind: int, *, earlier: bool = False) -> Action:
         _hold(state, kind, at_last=earlier)
 
     hold.__name__ = f"hold_{HELD[kind]}{'_earlier' if earlier else ''}"
-    HELD_AFTER[hold] = kind
     return hold
 
 
@@ -232,6 +227,3 @@ def note_resumed(state: LoopState) -> None:
 def note_acting(state: LoopState) -> None:
     """The model acts: there was nothing to evaluate yet."""
     state.acts = True
-
-
-HELD_AFTER.update(dict.fromkeys((rejoin, release, release_validate, discard), NOTHING))

@@ -280,12 +280,3 @@ def _host_beyond_device(rank: RankEvidence, left: Left) -> float:
         return 0.0
     working = sum(left(name) for name in rank.phase_seconds if name not in _NOT_HOST)
     return working - rank.work_seconds
-
-
-EVER_SINCE: Final[Mapping[Cause, float]] = {
-    **{row.cause: row.ever_since for row in (*MEASURED, SYNCHRONISATION, HOST_BOUND, script_code("other"))},
-    Cause.UNEVEN_WORK: UNEVEN_SHARE,
-    Cause.SCRIPT_COLLECTIVES: COLLECTIVES_SHARE,
-    Cause.SMALL_BATCHES: SMALL_BATCH_SHARE,
-}
-"""Least shares of the step for losses of all ranks since the start, by cause."""
