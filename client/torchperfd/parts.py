@@ -286,16 +286,16 @@ class Parts:
     def outputs(self) -> "Outputs":
         """The loggers, and the process's own metrics page; loaded by the first of them."""
         if self._outputs is None:
-            from torchperfd.loggers.outputs import Outputs
+            from torchperfd.loggers.outputs import Outputs, Readings
 
-            self._outputs = Outputs(
-                self.identity,
+            readings = Readings(
                 self.instruments.names,
                 self.instruments.faults,
                 self.flusher.snapshot,
                 lambda: self.flusher.totals.train.steps,
                 lambda: self.verdict(_LOGGED_VERDICT_S),
             )
+            self._outputs = Outputs(self.identity, readings)
         return self._outputs
 
     def conclude(self, report: "Callable[[], RankReport]") -> None:

@@ -11,6 +11,7 @@ The page is for those who have no daemon. It is opt-in, on loopback, and small.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from torchperfd.model.identity import Identity
@@ -185,37 +186,42 @@ SLOW_RANK: Final = "torchperfd/slow_rank"
 """The rank that the verdict names, while it names one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What loggers read of this rank.
+
+    Attributes:
+        totals: Returns a copy of the current totals.
+        steps: Returns how many training steps there are; asked often, so cheap.
+        verdict: Returns the verdict on the run, in a fraction of a second; None while there is none.
+    """
+
+    names: PhaseNames
+    faults: Faults
+    totals: Callable[[], Totals]
+    steps: Callable[[], int]
+    verdict: Callable[[], "VerdictCard | None"]
+
+
 class Sender:
     """Calls one logger, every now and then, until it fails too often.
 
     Args:
         place: What its failures are counted under.
-        totals: Returns a copy of the current totals.
-        steps: Returns how many training steps there are; asked often, so cheap.
         on_first: Called once, after the logger took its first numbers.
-        verdict: Returns the verdict on the run, in a fraction of a second; None while there is none.
     """
 
     def __init__(
         self,
         logger: Logger,
         place: str,
-        *,
-        totals: Callable[[], Totals],
-        steps: Callable[[], int],
-        names: PhaseNames,
-        faults: Faults,
+        readings: Readings,
         on_first: Callable[[], None] = lambda: None,
-        verdict: Callable[[], "VerdictCard | None"] = lambda: None,
     ) -> None:
         self.place = place
         self._logger = logger
-        self._totals = totals
-        self._steps = steps
-        self._names = names
-        self._faults = faults
+        self._readings = readings
         self._on_first = on_first
-        self._verdict = verdict
         self._logged_verdict = ""
         self._every_seconds = float(getattr(logger, "every_seconds", EVERY_SECONDS))
         self._every_steps = int(getattr(logger, "every_steps", 0))
@@ -227,7 +233,7 @@ class Sender:
 
     def start(self) -> None:
         """Begin with what has been trained from here on."""
-        self._sent = self._totals()
+        self._sent = self._readings.totals()
         self._thread.start()
 
     def conclude(self, report: "RankReport") -> None:
@@ -241,13 +247,13 @@ class Sender:
         if self._thread.is_alive():
             self._thread.join(timeout)
             if self._thread.is_alive():
-                self._faults.note(self.place, TimeoutError("the process ends before the logger has"))
+                self._readings.faults.note(self.place, TimeoutError("the process ends before the logger has"))
 
     def _run(self) -> None:
         due = time.monotonic() + min(_FIRST_S, self._every_seconds)
         while not self._off and not self._ending.wait(self._pause(due)):
             if time.monotonic() >= due or self._enough_steps():
-                self._send(self._totals())
+                self._send(self._readings.totals())
                 due = time.monotonic() + self._every_seconds
         if self._report is not None and not self._off:
             report = self._report
@@ -261,14 +267,14 @@ class Sender:
         return min(pause, _LOOK_S if self._every_steps > 0 else 60.0)
 
     def _enough_steps(self) -> bool:
-        return 0 < self._every_steps <= self._steps() - self._sent.train.steps
+        return 0 < self._every_steps <= self._readings.steps() - self._sent.train.steps
 
     def _send(self, now: Totals) -> None:
-        found = measures(self._sent, now, self._names)
+        found = measures(self._sent, now, self._readings.names)
         if not found:
             return
         self._sent = now
-        card = self._verdict() if now.train.steps else None
+        card = self._readings.verdict() if now.train.steps else None
         slow = [cause.rank for cause in card.causes if cause.rank is not None] if card is not None else []
         if slow and slow[0] is not None:
             found[SLOW_RANK] = slow[0]
@@ -291,9 +297,9 @@ class Sender:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - other people's code, and training goes on
-            self._faults.note(self.place, error)
+            self._readings.faults.note(self.place, error)
             # What is not installed will not be there the next time either.
-            self._off = isinstance(error, ImportError) or self._faults.spent(self.place)
+            self._off = isinstance(error, ImportError) or self._readings.faults.spent(self.place)
             return False
         return True
 
@@ -301,49 +307,24 @@ class Sender:
 class Outputs:
     """Starts and ends them.
 
-    Args:
-        steps: Returns how many training steps there are; cheap.
-        verdict: Returns the verdict on the run, in a fraction of a second; None while there is none.
-
     Attributes:
         exporter: The metrics page, if one is served.
         senders: One per logger.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        names: PhaseNames,
-        faults: Faults,
-        snapshot: Callable[[], Totals],
-        steps: Callable[[], int],
-        verdict: Callable[[], "VerdictCard | None"] = lambda: None,
-    ) -> None:
+    def __init__(self, identity: Identity, readings: Readings) -> None:
         self._identity = identity
-        self._names = names
-        self._faults = faults
-        self._snapshot = snapshot
-        self._steps = steps
-        self._verdict = verdict
+        self._readings = readings
         self._closing: threading.Thread | None = None
         self.exporter: Exporter | None = None
         self.senders: list[Sender] = []
 
     def add(self, logger: "Logger", on_first: Callable[[], None]) -> None:
         """Send a logger what is measured from here on; ``on_first`` is called after its first numbers."""
-
         name = f"logger {type(logger).__name__}"
         taken = {sender.place for sender in self.senders}
-        sender = Sender(
-            logger,
-            name if name not in taken else f"{name} {len(taken) + 1}",
-            totals=self._snapshot,
-            steps=self._steps,
-            names=self._names,
-            faults=self._faults,
-            on_first=on_first,
-            verdict=self._verdict,
-        )
+        place = name if name not in taken else f"{name} {len(taken) + 1}"
+        sender = Sender(logger, place, self._readings, on_first)
         self.senders.append(sender)
         sender.start()
 
@@ -351,10 +332,10 @@ class Outputs:
         """Serve the metrics page on a loopback port, unless it is served already; a taken port is logged."""
         if self.exporter is not None:
             return
-
         run, rank = self._identity.run, self._identity.rank
         try:
-            self.exporter = Exporter(port, run=run, rank=rank, names=self._names, totals=totals)
+            names = self._readings.names
+            self.exporter = Exporter(port, run=run, rank=rank, names=names, totals=totals)
         except OSError as error:
             log.warning("cannot serve metrics on port %d: %s; choose another metrics_port", port, error)
 

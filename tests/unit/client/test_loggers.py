@@ -9,7 +9,7 @@ import pytest
 
 import torchperfd
 from torchperfd.loggers import Logger
-from torchperfd.loggers.outputs import Sender, measures
+from torchperfd.loggers.outputs import Readings, Sender, measures
 from torchperfd.model.card import CauseCard, VerdictCard
 from torchperfd.model.totals import CudaMemory
 from torchperfd.report.rank import RankReport
@@ -141,16 +141,14 @@ class Senders:
         self.card: VerdictCard | None = None
 
     def start(self, logger: Logger, on_first: Callable[[], None] = lambda: None) -> Sender:
-        sender = Sender(
-            logger,
-            "logger Test",
-            totals=lambda: self.now.copy(),
-            steps=lambda: self.now.train.steps,
-            names=PhaseNames(),
-            faults=self.faults,
-            on_first=on_first,
-            verdict=lambda: self.card,
+        readings = Readings(
+            PhaseNames(),
+            self.faults,
+            lambda: self.now.copy(),
+            lambda: self.now.train.steps,
+            lambda: self.card,
         )
+        sender = Sender(logger, "logger Test", readings, on_first)
         self.made.append(sender)
         sender.start()
         return sender
