@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from torchperfd.captures.files import Handover
 from torchperfd.captures.job_capture import CaptureFetcher, Download, JobCaptureOrders
-from torchperfd.captures.manager import CaptureManager
+from torchperfd.captures.manager import CaptureManager, CaptureTarget
 from torchperfd.captures.out_of_memory import OutOfMemory
 from torchperfd.hooks import process_groups
 from torchperfd.hooks.instruments import Instruments, ProcessCounters
@@ -232,14 +232,14 @@ class Parts:
         buffer, replay, names = instruments.buffer, instruments.replay, instruments.names
         faults = instruments.faults
         self.outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
-        self.captures = CaptureManager(
+        target = CaptureTarget(
             replay,
             identity,
-            self.outbox,
             lambda: self.flusher.step_seconds(),
             names.name,
             lambda: self.flusher.unrecorded(),
         )
+        self.captures = CaptureManager(target, self.outbox)
         workers = instruments.hooks.links.worker_stacks
         self.stacks = StackReporter(buffer, replay, names, self.outbox, workers, faults)
         self.flusher = Flusher(replay, names, self.outbox, faults, ProcessCounters(instruments))

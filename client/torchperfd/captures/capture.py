@@ -7,15 +7,16 @@ threads of its own.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 from torchperfd.captures import rank_files, tracer
 from torchperfd.captures.driver import CaptureDriver, unusable
 from torchperfd.captures.files import Handover
+from torchperfd.captures.manager import CaptureTarget
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
 from torchperfd.captures.state import (
     Action,
@@ -27,10 +28,8 @@ from torchperfd.captures.state import (
     warning,
 )
 from torchperfd.model.capture_options import CaptureKind
-from torchperfd.model.identity import Identity
 from torchperfd.safety.interrupts import Flag, is_from_script
 from torchperfd.safety.logs import log
-from torchperfd.steps.replay import Replay
 
 _ARM_TIMEOUT_S: Final = 30.0
 """How long a prepared capture waits for its steps."""
@@ -42,11 +41,9 @@ class RankCapture:
     Args:
         capture_id: Name of the capture, the same on all ranks.
         directory: Where its files go; made when missing.
-        step_seconds: Returns how long training steps take lately, 0 before the first.
         on_outcome: Called once, when the capture has ended, from one of several threads.
         max_bytes: Largest trace that is kept; 0 for any.
         trigger: What asked for it, for the manifest.
-        own_facts: Returns what else the client knows of steps that nothing records, for the trace.
         handover: Returns the session with the service that takes the files over, None while there is none;
             None itself if no service does.
         keeps: Keep the files here as well when a service has taken them.
@@ -55,18 +52,14 @@ class RankCapture:
 
     def __init__(
         self,
+        target: CaptureTarget,
         *,
-        replay: Replay,
-        identity: Identity,
         capture_id: str,
         directory: Path,
         options: CaptureOptions,
-        step_seconds: Callable[[], float],
         on_outcome: Callable[["RankCapture", CaptureOutcome], None],
-        phase_name: Callable[[int], str],
         max_bytes: int = 0,
         trigger: str = "command",
-        own_facts: Callable[[], Mapping[str, Any]] = dict,
         handover: Callable[[], Handover | None] | None = None,
         keeps: bool = True,
         pauses: PauseEstimate | None = None,
@@ -74,17 +67,15 @@ class RankCapture:
         self.capture_id = capture_id
         self.directory = directory
         self.ended = Flag()
-        self._replay = replay
-        self.rank = identity.rank
-        self._identity = identity
-        self._step_seconds = step_seconds
-        self._read_own_facts = own_facts
+        self.rank = target.identity.rank
+        self._target = target
+        self._replay = target.replay
         self._on_outcome = on_outcome
         self._trigger = trigger
         self._pauses = pauses or PauseEstimate()
         self.state = CaptureState(options)
-        self._driver = CaptureDriver(replay, phase_name)
-        self._files = RankFiles(directory, identity.rank, options.kind, max_bytes)
+        self._driver = CaptureDriver(target.replay, target.phase_name)
+        self._files = RankFiles(directory, self.rank, options.kind, max_bytes)
         self._handover = handover
         self._keeps = keeps or handover is None
         self._ending = threading.RLock()
@@ -136,10 +127,10 @@ class RankCapture:
         # Here, as starting a thread would be too much at an edge.
         self._worker.start()
         # Of steps before this capture costs them anything.
-        self._driver.unrecorded_step_ns = round(self._step_seconds() * 1e9)
-        self._driver.own_facts = self._read_own_facts()
+        self._driver.unrecorded_step_ns = round(self._target.step_seconds() * 1e9)
+        self._driver.own_facts = self._target.own_facts()
         if self.state.options.kind == CaptureKind.TRACE:
-            self._pauses.count_nodes(self._replay, self._step_seconds())
+            self._pauses.count_nodes(self._replay, self._target.step_seconds())
         # From here on the number of the newest step must be exact, not as old as the last flush.
         self._replay.go_live()
         self.state.stage = CaptureStage.READY
@@ -319,7 +310,7 @@ class RankCapture:
         self._end(outcome)
 
     def _write_manifest(self, outcome: CaptureOutcome) -> None:
-        manifest = rank_manifest(self.capture_id, self._trigger, self._identity, self.state, outcome)
+        manifest = rank_manifest(self.capture_id, self._trigger, self._target.identity, self.state, outcome)
         self._files.write_manifest(manifest)
 
     # On any thread.

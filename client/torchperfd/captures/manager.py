@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -182,29 +183,30 @@ _EXPORT_BUDGET_S: Final = 60.0
 """Longest delay of an exit by the export of a trace."""
 
 
-class CaptureManager:
-    """Starts captures for the daemon and for the script; one at a time.
+@dataclass(frozen=True, slots=True)
+class CaptureTarget:
+    """What captures of this process record: its loop.
 
-    Args:
+    Attributes:
         step_seconds: Returns how long training steps take lately, 0 before the first.
+        phase_name: Returns the name of a phase's slot.
+        own_facts: Returns what else the client knows of steps that nothing records, for traces.
     """
 
-    def __init__(
-        self,
-        replay: Replay,
-        identity: Identity,
-        outbox: "Outbox[session_pb2.ClientMessage]",
-        step_seconds: Callable[[], float],
-        phase_name: Callable[[int], str],
-        own_facts: Callable[[], Mapping[str, Any]],
-    ) -> None:
-        self._replay = replay
-        self._loop = replay.loop
-        self._identity = identity
+    replay: Replay
+    identity: Identity
+    step_seconds: Callable[[], float]
+    phase_name: Callable[[int], str]
+    own_facts: Callable[[], Mapping[str, Any]] = dict
+
+
+class CaptureManager:
+    """Starts captures for the daemon and for the script; one at a time."""
+
+    def __init__(self, target: CaptureTarget, outbox: "Outbox[session_pb2.ClientMessage]") -> None:
+        self._target = target
+        self._loop = target.replay.loop
         self._outbox = outbox
-        self._step_seconds = step_seconds
-        self._phase_name = phase_name
-        self._own_facts = own_facts
         self._capture: RankCapture | None = None
         # A capture of the run's own that the script's waits for.
         self._automatic: RankCapture | None = None
@@ -328,7 +330,7 @@ class CaptureManager:
             ready=not reason,
             reason=reason,
             next_step=self._loop.train_steps,
-            step_seconds=self._step_seconds(),
+            step_seconds=self._target.step_seconds(),
             pause_seconds_per_step=pause_seconds,
         )
         self._outbox.put(session_pb2.ClientMessage(capture_ack=ack))
@@ -357,15 +359,11 @@ class CaptureManager:
                 self._automatic = before[0] if before else None
                 self._pauses = self._pauses or PauseEstimate()
                 self._capture = RankCapture(
-                    replay=self._replay,
-                    identity=self._identity,
+                    self._target,
                     capture_id=capture_id,
                     directory=directory,
                     options=options,
-                    step_seconds=self._step_seconds,
-                    own_facts=self._own_facts,
                     on_outcome=self._report_outcome,
-                    phase_name=self._phase_name,
                     max_bytes=max_bytes,
                     trigger=trigger,
                     handover=(lambda: self.directory.handover) if self.directory.handover else None,

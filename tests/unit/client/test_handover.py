@@ -17,8 +17,6 @@ from torchperfd.captures.capture import RankCapture
 from torchperfd.captures.files import Handover, HandoverError
 from torchperfd.captures.state import CaptureOptions
 from torchperfd.hooks.profiler import ARBITER
-from torchperfd.model.identity import read_identity
-from torchperfd.steps.phases import PhaseNames
 from torchperfd.v1 import contract, session_pb2
 
 ID = "20260726-101502-3fa1c2"
@@ -98,14 +96,11 @@ def captured(
     """Make a capture of two steps with a service; return it, and its outcomes."""
     prepared = Prepared(directory)
     prepared.capture = RankCapture(
-        replay=prepared.replay,
-        identity=read_identity(),
+        prepared.target,
         capture_id=ID,
         directory=directory / ID,
         options=CaptureOptions(steps=2),
-        step_seconds=lambda: 0.0,
         on_outcome=lambda _, outcome: prepared.outcomes.append(outcome),
-        phase_name=PhaseNames().name,
         handover=handover,
         keeps=keeps,
     )

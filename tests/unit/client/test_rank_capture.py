@@ -15,7 +15,7 @@ from torch.autograd import profiler
 import torchperfd
 from torchperfd.captures import tracer
 from torchperfd.captures.capture import RankCapture
-from torchperfd.captures.manager import Capture
+from torchperfd.captures.manager import Capture, CaptureTarget
 from torchperfd.captures.state import CaptureOptions, CaptureOutcome, CaptureStage, PauseEstimate
 from torchperfd.errors import CaptureError
 from torchperfd.events import EventBuffer, codes
@@ -59,15 +59,13 @@ class Prepared:
         self.replay = Replay(EventBuffer(1024, codes.CUDA_EVENT), 64, Faults())
         self.outcomes: list[CaptureOutcome] = []
         self.pauses = PauseEstimate()
+        self.target = CaptureTarget(self.replay, read_identity(), lambda: 0.0, PhaseNames().name)
         self.capture = RankCapture(
-            replay=self.replay,
-            identity=read_identity(),
+            self.target,
             capture_id="one",
             directory=directory,
             options=CaptureOptions(steps=2),
-            step_seconds=lambda: 0.0,
             on_outcome=lambda _, outcome: self.outcomes.append(outcome),
-            phase_name=PhaseNames().name,
             pauses=self.pauses,
         )
 
