@@ -16,7 +16,7 @@ from torchperfd.captures.job_capture import CaptureFetcher, Download, JobCapture
 from torchperfd.captures.manager import CaptureManager, CaptureTarget
 from torchperfd.captures.out_of_memory import OutOfMemory
 from torchperfd.hooks import process_groups
-from torchperfd.hooks.instruments import Instruments, ProcessCounters
+from torchperfd.hooks.instruments import Instruments
 from torchperfd.hooks.process_groups import Rendezvous, dump_flight_recorder
 from torchperfd.link.flusher import Flusher
 from torchperfd.link.outbox import Outbox
@@ -240,9 +240,8 @@ class Parts:
             lambda: self.flusher.unrecorded(),
         )
         self.captures = CaptureManager(target, self.outbox)
-        workers = instruments.hooks.links.worker_stacks
-        self.stacks = StackReporter(buffer, replay, names, self.outbox, workers, faults)
-        self.flusher = Flusher(replay, names, self.outbox, faults, ProcessCounters(instruments))
+        self.stacks = StackReporter(instruments, self.outbox)
+        self.flusher = Flusher(instruments, self.outbox)
         buffer.on_low = self.flusher.wake
         self.daemon_session = DaemonSession(
             identity,

@@ -9,14 +9,12 @@ from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.hooks.instruments import ProcessCounters
+from torchperfd.hooks.instruments import Instruments, ProcessCounters
 from torchperfd.hooks.thread_frames import framework_around
 from torchperfd.link.outbox import FlushState, NextFlush, Outbox, next_flush
 from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.process import available_cpus
-from torchperfd.safety.logs import Faults
-from torchperfd.steps.phases import TRAIN, PhaseNames, StepBatch
-from torchperfd.steps.replay import Replay
+from torchperfd.steps.phases import TRAIN, StepBatch
 from torchperfd.steps.step_series import Pace, StepBlocks
 from torchperfd.steps.totals import Totals
 
@@ -47,25 +45,18 @@ class Flusher:
         reports_blocks: Whether reports have these; set once the loop has ended.
     """
 
-    def __init__(
-        self,
-        replay: Replay,
-        names: PhaseNames,
-        outbox: "Outbox[session_pb2.ClientMessage]",
-        faults: Faults,
-        counters: ProcessCounters,
-    ) -> None:
+    def __init__(self, instruments: Instruments, outbox: "Outbox[session_pb2.ClientMessage]") -> None:
         self.totals = Totals()
         self.blocks = StepBlocks()
         self.reports_blocks = False
         self.failure = ""
         self.outcome = ""
-        self._replay = replay
-        self._recorder = replay.recorder
-        self._names = names
+        self._replay = instruments.replay
+        self._recorder = instruments.replay.recorder
+        self._names = instruments.names
         self._outbox = outbox
-        self._faults = faults
-        self._counters = counters
+        self._faults = instruments.faults
+        self._counters = ProcessCounters(instruments)
         self._pace = Pace()
         # Reentrant, since a signal handler of the script may come to it again on the same thread.
         self._lock = threading.RLock()

@@ -23,13 +23,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from torchperfd.events import EventBuffer
+from torchperfd.hooks.instruments import Instruments
 from torchperfd.hooks.thread_frames import frames_at_random
-from torchperfd.hooks.worker_stacks import MAX_WORKERS, StackLine, WorkerStacks, stack_lines
+from torchperfd.hooks.worker_stacks import MAX_WORKERS, StackLine, stack_lines
 from torchperfd.link.outbox import Outbox
-from torchperfd.safety.logs import Faults, log
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.replay import Replay
+from torchperfd.safety.logs import log
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
@@ -59,22 +57,14 @@ _SAMPLED_WORKERS: Final = 4
 class StackReporter:
     """Reports the stacks of all threads to the daemon."""
 
-    def __init__(
-        self,
-        buffer: EventBuffer,
-        replay: Replay,
-        names: PhaseNames,
-        outbox: "Outbox[session_pb2.ClientMessage]",
-        workers: WorkerStacks,
-        faults: Faults,
-    ) -> None:
-        self._buffer = buffer
-        self._replay = replay
-        self._names = names
+    def __init__(self, instruments: Instruments, outbox: "Outbox[session_pb2.ClientMessage]") -> None:
+        self._buffer = instruments.buffer
+        self._replay = instruments.replay
+        self._names = instruments.names
         self._outbox = outbox
-        self._workers = workers
-        self._faults = faults
-        self._training = buffer.thread
+        self._workers = instruments.hooks.links.worker_stacks
+        self._faults = instruments.faults
+        self._training = instruments.buffer.thread
         self._signal = 0
         self._file = -1
 
