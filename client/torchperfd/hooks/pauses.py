@@ -9,30 +9,37 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter, setitem
 from types import CodeType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from torchperfd.hooks.thread_frames import line_at
 from torchperfd.model.source_lines import TimedLine
 
 GENERATIONS: Final = 3
-_MAX_RECENT: Final = 2048
+_MAX_CALLS: Final = 2048
 _MAX_CALL_NS: Final = 50_000_000
 _MAX_UNREAD: Final = 16_384
 """A thousand collections per second, over the longest time between two flushes."""
 
 
-class Pause(NamedTuple):
-    """One collection; nanoseconds of the monotonic clock."""
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Collections of one generation, in general a single one; nanoseconds of the monotonic clock.
+
+    Attributes:
+        ns: What they took.
+        caller: File and line of the call of ``gc.collect()`` that made it; None for one that Python began.
+    """
 
     generation: int
     start_ns: int
     end_ns: int
+    ns: int
+    calls: int = 1
     caller: tuple[str, int] | None = None
-    """File and line of the call of ``gc.collect()`` that made it; None for one that Python began itself."""
 
 
 class _OnStart(map):  # type: ignore[type-arg]
@@ -48,32 +55,24 @@ class _OnStop(map):  # type: ignore[type-arg]
 
 
 class GcPauses:
-    """Counts collections and what they took, by generation. Fixed memory.
+    """Notes collections and what they took. Fixed memory.
 
     What a callback of the collector raises is lost: Python prints it and goes on. A signal handler of the
     script runs between any two instructions of Python code, so there is none in these callbacks. They are
     built-in functions put together. The collector calls each with a phase and a dict. Then
     ``setitem(newest, phase, dict)`` keeps the dict, and ``getattr(iterator, phase, dict)`` appends the time
-    to what :meth:`update` reads.
+    to what :meth:`take` reads.
 
     ``gc.collect`` is replaced by a function that notes its caller. The callbacks cannot: a collection may
     begin while Python builds a frame, and the interpreter crashes if frames are asked for then.
 
     Attributes:
-        calls: Collections since :meth:`install`, by generation, as of the last :meth:`update`.
-        ns: Nanoseconds that they took.
         callbacks: The entries for ``gc.callbacks``, in their order.
-        recent: The newest of them, in the order of time, for the one reader that takes them out.
     """
 
-    __slots__ = ("_asked", "_collect", "_original", "_starts", "_stops", "callbacks", "calls", "ns", "recent")
-
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.calls = [0] * GENERATIONS
-        self.ns = [0] * GENERATIONS
-        self.recent: deque[Pause] = deque(maxlen=_MAX_RECENT)
         self._starts: deque[int] = deque(maxlen=_MAX_UNREAD)
-        self._asked: deque[tuple[int, CodeType, int]] = deque(maxlen=_MAX_RECENT)
+        self._asked: deque[tuple[int, CodeType, int]] = deque(maxlen=_MAX_CALLS)
         self._collect, self._original = _noting_collect(gc.collect, self._asked, clock), gc.collect
         self._stops: deque[tuple[int, int]] = deque(maxlen=_MAX_UNREAD)
         newest: dict[str, dict[str, int]] = {}
@@ -87,31 +86,31 @@ class GcPauses:
         )
 
     def install(self) -> None:
-        """Begin to count."""
+        """Begin."""
         gc.callbacks.extend(callback for callback in self.callbacks if callback not in gc.callbacks)
         if gc.collect is self._original:
             gc.collect = self._collect
 
     def uninstall(self) -> None:
-        """Stop counting."""
+        """Stop."""
         if gc.collect is self._collect:
             gc.collect = self._original
         for callback in self.callbacks:
             if callback in gc.callbacks:
                 gc.callbacks.remove(callback)
 
-    def update(self) -> None:
-        """Count the collections that have ended since the last call; on one thread at a time."""
+    def take(self) -> list[Pause]:
+        """Return the collections that have ended since the last call, oldest first; by one thread."""
+        taken = []
         while self._stops:
             end, generation = self._stops.popleft()
             start = 0
             while self._starts and self._starts[0] <= end:
                 start = self._starts.popleft()
             if start:
-                self.ns[generation] += end - start
-                self.calls[generation] += 1
                 caller = self._caller(start) if generation == GENERATIONS - 1 else None
-                self.recent.append(Pause(generation, start, end, caller))
+                taken.append(Pause(generation, start, end, end - start, caller=caller))
+        return taken
 
     def _caller(self, start: int) -> tuple[str, int] | None:
         """Return file and line that called for a full collection; None where Python began it itself."""
@@ -146,18 +145,6 @@ _REPORTED_LINES: Final = 8
 _MAX_NAME: Final = 1000
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Pauses of one generation in a row that may still turn out to be outside training."""
-
-    generation: int
-    start_ns: int
-    end_ns: int
-    calls: int
-    ns: int
-    caller: tuple[str, int] | None = None
-
-
 class FitPauses:
     """Counts the collections between the first step's start and the newest step's end. Fixed memory.
 
@@ -175,9 +162,7 @@ class FitPauses:
         self.ns = [0] * GENERATIONS
         self.by_caller: dict[tuple[str, int], tuple[int, int]] = {}
         self._pauses = pauses
-        self._seen_calls = [0] * GENERATIONS
-        self._seen_ns = [0] * GENERATIONS
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Pause] = deque()
 
     @property
     def waiting_count(self) -> int:
@@ -191,8 +176,8 @@ class FitPauses:
             began_ns: When the first step began, on the clock of the pauses; 0 while there is none.
             ended_ns: When the newest step ended.
         """
-        self._take(counting=began_ns > 0)
         waiting = self._waiting
+        waiting.extend(self._pauses.take())
         if began_ns:
             while waiting and waiting[0].end_ns <= ended_ns:
                 pause = waiting.popleft()
@@ -201,30 +186,8 @@ class FitPauses:
                     self.ns[pause.generation] += pause.ns
                     if pause.caller is not None:
                         self._count_call(pause.caller, pause.calls, pause.ns)
-        if len(waiting) > _MAX_WAITING:
+        while len(waiting) > _MAX_WAITING:
             self._shorten(merging=began_ns > 0)
-
-    def _take(self, *, counting: bool) -> None:
-        """Move the newest pauses to those that wait."""
-        self._pauses.update()
-        calls, ns, recent = [*self._pauses.calls], [*self._pauses.ns], self._pauses.recent
-        while recent:
-            pause = recent.popleft()
-            took = pause.end_ns - pause.start_ns
-            self._seen_calls[pause.generation] += 1
-            self._seen_ns[pause.generation] += took
-            self._waiting.append(
-                _Waiting(pause.generation, pause.start_ns, pause.end_ns, 1, took, pause.caller)
-            )
-        for generation in range(GENERATIONS):
-            # There were more than are kept one by one. Those that are lost are older than all that are left.
-            lost = max(0, calls[generation] - self._seen_calls[generation])
-            lost_ns = max(0, ns[generation] - self._seen_ns[generation]) if lost else 0
-            self._seen_calls[generation] += lost
-            self._seen_ns[generation] += lost_ns
-            if counting:
-                self.calls[generation] += lost
-                self.ns[generation] += lost_ns
 
     @property
     def longest_calls(self) -> tuple[TimedLine, ...]:
@@ -243,12 +206,9 @@ class FitPauses:
     def _shorten(self, *, merging: bool) -> None:
         """Halve what waits: before training it is dropped; later, one record per generation replaces them."""
         oldest = [self._waiting.popleft() for _ in range(len(self._waiting) // 2)]
-        merged: dict[int, _Waiting] = {}
+        merged: dict[int, Pause] = {}
         for pause in oldest if merging else ():
-            into = merged.setdefault(
-                pause.generation, _Waiting(pause.generation, pause.start_ns, pause.end_ns, 0, 0)
-            )
-            into.end_ns = pause.end_ns
-            into.calls += pause.calls
-            into.ns += pause.ns
+            into = merged.get(pause.generation, replace(pause, ns=0, calls=0, caller=None))
+            calls, ns = into.calls + pause.calls, into.ns + pause.ns
+            merged[pause.generation] = replace(into, end_ns=pause.end_ns, calls=calls, ns=ns)
         self._waiting.extendleft(sorted(merged.values(), key=lambda pause: -pause.end_ns))

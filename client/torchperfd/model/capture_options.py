@@ -28,8 +28,8 @@ class CaptureOptions:
         kind: The value of a :class:`CaptureKind`.
         with_flops: What FLOPs are counted from: shapes and scalars of operator inputs. The count itself torch
             writes into no trace.
-        with_modules: Which module runs. Of modules that TorchScript has not compiled, torch records that among
-            Python stacks only, so that these are recorded, too.
+        with_modules: Which module runs. Of modules that TorchScript has not compiled, torch records that
+            among Python stacks only, so that these are recorded, too.
         automatic: The run's own capture, not its user's, whose captures wait for its end instead of being
             refused.
     """

@@ -184,7 +184,9 @@ class _Model:
         batches: How many of these parts the step has.
     """
 
-    def __init__(self, facts: LoaderFacts, step_seconds: float, data_seconds: float, cost: WorkerCost) -> None:
+    def __init__(
+        self, facts: LoaderFacts, step_seconds: float, data_seconds: float, cost: WorkerCost
+    ) -> None:
         self.batches = facts.batches_per_step or 1.0
         step, data = step_seconds / self.batches, data_seconds / self.batches
         self._facts = facts

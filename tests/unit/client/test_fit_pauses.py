@@ -28,7 +28,6 @@ class Process:
         self._call_back("start", generation)
         self.now = start + length
         self._call_back("stop", generation)
-        self.pauses.update()
 
     def _call_back(self, phase: str, generation: int) -> None:
         for callback in self.pauses.callbacks:
