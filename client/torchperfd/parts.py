@@ -1,14 +1,12 @@
 """The parts of one client, put together, and their session with the node's daemon.
 
-The composition root of the training process. An integration gets only :class:`IntegrationPort`, the
-operations that a framework's loop needs.
+The composition root of the training process.
 """
 
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.captures.files import Handover
@@ -29,8 +27,6 @@ from torchperfd.safety.logs import Faults, log
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from torchperfd.loggers.outputs import Outputs
     from torchperfd.model.card import VerdictCard
     from torchperfd.report.rank import RankReport
@@ -195,26 +191,6 @@ def _torch_version() -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class IntegrationPort:
-    """The client's operations for frameworks' loops.
-
-    Attributes:
-        mark: Writes an event, a code and an argument, on the training thread; returns whether this is it.
-        here: Returns whether this is the training thread.
-        slot: Returns the slot of a phase, built in or one of at most 16 others; past those, ``other``'s.
-        watch_model: Has the forward of a model timed.
-        flush: Sends what was measured so far.
-    """
-
-    mark: Callable[[int, int], bool]
-    here: Callable[[], bool]
-    slot: Callable[[str], int]
-    watch_model: Callable[["nn.Module"], None]
-    flush: Callable[[], None]
-    faults: Faults
-
-
 _OUTBOX_STEPS: Final = 40_000
 _LOGGED_VERDICT_S: Final = 0.2
 """How long a logger waits for a verdict; at the exit this is part of the one second."""
@@ -229,20 +205,19 @@ class Parts:
         self.identity = identity
         self.instruments = instruments
         self.has_ended = False
-        buffer, replay, names = instruments.buffer, instruments.replay, instruments.names
-        faults = instruments.faults
+        replay, faults = instruments.replay, instruments.faults
         self.outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
         target = CaptureTarget(
             replay,
             identity,
             lambda: self.flusher.step_seconds(),
-            names.name,
+            instruments.names.name,
             lambda: self.flusher.unrecorded(),
         )
         self.captures = CaptureManager(target, self.outbox)
         self.stacks = StackReporter(instruments, self.outbox)
         self.flusher = Flusher(instruments, self.outbox)
-        buffer.on_low = self.flusher.wake
+        instruments.buffer.on_low = self.flusher.wake
         self.daemon_session = DaemonSession(
             identity,
             self.flusher,
@@ -272,14 +247,6 @@ class Parts:
             faults,
         )
         self._outputs: Outputs | None = None
-        self.integration_port = IntegrationPort(
-            mark=buffer.mark,
-            here=buffer.here,
-            slot=names.slot,
-            watch_model=instruments.hooks.add_model,
-            flush=lambda: self.flusher.refresh(send=True),
-            faults=faults,
-        )
 
     @property
     def outputs(self) -> "Outputs":

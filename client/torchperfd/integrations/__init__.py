@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.client import Client
-    from torchperfd.parts import IntegrationPort
+    from torchperfd.parts import Parts
 
 # A name from these holds for every rank, and outranks what a framework calls its run.
 _NAMED_BY_LAUNCHER: Final = ("TORCHPERFD_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "POD_UID")
@@ -38,7 +38,7 @@ class IntegrationSession:
         self._ours = False
         self._client: Client | None = None
         # None while there is nothing to report.
-        self._port: IntegrationPort | None = None
+        self._parts: Parts | None = None
         self._faults = Faults()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -53,12 +53,12 @@ class IntegrationSession:
     @property
     def reports(self) -> bool:
         """Whether there is something to report: the loop is followed, and this is its thread."""
-        return self._port is not None and self._port.here()
+        return self._parts is not None and self._parts.instruments.buffer.here()
 
     def mark(self, event: int, argument: int = 0) -> None:
         """Write an event, where there is something to report."""
-        if self._port is not None:
-            self._port.mark(event, argument)
+        if self._parts is not None:
+            self._parts.instruments.buffer.mark(event, argument)
 
     def begin(
         self,
@@ -88,13 +88,13 @@ class IntegrationSession:
         finally:
             for name in absent:
                 del os.environ[name]
-        self._port = self._client.parts.integration_port
-        self._faults = self._port.faults
+        self._parts = self._client.parts
+        self._faults = self._parts.instruments.faults
 
     def watch_model(self, model: "nn.Module") -> None:
         """Time the forward of one more model."""
-        if self._port is not None:
-            self._port.watch_model(model)
+        if self._parts is not None:
+            self._parts.instruments.hooks.add_model(model)
 
     def between_loops(self) -> None:
         """End the step in progress: what comes now belongs to none, until the next draw."""
@@ -103,19 +103,19 @@ class IntegrationSession:
     def end(self) -> None:
         """The framework's loop is over: detach if this session attached, else only finish the loop."""
         self.between_loops()
-        port, self._port = self._port, None
+        parts, self._parts = self._parts, None
         client = self._client
-        if client is None or port is None or not client.attached:
+        if client is None or parts is None or not client.attached:
             return
         if self._ours:
             self._ours = False
             client.detach()
         else:
-            port.flush()
+            parts.flusher.refresh(send=True)
 
     def slot(self, phase: str) -> int:
         """Return the slot of a phase, ours or one of at most 16 others; past those, ``other``'s."""
-        return self._port.slot(phase) if self._port is not None else 0
+        return self._parts.instruments.names.slot(phase) if self._parts is not None else 0
 
     def spent(self, place: str) -> bool:
         """Return whether ``place`` has failed too often to be tried again."""
