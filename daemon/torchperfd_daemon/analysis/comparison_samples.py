@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from torchperfd.model.significance import two_sided
 from torchperfd_daemon.analysis.categories import DEVICE
 from torchperfd_daemon.analysis.operator_sums import ON_DEVICE
 from torchperfd_daemon.analysis.summary import Summary
-from torchperfd_daemon.analysis.trace import Int64
-
-Float64 = npt.NDArray[np.float64]
+from torchperfd_daemon.analysis.trace import Float64, Int64
 
 
 @dataclass(frozen=True, slots=True)

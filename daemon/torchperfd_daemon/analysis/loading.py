@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from torchperfd_daemon.analysis import decoding, kineto, trace_repair
 from torchperfd_daemon.analysis.categories import (
@@ -23,6 +22,7 @@ from torchperfd_daemon.analysis.categories import (
 from torchperfd_daemon.analysis.trace import (
     CollectiveColumns,
     Columns,
+    Float64,
     Int32,
     Int64,
     Memory,
@@ -95,7 +95,7 @@ def _read(path: Path, max_bytes: int, foreign: Foreign | None) -> Trace | None:
     return columns.trace(str(path), file, events)
 
 
-def nanoseconds(microseconds: npt.NDArray[np.float64]) -> Int64:
+def nanoseconds(microseconds: Float64) -> Int64:
     """Convert microseconds below 2^43, written with at most three decimals, to exact ns.
 
     A double still distinguishes neighbouring nanoseconds there, so each time alone is exact. The whole
@@ -307,7 +307,7 @@ class _Columns:
         return kinds, categories
 
 
-def _exact_nanoseconds(events: list[Any], microseconds: npt.NDArray[np.float64]) -> Int64:
+def _exact_nanoseconds(events: list[Any], microseconds: Float64) -> Int64:
     """Convert the events' starts, given as doubles too, where those are too coarse from the decimals."""
     coarse = microseconds >= decoding.EXACT_BELOW_US
     if not coarse.any():

@@ -15,7 +15,6 @@ from itertools import permutations, product
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from torchperfd_daemon.analysis.collectives import (
     TOGETHER_NS,
@@ -25,7 +24,7 @@ from torchperfd_daemon.analysis.collectives import (
     median,
     nearest,
 )
-from torchperfd_daemon.analysis.trace import Flags, Int64
+from torchperfd_daemon.analysis.trace import Flags, Float64, Int64
 
 # Correctly aligned sequences have the same names, and their collectives run at the same time, except for
 # a few that threads began in another order, or whose end one rank noticed late.
@@ -162,7 +161,7 @@ class RankClocks:
                 self.shift[rank] = _voted(events, self.reference, rank, int(self.as_written[rank]))
 
 
-def _shared(here: Flags) -> npt.NDArray[np.float64]:
+def _shared(here: Flags) -> Float64:
     """Return how many rows each two columns share, 0 for a column with itself."""
     numbers = here.astype(np.float64)
     counts = numbers.T @ numbers

@@ -16,6 +16,7 @@ from torchperfd_daemon.analysis.decoding import Args
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
+Float64 = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -257,7 +258,7 @@ class CollectiveColumns:
         return CollectiveArgs(words=list(self._words), **self._columns.arrays())
 
 
-def doubles(values: Iterable[float | Decimal]) -> npt.NDArray[np.float64]:
+def doubles(values: Iterable[float | Decimal]) -> Float64:
     """Return a column of doubles."""
     return np.fromiter(values, np.float64)
 

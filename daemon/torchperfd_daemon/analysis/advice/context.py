@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from torchperfd.model.formatting import ns_text
 from torchperfd.model.loader_facts import UNMEASURED_COST, WorkerCost
@@ -31,9 +30,6 @@ from torchperfd_daemon.analysis.intervals import Cover, outermost
 from torchperfd_daemon.analysis.overhead import ColdStart, find_cold_start, find_launches, find_overheads
 from torchperfd_daemon.analysis.steps import Step, TimedBy, edges
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
-
-Float64 = npt.NDArray[np.float64]
-
 
 _FROM_WORKERS: Final = f"{DRAW}_MultiProcessing"
 _OF_MODEL: Final = ("forward", "loss", "backward")

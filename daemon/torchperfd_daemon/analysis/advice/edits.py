@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from torchperfd_daemon.analysis.trace import Int64
+from torchperfd_daemon.analysis.trace import Float64, Int64
 
-Float64 = npt.NDArray[np.float64]
 NO_EVENT: Final = -1
 # A host without a call that was silent for so many times the time since the device's last work waited for it.
 _WORKED: Final = 3

@@ -26,7 +26,6 @@ from torchperfd_daemon.analysis.advice.edits import (
     NO_EVENT,
     DeviceEvents,
     Edit,
-    Float64,
     HostCost,
     HostTime,
     HostWork,
@@ -38,7 +37,7 @@ from torchperfd_daemon.analysis.advice.edits import (
     with_silent,
 )
 from torchperfd_daemon.analysis.intervals import Cover
-from torchperfd_daemon.analysis.trace import Flags, Int64
+from torchperfd_daemon.analysis.trace import Flags, Float64, Int64
 
 Nodes = tuple[list[float], list[float], list[float]]
 
