@@ -82,6 +82,12 @@ def test_recording_cost_is_that_of_undisturbed_steps(at: tuple[int, int]) -> Non
     assert disturbed.calls.between_ns.sum() == pytest.approx(calm.calls.between_ns.sum(), rel=1e-3)
 
 
+def test_disturbance_that_unrecorded_steps_have_too_is_the_loops() -> None:
+    everything = np.array([0]), np.array([9 * STEP])
+    usual, as_long = (context_of(loop(pause=4 * MS), STEP + more) for more in (0, 4 * MS // 5))
+    assert as_long.recording(*everything).item() < MS < 4 * MS < usual.recording(*everything).item()
+
+
 @pytest.mark.parametrize("name", ["gloo:all_reduce", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter"])
 def test_disturbance_of_a_process_with_others_is_the_loops(name: str) -> None:
     """Ranks and workers take the CPUs from each other when nothing is recorded as well."""

@@ -83,6 +83,7 @@ class AdviceContext:
             self._windows[:, 1],
             self._operators | trace.of_categories({ANNOTATION}),
             self._waited(),
+            self.overheads.profilers,
             self._disturbances(),
             on_device=self.on_device,
         )
@@ -124,16 +125,13 @@ class AdviceContext:
         return either.up_to(ends) - either.up_to(starts) - busy.up_to(ends) + busy.up_to(starts)
 
     def _disturbances(self) -> Cover:
-        """Return the profiler's own work, and what disturbed single steps of a process alone."""
-        trace, rows = self.trace, self.overheads.profilers
-        found = Cover(trace.start[rows], trace.end[rows])
+        """Return what disturbed single steps of a process alone."""
+        trace, operators = self.trace, np.flatnonzero(self._operators)
         # Ranks that exchange, and a loader's workers, take the CPUs from each other in unrecorded steps too.
         shares_cpus = len(collective_spans(trace)) > 0 or len(self.annotated(_FROM_WORKERS)) > 0
         if self.on_device or shares_cpus or not trace.unrecorded_step_ns:
-            return found
-        operators = np.flatnonzero(self._operators)
-        operators = operators[self.within(trace.start[operators])]
-        return found | find_disturbances(trace, operators, self._starts)
+            operators = operators[:0]
+        return find_disturbances(trace, operators[self.within(trace.start[operators])], self._starts)
 
     def _waited(self) -> Int64:
         waits = self.annotated(_FROM_WORKERS)

@@ -155,7 +155,8 @@ class RecordingCost:
     """The cost of recording in the steps of one trace.
 
     Args:
-        overhead: The profiler's own work, which the exporter timed, and what disturbed single steps.
+        overhead: The rows of the profiler's own work, which the exporter timed.
+        disturbed: The time that single steps lost to something else.
         on_device: Whether anything ran on a device, beside which the host's cost may not show.
 
     Attributes:
@@ -170,11 +171,12 @@ class RecordingCost:
         ends: Int64,
         host: Flags,
         waited: Int64,
-        overhead: Cover,
+        overhead: Int64,
+        disturbed: Cover,
         *,
         on_device: bool,
     ) -> None:
-        self._overhead = overhead
+        self._overhead = Cover(trace.start[overhead], trace.end[overhead])
         self._event_ns = EVENT_NS + (SHAPES_NS if len(trace.shapes) > 1 else 0)
         kinds = [
             (trace.start[host], self._event_ns + AFTER_NS),
@@ -186,8 +188,13 @@ class RecordingCost:
         self._unrecorded = 0 if on_device else trace.unrecorded_step_ns
         self.undisturbed: Flags = _usual(ends - starts, waited)
         if self._unrecorded:
-            lengths = ends - starts - self.overhead(starts, ends)
             costs = self.up_to(ends) - self.up_to(starts)
+            lengths = ends - starts - (disturbed.up_to(ends) - disturbed.up_to(starts))
+            least = float((lengths - costs / _MAX_FACTOR).mean())
+            # Unrecorded steps that are longer than these have the disturbances as well.
+            if least >= (1 - _UNEVEN) * self._unrecorded:
+                self._overhead |= disturbed
+            lengths = ends - starts - self.overhead(starts, ends)
             usual = float(np.median(lengths - waited))
             self.undisturbed = _undisturbed(lengths - waited, costs, self._unrecorded)
             lengths, costs, waited = (each[self.undisturbed] for each in (lengths, costs, waited))
