@@ -228,7 +228,9 @@ class RunWatch:
         usual = self._step_seconds = statistics.median(steps.values())
         works = {evidence.rank: watch.work({}) for watch, evidence in seen.items()}
         periodic = self._speed.periodicity.seconds_per_step
-        late = [replace(each, periodic_seconds=periodic) for each in self._with_lateness(seen)]
+        late = self._with_lateness(seen)
+        if periodic:
+            late = [replace(each, periodic_seconds=periodic) for each in late]
         ranks = with_staggered([*zip(seen, late, strict=True)])
         self._adviser.observe([*_loader_samples(ranks)])
         self._hand_out_advice()
