@@ -3,7 +3,6 @@
 The rank of a file is the one that the file contains, or else the one in its name or its place among names.
 """
 
-import io
 import os
 import re
 from collections import Counter, defaultdict
@@ -45,30 +44,25 @@ class TraceFile:
             NoSuchTargetError: There is no such file.
             TorchperfdError: The file is empty, cannot be read or decompressed, or is too big.
         """
+        total = 0
         try:
             with self.path.open("rb") as raw:
                 self.size = os.fstat(raw.fileno()).st_size
-                yield from self._drain(raw)
+                for piece in untrusted_files.decompressed_pieces(raw, _PIECE):
+                    total += len(piece)
+                    if total > self._max_bytes:
+                        raise TorchperfdError(
+                            f"{self.path} holds more than {self._max_bytes:,} bytes of trace",
+                            "capture fewer steps or record less",
+                        )
+                    yield piece
+        except untrusted_files.BrokenCompressionError:
+            self.broken = True
         except FileNotFoundError:
             raise NoSuchTargetError(f"there is no trace at {self.path}") from None
         except OSError as error:
             raise TorchperfdError(f"cannot read {self.path}: {error.strerror or error}") from None
-
-    def _drain(self, raw: io.BufferedReader) -> Iterator[bytes]:
-        total = 0
-        try:
-            for piece in untrusted_files.decompressed_pieces(raw, _PIECE):
-                total += len(piece)
-                if total > self._max_bytes:
-                    raise TorchperfdError(
-                        f"{self.path} holds more than {self._max_bytes:,} bytes of trace",
-                        "capture fewer steps or record less",
-                    )
-                yield piece
-        except untrusted_files.BrokenCompressionError:
-            self.broken = True
-            return
-        if not total:
+        if not total and not self.broken:
             raise TorchperfdError(
                 f"{self.path} is empty", "capture again: the export was cut off or the disk was full"
             )

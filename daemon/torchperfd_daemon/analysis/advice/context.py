@@ -284,7 +284,7 @@ class AdviceContext:
         """Return those of some rows that begin within a step."""
         rows = rows[self.within(self.trace.start[rows])]
         rows = rows[np.argsort(self.trace.start[rows], kind="stable")]
-        return Spans(rows, self.trace.start[rows], self.trace.end[rows])
+        return Spans.of(self.trace, rows)
 
     def named(self, *prefixes: str) -> Flags:
         """Return which events have names that begin with one of ``prefixes``."""

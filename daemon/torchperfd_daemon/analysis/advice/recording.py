@@ -19,7 +19,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -37,11 +37,16 @@ MAX_BETWEEN_NS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Annotated spans of host time within steps, as parallel columns in order of start."""
+    """Spans of host time, as parallel columns."""
 
     row: Int64
     start: Int64
     end: Int64
+
+    @classmethod
+    def of(cls, trace: Trace, rows: Int64) -> Self:
+        """Return the spans of some rows."""
+        return cls(rows, trace.start[rows], trace.end[rows])
 
     def __len__(self) -> int:
         return len(self.row)

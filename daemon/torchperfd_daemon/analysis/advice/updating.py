@@ -138,10 +138,7 @@ def _updates(context: AdviceContext) -> list[_Update]:
     if not len(steps):
         return []
     names = trace.name[steps.row]
-    spans_of = {}
-    for name in np.unique(names).tolist():
-        chosen = names == name
-        spans_of[name] = Spans(steps.row[chosen], steps.start[chosen], steps.end[chosen])
+    spans_of = {name: Spans.of(trace, steps.row[names == name]) for name in np.unique(names).tolist()}
     innermost = sorted(spans_of, key=lambda name: -float((spans_of[name].end - spans_of[name].start).mean()))
     owner = np.full(len(outer.row), -1, dtype=np.int64)
     for name in innermost:
@@ -295,9 +292,7 @@ def _with_children(context: AdviceContext, operators: Int64) -> Int64:
     """Return the operators and what is within them: a fill is launched by the fill within it."""
     trace, calls = context.trace, context.calls
     chosen: Flags = np.isin(calls.row, operators)
-    order = np.argsort(trace.start[operators], kind="stable")
-    spans = Spans(operators[order], trace.start[operators][order], trace.end[operators][order])
-    return calls.row[chosen | spans.around(trace, calls.row)]
+    return calls.row[chosen | Spans.of(trace, operators).around(trace, calls.row)]
 
 
 RULES: Final = (
