@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.client.captured_loop import step, train_until
 
 import torchperfd
-from torchperfd.captures.manager import Capture, CaptureManager
+from torchperfd.captures.manager import CaptureManager
 from torchperfd.captures.state import CaptureOptions, NodeCounter, PauseEstimate, warning
 from torchperfd.errors import CaptureError
 from torchperfd.hooks.profiler import node_reader
@@ -18,24 +19,7 @@ from torchperfd.model.capture_options import CaptureKind
 from torchperfd.v1 import session_pb2
 from torchperfd.v1.contract import new_capture_id
 
-MODEL = torch.nn.Linear(4, 1)
-OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
-MAX_STEPS = 100_000
 STEPS = 2
-
-
-def step() -> None:
-    OPTIMIZER.zero_grad()
-    MODEL(torch.ones(2, 4)).sum().backward()
-    OPTIMIZER.step()
-
-
-def train_until_ended(capture: Capture) -> None:
-    for _ in range(MAX_STEPS):
-        if capture.state in ("complete", "failed"):
-            return
-        step()
-    pytest.fail(f"still {capture.state}")
 
 
 def acknowledgement(client: torchperfd.Client) -> session_pb2.CaptureAck:
@@ -78,7 +62,7 @@ def test_script_capture_comes_after_the_automatic_one(client: torchperfd.Client)
     with pytest.raises(CaptureError, match="another capture is in progress"):
         client.capture()
     assert capture.state == "queued"
-    train_until_ended(capture)
+    train_until(capture)
     assert capture.wait().exists()
     assert trace_of(client.parts.captures, automatic).exists()
     assert client.parts.captures.newest_id == capture.id
@@ -90,7 +74,7 @@ def test_automatic_capture_is_committed_behind_the_script(client: torchperfd.Cli
     capture = client.capture(steps=STEPS)
     cancel = session_pb2.CancelCapture(capture_id=automatic, reason="enough")
     client.parts.captures.handle_command(session_pb2.DaemonMessage(cancel_capture=cancel))
-    train_until_ended(capture)
+    train_until(capture)
     assert capture.wait().exists()
     assert not trace_of(client.parts.captures, automatic).exists()
 

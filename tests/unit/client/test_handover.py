@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.client.test_rank_capture import Prepared, step
+from tests.unit.client.captured_loop import step
+from tests.unit.client.test_rank_capture import Prepared
 
 from torchperfd.captures import rank_files
 from torchperfd.captures.capture import RankCapture

@@ -8,21 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.client.captured_loop import step, train_until
 
 import torchperfd
 from torchperfd.captures import driver
 from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError
-
-MODEL = torch.nn.Linear(4, 1)
-OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
-MAX_STEPS = 100_000
-
-
-def step() -> None:
-    OPTIMIZER.zero_grad()
-    MODEL(torch.ones(2, 4)).sum().backward()
-    OPTIMIZER.step()
 
 
 class FakeMemory:
@@ -54,10 +45,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
 def captured(client: torchperfd.Client, **options: Any) -> Any:
     step()
     capture = client.capture(kind="memory", **options)
-    for _ in range(MAX_STEPS):
-        if capture.state in ("complete", "failed"):
-            break
-        step()
+    train_until(capture)
     return capture
 
 
@@ -82,10 +70,7 @@ def test_a_snapshot_is_written_as_torchs_viewer_reads_it(
 def test_a_cancelled_snapshot_ends_the_recording(cuda: FakeMemory, client: torchperfd.Client) -> None:
     step()
     capture = client.capture(steps=1000, kind="memory")
-    for _ in range(MAX_STEPS):
-        if capture.state == "running":
-            break
-        step()
+    train_until(capture, "running")
     assert cuda.history is not None
     capture.cancel()
     step()

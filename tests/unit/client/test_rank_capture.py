@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.node import side_by_side
+from tests.unit.client.captured_loop import step, train_until
 from torch.autograd import profiler
 
 import torchperfd
 from torchperfd.captures import tracer
 from torchperfd.captures.capture import RankCapture
-from torchperfd.captures.manager import Capture, CaptureTarget
+from torchperfd.captures.manager import CaptureTarget
 from torchperfd.captures.state import CaptureOptions, CaptureOutcome, CaptureStage, PauseEstimate
 from torchperfd.errors import CaptureError
 from torchperfd.events import EventBuffer, codes
@@ -25,31 +26,12 @@ from torchperfd.safety.logs import Faults
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
 
-MODEL = torch.nn.Linear(4, 1)
-OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
-MAX_STEPS = 100_000
-
 
 @pytest.fixture(autouse=True)
 def unwatched() -> Iterator[None]:
     """Leave torch's profiler as it was."""
     yield
     ARBITER.leave()
-
-
-def step() -> None:
-    OPTIMIZER.zero_grad()
-    MODEL(torch.ones(2, 4)).sum().backward()
-    OPTIMIZER.step()
-
-
-def train_until(capture: Capture, *states: str) -> None:
-    """Train until the capture is in one of these states."""
-    for _ in range(MAX_STEPS):
-        if capture.state in states:
-            return
-        step()
-    pytest.fail(f"still {capture.state}")
 
 
 class Prepared:
@@ -142,7 +124,7 @@ def test_captures_follow_one_another_each_whole(client: torchperfd.Client) -> No
     client.parts.flusher.flush()
     for _ in range(3):
         capture = client.capture(steps=2)
-        train_until(capture, "complete", "failed")
+        train_until(capture)
         document = json.loads(capture.wait().read_bytes())
         events = document["traceEvents"]
         first, after = capture.step_range
@@ -160,7 +142,7 @@ def test_first_capture_has_an_estimate_and_a_measure(client: torchperfd.Client) 
     capture = client.capture(steps=2)
     train_until(capture, "armed", "running", "exporting", "complete", "failed")
     assert capture.pause_seconds > 0
-    train_until(capture, "complete", "failed")
+    train_until(capture)
     capture.wait()
     manifest = json.loads(capture.path.with_name("rank0.manifest.json").read_bytes())
     assert manifest["pause_seconds"] == round(capture.pause_seconds, 3)
@@ -240,7 +222,7 @@ def test_a_cancelled_capture_leaves_the_profiler_free(client: torchperfd.Client)
     with pytest.raises(CaptureError, match="cancelled by the script"):
         capture.wait()
     following = client.capture(steps=1)
-    train_until(following, "complete", "failed")
+    train_until(following)
     assert following.wait().is_file()
 
 
