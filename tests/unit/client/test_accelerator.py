@@ -203,28 +203,25 @@ def use(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
 
 
-def test_it_is_what_the_allocator_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(100, 4096, 900))))
-    assert read_cuda_memory() == CudaMemory(
-        allocated_bytes=100, reserved_bytes=4096, peak_bytes=900, device_uuid="uuid-0"
-    )
-
-
-def test_a_rank_may_use_any_of_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(0, 0, 0), holds(100, 4096, 900), holds(1, 2, 3))))
-    assert read_cuda_memory() == CudaMemory(
-        allocated_bytes=101, reserved_bytes=4098, peak_bytes=903, device_uuid="uuid-1"
-    )
-
-
-def test_device_of_an_older_torch_has_no_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(1, 2, 3), tells_uuids=False)))
-    assert read_cuda_memory() == CudaMemory(allocated_bytes=1, reserved_bytes=2, peak_bytes=3)
-
-
-def test_process_that_holds_no_memory_has_no_device_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(0, 0, 0))))
-    assert read_cuda_memory() == CudaMemory(allocated_bytes=0, reserved_bytes=0, peak_bytes=0)
+@pytest.mark.parametrize(
+    ("cuda", "memory"),
+    [
+        (Cuda(holds(100, 4096, 900)), CudaMemory(100, 4096, 900, "uuid-0")),
+        # A rank may use any of the devices; the one that holds most names it.
+        (
+            Cuda(holds(0, 0, 0), holds(100, 4096, 900), holds(1, 2, 3)),
+            CudaMemory(101, 4098, 903, "uuid-1"),
+        ),
+        # An older torch has no UUIDs; a process that holds no memory has no device yet.
+        (Cuda(holds(1, 2, 3), tells_uuids=False), CudaMemory(1, 2, 3)),
+        (Cuda(holds(0, 0, 0)), CudaMemory(0, 0, 0)),
+    ],
+)
+def test_memory_is_what_the_allocator_holds(
+    monkeypatch: pytest.MonkeyPatch, cuda: Cuda, memory: CudaMemory
+) -> None:
+    use(monkeypatch, SimpleNamespace(cuda=cuda))
+    assert read_cuda_memory() == memory
 
 
 @pytest.mark.parametrize(

@@ -52,22 +52,20 @@ def test_answer_longer_than_a_pipe_is_read_whole(answering: WorkerProcess) -> No
     assert answering.ask({"text": text[:60_000]}, 20) == {"asked": {"text": text[:60_000]}}
 
 
-def test_silence_ends_the_process_at_the_deadline() -> None:
-    process = worker("silent")
-    with pytest.raises(WorkerFailedError, match="no answer within 500 ms"):
-        process.ask(None, 0.5)
-
-
-def test_end_without_an_answer_is_noticed_at_once() -> None:
-    process = worker("ends")
-    with pytest.raises(WorkerFailedError, match="its process ended without an answer"):
-        process.ask(None, 60)
-
-
-def test_memory_that_runs_out_ends_the_process() -> None:
-    process = worker("silent", free=44)
-    with pytest.raises(WorkerFailedError, match="stopped before memory ran out: 44 B of 900 B were free"):
-        process.ask(None, 60)
+@pytest.mark.parametrize(
+    ("does", "options", "seconds", "reason"),
+    [
+        ("silent", {}, 0.5, "no answer within 500 ms"),
+        ("ends", {}, 60, "its process ended without an answer"),
+        ("silent", {"free": 44}, 60, "stopped before memory ran out: 44 B of 900 B were free"),
+    ],
+)
+def test_process_without_an_answer_is_ended(
+    does: str, options: dict[str, int], seconds: float, reason: str
+) -> None:
+    process = worker(does, **options)
+    with pytest.raises(WorkerFailedError, match=reason):
+        process.ask(None, seconds)
 
 
 def test_close_ends_children_as_well() -> None:

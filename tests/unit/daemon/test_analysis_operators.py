@@ -90,31 +90,30 @@ def test_overlapping_calls_match_the_reference(calls: list[Call]) -> None:
     assert table(trace_of(*calls)) == reference(calls)
 
 
-def test_call_that_outlasts_another_is_no_child_of_it() -> None:
-    assert table(trace_of(("a", 0, 10, 1), ("b", 5, 15, 1), ("c", 6, 8, 1))) == {
-        "a": (1, 10, 10),
-        "b": (1, 8, 10),
-        "c": (1, 2, 2),
-    }
-
-
-def test_threads_do_not_nest_in_one_another() -> None:
-    assert table(trace_of(("a", 0, 10, 1), ("b", 2, 4, 2))) == {"a": (1, 10, 10), "b": (1, 2, 2)}
-
-
-def test_a_chain_of_only_children_with_one_name_is_one_call() -> None:
-    chain = trace_of(("a", 0, 10, 1), ("a", 1, 9, 1), ("a", 2, 8, 1), ("b", 3, 5, 1))
-    assert table(chain) == {"a": (1, 8, 10), "b": (1, 2, 2)}
-
-
-def test_siblings_with_their_parents_name_stay_separate() -> None:
-    siblings = trace_of(("a", 0, 10, 1), ("a", 1, 4, 1), ("a", 5, 8, 1))
-    assert table(siblings) == {"a": (3, 10, 16)}
-
-
-def test_steps_are_one_row_and_what_torch_hides_is_no_parent() -> None:
-    trace = trace_of(("ProfilerStep#3", 0, 10, 1), ("aten::is_leaf", 2, 6, 1), ("aten::add", 3, 5, 1))
-    assert table(trace) == {"ProfilerStep*": (1, 8, 10), "aten::add": (1, 2, 2)}
+@pytest.mark.parametrize(
+    ("calls", "rows"),
+    [
+        # A call that outlasts another is no child of it; neither is one of another thread.
+        (
+            [("a", 0, 10, 1), ("b", 5, 15, 1), ("c", 6, 8, 1)],
+            {"a": (1, 10, 10), "b": (1, 8, 10), "c": (1, 2, 2)},
+        ),
+        ([("a", 0, 10, 1), ("b", 2, 4, 2)], {"a": (1, 10, 10), "b": (1, 2, 2)}),
+        # A chain of only children with one name is one call; siblings with their parent's name stay apart.
+        (
+            [("a", 0, 10, 1), ("a", 1, 9, 1), ("a", 2, 8, 1), ("b", 3, 5, 1)],
+            {"a": (1, 8, 10), "b": (1, 2, 2)},
+        ),
+        ([("a", 0, 10, 1), ("a", 1, 4, 1), ("a", 5, 8, 1)], {"a": (3, 10, 16)}),
+        # Steps are one row, and what torch hides is no parent.
+        (
+            [("ProfilerStep#3", 0, 10, 1), ("aten::is_leaf", 2, 6, 1), ("aten::add", 3, 5, 1)],
+            {"ProfilerStep*": (1, 8, 10), "aten::add": (1, 2, 2)},
+        ),
+    ],
+)
+def test_calls_have_their_rows(calls: list[Call], rows: dict[str, tuple[int, int, int]]) -> None:
+    assert table(trace_of(*calls)) == rows
 
 
 def test_collectives_completed_elsewhere_have_total_time_only() -> None:
