@@ -12,7 +12,7 @@ from tests.unit.daemon import traces
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.callers import find_links
-from torchperfd_daemon.analysis.intervals import Spans, outermost
+from torchperfd_daemon.analysis.intervals import Cover, Spans, outermost
 
 
 def launch(correlation: int, start: int, end: int, **more: Any) -> str:
@@ -246,3 +246,16 @@ def test_outermost_spans_begin_when_all_earlier_ones_are_over(spans: list[tuple[
             expected.append(at)
         reached = max(reached, spans[at][1])
     assert outermost(*columns(spans)).tolist() == expected
+
+
+@given(SPANS, TIME, TIME)
+def test_a_cover_contains_and_leaves_what_a_set_does(
+    spans: list[tuple[int, int]], first: int, last: int
+) -> None:
+    moments = np.arange(-1, 32)
+    covered = {moment for start, end in spans for moment in range(start, end)}
+    cover = Cover(*columns(spans))
+    assert cover.contains(moments).tolist() == [moment in covered for moment in moments.tolist()]
+    begins, ends = cover.gaps(first, last)
+    free = [moment for begin, end in zip(begins, ends, strict=True) for moment in range(begin, end)]
+    assert free == [moment for moment in range(first, last) if moment not in covered]
