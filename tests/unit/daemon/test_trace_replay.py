@@ -16,7 +16,7 @@ from torchperfd_daemon.analysis.advice.edits import (
     Edit,
     HostCost,
     HostTime,
-    Waits,
+    Spans,
 )
 from torchperfd_daemon.analysis.advice.replay import Timeline
 from torchperfd_daemon.analysis.trace import Int64
@@ -70,7 +70,7 @@ class Program:
             DeviceEvents(
                 rows, stream, (launched - LAUNCH) * scale, launched * scale, start * scale, end * scale
             ),
-            Waits(1000 + np.arange(len(begun)), begun * scale, until * scale),
+            Spans(1000 + np.arange(len(begun)), begun * scale, until * scale),
             HostTime(rows[:0], rows[:0]),
             column(self.starts) * scale,
             column(self.ends) * scale,
@@ -185,7 +185,7 @@ def test_event_of_another_stream_is_waited_for() -> None:
     end = np.repeat(column([0, 1000 * US]), 3) + np.tile(column([315, 715, 1000]), 2) * US
     stream = np.tile(column([1, 2, 1]), 2)
     none = HostTime(rows[:0], rows[:0])
-    waits = Waits(column([7, 8]), column([50, 1050]) * US, column([1000, 2000]) * US)
+    waits = Spans(column([7, 8]), column([50, 1050]) * US, column([1000, 2000]) * US)
     marks = column([0, 1000, 2000]) * US
     graph = Timeline(
         DeviceEvents(rows, stream, launched - LAUNCH, launched, start, end), waits, none, marks[:2], marks[1:]

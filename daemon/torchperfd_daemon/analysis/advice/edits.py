@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
-from torchperfd_daemon.analysis.trace import Float64, Int64
+from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.trace import Flags, Float64, Int64, Trace
 
 NO_EVENT: Final = -1
 # A host without a call that was silent for so many times the time since the device's last work waited for it.
@@ -33,12 +34,29 @@ class DeviceEvents:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """Waits of the host for the device as parallel columns."""
+class Spans:
+    """Spans of host time, as parallel columns."""
 
     row: Int64
     start: Int64
     end: Int64
+
+    @classmethod
+    def of(cls, trace: Trace, rows: Int64) -> Self:
+        """Return the spans of some rows."""
+        return cls(rows, trace.start[rows], trace.end[rows])
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def around(self, trace: Trace, rows: Int64) -> Flags:
+        """Return which events begin within one of the spans and on its thread."""
+        inside = np.zeros(len(rows), dtype=np.bool_)
+        threads = trace.thread[self.row]
+        for thread in np.unique(threads).tolist():
+            cover = Cover(self.start[threads == thread], self.end[threads == thread])
+            inside |= (trace.thread[rows] == thread) & cover.contains(trace.start[rows])
+        return inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +136,7 @@ class HostWork:
         return found
 
 
-def with_silent(waits: Waits, silent: HostTime, events: DeviceEvents) -> Waits:
+def with_silent(waits: Spans, silent: HostTime, events: DeviceEvents) -> Spans:
     """Return the waits, and those silent spans in which the device's last work ended late."""
     if not len(events.row) or not len(silent.start):
         return waits
@@ -131,12 +149,12 @@ def with_silent(waits: Waits, silent: HostTime, events: DeviceEvents) -> Waits:
     start, end = silent.start[late], silent.end[late]
     # They have no row, so that no edit names them.
     none = np.full(len(start), NO_EVENT, dtype=np.int64)
-    return Waits(
+    return Spans(
         *(np.concatenate(pair) for pair in ((waits.row, none), (waits.start, start), (waits.end, end)))
     )
 
 
-def disjoint_waits(waits: Waits, begin: int, end: int) -> Waits:
+def disjoint_waits(waits: Spans, begin: int, end: int) -> Spans:
     """Return the waits that lie between two moments, in order; of overlapping ones the first."""
     chosen = np.flatnonzero((waits.start >= begin) & (waits.end <= end))
     chosen = chosen[np.lexsort((-waits.end[chosen], waits.start[chosen]))]
@@ -147,10 +165,10 @@ def disjoint_waits(waits: Waits, begin: int, end: int) -> Waits:
         if clear.all():
             break
         chosen, start, stop = chosen[clear], start[clear], stop[clear]
-    return Waits(waits.row[chosen], start, stop)
+    return Spans(waits.row[chosen], start, stop)
 
 
-def wait_around(moments: Int64, waits: Waits) -> Int64:
+def wait_around(moments: Int64, waits: Spans) -> Int64:
     """Return the wait in which each moment lies, its ends not included; -1 for none."""
     at = np.searchsorted(waits.start, moments) - 1
     return np.where(moments < np.append(waits.end, np.iinfo(np.int64).min)[at], at, NO_EVENT)

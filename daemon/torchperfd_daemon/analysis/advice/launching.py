@@ -9,8 +9,8 @@ import numpy as np
 
 from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
-from torchperfd_daemon.analysis.advice.edits import Edit, HostTime
-from torchperfd_daemon.analysis.advice.recording import DISPATCH_NS, Spans, kinds_of
+from torchperfd_daemon.analysis.advice.edits import Edit, HostTime, Spans
+from torchperfd_daemon.analysis.advice.recording import DISPATCH_NS, kinds_of
 from torchperfd_daemon.analysis.advice.rules import (
     COMPILES,
     HAS_GRAPHS,

@@ -19,7 +19,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,32 +33,6 @@ from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 DISPATCH_NS: Final = 2_000
 # Longer times between two operators contain more than the Python around them.
 MAX_BETWEEN_NS: Final = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Spans of host time, as parallel columns."""
-
-    row: Int64
-    start: Int64
-    end: Int64
-
-    @classmethod
-    def of(cls, trace: Trace, rows: Int64) -> Self:
-        """Return the spans of some rows."""
-        return cls(rows, trace.start[rows], trace.end[rows])
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    def around(self, trace: Trace, rows: Int64) -> Flags:
-        """Return which events begin within one of the spans and on its thread."""
-        inside = np.zeros(len(rows), dtype=np.bool_)
-        threads = trace.thread[self.row]
-        for thread in np.unique(threads).tolist():
-            cover = Cover(self.start[threads == thread], self.end[threads == thread])
-            inside |= (trace.thread[rows] == thread) & cover.contains(trace.start[rows])
-        return inside
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from torchperfd_daemon.analysis.advice.edits import (
     HostTime,
     HostWork,
     Replayed,
-    Waits,
+    Spans,
     disjoint_waits,
     distinct,
     wait_around,
@@ -69,7 +69,7 @@ class Timeline:
     def __init__(
         self,
         events: DeviceEvents,
-        waits: Waits,
+        waits: Spans,
         silent: HostTime,
         starts: Int64,
         ends: Int64,

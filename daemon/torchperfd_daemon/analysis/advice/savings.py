@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd_daemon.analysis.advice.edits import NOTHING, DeviceEvents, Edit, HostCost, HostTime, Waits
+from torchperfd_daemon.analysis.advice.edits import NOTHING, DeviceEvents, Edit, HostCost, HostTime, Spans
 from torchperfd_daemon.analysis.advice.replay import Timeline
 from torchperfd_daemon.analysis.callers import Links
 from torchperfd_daemon.analysis.categories import LAUNCHES, OPERATOR
@@ -82,7 +82,7 @@ def timeline(
     waiting = np.concatenate((calls.for_results, calls.staging, overheads.queue_full))
     return Timeline(
         _events(trace, rows[inside], begun[inside], launched[inside]),
-        Waits(waiting, trace.start[waiting], trace.end[waiting]),
+        Spans.of(trace, waiting),
         _split(calls.silent, np.unique(np.concatenate((starts, ends)))),
         starts,
         ends,

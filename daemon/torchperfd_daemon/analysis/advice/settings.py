@@ -14,8 +14,8 @@ from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd.model.loader_workers import advise_loader
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.analysis.advice.context import AdviceContext
-from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime
-from torchperfd_daemon.analysis.advice.recording import Spans, decoded
+from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime, Spans
+from torchperfd_daemon.analysis.advice.recording import decoded
 from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, TRAINS, Finding, Rule
 from torchperfd_daemon.analysis.categories import DRAW, KERNEL
 from torchperfd_daemon.analysis.trace import Flags, Int64

@@ -14,8 +14,8 @@ import numpy as np
 
 from torchperfd.model.formatting import ns_text
 from torchperfd_daemon.analysis.advice.context import AdviceContext
-from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime
-from torchperfd_daemon.analysis.advice.recording import Spans, decoded
+from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime, Spans
+from torchperfd_daemon.analysis.advice.recording import decoded
 from torchperfd_daemon.analysis.advice.rules import COMPILES, IDLE_KNOWN, ON_DEVICE, TRAINS, Finding, Rule
 from torchperfd_daemon.analysis.categories import UPDATE, ZERO_GRAD
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
