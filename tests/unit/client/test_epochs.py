@@ -1,13 +1,16 @@
 """Epochs: training and validation passes, and waits for their first batches."""
 
+import struct
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperfd.events import EventBuffer, codes
 from torchperfd.model.totals import PhaseTotals
-from torchperfd.steps.epochs import EpochStarts, EpochTracker
+from torchperfd.steps.epochs import EpochStarts, EpochTracker, Iterators
 from torchperfd.steps.phases import DATA, TRAIN, VALIDATE, PhaseColumns, StepBatch
 
 TRAIN_LOADER, VALIDATE_LOADER = 1, 2
@@ -169,3 +172,23 @@ def test_run_without_a_second_pass_has_no_starts(begun: list[int]) -> None:
     starts = EpochStarts()
     starts.add([batch(0, epochs(1, 40, [900], 10))], begun, workers=0)
     assert (starts.totals.calls, starts.totals.ns) == (0, 0)
+
+
+class Iterator:
+    """One that a loop draws from."""
+
+
+def test_iterators_beyond_eight_are_forgotten_oldest_first() -> None:
+    buffer: Any = EventBuffer(256)
+    iterators = Iterators(buffer)
+    alive = [Iterator() for _ in range(9)]
+    for each in alive:
+        iterators.begin(each)
+    gone = [id(each) for each in alive]
+    buffer.skip(len(buffer))
+    del each
+    alive.clear()
+    iterators.begin([])
+    words = [word for _, word in struct.iter_unpack(codes.EVENT_FORMAT, buffer.peek())]
+    left = [word >> codes.ARGUMENT_SHIFT for word in words if word & codes.CODE_MASK == codes.LEFT]
+    assert left == gone[1:]

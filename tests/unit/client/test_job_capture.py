@@ -1,16 +1,19 @@
 """Captures of a whole job that rank 0's script orders: permissions, reports, and clean-up."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from torchperfd.captures.job_capture import JobCapture, JobCaptureOrders, chosen_ranks
+from torchperfd.captures.files import CapturesDirectory
+from torchperfd.captures.job_capture import CaptureFetcher, JobCapture, JobCaptureOrders, chosen_ranks
 from torchperfd.captures.state import CaptureOptions
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox
 from torchperfd.v1 import contract, session_pb2
 
 OPTIONS = CaptureOptions(3, record_shapes=True)
+ID = "20260101-000000-abcdef"
 
 
 class Line:
@@ -139,3 +142,19 @@ def test_answers_without_a_request_are_dropped() -> None:
     line = Line()
     line.report("complete")
     assert isinstance(line.orders.order(0, [], OPTIONS), JobCapture)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError(5, "No answer"), "No answer"), (ValueError("it is cut off"), "it is cut off")],
+)
+def test_fetch_that_fails_has_the_reason(error: Exception, reason: str) -> None:
+    def download(capture_id: str, name: str, timeout: float) -> Iterator[bytes]:
+        yield b"{"
+        raise error
+
+    directory = CapturesDirectory()
+    directory.folder(ID).mkdir(parents=True)
+    fetcher = CaptureFetcher(directory, download)
+    with pytest.raises(CaptureError, match=f"cannot fetch capture {ID} from the daemon: {reason}"):
+        fetcher.fetch(ID, "/nonexistent", ["rank0.json"])

@@ -21,6 +21,7 @@ from tests.unit.daemon.rank_evidence import (
     with_odd,
 )
 
+from torchperfd.model.loader_facts import LoaderFacts
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.diagnosis.verdicts import rank_causes
@@ -30,6 +31,13 @@ def synchronised(of: RankEvidence, seconds: float, busy: float | None) -> RankEv
     """Return the rank with its host waiting for the device, which is busy for this part of the step."""
     line = f"item() at train.py:{50 + of.rank}"
     return replace(of, sync_seconds=seconds, sync_line=line, device_busy=busy)
+
+
+def updating(seconds: float, batch_size: int = 8) -> RankEvidence:
+    """Return the only rank of a run on the CPU, whose optimizer takes so long for each small batch."""
+    loader = LoaderFacts(cpus=2.0, batch_size=batch_size)
+    phases = {"optimizer": seconds, "collective_wait": 0.0}
+    return replace(changed(rank(0), **phases), device_busy=None, loader=loader)
 
 
 CASES: dict[Cause, list[RankEvidence]] = {
@@ -279,6 +287,13 @@ FOUND: dict[str, tuple[list[RankEvidence], list[Expected]]] = {
         eight(late(1, "forward", 0.04, blocked_seconds=0.033)),
         [Expected(Cause.INTERPRETER_LOCK, 1, pytest.approx(0.04, rel=0.05))],
     ),
+    # The optimizer has 80 of 170 ms; a batch of twice the size would save half of that for a sample.
+    "a small batch costs half of its optimizer": (
+        [updating(0.08)],
+        [Expected(Cause.SMALL_BATCHES, None, 0.04, "optimizer", False)],
+    ),
+    "a larger batch is no small one": ([updating(0.08, batch_size=9)], [Expected(Cause.NONE)]),
+    "a small batch that costs less than a fifth is none": ([updating(0.059)], [Expected(Cause.NONE)]),
     "nothing seen is unknown": ([], [Expected(Cause.UNKNOWN)]),
     "no step seen is unknown": ([RankEvidence(0, "n", 0.0)], [Expected(Cause.UNKNOWN)]),
 }

@@ -176,6 +176,10 @@ async def test_manifest_exists_when_the_end_is_reported(node: CapturingNode) -> 
     await capture.aclose()  # type: ignore[attr-defined]
     [record] = [found.record for found in node.catalog.list().captures]
     assert record.state is CaptureState.COMPLETE
+    (node.catalog.folder(record.capture_id) / "rank0.json").touch()
+    has_file = node.coordinator.has_file
+    assert has_file(record.capture_id, "rank0.json")
+    assert not has_file(record.capture_id, "rank1.json")
     assert node.idle()
 
 
