@@ -1,6 +1,6 @@
 """One rank, as the daemon sees it: a process that sends a client's messages, without training.
 
-    python -m benchmarks.daemon.rank SOCKET RANK STEPS_PER_SECOND REPORTS_PER_SECOND
+    python -m benchmarks.daemon.rank SOCKET RANK STEPS_PER_SECOND REPORTS_PER_SECOND [WORLD]
     python -m benchmarks.daemon.rank SOCKET RANK --flood SECONDS
 
 It reports twice a second while a live page shows its run, as clients do.
@@ -40,8 +40,9 @@ FREQUENT_REPORTS_PER_SECOND: Final = 2.0
 
 
 class Script:
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, world: int = WORLD) -> None:
         self._rank = rank
+        self._world = world
         self._steps = 0
         self._ns = 0
         self._frequent_until = float("-inf")
@@ -56,7 +57,7 @@ class Script:
         identity = session_pb2.RankIdentity(
             run="bench",
             rank=self._rank,
-            world_size=WORLD,
+            world_size=self._world,
             local_rank=self._rank,
             job_name="bench",
             node="node",
@@ -161,8 +162,8 @@ def _packed(values: "range | list[int]") -> bytes:
 
 
 def main(arguments: list[str]) -> None:
-    path, rank, first, second = arguments
-    script = Script(int(rank))
+    path, rank, first, second, *world = arguments
+    script = Script(int(rank), *map(int, world))
     messages = (
         script.flood(float(second)) if first == "--flood" else script.paced(float(first), float(second))
     )

@@ -54,7 +54,7 @@ def check_lines(result: Mapping[str, Any]) -> list[str]:
     outcome = Outcome.from_json(result["outcome"])
     rows = [row for row in outcome.rows if row[-1] not in LEFT_OUT]
     if rows:
-        lines += [_row(outcome.columns), _row(["---"] * len(outcome.columns)), *map(_row, rows), ""]
+        lines += [_row(outcome.columns), f"|{'---|' * len(outcome.columns)}", *map(_row, rows), ""]
     if left_out := Counter(row[-1] for row in outcome.rows if row[-1] in LEFT_OUT):
         lines += [f"Rows left out: {', '.join(f'{count} ({why})' for why, count in left_out.items())}.", ""]
     if outcome.bounds:

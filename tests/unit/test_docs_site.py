@@ -116,6 +116,13 @@ def test_broken_link_fails_the_build(tmp_path: Path) -> None:
     assert "no-such-anchor" in done.stdout + done.stderr
 
 
+def test_docs_are_short_enough_to_be_read() -> None:
+    """Shorten other pages before you raise a bound. The bars of tables are no words."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    assert len(texts) <= 75
+    assert sum(len(re.findall(r"\S*\w\S*", text)) for text in texts) <= 50_000
+
+
 def test_no_text_installs_torchperfd_from_an_index() -> None:
     """No index has the package; anybody could register its name there and run code on machines of readers."""
     from_index = re.compile(

@@ -15,6 +15,7 @@ from torchperfd.steps.loop_rules import DECISIONS
 from torchperfd_cli.main import COMMANDS
 from torchperfd_daemon import errors
 from torchperfd_daemon.analysis.advice import RULES
+from torchperfd_daemon.config.kinds import Address
 from torchperfd_daemon.config.options import OPTIONS
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.web.api import Api
@@ -126,6 +127,24 @@ def test_rules_of_advice_are_documented() -> None:
     rules = {rule.name for rule in RULES} | {"whole-batches"}
     assert len(rules) > 10
     assert documented == rules
+
+
+def test_threat_model_names_code_and_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = {name.rstrip("/") for name in re.findall(r"`([\w/]+(?:\.py|\.tpl|\.yaml|/))`", page)}
+    places = ("client/torchperfd", "daemon/torchperfd_daemon", "tests", "deploy/helm/torchperfd")
+    missing = [name for name in named if not any(list((ROOT / place).rglob(name)) for place in places)]
+    assert len(named) > 30
+    assert missing == []
+
+
+def test_page_of_ports_has_each_address_of_the_daemon() -> None:
+    page = (ROOT / "docs" / "operating.md").read_text().partition("## Ports")[2]
+    addresses = [option for option in OPTIONS if isinstance(option.kind, Address)]
+    assert [option.key for option in addresses] == ["metrics_address", "fleet_address"]
+    for option in addresses:
+        assert option.name in page
+        assert option.default is None or f"`{option.default}`" in page
 
 
 PAGES = ROOT / "docs" / "causes"
