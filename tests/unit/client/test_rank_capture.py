@@ -93,6 +93,15 @@ def test_capture_watches_profilers_while_it_runs_only(tmp_path: Path, client: to
     assert not ARBITER.is_watching
 
 
+def test_prepare_removes_the_manifest_of_an_earlier_attempt(tmp_path: Path) -> None:
+    earlier = tmp_path / "rank0.manifest.json"
+    earlier.write_text("{}")
+    prepared = Prepared(tmp_path)
+    assert prepared.capture.prepare() == ""
+    assert not earlier.exists()
+    prepared.capture.cancel("enough")
+
+
 def test_capture_without_a_start_step_begins_with_any_step(tmp_path: Path) -> None:
     prepared = Prepared(tmp_path)
     assert prepared.capture.prepare() == ""

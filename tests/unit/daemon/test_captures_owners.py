@@ -204,3 +204,13 @@ def test_planted_analysis_is_none_and_is_replaced(catalog: Catalog, tmp_path: Pa
     analysis.symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text("{}")
     assert not catalog.has_analysis("c0"), "a link is none either"
+
+
+@needs_root
+def test_capture_counts_for_the_user_of_most_of_its_bytes(catalog: Catalog) -> None:
+    add(catalog, "mixed", {0: b"x" * 200_000, 1: b"x" * 200_000, 2: b"x" * 300_000})
+    path = catalog.directory / "mixed"
+    give(path, SERVICE)
+    for name, uid in (("rank0.json", ALICE), ("rank1.json", ALICE), ("rank2.json", MALLORY)):
+        os.chown(path / name, uid, uid)
+    assert some(catalog.found("mixed")).owner == ALICE
