@@ -38,27 +38,20 @@ def find_disturbances(trace: Trace, rows: Int64, starts: Int64) -> Cover:
     moments, edges = moments[order], edges[order]
     begin, lasted = moments[:-1], np.diff(moments)
     step = np.searchsorted(starts, begin, side="right") - 1
-    pair = np.unique(edges[:-1] * 2 * len(trace.names) + edges[1:], return_inverse=True)[1]
-    before = _earlier(step * (int(pair.max(initial=0)) + 1) + pair)
-    place = np.unique(before * (int(pair.max(initial=0)) + 1) + pair, return_inverse=True)[1]
-    usual, count = _medians(place, lasted)
+    pairs = 4 * len(trace.names) ** 2
+    pair = edges[:-1] * 2 * len(trace.names) + edges[1:]
+    order, first, sizes = _groups(np.argsort(step * pairs + pair, kind="stable"), step * pairs + pair)
+    before = np.empty(len(pair), dtype=np.int64)
+    before[order] = np.arange(len(pair)) - np.repeat(first, sizes)
+    order, first, sizes = _groups(np.lexsort((lasted, before * pairs + pair)), before * pairs + pair)
+    usual, count = np.empty_like(lasted), np.empty_like(lasted)
+    usual[order] = np.repeat(lasted[order[first + (sizes - 1) // 2]], sizes)
+    count[order] = np.repeat(sizes, sizes)
     disturbed = (lasted - usual >= _LONGER_NS) & (lasted >= _TIMES * usual) & (count >= _MIN_STEPS)
     return Cover((begin + usual)[disturbed], (begin + lasted)[disturbed])
 
 
-def _earlier(keys: Int64) -> Int64:
-    """Return how many earlier ones have the key of each."""
-    order = np.argsort(keys, kind="stable")
+def _groups(order: Int64, keys: Int64) -> tuple[Int64, Int64, Int64]:
+    """Return an order in which equal keys are neighbours, where each group begins in it, and its size."""
     first = np.flatnonzero(np.diff(keys[order], prepend=-1))
-    counts = np.diff(np.append(first, len(keys)))
-    earlier = np.empty(len(keys), dtype=np.int64)
-    earlier[order] = np.arange(len(keys)) - np.repeat(first, counts)
-    return earlier
-
-
-def _medians(group: Int64, values: Int64) -> tuple[Int64, Int64]:
-    """Return the lower median and the size of the group that each value is of."""
-    order = np.lexsort((values, group))
-    sizes = np.bincount(group)
-    middle = np.cumsum(sizes) - sizes + (sizes - 1) // 2
-    return values[order[middle]][group], sizes[group]
+    return order, first, np.diff(np.append(first, len(keys)))
