@@ -11,7 +11,7 @@ from typing import Final
 from tests.support.node import eventually
 
 STAND_IN: Final = ("python3", "python3-pip", "python3-venv", "python3-dev", "ca-certificates")
-"""What the image's base has, as Debian's packages; tools/test_image.sh names the same."""
+"""What the image's base has, as Debian's packages."""
 
 _CGROUPS: Final = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 """Where the hierarchy of version 2 is: beside those of version 1, or alone."""
@@ -22,8 +22,9 @@ set -e
 echo $$ >"$1/cgroup.procs"
 exec unshare --cgroup sh -ec '
   mount --make-rprivate /
-  mount --bind "$1" "$1"
-  cd "$1"
+  mount -t tmpfs -o mode=755 tmpfs /mnt
+  cp -a "$1/." /mnt
+  cd /mnt
   mount -t proc proc proc
   mount --bind proc/sys proc/sys
   mount -o remount,bind,ro proc/sys
@@ -65,12 +66,12 @@ class BootedFolder:
     """A folder whose systemd runs.
 
     Args:
-        folder: Its path on this machine.
         process: Its process 1, as this machine numbers it.
     """
 
-    def __init__(self, folder: Path, process: int) -> None:
-        self.folder = folder
+    def __init__(self, process: int) -> None:
+        self.folder = Path(f"/proc/{process}/root")
+        """Where this machine sees its files."""
         self._process = process
 
     def run(self, *command: str, user: str = "root", check: bool = True) -> str:
@@ -95,7 +96,7 @@ class BootedFolder:
 
 @contextlib.contextmanager
 def booted(folder: Path) -> Iterator[BootedFolder]:
-    """Boot a folder, and end all its processes after the block."""
+    """Boot a copy of a folder, in memory, and end all its processes after the block."""
     hierarchy = next(path for path in _CGROUPS if (path / "cgroup.procs").exists())
     group = hierarchy / f"torchperfd-test-{os.getpid()}"
     group.mkdir()
@@ -111,7 +112,7 @@ def booted(folder: Path) -> Iterator[BootedFolder]:
     try:
         children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children")
         eventually(lambda: starter.poll() is None and children.read_text().split(), 20, log.read_text)
-        machine = BootedFolder(folder, int(children.read_text().split()[0]))
+        machine = BootedFolder(int(children.read_text().split()[0]))
         # Degraded, where a unit wants what this machine does not let it do.
         states = ("running", "degraded")
         is_up = lambda: machine.run("systemctl", "is-system-running", check=False) in states  # noqa: E731
@@ -128,8 +129,3 @@ def _remove_groups(group: Path) -> None:
     eventually(lambda: not any(path.read_text() for path in group.rglob("cgroup.procs")), 20)
     for directory, _, _ in os.walk(group, topdown=False):
         Path(directory).rmdir()
-
-
-def copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder with owners, modes and devices."""
-    subprocess.run(["cp", "-a", str(source), str(target)], check=True)
