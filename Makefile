@@ -14,7 +14,7 @@ PAIRED := -n 2 --dist loadfile
 .PHONY: help setup demo test test-all test-nightly mutation test-unit test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
 	bench-loader-search bench-agreement \
-	bench-analysis bench-memory bench-exit bench-capture \
+	bench-analysis bench-memory bench-exit bench-steady bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-page bench-page-daemon bench-top bench-trials bench-runs \
 	build manifests release-check debs locks clean
 
@@ -175,6 +175,9 @@ bench-page: setup  ## What the live page weighs, how fast it draws, and how soon
 
 bench-trials: setup  ## Whether torchperfd changes what a script does, in 500 randomised trials; about an hour.
 	$(BIN)/python -m benchmarks.trials --count 500
+
+bench-steady: setup  ## Whether the advice on a loader stays the same for ten minutes, and is one number everywhere.
+	$(BIN)/python -m benchmarks.steady_advice
 
 bench-exit: setup  ## How much later a script exits.
 	$(BIN)/python -m benchmarks.exit_delay

@@ -263,10 +263,9 @@ class SimulatedRanks:
         saves = steps // _SAVE_EVERY
         validated = (steps // _VALIDATE_EVERY - saves) * _VALIDATE_STEPS
         samples = steps * _SAMPLES_PER_STEP
+        # Each GPU idles while its host does something else, which its own times have as well.
         phases = {
             name: PhaseTotals(steps, ns, device_ns=ns, device_calls=steps)
-            if name in _ON_THE_GPU
-            else PhaseTotals(steps, ns)
             for name, ns in progress.phase_ns.items()
         }
         train = KindTotal(steps=steps, ns=progress.ns, samples=samples, phases=phases)
@@ -277,7 +276,7 @@ class SimulatedRanks:
             checkpoint=PhaseTotals(saves, saves * _SAVE_NS),
             gc=(GcTotals(steps // 50, steps // 50 * _MS),),
             loader_ready=progress.ready,
-            host_memory=HostMemory(6 * _GIB, 7 * _GIB),
+            host_memory=HostMemory(6 * _GIB, 7 * _GIB, first_bytes=5 * _GIB),
             cuda=CudaMemory(allocated_bytes=52 * _GIB, reserved_bytes=61 * _GIB, peak_bytes=58 * _GIB),
             flops_per_step=_FLOPS_PER_STEP,
             peak_flops=_PEAK_FLOPS,

@@ -18,6 +18,8 @@ _OF_WAITS: Final = frozenset(
     {Cause.SLOW_RANK, Cause.UNEVEN_WORK, Cause.PIPELINE_IMBALANCE, Cause.COLLECTIVE, Cause.HOST_BOUND}
 )
 _PHASES: Final = {DATA: PartKind.DATA, "other": PartKind.UNNAMED, "checkpoint": PartKind.LOSS}
+# Of the step: what sums of numbers are off by.
+_NEGLIGIBLE: Final = 1e-9
 _KINDS: Final = {Cause.INPUT_BOUND: PartKind.DATA, Cause.INTERPRETER_LOCK: PartKind.LOCK}
 
 
@@ -121,7 +123,7 @@ def _device_parts(job: Job) -> tuple[list[Part], list[Part]]:
                 left[name] = left.get(name, 0.0) + seconds / len(job.ranks)
     waited = sum(rank.phase_seconds.get(DATA, 0.0) for rank in job.ranks) / len(job.ranks)
     behind = waited - left.get(DATA, 0.0)
-    hidden = [Part(PartKind.DATA, "", behind)] if behind > 0 else []
+    hidden = [Part(PartKind.DATA, "", behind)] if behind > _NEGLIGIBLE * job.step_seconds else []
     return [*_phase_parts(left)], hidden
 
 
@@ -132,5 +134,5 @@ def _summing_to(parts: Sequence[Part], step: float) -> list[Part]:
         return [Part(PartKind.UNNAMED, "", step)] if step > 0 else []
     if total < step:
         missing = step - total
-        return [*parts, Part(PartKind.UNNAMED, "", missing)] if missing > 1e-9 * step else [*parts]
+        return [*parts, Part(PartKind.UNNAMED, "", missing)] if missing > _NEGLIGIBLE * step else [*parts]
     return [Part(part.kind, part.name, part.seconds * step / total, part.rank) for part in parts]

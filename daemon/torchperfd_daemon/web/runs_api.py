@@ -125,7 +125,7 @@ class RunsApi:
         """How each rank spends its steps."""
         fleet = flag(request, "fleet")
         name = await self._name(request, access, fleet=fleet)
-        last = number(request, "last", 128, 1, HISTORY_STEPS, int)
+        last = number(request, "last", self._present_steps(name), 1, HISTORY_STEPS, int)
         answer = await self._reader.steps(name, last, access, fleet=fleet)
         return {
             "schema": "torchperfd.ranks/1",
@@ -139,6 +139,11 @@ class RunsApi:
                 window_seconds=_window(answer.ranks),
             ),
         }
+
+    def _present_steps(self, run: str) -> int:
+        """Return how many newest steps the tiles of a run's page have; all that are kept if no rank is here."""
+        present = max((rank.present_steps for rank in self._reader.ranks(run)), default=0)
+        return min(present, HISTORY_STEPS) or HISTORY_STEPS
 
     async def steps(self, request: Request, access: Access) -> dict[str, Any]:
         """One rank's newest steps."""

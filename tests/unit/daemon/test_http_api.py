@@ -78,6 +78,20 @@ async def test_documents_are_those_of_the_commands(page: Page) -> None:
 
 
 @with_page
+async def test_table_of_ranks_is_of_the_steps_of_the_tiles(page: Page) -> None:
+    """Once steps have been slow for a while, no view of the present has a mean with faster ones."""
+    rank = join(page)
+    took = array("q", [NS // 10] * 60 + [NS // 2] * 40)
+    ended = array("q", [int(NOW * NS) - sum(took[step + 1 :]) for step in range(len(took))])
+    page.served.store.add_steps(rank, StepColumns(ended, took, {"forward": took}))
+    own = (await page.get("runs/a"))["run"]["ranks"][0]
+    [table] = (await page.get("runs/a/ranks"))["runs"]
+    assert own["step_seconds"] == own["step_p50_seconds"] == table["ranks"][0]["step_seconds"] == 0.5
+    [longer] = (await page.get("runs/a/ranks?last=256"))["runs"]
+    assert longer["step_seconds"] < 0.3
+
+
+@with_page
 async def test_run_has_percentiles_of_its_steps_and_ranks(page: Page) -> None:
     train(page.served.store, "healthy")
     run = (await page.get("runs/bert-17"))["run"]

@@ -6,7 +6,9 @@ from itertools import pairwise
 import pytest
 from tests.support.values import some
 
+from torchperfd.model.step_account import PartKind
 from torchperfd_daemon.collectors.gpu_readings import NewestGpuReadings
+from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.rpc.callers import Caller
@@ -100,6 +102,16 @@ def test_the_verdict_changes_when_the_loaders_starve() -> None:
     assert "input-bound" in seen
     assert len(seen) > 1
     assert ready == {0, 4}
+
+
+def test_the_wait_of_starved_loaders_is_in_the_account() -> None:
+    demo = Demo()
+    demo.go(60)
+    verdict = verdict_on_mean_step("demo", [*demo.store.ranks()])
+    account = some(verdict.account)
+    waited = {part.kind: part.seconds for part in account.parts}[PartKind.DATA]
+    assert (verdict.cause, account.hidden) == (Cause.INPUT_BOUND, ())
+    assert waited == pytest.approx(verdict.cost_seconds_per_step, rel=0.01)
 
 
 def test_each_rank_has_a_gpu_and_all_have_one_job() -> None:

@@ -248,7 +248,7 @@ function slowestWords({ step_percentiles: found }, name) {
 function memoryCard(ranks) {
   const known = ranks.filter((rank) => rank.cuda || rank.host_memory);
   const columnsOf = (key, names) => (known.some((rank) => rank[key]) ? names.map(([name, field]) => (
-    { name, numeric: true, cell: (rank) => (rank[key] ? bytes(rank[key][field]) : "–") })) : []);
+    { name, numeric: true, cell: (rank) => (rank[key]?.[field] ? bytes(rank[key][field]) : "–") })) : []);
   const columns = [
     { name: "Rank", cell: (rank) => String(rank.rank) },
     ...columnsOf("host_memory", [["RSS at first", "first_bytes"], ["RSS", "resident_bytes"], ["RSS peak", "peak_bytes"]]),
