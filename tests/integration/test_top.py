@@ -43,9 +43,8 @@ def demo(node: Node) -> Iterator[Node]:
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (200, 50)])
 def test_top_is_driven_by_keys(demo: Node, columns: int, rows: int) -> None:
     terminal = started(demo, columns, rows)
-    lines = terminal.until(lambda lines: any("8 of 8 ranks" in line for line in lines))
-    assert "quit" in lines[-1]
-    assert len(lines) == rows
+    # What is drawn comes in parts.
+    terminal.until(lambda lines: any("8 of 8 ranks" in line for line in lines) and "quit" in lines[rows - 1])
     terminal.press("\x1b[B")
     terminal.until(lambda lines: any("»0" in line for line in lines))
     terminal.press("\r")
