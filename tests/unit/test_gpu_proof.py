@@ -86,7 +86,7 @@ def test_page_has_a_section_per_card_and_says_what_did_not_hold() -> None:
         "### A check",
         "",
         "| what | a\\|b |",
-        "| --- | --- |",
+        "|---|---|",
         "| x | 1 \\| 2 |",
         "",
         "1 of 3 limits are met.",
