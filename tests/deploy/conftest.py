@@ -4,10 +4,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from tests.deploy.debian_folder import STAND_IN, bootstrap
 from tests.integration.conftest import node  # noqa: F401 - a fixture
+
+OF_OPERATORS: Final = ("curl", "iproute2", "sudo")
+"""What the pages of deploy/ and their tests use."""
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +20,7 @@ def debian12() -> Iterator[Path]:
     # pytest would keep the directories of three runs.
     directory = Path(tempfile.mkdtemp(prefix="torchperfd-debian-"))
     try:
-        bootstrap("bookworm", (*STAND_IN, "systemd"), directory / "bookworm")
+        bootstrap("bookworm", (*STAND_IN, "systemd", *OF_OPERATORS), directory / "bookworm")
         yield directory / "bookworm"
     finally:
         shutil.rmtree(directory)

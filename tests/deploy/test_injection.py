@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from tests.deploy.kube import NEWEST, VERSIONS, Manifest, injected, of_kind, problems
-from tests.support.node import ROOT, Node, eventually
+from tests.support.node import ROOT, Node, eventually, torchrun
+from tests.support.page_commands import command
 
 RUN = ROOT / "deploy" / "docker" / "run.py"
 EXAMPLE = ROOT / "deploy" / "kubernetes" / "sidecar-example.yaml"
+KUBERNETES = ROOT / "deploy" / "kubernetes" / "README.md"
 OURS = ("torchperfd", "/run/torchperfd", "/opt/torchperfd")
 
 
@@ -165,6 +167,23 @@ def test_script_runs_under_the_client_of_the_pod(client: Path, node: Node) -> No
     assert done.returncode == 0, done.stderr
     assert "['train.py', '--epochs', '3'] True" in done.stdout
     eventually(lambda: "given" in node.log() or "given" in node.command("ps").stdout, 20, node.log)
+
+
+def test_line_of_the_page_starts_ranks_with_the_client(client: Path, node: Node) -> None:
+    node.start_daemon()
+    program, processes, script, *arguments = command(KUBERNETES, "torchrun").split()
+    assert (program, processes) == ("torchrun", "--nproc-per-node=8")
+    done = subprocess.run(
+        [*torchrun(2), script.replace("/opt/torchperfd", str(client)), *arguments],
+        env=node.env,
+        cwd=client,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("['train.py'] True") == 2
 
 
 def test_script_runs_alone_where_no_client_fits(client: Path, node: Node) -> None:
