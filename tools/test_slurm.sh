@@ -152,13 +152,20 @@ submit() {
 }
 comment() { sacct -n -X -P -j "$1" --format=AdminComment; }
 is_over() { [ -z "$(squeue -h -j "$1")" ]; }
+# The lines of deploy/slurm/README.md, for nodes of this size.
+page=$root/deploy/slurm/README.md
+batch=$(sed -n "s|^sbatch --nodes=4 --gpus-per-node=8 |--nodes=2 --gpus-per-node=2 $root/deploy/slurm/|p" "$page")
+query=$(sed -n "s/^\$ \(sacct .*-j \)4711/\1JOB/p" "$page")
+[ -n "$batch" ] && [ -n "$query" ] || fail "the page has no such lines"
 
-job=$(submit --job-name="x'; touch /tmp/planted; \$(id)" --gpus-per-node=2 --cpus-per-task=1 "$root/deploy/slurm/train.sbatch" train.py)
+# shellcheck disable=SC2086
+job=$(submit --job-name="x'; touch /tmp/planted; \$(id)" --cpus-per-task=1 $batch)
 until_true 120 is_over "$job"
 log "the job is over: $(sacct -n -X -P -j "$job" --format=State,Elapsed)"
 until_true 30 sh -c "sacct -n -X -P -j $job --format=AdminComment | grep -q torchperfd"
 log "its comment is: $(comment "$job")"
 comment "$job" | grep -Eq '^torchperfd: slow rank, rank 3 on n2, [0-9]+% of the step' || fail "another verdict was expected"
+${query/JOB/$job} | grep -Eq "^$job +torchperfd: slow rank, rank 3 on n2" || fail "the page's query shows something else"
 [ -z "$(ls -A /home/ada/share/.torchperfd-fleet-* 2>/dev/null)" ] || fail "the secret of the job is left"
 
 job=$(submit --nodes=2 --wrap 'srun true')
