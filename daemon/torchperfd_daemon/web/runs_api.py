@@ -141,7 +141,7 @@ class RunsApi:
         }
 
     def _present_steps(self, run: str) -> int:
-        """Return how many newest steps the tiles of a run's page have; all that are kept if no rank is here."""
+        """Return how many newest steps the tiles of a run have; without a rank here all that are kept."""
         present = max((rank.present_steps for rank in self._reader.ranks(run)), default=0)
         return min(present, HISTORY_STEPS) or HISTORY_STEPS
 
