@@ -126,6 +126,12 @@ def booted(folder: Path) -> Iterator[BootedFolder]:
 
 def _remove_groups(group: Path) -> None:
     """Remove a control group and those in it, once their processes have ended."""
-    eventually(lambda: not any(path.read_text() for path in group.rglob("cgroup.procs")), 20)
-    for directory, _, _ in os.walk(group, topdown=False):
-        Path(directory).rmdir()
+
+    def is_gone() -> bool:
+        for directory, _, _ in os.walk(group, topdown=False):
+            # Busy for a moment longer than it has processes.
+            with contextlib.suppress(OSError):
+                Path(directory).rmdir()
+        return not group.exists()
+
+    eventually(is_gone, 20)

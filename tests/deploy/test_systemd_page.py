@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.deploy.debian_folder import BootedFolder, booted, copy_folder
+from tests.deploy.debian_folder import BootedFolder, booted
 from tests.support.node import ROOT
 from tests.support.page_commands import blocks, run_commands
 from tests.support.wheels import build_wheel
@@ -31,18 +31,18 @@ def download(target: Path) -> None:
 
 
 @pytest.fixture
-def machine(debian12: Path) -> Iterator[BootedFolder]:
-    folder = debian12.with_name("by-hand")
-    copy_folder(debian12, folder)
-    try:
-        shutil.copytree(ROOT / "deploy" / "systemd", f"{folder}{FILES}")
-        build_wheel(ROOT, Path(f"{folder}{FILES}"))
-        download(folder / "srv" / "wheels")
-        (folder / "etc" / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /srv/wheels\n")
-        with booted(folder) as machine:
-            yield machine
-    finally:
-        shutil.rmtree(folder)
+def machine(debian12: Path, tmp_path: Path) -> Iterator[BootedFolder]:
+    # pip would follow the link to the machine's root, and write into this one's.
+    wheel = build_wheel(ROOT, tmp_path)
+    download(tmp_path / "wheels")
+    with booted(debian12) as machine:
+        files = Path(f"{machine.folder}{FILES}")
+        shutil.copytree(ROOT / "deploy" / "systemd", files)
+        shutil.copy(wheel, files)
+        shutil.copytree(tmp_path / "wheels", machine.folder / "srv" / "wheels")
+        pip = machine.folder / "etc" / "pip.conf"
+        pip.write_text("[global]\nno-index = true\nfind-links = /srv/wheels\n")
+        yield machine
 
 
 def configure(machine: BootedFolder, text: str) -> None:
