@@ -162,6 +162,7 @@ def series(seconds: float, *, faulty: bool) -> Mapping[str, float]:
         put("train_state", 1, **RUN, rank=rank, state="training")
         put("train_last_step_timestamp_seconds", now - 1000 * bad, **RUN, rank=rank)
         put("client_overhead_ratio", 0.001 + 0.05 * bad, **RUN, rank=rank)
+    put("train_unsupported_clients", bad, **RUN)
     put("train_verdict", 1, **RUN, cause="hang" if faulty else "none")
     put("train_step_part_seconds", 0.06, **RUN, part="computing", name="forward")
     put("train_step_part_seconds", 0.04, **RUN, part="uneven_work", name="")
