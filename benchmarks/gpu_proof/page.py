@@ -13,6 +13,9 @@ from benchmarks.gpu_proof.outcome import Outcome
 LEFT_OUT: Final = ("agrees", "only torchperfd", "under 2% of the step")
 """Last cells of rows that the page only counts."""
 
+MAX_VALUES: Final = 4
+"""Most values that a line of several subjects repeats."""
+
 _CLAIM: Final = re.compile(r"(?P<subject>[^:]+): (?P<claim>.+?)(?:(?:; | \()(?P<value>.+?)\)?)?")
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "gpu-results.md"
@@ -74,17 +77,21 @@ def check_lines(result: Mapping[str, Any]) -> list[str]:
 
 def grouped(texts: Iterable[str]) -> list[str]:
     """Join texts that make the same claim, as in ``a (1), b (2): it holds``."""
-    by_claim: dict[str, list[tuple[str, str]]] = {}
+    by_claim: dict[str, list[tuple[str, str, str]]] = {}
     for text in texts:
         found = _CLAIM.fullmatch(text)
-        claim, subject = (found["claim"], found["subject"]) if found else (text, "")
-        if found and found["value"]:
-            subject = f"{subject} ({found['value']})"
-        by_claim.setdefault(claim, []).append((subject, text))
+        claim, subject, value = found.group("claim", "subject", "value") if found else (text, "", "")
+        by_claim.setdefault(claim, []).append((subject, value, text))
     return [
-        members[0][1] if len(members) == 1 else f"{', '.join(subject for subject, _ in members)}: {claim}"
+        members[0][2] if len(members) == 1 else f"{', '.join(_subjects(members))}: {claim}"
         for claim, members in by_claim.items()
     ]
+
+
+def _subjects(members: list[tuple[str, str, str]]) -> list[str]:
+    """Return the subjects of one claim, with their values unless they are many: the table has those."""
+    with_values = len(members) <= MAX_VALUES
+    return [f"{subject} ({value})" if value and with_values else subject for subject, value, _ in members]
 
 
 def is_fine(result: Mapping[str, Any]) -> bool:
