@@ -73,35 +73,3 @@ def add_SessionServicer_to_server(servicer, server):
     server.add_generic_rpc_handlers((generic_handler,))
 
 
- # This class is part of an EXPERIMENTAL API.
-class Session(object):
-    """One bidirectional stream per training process: what the process measures
-    goes up, what the daemon wants of it comes down.
-    """
-
-    @staticmethod
-    def Attach(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/torchperfd.v1.Session/Attach',
-            torchperfd_dot_v1_dot_session__pb2.ClientMessage.SerializeToString,
-            torchperfd_dot_v1_dot_session__pb2.DaemonMessage.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
