@@ -16,7 +16,6 @@ from torchperfd.launch.additions import first_advice
 from torchperfd.launch.run_report import loader_advice_document
 from torchperfd.model.formatting import duration
 from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts
-from torchperfd.model.loader_workers import advise_loader
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.report.previous_runs import newest_advised, script_digest
 from torchperfd.report.store import RunStore
@@ -32,6 +31,7 @@ from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, Ran
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.diagnosis.verdicts import rank_causes
+from torchperfd_daemon.loader_workers import advise_loader
 from torchperfd_daemon.observer.loader_adviser import LoaderAdviser
 
 FACTS = LoaderFacts(cpus=2.0, draw_cpu=0.05, rest_cpus=1.0, batch_tensors=2, batch_bytes=8448, batch_size=16)

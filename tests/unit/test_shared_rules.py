@@ -8,8 +8,7 @@ import pytest
 import torch
 from tests.unit.daemon import traces
 
-from torchperfd.model.loader_facts import LoaderFacts, WorkerCost
-from torchperfd.model.loader_workers import LoaderAdvice, advise_loader, predict_step
+from torchperfd.model.loader_facts import LoaderAdvice, LoaderFacts, WorkerCost
 from torchperfd_cli.bench.loader_bench import LoaderBench
 from torchperfd_cli.bench.loader_process import LoaderDescription, LoaderSetting, RestOfStep, Speed
 from torchperfd_cli.bench.search import with_workers
@@ -23,6 +22,7 @@ from torchperfd_daemon.diagnosis.remedies import RuleCounsel
 from torchperfd_daemon.diagnosis.verdicts import diagnose
 from torchperfd_daemon.doctor import checks
 from torchperfd_daemon.doctor.facts import CpuFacts, Facts, RankFacts
+from torchperfd_daemon.loader_workers import advise_loader, predict_step
 
 MS = 1e-3
 COST = WorkerCost(0.2 * MS, 0.2 * MS, 0.2e-9, 0.2 * MS, 0.15 * MS, 0.5e-9)

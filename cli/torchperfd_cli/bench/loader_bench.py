@@ -10,8 +10,7 @@ from torchperfd.document.tables import Table
 from torchperfd.document.terminal import render
 from torchperfd.errors import TorchperfdError
 from torchperfd.model.formatting import duration, size
-from torchperfd.model.loader_facts import UNMEASURED_COST, WorkerCost
-from torchperfd.model.loader_workers import LoaderAdvice, advise_loader, predict_step
+from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderAdvice, WorkerCost
 from torchperfd_cli.bench.loader_process import (
     LoaderDescription,
     LoaderMeasurer,
@@ -22,6 +21,7 @@ from torchperfd_cli.bench.loader_process import (
     Unusable,
 )
 from torchperfd_cli.bench.search import LoaderSearch, SearchSpace, with_workers
+from torchperfd_daemon.loader_workers import advise_loader, predict_step
 
 SCHEMA: Final = "torchperfd.bench_dataloader/1"
 

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from torchperfd.model.loader_workers import MAX_WORKERS
+from torchperfd.model.loader_facts import MAX_WORKERS
 from torchperfd_cli.bench.loader_process import (
     DEFAULT_PREFETCH,
     LoaderDescription,

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from torchperfd.model.loader_workers import MAX_WORKERS
+from torchperfd.model.loader_facts import MAX_WORKERS
 from torchperfd_cli.bench.functions import MIN_ROUNDS, bench_functions, functions_document
 from torchperfd_cli.bench.loader_bench import bench_loader, loader_document
 from torchperfd_cli.bench.loader_process import LoaderDescription, LoaderProcess, LoaderSetting

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torchperfd.model.loader_workers import MAX_WORKERS, LoaderAdvice, most_computing_workers
+from torchperfd.model.loader_facts import MAX_WORKERS, LoaderAdvice
 from torchperfd_cli.tune.trial import (
     AMP,
     COMPILE,
@@ -18,6 +18,7 @@ from torchperfd_cli.tune.trial import (
     Trial,
     change,
 )
+from torchperfd_daemon.loader_workers import most_computing_workers
 
 MIN_SHARE: Final = 0.03
 """What has a smaller share of the step cannot save enough to be measured."""

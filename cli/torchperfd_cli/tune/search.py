@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from torchperfd.model.formatting import duration
-from torchperfd.model.loader_facts import UNMEASURED_COST, WorkerCost
-from torchperfd.model.loader_workers import LoaderAdvice
+from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderAdvice, WorkerCost
 from torchperfd.report.previous_runs import AdvisedRun
 from torchperfd_cli.bench.functions import Comparison, compare_rounds
 from torchperfd_cli.tune.candidates import Group, Requested, propose

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torchperfd.model.loader_facts import LoaderFacts, WorkerCost
-from torchperfd.model.loader_workers import LoaderAdvice, advise_loader
+from torchperfd.model.loader_facts import LoaderAdvice, LoaderFacts, WorkerCost
+from torchperfd_daemon.loader_workers import advise_loader
 
 LOADER: Final = "loader"
 OPTIMIZER: Final = "optimizer"

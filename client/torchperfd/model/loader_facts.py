@@ -1,9 +1,13 @@
-"""How a training process uses its loader, and what moving a batch between processes costs. Pure."""
+"""How a training process uses its loader, what a batch costs between processes, and advice on it. Pure."""
 
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Annotated, Final
 
+from torchperfd.model.messages import Evidence, Wire
 from torchperfd.model.source_lines import InputStages
+
+MAX_WORKERS: Final = 16
+"""More are never advised: what takes longer wants cheaper items."""
 
 # No figure of a loader is larger: bytes of a batch.
 _MAX_FIGURE: Final = float(1 << 50)
@@ -121,3 +125,25 @@ class LoaderFacts:
         if self.stages is not None:
             figures += [getattr(self.stages, each.name) for each in fields(self.stages)]
         return all(0 <= each < _MAX_FIGURE for each in figures if each is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderAdvice:
+    """A setting of the loader that makes the step shorter.
+
+    Attributes:
+        rule: ``loader-workers``, ``persistent-workers`` or ``whole-batches``.
+        workers: ``num_workers`` to set; 0 where batches are better made in the training process.
+        saves_seconds: By how much that is less than now.
+        change: What to do, one imperative sentence.
+        assumes: The assumption that was not measured, or why there may be more workers than CPUs; empty for
+            none.
+    """
+
+    rule: str
+    workers: int
+    step_seconds: Annotated[float, Wire("advised_step_seconds")]
+    saves_seconds: float
+    change: Evidence
+    setting: Evidence
+    assumes: Evidence = ""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from torchperfd.model.card import card_of, command_after_run, name_script
 from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import MAX_INT, count, number, text
-from torchperfd.model.loader_workers import MAX_WORKERS, LoaderAdvice
+from torchperfd.model.loader_facts import MAX_WORKERS, LoaderAdvice
 from torchperfd.model.messages import fill, pack, unpack
 from torchperfd.model.source_lines import InputStages, SlowLine
 from torchperfd.model.step_account import Account

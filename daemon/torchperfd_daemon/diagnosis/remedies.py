@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from torchperfd.model.card import SCRIPT
-from torchperfd.model.loader_facts import CROWDED, UNMEASURED_COST, LoaderFacts, WorkerCost
-from torchperfd.model.loader_workers import LoaderAdvice, advise_loader, is_cheap
+from torchperfd.model.loader_facts import CROWDED, UNMEASURED_COST, LoaderAdvice, LoaderFacts, WorkerCost
 from torchperfd.model.process import UNBOUND, CpuBinding
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.loader_workers import advise_loader, is_cheap
 
 TUNE_THREADS: Final = f"`torchperfd tune --only threads {SCRIPT}` measures whether fewer threads are faster"
 """Beside other programs fewer threads may be faster. By how much is measured and never predicted."""
@@ -54,7 +54,7 @@ class RuleCounsel:
     def advise(
         self, facts: LoaderFacts, step_seconds: float, data_seconds: float, *, on_device: bool
     ) -> LoaderAdvice | None:
-        """Return what the rule advises; see :func:`~torchperfd.model.loader_workers.advise_loader`."""
+        """Return what the rule advises; see :func:`~torchperfd_daemon.loader_workers.advise_loader`."""
         return advise_loader(facts, step_seconds, data_seconds, self.cost(), on_device=on_device)
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.model.card import SCRIPT
-from torchperfd.model.loader_workers import most_computing_workers
 from torchperfd_daemon.diagnosis.remedies import OWN_SHARE, computing_threads
 from torchperfd_daemon.doctor.facts import Consumer, CpuFacts, Facts, Gpu, RankFacts
+from torchperfd_daemon.loader_workers import most_computing_workers
 
 _MIN_SHM_BYTES: Final = 1 << 30
 _MAX_CLOCK_ERROR_S: Final = 0.1

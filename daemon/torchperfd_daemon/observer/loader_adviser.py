@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torchperfd.model.loader_facts import LoaderFacts, WorkerCost
-from torchperfd.model.loader_workers import MIN_GAIN, LoaderAdvice, advise_loader, making_seconds, step_with
+from torchperfd.model.loader_facts import LoaderAdvice, LoaderFacts, WorkerCost
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WINDOW_SAMPLES
+from torchperfd_daemon.loader_workers import MIN_GAIN, advise_loader, making_seconds, step_with
 
 MIN_SAMPLES: Final = 3
 AGREEING: Final = 8

@@ -7,7 +7,7 @@ import pytest
 from tests.support.golden import check_golden
 
 from torchperfd.document.terminal import Page, render
-from torchperfd.model.loader_workers import LoaderAdvice
+from torchperfd.model.loader_facts import LoaderAdvice
 from torchperfd_cli.bench.functions import Comparison
 from torchperfd_cli.commands.tune import people_document, tune_document
 from torchperfd_cli.tune.edits import Edits, suggest_edits

@@ -19,7 +19,6 @@ from tests.unit.daemon.advice_traces import (
 )
 
 from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts
-from torchperfd.model.loader_workers import advise_loader
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice import rules
 from torchperfd_daemon.analysis.advice.recording import (
@@ -29,6 +28,7 @@ from torchperfd_daemon.analysis.advice.recording import (
     SHAPES_NS,
 )
 from torchperfd_daemon.analysis.advice.rules import MIN_NS, Advice
+from torchperfd_daemon.loader_workers import advise_loader
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,13 @@ from tests.support.values import some
 from tests.unit.daemon.host_tree import HostTree
 
 from torchperfd.model.loader_facts import LoaderFacts
-from torchperfd.model.loader_workers import most_computing_workers
 from torchperfd_daemon import doctor
 from torchperfd_daemon.collectors.procfs import parse_cpu_list
 from torchperfd_daemon.doctor import checks, reading
 from torchperfd_daemon.doctor.checks import Finding
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
 from torchperfd_daemon.doctor.reading import ClockState
+from torchperfd_daemon.loader_workers import most_computing_workers
 
 GPU = Gpu(
     index=3,

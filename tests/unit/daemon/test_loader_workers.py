@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 from tests.support.values import some
 
-from torchperfd.model.loader_facts import LoaderFacts, WorkerCost
-from torchperfd.model.loader_workers import (
-    MAX_WORKERS,
-    LoaderAdvice,
-    advise_loader,
-    is_cheap,
-    most_computing_workers,
-)
+from torchperfd.model.loader_facts import MAX_WORKERS, LoaderAdvice, LoaderFacts, WorkerCost
 from torchperfd.model.process import CpuBinding
 from torchperfd.model.source_lines import InputStages
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
@@ -25,6 +18,7 @@ from torchperfd_daemon.diagnosis.remedies import (
 )
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.diagnosis.verdicts import diagnose, rank_causes
+from torchperfd_daemon.loader_workers import advise_loader, is_cheap, most_computing_workers
 
 MS = 1e-3
 COST = WorkerCost(0.2 * MS, 0.2 * MS, 0.2e-9, 0.2 * MS, 0.15 * MS, 0.5e-9)

@@ -11,7 +11,6 @@ import numpy as np
 
 from torchperfd.model.formatting import duration, ns_text
 from torchperfd.model.loader_facts import LoaderFacts
-from torchperfd.model.loader_workers import advise_loader
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.edits import DeviceWork, Edit, HostTime, Spans
@@ -19,6 +18,7 @@ from torchperfd_daemon.analysis.advice.recording import decoded
 from torchperfd_daemon.analysis.advice.rules import IDLE_KNOWN, ON_DEVICE, REPEATS, TRAINS, Finding, Rule
 from torchperfd_daemon.analysis.categories import DRAW, KERNEL
 from torchperfd_daemon.analysis.trace import Flags, Int64
+from torchperfd_daemon.loader_workers import advise_loader
 
 _IN_PROCESS: Final = "_SingleProcessDataLoaderIter"
 # A rank that waits for a smaller part of the time than the run's advice is on has another loader, or none.

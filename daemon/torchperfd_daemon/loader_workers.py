@@ -11,15 +11,20 @@ and without workers c + d. Workers are advised only where that is shorter by mor
 
 import math
 import operator
-from dataclasses import dataclass, replace
-from typing import Annotated, Final
+from dataclasses import replace
+from typing import Final
 
 from torchperfd.model.formatting import duration
-from torchperfd.model.loader_facts import CROWDED, MOSTLY_IDLE, UNMEASURED_COST, LoaderFacts, WorkerCost
-from torchperfd.model.messages import Evidence, Wire
+from torchperfd.model.loader_facts import (
+    CROWDED,
+    MAX_WORKERS,
+    MOSTLY_IDLE,
+    UNMEASURED_COST,
+    LoaderAdvice,
+    LoaderFacts,
+    WorkerCost,
+)
 
-MAX_WORKERS: Final = 16
-"""More are never advised: what takes longer wants cheaper items."""
 MIN_GAIN: Final = 0.05
 """A saving of a smaller share of the step is within the model's error."""
 
@@ -45,28 +50,6 @@ _STACKED_BYTE_S: Final = 0.1e-9
 _FETCHED_BYTE_S: Final = 0.2e-9
 # Of a draw at least this share has to go for whole batches to be worth another sampler.
 _MIN_FETCH_GAIN: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderAdvice:
-    """A setting of the loader that makes the step shorter.
-
-    Attributes:
-        rule: ``loader-workers``, ``persistent-workers`` or ``whole-batches``.
-        workers: ``num_workers`` to set; 0 where batches are better made in the training process.
-        saves_seconds: By how much that is less than now.
-        change: What to do, one imperative sentence.
-        assumes: The assumption that was not measured, or why there may be more workers than CPUs; empty for
-            none.
-    """
-
-    rule: str
-    workers: int
-    step_seconds: Annotated[float, Wire("advised_step_seconds")]
-    saves_seconds: float
-    change: Evidence
-    setting: Evidence
-    assumes: Evidence = ""
 
 
 def most_computing_workers(cpus: float) -> int:
