@@ -208,7 +208,7 @@ UV := $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header
 
 locks: setup  ## Write the versions in locks/ anew after a change of the dependencies in pyproject.toml.
 	$(PIP) uv
-	$(UV) --generate-hashes --extra web --extra s3 pyproject.toml -o locks/runtime.txt
+	$(UV) --generate-hashes --extra web --extra s3 --extra otlp pyproject.toml -o locks/runtime.txt
 	$(UV) --generate-hashes --group release -o locks/release.txt
 	$(UV) --extra all $(addprefix --group ,$(DEV_GROUPS)) pyproject.toml -o locks/development.txt
 

@@ -44,6 +44,7 @@ def sections() -> dict[str, str]:
         "options": options_section(),
         "loop rules": loop_rules_section(),
         "conditions of advice": advice_section(),
+        "names over OTLP": otlp_section(),
     }
 
 
@@ -85,6 +86,23 @@ def options_section() -> str:
         default = "computed" if callable(option.default) else _cell(option.default)
         names = f"`{option.name}`, `{option.variable}`"
         lines.append(f"| `{option.key}` | {names} | {default} | {_escaped(option.help)} |")
+    return "\n".join([*lines, ""])
+
+
+def otlp_section() -> str:
+    """Return the table of the families whose names over OTLP are those of the conventions."""
+    from torchperfd_daemon.push.otlp_names import HARDWARE_NAMES, Instrument
+
+    lines = ["| series | over OTLP | instrument, unit | attributes |", "|---|---|---|---|"]
+    for each in HARDWARE_NAMES:
+        only = "".join(f'{{{label}="{value}"}}' for label, value in each.only.items())
+        attributes = [f"`hw.id` = {' + '.join(f'`{label}`' for label in each.id_labels)}"]
+        attributes += [f"`{attribute}` = `{label}`" for label, attribute in each.labels.items()]
+        attributes += [f'`{attribute}="{value}"`' for attribute, value in each.constants.items()]
+        attributes += ['`hw.state="ok"`, `"failed"`: a point each'] if each.is_status else []
+        kind = f"{each.instrument.value}, `{each.unit}`"
+        ending = "_total" if each.instrument is Instrument.COUNTER else ""
+        lines.append(f"| `{each.family}{ending}{only}` | `{each.name}` | {kind} | {', '.join(attributes)} |")
     return "\n".join([*lines, ""])
 
 

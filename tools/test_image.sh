@@ -95,7 +95,7 @@ except urllib.error.HTTPError as error:
 [ "$(code $page/-/ready)" = 200 ] || fail "a probe needs no password"
 [ "$(code $page/metrics)" = 401 ] || fail "metrics need a password"
 inside torchperfd version | grep -q "hooks native" || fail "the image has no native hooks"
-inside python -c 'import obstore, yaml, bcrypt'
+inside python -c 'import obstore, yaml, bcrypt, opentelemetry.proto.collector.metrics.v1.metrics_service_pb2'
 inside py-spy --version >/dev/null
 
 # What the init container of a training pod copies, with the Python of this machine, which has torch.

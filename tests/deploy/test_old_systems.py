@@ -130,7 +130,7 @@ def test_release_wheel_serves_on_an_old_glibc(wheel: Path, folder: Path) -> None
     shutil.copy(wheel, folder / "wheels")
 
     install = ("python3", "-m", "pip", "install", "-q", "--no-index", "--find-links", "/wheels")
-    run_inside(folder, *install, "torchperfd[web,s3]")
+    run_inside(folder, *install, "torchperfd[web,s3,otlp]")
     assert "hooks native" in run_inside(folder, "python3", "-m", "torchperfd", "version")
     printed = run_inside(folder, "python3", "-c", PROGRAM)
     assert f"glibc {'.'.join(map(str, GLIBC))}" in printed

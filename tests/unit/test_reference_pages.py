@@ -18,6 +18,7 @@ from torchperfd_daemon.analysis.advice import RULES
 from torchperfd_daemon.config.kinds import Address
 from torchperfd_daemon.config.options import OPTIONS
 from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.push.otlp_names import HARDWARE_NAMES
 from torchperfd_daemon.web.api import Api
 
 
@@ -67,6 +68,14 @@ def test_section_of_advice_has_each_rule(sections: dict[str, str]) -> None:
     for rule in RULES:
         conditions = "; ".join(each.text for each in rule.needs) or "none"
         assert f"\n| {rule.name} | {conditions} |\n" in sections["conditions of advice"]
+
+
+def test_section_of_otlp_has_each_hardware_name(sections: dict[str, str]) -> None:
+    section = sections["names over OTLP"]
+    for name in HARDWARE_NAMES:
+        (row,) = re.findall(rf"^\| `{name.family}(?:_total)?[{{`].*", section, re.MULTILINE)
+        assert f"| `{name.name}` | {name.instrument.value}, `{name.unit}` |" in row
+        assert all(attribute in row for attribute in (*name.constants, *name.labels.values()))
 
 
 def test_page_of_commands_has_the_exit_code_of_each_error() -> None:

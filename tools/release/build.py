@@ -115,7 +115,7 @@ def install_offline(wheel: Path, dependencies: Path, environment: Path) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", str(environment))
     python = str(environment / "bin" / "python")
     command = (*_pip(), "--python", python, "install", "-q", "--no-index", "--find-links", str(dependencies))
-    run(*without_network(), *command, f"{wheel}[web,s3]", environ=bare(environment))
+    run(*without_network(), *command, f"{wheel}[web,s3,otlp]", environ=bare(environment))
 
 
 def without_network() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ PREFIX: Final = "TORCHPERFD_"
 _SERVE: Final = (
     *("socket", "socket_mode", "admin_group", "max_sessions", "max_sessions_per_user"),
     *("metrics_address", "web_config_file", "user_label", "collectors", "metrics_level", "page_hosts"),
+    *("otlp", "otlp_interval"),
     *("captures_dir", "captures_max_bytes", "captures_max_age", "captures_max_count"),
     *("captures_max_bytes_each", "captures_min_free", "analyze_captures", "captures_upload"),
     *("fleet_address", "fleet_peers", "fleet_token_file", "fleet_tls_cert", "fleet_tls_key", "fleet_tls_ca"),

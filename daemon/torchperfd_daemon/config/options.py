@@ -66,6 +66,8 @@ class ServeSettings:
     collectors: tuple[str, ...] = COLLECTORS
     metrics_level: str = FULL
     page_hosts: str | None = None
+    otlp: str | None = None
+    otlp_interval_seconds: float = 60.0
     fleet_address: tuple[str, int] | None = None
     fleet_peers: str | None = None
     fleet_token_file: Path | None = None
@@ -170,6 +172,18 @@ OPTIONS: Final = (
         "page_hosts",
         Text(),
         "Further host names of the live page, with commas; loopback and this node's name are known.",
+    ),
+    Option(
+        "otlp",
+        Text(),
+        "Send metrics over OTLP to this URL (http://localhost:4318); env takes OTEL_EXPORTER_OTLP_ENDPOINT.",
+    ),
+    Option(
+        "otlp_interval",
+        Number(1, 3600, "time in seconds"),
+        "Seconds between two messages of OTLP.",
+        60.0,
+        ("otlp_interval_seconds",),
     ),
     Option("captures_dir", File(), "Where traces are kept.", contract.user_captures_dir),
     Option(

@@ -11,6 +11,7 @@ from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.fleet.credentials import Address, CredentialFiles, check_listening
 from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_trust, parse_peers
+from torchperfd_daemon.push.otlp_endpoint import OtlpEndpoint, read_endpoint
 from torchperfd_daemon.server.lifecycle import check_socket_path
 from torchperfd_daemon.service.permissions import group_id
 from torchperfd_daemon.web.config_file import WebConfigFile
@@ -28,6 +29,7 @@ class CheckedSettings:
         admin_group: The id of the group whose members may command all runs.
         web_config: TLS and basic auth of the metrics page.
         destination: Where captures are uploaded to.
+        otlp: Where metrics are sent to.
     """
 
     settings: ServeSettings
@@ -37,6 +39,7 @@ class CheckedSettings:
     admin_group: int | None
     web_config: WebConfigFile | None
     destination: Destination | None
+    otlp: OtlpEndpoint | None
 
     @property
     def job_peers(self) -> JobPeers | None:
@@ -85,4 +88,5 @@ def check_settings(settings: ServeSettings) -> CheckedSettings:
         group_id(settings.admin_group),
         WebConfigFile(settings.web_config_file) if settings.web_config_file else None,
         destination,
+        read_endpoint(settings.otlp) if settings.otlp else None,
     )

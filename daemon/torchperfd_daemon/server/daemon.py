@@ -49,6 +49,7 @@ from torchperfd_daemon.server.lifecycle import (
     metrics_url,
     own_socket,
 )
+from torchperfd_daemon.server.pushes import Pushes
 from torchperfd_daemon.server.workers import CaptureWorkers, NodeSamplers, StepCheck
 from torchperfd_daemon.service.control import ControlService
 from torchperfd_daemon.service.handover import CaptureHandovers
@@ -118,6 +119,7 @@ class Daemon:
             if "goodput" in settings.collectors
             else None
         )
+        self._pushes = Pushes(self._checked)
         self._instance = secrets.token_hex(8)
         self._credentials = self._checked.credentials
         self._interceptor = AuthInterceptor(self._credentials.current)
@@ -248,7 +250,9 @@ class Daemon:
             counts=self._triggers,
         )
         self._export(exports, observer, samplers, triggers)
-        return _Observed(observer, triggers, exports.page())
+        page = exports.page()
+        self._pushes.start(stack, page.collect)
+        return _Observed(observer, triggers, page)
 
     def _export(self, exports: Exports, observer: Observer, samplers: NodeSamplers, triggers: Runner) -> None:
         """Add what the daemon knows of itself and of captures to the metrics page."""
@@ -260,8 +264,9 @@ class Daemon:
             self._step_check.health,
             samplers.health,
             *([triggers.health] if triggers.has_work else []),
+            *self._pushes.health,
         ]
-        exports.add("self", partial(own_metrics, self._store))
+        exports.add("self", *self._pushes.sources, partial(own_metrics, self._store))
         exports.add("captures", partial(capture_metrics, self._coordinator.counts, captures.retention.counts))
         exports.add("self", self._health.families, partial(background_metrics, workers))
         exports.add("captures", partial(trigger_metrics, self._triggers))

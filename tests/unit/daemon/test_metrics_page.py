@@ -64,6 +64,7 @@ from torchperfd_daemon.metrics.page import (
 from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
 from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.ownership import Owner
+from torchperfd_daemon.push.counts import ExportCounts
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
 from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.triggers.rules import Result
@@ -305,6 +306,7 @@ def page_of(directory: Path, *, essential_only: bool = False) -> MetricsPage:
             partial(own_metrics, kept),
             partial(capture_metrics, counts(), holding()),
             partial(upload_metrics, uploads()),
+            ExportCounts(last_success_unix_seconds=1_700_000_030.0).families,
             partial(fleet_metrics, lambda: 3, lambda: 2),
             partial(analysis_metrics, kept, analyses()),
             health_of_daemon(directory).families,
@@ -532,7 +534,7 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     counted = (
         "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
         "|up|pending|failure|failures|errors|overflow|switches|cpus|cores|fds|captures|removed|uploads|analyses"
-        "|triggers|calls|peers"
+        "|triggers|calls|peers|messages|points"
     )
     odd = re.compile(
         r"(?i)percent|milli|micro(?!_batches_)|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)"
