@@ -1,4 +1,4 @@
-"""Send what torchperfd measures to an experiment tracker, while training goes on.
+"""Send what torchperfd measures to an experiment tracker or a TrainJob, while training goes on.
 
     from torchperfd.loggers import WandbLogger
 
@@ -9,7 +9,8 @@ only itself. No tracker's library is imported before there is something to log.
 Your own logger is any object with the three methods of :class:`Logger`.
 """
 
+from torchperfd.loggers.kubeflow import KubeflowLogger
 from torchperfd.loggers.outputs import Logger
 from torchperfd.loggers.trackers import MLflowLogger, TensorBoardLogger, WandbLogger
 
-__all__ = ["Logger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]
+__all__ = ["KubeflowLogger", "Logger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]
