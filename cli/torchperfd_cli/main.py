@@ -182,7 +182,6 @@ _TRAINING: Final = ("run", "serve")
 
 
 def command_module(name: str) -> ModuleType:
-    """Return the module of a command, imported."""
     return importlib.import_module(f"torchperfd_cli.commands.{MODULES.get(name, name)}")
 
 

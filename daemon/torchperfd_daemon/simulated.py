@@ -44,7 +44,6 @@ class SimulatedGpuCollector(GpuCollector):
         self._began = clock()
 
     def read(self) -> list[GpuReading]:
-        """Return one reading per GPU."""
         seconds = self._clock() - self._began
         return [_gpu_reading(index, seconds) for index in range(self._count)]
 
@@ -306,7 +305,6 @@ class SimulatedOwners:
         self._gpus = gpus
 
     def of(self, identity: RankIdentity) -> Owner:
-        """Return whose a rank is."""
         if identity.run != RUN:
             return Owner(slurm_job_id=identity.slurm_job_id, pod_uid=identity.pod_uid)
         uuids = {reading.gpu: reading.uuid for reading in self._gpus()}

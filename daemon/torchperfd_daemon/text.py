@@ -71,7 +71,6 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as JSON."""
         written = datetime.fromtimestamp(record.created, UTC)
         entry = {
             "time": written.isoformat(timespec="milliseconds").replace("+00:00", "Z"),

@@ -51,7 +51,6 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The parameters in one line."""
         return ", ".join(f"{name}={value}" for name, value in self.parameters.items())
 
 

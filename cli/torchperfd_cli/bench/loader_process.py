@@ -138,15 +138,12 @@ class LoaderMeasurer(Protocol):
 
     def facts(self) -> LoaderDescription:
         """Return what the loader is like."""
-        ...
 
     def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
         """Measure a setting once, for a share of the usual time."""
-        ...
 
     def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
         """Measure a step without its input; None where it cannot be had."""
-        ...
 
 
 class LoaderProcess:

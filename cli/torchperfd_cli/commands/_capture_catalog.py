@@ -220,7 +220,6 @@ class DaemonCatalog:
         self.remove(capture_id, dry_run=True)
 
     def fetch(self, capture_id: str, target: Path) -> None:
-        """Download a capture into a directory; see :func:`fetch`."""
         with connect(self._socket) as daemon:
             fetch(daemon, capture_id, target)
 

@@ -134,12 +134,10 @@ _ANSWER_S: Final = 1.0
 
 
 def complete_runs(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the runs of the daemon."""
     return _items((run.run for run in _runs(context)), incomplete)
 
 
 def complete_jobs(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the jobs of the daemon's runs."""
     return _items((run.job_name for run in _runs(context)), incomplete)
 
 
@@ -160,7 +158,6 @@ def complete_captures(context: click.Context, _: click.Parameter, incomplete: st
 
 
 def complete_kept_runs(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the ids of kept runs."""
     return kept_run_items(_directory(context, "runs_dir"), incomplete)
 
 

@@ -87,7 +87,6 @@ _PIPE: Final = 80
 
 
 def page() -> Page:
-    """Return the page that stdout is."""
     return Page.of(sys.stdout)
 
 
@@ -167,7 +166,6 @@ class StatusLine:
             click.echo("\r\x1b[2K", err=True, nl=False)
 
     def show(self, text: str) -> None:
-        """Replace the line."""
         if self._is_on:
             text = printable(text.replace("\n", " "))[: shutil.get_terminal_size().columns - 1]
             click.echo(f"\r\x1b[2K{text}", err=True, nl=False)
@@ -295,7 +293,6 @@ class _Screen(io.StringIO):
     """What a command prints for a terminal, until all of it is there."""
 
     def isatty(self) -> bool:
-        """Return that it is for a terminal."""
         return True
 
 

@@ -73,7 +73,6 @@ job_option = click.option(
 
 
 def last_option(default: int) -> Callable[[_Function], _Function]:
-    """Return the option for the number of newest steps."""
     return click.option(
         "--last",
         type=click.IntRange(1, HISTORY_STEPS),
@@ -84,7 +83,6 @@ def last_option(default: int) -> Callable[[_Function], _Function]:
 
 
 def scope_options(command: _Function) -> _Function:
-    """Add ``--run``, ``--job`` and ``--fleet``."""
     return run_option(job_option(fleet_option(command)))
 
 

@@ -40,7 +40,6 @@ class TopActions:
         self._begin(lambda: self._capture(run, changed), changed)
 
     def stacks(self, run: str, changed: Callable[[], None]) -> None:
-        """Fetch the stacks of a run's ranks."""
         self._begin(lambda: self._stacks(run, changed), changed)
 
     def _begin(self, action: Callable[[], None], changed: Callable[[], None]) -> None:

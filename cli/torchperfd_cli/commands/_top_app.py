@@ -125,7 +125,6 @@ class TopApp(App[None]):
         self._screen_lines = Lines(self._draw)
 
     def compose(self) -> ComposeResult:
-        """Yield the only widget."""
         yield self._screen_lines
 
     def on_mount(self) -> None:
@@ -136,7 +135,6 @@ class TopApp(App[None]):
             self.set_interval(_LOOK_EVERY_S, self._end_with_terminal)
 
     def on_key(self, event: events.Key) -> None:
-        """Take a key."""
         self._press(event.character if event.is_printable and event.character else event.key)
 
     def on_paste(self, event: events.Paste) -> None:
@@ -145,17 +143,14 @@ class TopApp(App[None]):
             self._press(character)
 
     def on_click(self, event: events.Click) -> None:
-        """Take a click of the left button."""
         if event.button == 1:
             self._state.click(target_of(event.style))
             self._screen_lines.update()
 
     def on_mouse_scroll_up(self, _: events.MouseScrollUp) -> None:
-        """Take the wheel."""
         self._press(WHEEL_UP)
 
     def on_mouse_scroll_down(self, _: events.MouseScrollDown) -> None:
-        """Take the wheel."""
         self._press(WHEEL_DOWN)
 
     def take(self) -> None:

@@ -192,7 +192,6 @@ def _shade(row: Row) -> str:
 
 
 def name_of(phase: str) -> str:
-    """Return what people read for a phase."""
     return _NAMES.get(phase, phase)
 
 

@@ -48,7 +48,6 @@ class Reader:
         return self._frame(steps, first_runs(steps.ranks))
 
     def read(self) -> Frame:
-        """Return the frame of now."""
         # Imports numpy.
         from torchperfd_daemon.views import live
 

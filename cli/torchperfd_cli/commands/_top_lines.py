@@ -42,12 +42,10 @@ class Canvas:
 
 
 def is_plain(console: Console) -> bool:
-    """Return whether a console has no colours."""
     return console.no_color or console.color_system is None
 
 
 def line(*words: Words) -> Line:
-    """Return words beside each other."""
     return [Segment(text, Style.parse(style)) for text, style in words if text]
 
 
@@ -59,7 +57,6 @@ def wrapped(width: int, *words: Words) -> tuple[Line, ...]:
 
 
 def length(cells: Line) -> int:
-    """Return how wide a line is."""
     return sum(cell_len(each.text) for each in cells)
 
 
@@ -83,7 +80,6 @@ def fit(cells: Line, width: int, *, right: bool = False) -> Line:
 
 
 def framed(title: str, body: Sequence[Line], width: int) -> list[Line]:
-    """Return lines in a frame with a title."""
     inner = max(0, width - 4)
     head = cut([Segment(f" {title} ", _BOLD)], inner)
     rest = "─" * (inner - length(head))
@@ -108,7 +104,6 @@ class Bar:
     width: int = 0
 
     def cells(self, width: int, *, plain: bool) -> Line:
-        """Return the bar."""
         width = min(self.width or width, width)
         found: list[Segment] = []
         drawn, upto = 0, 0.0

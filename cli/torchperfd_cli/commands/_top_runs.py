@@ -183,7 +183,6 @@ class DrawnRun:
         return lines + 1 + shown + (shown < len(self._run.ranks))
 
     def lines(self, shape: _Shape) -> list[Line]:
-        """Return the lines of a shape."""
         if not shape.framed:
             return [cut(line((f" {self._title}", "bold")), self._canvas.width), *self._short]
         body = self._upper(shape)

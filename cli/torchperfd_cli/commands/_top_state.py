@@ -188,7 +188,6 @@ class TopState:
 
     @property
     def order_name(self) -> str:
-        """The name of the order of ranks."""
         return _ORDERS[self.order][0]
 
     def arrange(self, frame: Frame) -> Frame:
@@ -240,7 +239,6 @@ class TopState:
         return frame.runs[0].run if frame.runs else ""
 
     def show_text(self, text: str) -> None:
-        """Show a text on a page of its own."""
         self.page, self.offset, self.text = Page.TEXT, 0, text.splitlines()
 
     def _choose(self, key: str, frame: Frame) -> None:

@@ -113,7 +113,6 @@ def narrow_query(query: str, selector: str) -> str:
 
 
 def narrow_dashboard(text: str, selector: str) -> str:
-    """Return the file of a dashboard with narrowed queries."""
     return json.dumps(_narrowed(json.loads(text), selector), indent=2, sort_keys=True) + "\n"
 
 

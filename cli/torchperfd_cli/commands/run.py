@@ -27,7 +27,6 @@ class _Run(click.Command):
         return []
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return what an option may be."""
         return _complete(ctx.params["arguments"], incomplete)
 
 

@@ -114,7 +114,6 @@ class TorchPatches:
             self._patch_calls()
 
     def facts(self) -> ScriptFacts:
-        """Return what was recorded so far."""
         return ScriptFacts(
             loaders=tuple(self._drawn),
             optimizers=tuple(self._optimizers),
@@ -131,7 +130,6 @@ class TorchPatches:
         return tuple(float(loss) for loss in list(self.losses))
 
     def batch_sums(self) -> tuple[int, ...]:
-        """Return check sums of the indices of the first batches."""
         return tuple(self._batches)
 
     @property

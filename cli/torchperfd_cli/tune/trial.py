@@ -45,7 +45,6 @@ class Change:
 
     @property
     def arguments(self) -> str:
-        """The arguments as they are written."""
         return ", ".join(f"{key}={value!r}" for key, value in self.values)
 
     def code(self, name: str = "") -> str:
@@ -70,17 +69,14 @@ class Change:
         return "model.compile()"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
         return {"target": self.target, "values": dict(self.values)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Change":
-        """Return the change of a document of :meth:`to_dict`."""
         return cls(document["target"], tuple(document["values"].items()))
 
 
 def change(target: str, **values: Any) -> Change:
-    """Return a change with arguments by name."""
     return Change(target, tuple(values.items()))
 
 
@@ -176,11 +172,9 @@ class Trial:
     loader: LoaderFacts | None = None
 
     def share(self, phase: str) -> float:
-        """Return the share of a step that a phase has, 0 to 1."""
         return self.phases.get(phase, 0.0) / self.step_seconds if self.step_seconds else 0.0
 
     def has_workers(self, count: int) -> bool:
-        """Return whether this is the number of workers of the script's loaders."""
         return any(each.workers == count for each in self.facts.loaders)
 
     def loader_advice(self, cost: WorkerCost) -> LoaderAdvice | None:

@@ -99,7 +99,6 @@ class Breakdown:
 
     @property
     def idle_ns(self) -> int:
-        """Time in which nothing ran."""
         return self.window_ns - self.busy_ns
 
     @property
@@ -118,7 +117,6 @@ class Kernel:
 
     @property
     def mean_ns(self) -> float:
-        """Time of one call."""
         return self.sum_ns / self.calls
 
 

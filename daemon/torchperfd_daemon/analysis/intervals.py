@@ -31,7 +31,6 @@ class Cover:
         return int(self._before[-1])
 
     def contains(self, moments: Int64) -> Flags:
-        """Return which moments are covered."""
         last = np.searchsorted(self._start, moments, side="right") - 1
         contained: Flags = moments < np.append(self._end, np.iinfo(np.int64).min)[last]
         return contained

@@ -78,7 +78,6 @@ class Step:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Its start and end."""
         return self.start_ns, self.start_ns + self.duration_ns
 
 

@@ -189,7 +189,6 @@ class Trace:
         return lookup[names]
 
     def named(self, rows: Int64, wanted: Callable[[str], object]) -> Int64:
-        """Return those of the rows whose events have a wanted name."""
         return rows[self.are_named(rows, wanted)]
 
 
@@ -215,7 +214,6 @@ class Columns:
         self._bytes = {name: bytearray() for name in self._dtypes}
 
     def add(self, **values: Any) -> None:
-        """Append values to each column."""
         for name, dtype in self._dtypes.items():
             self._bytes[name] += np.asarray(values[name], dtype).tobytes()
 
@@ -254,17 +252,14 @@ class CollectiveColumns:
         return [self._words["" if word is None else str(word)] for word in words]
 
     def columns(self) -> CollectiveArgs:
-        """Return the finished columns."""
         return CollectiveArgs(words=list(self._words), **self._columns.arrays())
 
 
 def doubles(values: Iterable[float | Decimal]) -> Float64:
-    """Return a column of doubles."""
     return np.fromiter(values, np.float64)
 
 
 def numbers(values: Iterable[int]) -> Int32:
-    """Return a column of numbers in a table."""
     return np.fromiter(values, np.int32)
 
 

@@ -121,7 +121,6 @@ class Analyst:
         self.health = WorkerHealth("analysis")
 
     def start(self) -> None:
-        """Start :meth:`run` on a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:

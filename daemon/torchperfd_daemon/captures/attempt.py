@@ -79,7 +79,6 @@ class RunQueue:
         return entry
 
     def is_busy(self, run: str) -> bool:
-        """Return whether a run has an entry."""
         return bool(self._lines.get(run))
 
     def leave(self, entry: QueueEntry) -> None:

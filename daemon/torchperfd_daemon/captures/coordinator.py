@@ -99,7 +99,6 @@ class Coordinator:
         return not (self._pending or self._queue or self._live or self.counts.active)
 
     def is_capturing(self, run: str) -> bool:
-        """Return whether a capture of a run is in progress or queued."""
         return self._queue.is_busy(run)
 
     async def capture(

@@ -234,7 +234,6 @@ def trusted_users(directory: Path) -> frozenset[int]:
 
 
 def _measure(folder: int) -> "dict[str, _File]":
-    """Return the files in a folder."""
     files = {}
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -218,7 +218,6 @@ class CaptureRecord:
             self.reason = first_reason(self.ranks)
 
     def encode(self) -> bytes:
-        """Return the JSON document."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
@@ -274,5 +273,4 @@ class Receipt:
     schema: str = RECEIPT_SCHEMA
 
     def encode(self) -> bytes:
-        """Return the JSON document."""
         return msgspec.json.encode(self) + b"\n"

@@ -141,7 +141,6 @@ class PendingAttempts:
     def begin(
         self, capture_id: str, participants: list[Participant], traces: list[RankTrace]
     ) -> list[RankAttempt]:
-        """Return a new attempt for each participant."""
         attempts = [RankAttempt(*pair) for pair in zip(participants, traces, strict=True)]
         for attempt in attempts:
             attempt.trace.state, attempt.trace.reason = CaptureState.PREPARING, ""
@@ -154,7 +153,6 @@ class PendingAttempts:
             self._attempts.pop((capture_id, attempt.trace.rank), None)
 
     def of(self, capture_id: str) -> list[RankAttempt]:
-        """Return the attempts of one capture."""
         return [attempt for (name, _), attempt in self._attempts.items() if name == capture_id]
 
     def find(self, capture_id: str, rank: int) -> RankAttempt | None:

@@ -51,7 +51,6 @@ class RetentionWorker:
         self.health = WorkerHealth("retention")
 
     def start(self) -> None:
-        """Start the thread."""
         threading.Thread(target=self._run, name="torchperfd-retention", daemon=True).start()
 
     def stop(self) -> None:

@@ -165,7 +165,6 @@ class Uploader:
         return self._destination.url
 
     async def run(self) -> None:
-        """Upload until cancelled."""
         while True:
             try:
                 pause = await self.upload_pending()

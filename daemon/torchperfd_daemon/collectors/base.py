@@ -34,7 +34,6 @@ class Family:
     samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
 
     def add(self, value: float, *label_values: str) -> None:
-        """Add a series."""
         self.samples.append((label_values, value))
 
 

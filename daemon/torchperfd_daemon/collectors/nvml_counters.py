@@ -21,7 +21,6 @@ class RateTotal:
         self.total = 0.0
 
     def add(self, rate: float, seconds: float) -> None:
-        """Add a mean rate over some seconds."""
         self.total += rate * seconds
 
 

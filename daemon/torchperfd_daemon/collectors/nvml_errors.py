@@ -86,7 +86,6 @@ class DriverProblem(NamedTuple):
 
 
 def is_driver_loaded(proc: Path) -> bool:
-    """Return whether the driver's kernel module is loaded."""
     return (proc / _KERNEL_MODULE).exists()
 
 

@@ -299,7 +299,6 @@ class Choice(Kind):
 
     @property
     def metavar(self) -> str:  # type: ignore[override]
-        """All of them."""
         return f"[{'|'.join(self.choices)}]"
 
     def read(self, value: object, base: Path) -> str:

@@ -113,12 +113,10 @@ class Option:
 
     @property
     def name(self) -> str:
-        """Its flag."""
         return self.flag or f"--{self.key.replace('_', '-')}"
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
         return f"{VARIABLES}{self.key.upper()}"
 
     def default_value(self) -> Any:

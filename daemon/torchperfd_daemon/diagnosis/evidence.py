@@ -197,10 +197,10 @@ class TimedRank(Protocol):
     """A rank's mean step, and how much of it is a wait for other ranks, in seconds."""
 
     @property
-    def step_seconds(self) -> float: ...  # noqa: D102
+    def step_seconds(self) -> float: ...
 
     @property
-    def wait_seconds(self) -> float: ...  # noqa: D102
+    def wait_seconds(self) -> float: ...
 
 
 def wait_for_each_other(ranks: Sequence[TimedRank]) -> bool:

@@ -106,7 +106,6 @@ class Job:
 
     @property
     def groups(self) -> list[list[int]]:
-        """The places of each stage."""
         return [*self.stages.values()]
 
 

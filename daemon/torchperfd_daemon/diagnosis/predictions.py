@@ -276,7 +276,6 @@ def _mean(job: Job, edit: Edit) -> float:
 
 
 def _as_peers(job: Job, places: Iterable[int]) -> Edit:
-    """Return the edit by which the ranks at these places work as long as their peers."""
     return as_peers({place: _peers(job, place) for place in places})
 
 

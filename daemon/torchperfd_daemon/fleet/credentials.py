@@ -193,7 +193,6 @@ class Credentials:
         return any(self.kinds)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of each call."""
         return ((_KEY, _SCHEME.decode() + self.token),) if self.token else ()
 
     def admits(self, metadata: Any) -> bool:
@@ -372,7 +371,6 @@ class CredentialFiles:
         self._current = self._read()
 
     def current(self) -> Credentials:
-        """Return the credentials in force."""
         return self._current
 
     def reload(self) -> None:

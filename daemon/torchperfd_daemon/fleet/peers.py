@@ -180,7 +180,6 @@ class Static:
     addresses: tuple[Address, ...]
 
     async def read(self) -> list[Address]:
-        """Return it."""
         return list(self.addresses)
 
 

@@ -302,7 +302,6 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def ListRuns(  # noqa: N802
         self, request: fleet_pb2.NodeRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> fleet_pb2.NodeRuns:
-        """List the runs with their ranks on this node."""
         return self._here()
 
     async def Survey(  # noqa: N802

@@ -48,7 +48,6 @@ def check_version(api: session_pb2.ApiRange) -> None:
 
 
 def unreachable_to_message(own: Unreachable) -> control_pb2.UnreachablePeer:
-    """Pack a peer that has not answered."""
     return control_pb2.UnreachablePeer(address=str(own.address), reason=own.reason)
 
 
@@ -136,7 +135,6 @@ def uid_of(message: control_pb2.RankStatus | control_pb2.RankStacks) -> int | No
 
 
 def ack_to_report(capture_id: str, rank: int, own: Ack) -> fleet_pb2.TakeReport:
-    """Pack a rank's answer to prepare."""
     return fleet_pb2.TakeReport(
         ack=fleet_pb2.TakeAck(
             rank=rank,
@@ -146,7 +144,6 @@ def ack_to_report(capture_id: str, rank: int, own: Ack) -> fleet_pb2.TakeReport:
 
 
 def result_to_report(capture_id: str, rank: int, own: Result) -> fleet_pb2.TakeReport:
-    """Pack a rank's outcome."""
     return fleet_pb2.TakeReport(
         result=fleet_pb2.TakeResult(
             rank=rank,

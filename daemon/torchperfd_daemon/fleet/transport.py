@@ -75,7 +75,6 @@ class FanOut:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of each call."""
         return self._current().metadata()
 
     async def ask(
@@ -131,7 +130,6 @@ class FanOut:
             self._held -= held
 
     async def close(self) -> None:
-        """Close all channels."""
         await self._forget(set(self._channels))
 
     def _stub(self, address: Address) -> "fleet_pb2_grpc.FleetAsyncStub":

@@ -166,7 +166,6 @@ class GoodputStore:
         self._try(write, None)
 
     def close(self) -> None:
-        """Close the database file."""
         with self._lock:
             self._close()
 

@@ -65,7 +65,6 @@ class Claims:
     checkpoint: int = 0
 
     def amounts(self) -> dict[Bucket, int]:
-        """Return the time claimed, by bucket."""
         return {
             Bucket.PRODUCTIVE: self.productive,
             Bucket.DATA_WAIT: self.data_wait,
@@ -271,7 +270,6 @@ class RankGoodput:
 
     @property
     def total_seconds(self) -> float:
-        """The sum over all buckets."""
         return sum(self.seconds.values())
 
     @property
@@ -289,12 +287,10 @@ class RunGoodput:
 
     @property
     def seconds(self) -> dict[Bucket, float]:
-        """Rank-seconds by bucket."""
         return {bucket: sum(rank.seconds[bucket] for rank in self.ranks) for bucket in Bucket}
 
     @property
     def total_seconds(self) -> float:
-        """The sum over all ranks and buckets."""
         return sum(rank.total_seconds for rank in self.ranks)
 
     @property

@@ -124,12 +124,10 @@ class MemorySummary:
 
     @property
     def reserved(self) -> int:
-        """Reserved bytes of all devices."""
         return sum(device.sums.reserved for device in self.devices)
 
     @property
     def allocated(self) -> int:
-        """Allocated bytes of all devices."""
         return sum(device.sums.allocated for device in self.devices)
 
     @property
@@ -150,7 +148,6 @@ class MemorySummary:
 
 
 def summarise(snapshot: Snapshot) -> MemorySummary:
-    """Return the summary of a snapshot."""
     by_device: defaultdict[int, list[Segment]] = defaultdict(list)
     for segment in snapshot.segments:
         by_device[segment.device].append(segment)

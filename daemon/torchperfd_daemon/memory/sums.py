@@ -80,7 +80,6 @@ def place(stack: Stack, without: str = NOT_RECORDED) -> Place:
 
 
 def place_text(stack: Stack) -> str:
-    """Return the text of `place`."""
     return place(stack).text
 
 
@@ -208,7 +207,6 @@ class StackMemory:
 
 
 def add_up(segments: Sequence[Segment]) -> SegmentSums:
-    """Return the sums over segments."""
     blocks = [block for segment in segments for block in segment.blocks]
     return SegmentSums(
         segments=len(segments),

@@ -62,7 +62,6 @@ class LineCounts:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
         return self._counts.total()
 
     @property
@@ -262,7 +261,6 @@ class LineSampler:
         return replace(verdict, line=line, others=others) if line or others else verdict
 
     def forget_others(self, runs: Collection[str]) -> None:
-        """Forget all runs but these."""
         self._attempts = {key: each for key, each in self._attempts.items() if key[0] in runs}
         self._rests_until = {run: until for run, until in self._rests_until.items() if run in runs}
 

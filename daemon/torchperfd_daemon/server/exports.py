@@ -42,7 +42,6 @@ class Exports:
             self._sources += sources
 
     def page(self) -> MetricsPage:
-        """Return the page, once all sources are there."""
         return MetricsPage(self._sources, self._cap, essential_only=self._is_essential)
 
     def of_triggers(self) -> MetricsPage:

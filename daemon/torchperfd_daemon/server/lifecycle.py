@@ -299,7 +299,6 @@ class LivePage:
         await asyncio.gather(self.api.hub.run(), self.api.past.run())
 
     def on_capture(self, record: CaptureRecord) -> None:
-        """A capture has ended."""
         self.api.on_capture(record)
 
     @contextlib.asynccontextmanager

@@ -99,7 +99,6 @@ class NodeSamplers:
         self.watched = [self._schedulers[0].health] if host else []
 
     def start(self) -> None:
-        """Start sampling."""
         for scheduler in self._schedulers:
             scheduler.start()
 
@@ -172,7 +171,6 @@ class CaptureWorkers:
 
     @property
     def health(self) -> list[WorkerHealth]:
-        """The health of each worker there is."""
         workers = (self.retention, self.uploader, self.analyst)
         return [worker.health for worker in workers if worker is not None]
 

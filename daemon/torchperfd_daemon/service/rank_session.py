@@ -65,7 +65,6 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """Its rank."""
         return self.record.identity.rank
 
     @property

@@ -115,7 +115,6 @@ class SessionService(session_pb2_grpc.SessionServicer):
 
     @property
     def count(self) -> int:
-        """How many sessions there are."""
         return len(self._sessions)
 
     async def Attach(  # type: ignore[override]  # noqa: N802 - it writes instead of yielding

@@ -96,7 +96,6 @@ def training_steps_from_message(batch: session_pb2.StepBatch) -> StepColumns:
 
 
 def rank_status_to_message(rank: Rank) -> control_pb2.RankStatus:
-    """Pack a rank's status for ``ps``."""
     return pack(
         control_pb2.RankStatus,
         rank.totals,
@@ -167,7 +166,6 @@ def device_phases_to_messages(work: RankWork | None) -> list[session_pb2.PhaseCo
 
 
 def rank_account_to_message(rank: Rank) -> control_pb2.RankAccount:
-    """Pack a rank's whole account."""
     return control_pb2.RankAccount(
         identity=pack(session_pb2.RankIdentity, rank.identity),
         state=_STATES_OUT[rank.state],

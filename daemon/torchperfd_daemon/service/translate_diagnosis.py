@@ -174,7 +174,6 @@ def run_verdict_to_message(
 
 
 def verdict_to_message(verdict: Verdict) -> control_pb2.Verdict:
-    """Pack a verdict."""
     return pack(
         control_pb2.Verdict,
         verdict,

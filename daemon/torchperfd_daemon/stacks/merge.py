@@ -111,7 +111,6 @@ class WorkerGroup:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks whose workers they are."""
         return tuple(sorted({rank for rank, _ in self.workers}))
 
 

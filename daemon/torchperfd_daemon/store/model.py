@@ -116,7 +116,6 @@ class ProcessKey:
 
     @classmethod
     def of(cls, identity: RankIdentity, uid: int | None, peer_pid: int) -> "ProcessKey":
-        """Return the key of a process with this identity."""
         return cls(
             identity.run,
             identity.rank,

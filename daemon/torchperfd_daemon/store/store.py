@@ -267,7 +267,6 @@ class Store:
             yield rank
 
     def runs(self) -> dict[str, list[Rank]]:
-        """Return the ranks of each run."""
         runs: dict[str, list[Rank]] = {}
         for rank in self.ranks():
             runs.setdefault(rank.identity.run, []).append(rank)

@@ -147,7 +147,6 @@ class Straggler(Condition):
     """Diagnosis finds a straggler that is late by more than the rule's bound."""
 
     def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
-        """Yield each such rank."""
         for run, found in inputs.findings():
             usual = found.peer_seconds
             for rank, late in found.late_seconds.items():
@@ -191,7 +190,6 @@ class Stall(Condition):
     """Diagnosis finds a stall that has lasted for the time in the rule."""
 
     def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
-        """Yield the runs that have stalled."""
         for run, found in inputs.findings():
             stall = found.stall
             if stall and stall.waited_seconds > max(self._rule.hold_seconds, stall.limit_seconds):

@@ -189,7 +189,6 @@ class TriggerQuota:
         self._cold_until[key] = max(until, self._cold_until.get(key, until))
 
     def count(self, name: str, result: Result) -> None:
-        """Count the result of a trigger."""
         self._counts[name, result] += 1
 
     def _reset_on_new_day(self) -> None:

@@ -50,7 +50,6 @@ def newest_whole(rank: Rank, now: float) -> int:
 
 
 def seconds_dict(found: SecondColumns, *, phases: bool) -> dict[str, Any]:
-    """Return seconds as columns."""
     wait = found.phase_seconds.get(WAIT)
     return {
         "unix_seconds": found.unix_seconds.tolist(),

@@ -34,7 +34,6 @@ _RANK_FIELDS: Final = (
 
 
 def spent(own: RankWork, phase: str) -> bool:
-    """Return whether a rank has spent any time in a phase."""
     return phase in own.phase_seconds and bool(own.phase_seconds[phase].any())
 
 
@@ -131,7 +130,6 @@ def _rank_dict(rank: RankView) -> dict[str, Any]:
 
 
 def run_status_dict(run: control_pb2.Run) -> dict[str, Any]:
-    """Return a run with its ranks."""
     return {
         "run": run.run,
         "job_name": run.job_name,

@@ -195,20 +195,17 @@ class Reader:
         return whole_name(given, (run.run for run in listed.runs), "run")
 
     async def runs(self, access: Access, *, fleet: bool = False) -> control_pb2.ListRunsResponse:
-        """Return the runs of this node, or of all nodes."""
         return await self._parts.control.ListRuns(control_pb2.ListRunsRequest(fleet=fleet), access.call())
 
     async def steps(
         self, run: str, newest: int, access: Access, *, ranks: Sequence[int] = (), fleet: bool = False
     ) -> control_pb2.GetStepsResponse:
-        """Return the newest steps of a run's ranks."""
         request = control_pb2.GetStepsRequest(run=run, ranks=ranks, newest=newest, fleet=fleet)
         return await self._parts.control.GetSteps(request, access.call())
 
     async def verdicts(
         self, run: str, access: Access, *, fleet: bool = False
     ) -> control_pb2.DiagnoseResponse:
-        """Return one verdict on each run, or on one."""
         request = control_pb2.DiagnoseRequest(run=run, fleet=fleet)
         return await self._parts.control.Diagnose(request, access.call())
 
@@ -225,5 +222,4 @@ class Reader:
         return found
 
     def ranks(self, run: str) -> list[Rank]:
-        """Return the ranks of a run on this node."""
         return self._parts.store.runs().get(run, [])

@@ -186,7 +186,6 @@ class Api:
         self._node = NodeApi(parts, reader)
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         runs, captures, acting = self._runs, self._captures, self._acting
         one, capture = "/runs/{run:path}", "/captures/{id}"
         return [

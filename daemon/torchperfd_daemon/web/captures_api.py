@@ -236,7 +236,6 @@ class CapturesApi:
         }
 
     async def capture(self, request: Request, access: Access) -> dict[str, Any]:
-        """One capture."""
         capture_id = await self._id(request)
         document = await asyncio.to_thread(self._one, capture_id, access)
         return {**document, "view": view_dict(self._parts.node, access)}
@@ -278,7 +277,6 @@ class CapturesApi:
         return {"url": self._links.add(Target((capture_id,), body.file))}
 
     async def file(self, request: Request, access: Access) -> Response:
-        """One of a capture's files."""
         return await self._send(request, await self._id(request), request.path_params["name"])
 
     async def linked(self, request: Request) -> Response:

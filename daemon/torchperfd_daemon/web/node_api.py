@@ -135,7 +135,6 @@ class NodeApi:
         self._examining: asyncio.Task[None] | None = None
 
     async def node(self, request: Request, access: Access) -> dict[str, Any]:
-        """The node."""
         now, values = self._clock(), values_of(self._parts.families())
         self._samples = [each for each in self._samples if now - each[0] <= _MAX_SPAN_S]
         before = next((each for each in reversed(self._samples) if now - each[0] >= _MIN_SPAN_S), None)

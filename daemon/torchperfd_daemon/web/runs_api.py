@@ -95,7 +95,6 @@ class RunsApi:
         }
 
     async def run(self, request: Request, access: Access) -> dict[str, Any]:
-        """One run."""
         fleet = flag(request, "fleet")
         name = await self._name(request, access, fleet=fleet)
         listed = await self._reader.runs(access, fleet=fleet)

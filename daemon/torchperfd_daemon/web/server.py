@@ -90,7 +90,6 @@ class ConnectionLimiter:
                 connection.abort()
 
     def close(self) -> None:
-        """Close every connection."""
         for connection in list(self._deadlines):
             self.remove(connection)
             connection.abort()

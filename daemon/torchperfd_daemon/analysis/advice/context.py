@@ -254,7 +254,6 @@ class AdviceContext:
         return np.unique(launch[launch >= 0])
 
     def per_step(self, ns: float) -> float:
-        """Return a sum over all steps as one step's part."""
         return float(ns) / self.count
 
     def within(self, moments: Int64) -> Flags:
@@ -286,7 +285,6 @@ class AdviceContext:
         return Spans.of(self.trace, rows)
 
     def named(self, *prefixes: str) -> Flags:
-        """Return which events have names that begin with one of ``prefixes``."""
         return self.trace.of_names(lambda name: name.startswith(prefixes))
 
     @cached_property

@@ -43,7 +43,6 @@ class Spans:
 
     @classmethod
     def of(cls, trace: Trace, rows: Int64) -> Self:
-        """Return the spans of some rows."""
         return cls(rows, trace.start[rows], trace.end[rows])
 
     def __len__(self) -> int:

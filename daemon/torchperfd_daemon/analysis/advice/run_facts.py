@@ -117,22 +117,18 @@ class RunFacts:
 
     @cached_property
     def is_compiled(self) -> bool:
-        """Whether code of ``torch.compile`` runs."""
         return self._has(_COMPILED)
 
     @cached_property
     def launches_graphs(self) -> bool:
-        """Whether the run launches CUDA graphs."""
         return self._has(_GRAPH_LAUNCH)
 
     @cached_property
     def has_operators(self) -> bool:
-        """Whether the host's operators are recorded."""
         return bool(self._trace.of_categories({OPERATOR}).any())
 
     @cached_property
     def device_type(self) -> DeviceType:
-        """The kind of device that the steps run on."""
         return device_type(self._trace, on_device=self._on_device)
 
     def _has(self, names: re.Pattern[str]) -> bool:

@@ -55,7 +55,6 @@ class StepTimes:
         """The number of steps so far."""
 
     def add(self, seconds: float) -> None:
-        """Add a step."""
         self._counts[_bucket(seconds)] += 1
         self.seen += 1
 
@@ -192,12 +191,10 @@ class RankWork:
 
     @property
     def wait_seconds(self) -> float:
-        """The mean wait for other ranks."""
         return self._mean(waiting=True)
 
     @property
     def step_seconds(self) -> float:
-        """The mean step."""
         return self.wait_seconds + self.own_seconds
 
     def _mean(self, *, waiting: bool) -> float:
