@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.account.answers import MIN_SHARE, Found, find, without
+from benchmarks.account.fitting import fit_steps
 from benchmarks.account.jobs import OracleJob, Truth, read
 
 from torchperfd_daemon.diagnosis.step_model import replay
-from torchperfd_daemon.diagnosis.step_records import fit
 
 WARM: Final = 24
 """Steps that fill the pipeline of a replay."""
@@ -41,7 +41,7 @@ class Score:
     def add(self, job: OracleJob) -> None:
         """Judge one job."""
         self.jobs += 1
-        model = fit(job.records, WARM, batches=job.batches)
+        model = fit_steps(job.records, WARM, job.batches)
         step = replay(model).mean
         recorded = max(float(record.steps[WARM:].mean()) for record in job.records)
         self.errors.append(abs(step - recorded) / recorded)

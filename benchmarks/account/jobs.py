@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from benchmarks.account.loaders import batches_of
+from benchmarks.account.loaders import Batches, batches_of
 
-from torchperfd_daemon.diagnosis.step_records import Batches, RankRecord
+from torchperfd_daemon.diagnosis.step_records import RankRecord
 
 Float64 = npt.NDArray[np.float64]
 

@@ -1,16 +1,32 @@
 """Loaders of the oracle's jobs: what their workers take for a batch, fitted to the recorded waits."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.diagnosis.step_records import MIN_SHARE, Batches, RankRecord
+from torchperfd_daemon.diagnosis.step_records import MIN_SHARE, RankRecord
 
 Float64 = npt.NDArray[np.float64]
 
 _BISECTIONS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How a loader makes batches, in seconds; each array has shape (ranks, steps).
+
+    Attributes:
+        make: What a batch takes to make.
+        handover: What taking a finished one over from a worker takes.
+        workers: How many make batches.
+    """
+
+    make: Float64
+    handover: Float64
+    workers: int
 
 
 def batches_of(records: Sequence[RankRecord], workers: int, known_seconds: float) -> Batches | None:

@@ -54,7 +54,7 @@ class Job:
         count = 0 if by_means or not works else _common_steps(ranks, works)
         equal = _MEAN_STEPS if on_device else 1
         records = [_record(rank, (works or {}).get(rank.rank), count, equal) for rank in ranks]
-        model = fit(records, _WARM if on_device else 0, steady=on_device)
+        model = fit(records, _WARM if on_device else 0)
         return cls(tuple(ranks), _calibrated(model, ranks) if on_device else model, count > 0)
 
     @cached_property
