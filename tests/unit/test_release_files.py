@@ -58,7 +58,8 @@ def test_release_publishes_only_what_has_been_checked() -> None:
     assert commands.index("make release-check") < commands.index("make debs")
     assert jobs["publish"]["needs"] == "build"
     assert not any("checkout" in step.get("uses", "") for step in jobs["publish"]["steps"])
-    assert "make release-check" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith("make ") and "release-check" in line.split() for line in lines)
 
 
 @pytest.mark.parametrize("name", ["ci.yml", "release.yml"])

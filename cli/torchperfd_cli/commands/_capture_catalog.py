@@ -208,9 +208,6 @@ class DaemonCatalog:
         with connect(self._socket) as daemon:
             daemon.PinCapture(request, timeout=_ANSWER_S)
 
-    def unpin(self, capture_id: str) -> None:
-        self.pin(capture_id, pinned=False)
-
     def remove(self, capture_id: str, *, dry_run: bool = False) -> None:
         request = control_pb2.RemoveCaptureRequest(capture_id=capture_id, dry_run=dry_run)
         with connect(self._socket) as daemon:

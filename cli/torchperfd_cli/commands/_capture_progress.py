@@ -110,11 +110,6 @@ def _next_step(message: control_pb2.CaptureProgress) -> str:
     return f"torchperfd analyze {message.directory}"
 
 
-def state_of(message: control_pb2.CaptureProgress | control_pb2.CaptureRank) -> str:
-    """Return the state's name, as manifests have it."""
-    return capture_state(message.state)
-
-
 def steps_of(message: control_pb2.CaptureProgress) -> str:
     """Return which steps were agreed on, in words."""
     if message.steps == 1:
@@ -176,7 +171,8 @@ class Table:
         agreed = f", {steps_of(message)}" if message.state == control_pb2.CAPTURE_STATE_ARMED else ""
         is_queued = message.state == control_pb2.CAPTURE_STATE_QUEUED
         why = f", {message.reason}" if is_queued and message.reason else ""
-        title = f"capture {message.capture_id} of run {message.run}: {state_of(message)}{agreed}{why}"
+        state = capture_state(message.state)
+        title = f"capture {message.capture_id} of run {message.run}: {state}{agreed}{why}"
         yield Text(title, no_wrap=True, overflow="ellipsis")
         # Failed ranks come first.
         ranks = sorted(message.ranks, key=lambda rank: (not rank.reason, rank.rank))
@@ -191,7 +187,7 @@ class Table:
         yield grid
         if message.state == control_pb2.CAPTURE_STATE_ARMED:
             yield from (Text(f"  {line}") for line in pause_warning(message))
-        rest = Counter(state_of(rank) for rank in ranks[_MAX_RANKS:])
+        rest = Counter(capture_state(rank.state) for rank in ranks[_MAX_RANKS:])
         if rest:
             counts = ", ".join(f"{count} {state}" for state, count in rest.most_common())
             yield Text(f"  and {rest.total()} more ranks: {counts}")
@@ -199,7 +195,7 @@ class Table:
     def _bar(self, message: control_pb2.CaptureProgress, rank: control_pb2.CaptureRank) -> "RenderableType":
         from rich.progress_bar import ProgressBar
 
-        state = state_of(rank)
+        state = capture_state(rank.state)
         style = _STYLES.get(state, "bar.complete")
         if state == "complete":
             return ProgressBar(1, 1, width=_BAR_CELLS, finished_style=style)
@@ -214,7 +210,7 @@ class Table:
     def _words(self, message: control_pb2.CaptureProgress, rank: control_pb2.CaptureRank) -> "Text":
         from rich.text import Text
 
-        state = state_of(rank)
+        state = capture_state(rank.state)
         if message.state == control_pb2.CAPTURE_STATE_QUEUED:
             return Text("queued")
         if state == "complete":

@@ -1,11 +1,15 @@
-"""The connection of a command to a daemon; translates gRPC's errors."""
+"""The connection of a command to a daemon: translates gRPC's errors, and cleans texts for the terminal."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from torchperfd._version import __version__
+from torchperfd.model.formatting import one_line
 from torchperfd.v1 import access, contract, control_pb2, control_pb2_grpc, session_pb2
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,
@@ -16,12 +20,12 @@ from torchperfd_daemon.errors import (
     TorchperfdError,
     UsageError,
 )
-from torchperfd_daemon.service.message_fields import CleanChannel
 
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_REASON = 200
 # Of a fleet's ranks each takes more than a kilobyte.
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 * 2**20))
+_MAX_CHARACTERS: Final = 4096
 _BUSY = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
@@ -141,3 +145,54 @@ def unreachable_text(peers: Iterable[control_pb2.UnreachablePeer]) -> str:
     """Return the daemons of the fleet that did not answer, as a sentence; empty when all did."""
     named = sorted({f"{peer.address} ({peer.reason})" for peer in peers})
     return f"{len(named)} of the fleet's daemons did not answer: {', '.join(named)}" if named else ""
+
+
+M = TypeVar("M", bound=Message)
+
+
+def clean(message: M) -> M:
+    """Make every text in a message, and in those that it holds, one line; return the message."""
+    for field, value in message.ListFields():
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            _clean_map(value)
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            if isinstance(value, str):
+                if not value.isprintable() or len(value) > _MAX_CHARACTERS:
+                    setattr(message, field.name, one_line(value, _MAX_CHARACTERS))
+            else:
+                value[:] = [one_line(each, _MAX_CHARACTERS) for each in value]
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for each in (value,) if isinstance(value, Message) else value:
+                clean(each)
+    return message
+
+
+def _clean_map(entries: Any) -> None:
+    for key in list(entries):
+        value = entries[key]
+        if isinstance(value, Message):
+            clean(value)
+            continue
+        cleaned = one_line(value, _MAX_CHARACTERS) if isinstance(value, str) else value
+        name = one_line(key, _MAX_CHARACTERS) if isinstance(key, str) else key
+        if (name, cleaned) != (key, value):
+            del entries[key]
+            entries[name] = cleaned
+
+
+class CleanChannel:
+    """A channel whose answers are cleaned as they are read, for stubs."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+
+    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
+        return self._channel.unary_unary(*arguments, **_cleaning(named))
+
+    def unary_stream(self, *arguments: Any, **named: Any) -> Any:
+        return self._channel.unary_stream(*arguments, **_cleaning(named))
+
+
+def _cleaning(named: dict[str, Any]) -> dict[str, Any]:
+    read: Callable[[bytes], Message] = named["response_deserializer"]
+    return {**named, "response_deserializer": lambda data: clean(read(data))}

@@ -9,6 +9,7 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
 from torchperfd_cli.commands._daemon import connect
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.views.model import capture_state
 
 _CAPTURE_STEPS: Final = 5
 _CAPTURE_TIMEOUT_S: Final = 60.0
@@ -60,8 +61,6 @@ class TopActions:
         changed()
 
     def _capture(self, run: str, changed: Callable[[], None]) -> None:
-        from torchperfd_cli.commands._capture_progress import state_of
-
         self.messages.put(f"capturing {_CAPTURE_STEPS} steps of {run} …")
         changed()
         options = session_pb2.CaptureOptions(steps=_CAPTURE_STEPS)
@@ -70,7 +69,7 @@ class TopActions:
         )
         with connect(self._socket) as daemon:
             for progress in daemon.Capture(request, timeout=_CAPTURE_TIMEOUT_S + AUTOMATIC_CAPTURE_S + 60):
-                words = f"capture {progress.capture_id}: {state_of(progress)}"
+                words = f"capture {progress.capture_id}: {capture_state(progress.state)}"
                 if progress.state == control_pb2.CAPTURE_STATE_COMPLETE:
                     words += f"; torchperfd analyze {progress.capture_id}"
                 elif progress.reason:

@@ -10,7 +10,7 @@ import click
 from torchperfd.model.capture_options import CaptureKind
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
-from torchperfd_cli.commands._capture_progress import conclude, state_of, watched
+from torchperfd_cli.commands._capture_progress import conclude, watched
 from torchperfd_cli.commands._daemon import connect, unreachable_text
 from torchperfd_cli.commands._options import (
     AGE,
@@ -32,7 +32,7 @@ from torchperfd_daemon.errors import (
     TorchperfdError,
     UsageError,
 )
-from torchperfd_daemon.views.model import parse_ranks
+from torchperfd_daemon.views.model import capture_state, parse_ranks
 
 
 def repeat(
@@ -256,14 +256,14 @@ def _document(progress: control_pb2.CaptureProgress) -> dict[str, Any]:
         "schema": "torchperfd.capture_result/1",
         "capture_id": progress.capture_id,
         "run": progress.run,
-        "state": state_of(progress),
+        "state": capture_state(progress.state),
         "reason": progress.reason,
         "directory": progress.directory,
         "step_range": [progress.start_step, progress.start_step + progress.steps] if agreed else None,
         "ranks": [
             {
                 "rank": rank.rank,
-                "state": state_of(rank),
+                "state": capture_state(rank.state),
                 "reason": rank.reason,
                 "path": f"{progress.directory}/{rank.file}" if rank.file and not rank.node else None,
                 **({"node": rank.node} if rank.node else {}),

@@ -238,7 +238,7 @@ def pin_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...]) -> None:
 def unpin_captures(catalog: AnyCatalog, capture_ids: tuple[str, ...]) -> None:
     """Remove captures' protection."""
     for capture_id in capture_ids:
-        catalog.unpin(capture_id)
+        catalog.pin(capture_id, pinned=False)
 
 
 def _copy(catalog: Catalog, capture_id: str, target: Path) -> None:

@@ -282,35 +282,25 @@ class Catalog:
             )
         return content
 
-    def pin(self, capture_id: str) -> None:
-        """Protect a capture from removal, by the quota and by commands.
+    def pin(self, capture_id: str, *, pinned: bool = True) -> None:
+        """Protect a capture from removal, by the quota and by commands, or remove that protection.
 
         Raises:
             NoSuchTargetError: There is none of this name.
-            TorchperfdError: Nothing can be written there.
+            TorchperfdError: Nothing can be written there, or the pin cannot be removed.
         """
         self.get(capture_id)
+        verb, user = ("pin", "its owner") if pinned else ("unpin", "the user that pinned it")
         with (
-            explained(f"cannot pin {capture_id}", "pin it as its owner"),
+            explained(f"cannot {verb} {capture_id}", f"{verb} it as {user}"),
             folder.opened(self.folder(capture_id)) as held,
         ):
-            # What another user has put there, when all could write there, is replaced.
-            folder.write(held, folder.PIN, b"")
-
-    def unpin(self, capture_id: str) -> None:
-        """Remove a capture's protection.
-
-        Raises:
-            NoSuchTargetError: There is none of this name.
-            TorchperfdError: The pin cannot be removed.
-        """
-        self.get(capture_id)
-        with (
-            explained(f"cannot unpin {capture_id}", "unpin it as the user that pinned it"),
-            folder.opened(self.folder(capture_id)) as held,
-            contextlib.suppress(FileNotFoundError),
-        ):
-            os.unlink(folder.PIN, dir_fd=held)
+            if pinned:
+                # What another user has put there, when all could write there, is replaced.
+                folder.write(held, folder.PIN, b"")
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(folder.PIN, dir_fd=held)
 
     def check_removable(self, capture_id: str) -> Found:
         """Return the content of a capture's folder, if it may be removed.

@@ -1,4 +1,4 @@
-"""Interceptors of the gRPC server: they check requests before parsing, and limit each user's commands.
+"""Interceptors of the gRPC server: they check requests before parsing, limit users' commands, count calls.
 
 A message of a few megabytes can hold millions of empty ones, and parsing it would block all other requests.
 For one that cannot be parsed at all, gRPC would write a traceback.
@@ -6,6 +6,7 @@ For one that cannot be parsed at all, gRPC would write a traceback.
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import time
@@ -19,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
+from torchperfd_daemon.metrics.health import CallCounts
 from torchperfd_daemon.rpc.callers import COMMANDS, CallerDirectory, UserRate
 from torchperfd_daemon.text import LogLimiter
 
@@ -60,6 +62,22 @@ def surrounded(handler: Any, around: Around) -> Any:
     return handler._replace(**{kind: stream if inspect.isasyncgenfunction(serve) else answer})
 
 
+class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs only
+    """Changes the handlers of the methods that the server has."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        return handler if handler is None else self.changed(handler, str(handler_call_details.method))
+
+    def changed(self, handler: Any, method: str) -> Any:
+        """Return a method's handler as it is to be called."""
+        raise NotImplementedError
+
+
 _STATUSES: Final = (
     (NotAllowedError, grpc.StatusCode.PERMISSION_DENIED),
     (NoSuchTargetError, grpc.StatusCode.NOT_FOUND),
@@ -75,7 +93,7 @@ class Unreadable:
     reason: str
 
 
-class RequestGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs only
+class RequestGuard(_Interceptor):
     """Checks each request before it is parsed, and ends a call with the reason why it fails.
 
     The reason is that of the check, or of an error that the method raises.
@@ -84,16 +102,10 @@ class RequestGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gene
     def __init__(self) -> None:
         self._limiter = LogLimiter(log)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """Return the method's handler with a careful deserializer."""
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.request_deserializer is None:
+    def changed(self, handler: Any, method: str) -> Any:
+        """Return it with a careful deserializer."""
+        if handler.request_deserializer is None:
             return handler
-        method = handler_call_details.method
         careful = handler._replace(request_deserializer=self._careful(method, handler.request_deserializer))
         return careful if method == _ATTACH else surrounded(careful, _explained)
 
@@ -213,7 +225,7 @@ _TOO_MANY_COMMANDS: Final = (
 )
 
 
-class CommandRates(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs only
+class CommandRates(_Interceptor):
     """Slows the commands of a user who sends them faster than any person or page does.
 
     Sessions are left out; they have rates of their own.
@@ -224,15 +236,9 @@ class CommandRates(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gene
         self._rate = UserRate("commands", COMMANDS, clock)
         self._open: Counter[int | None] = Counter()
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """Return the method's handler, which waits until its caller may send one more command."""
-        handler = await continuation(handler_call_details)
-        is_command = handler is not None and handler_call_details.method != _ATTACH
-        return surrounded(handler, self._admitted) if is_command else handler
+    def changed(self, handler: Any, method: str) -> Any:
+        """Return it so that it waits until its caller may send one more command."""
+        return handler if method == _ATTACH else surrounded(handler, self._admitted)
 
     @contextlib.asynccontextmanager
     async def _admitted(self, request: Any, context: Any) -> AsyncIterator[None]:
@@ -249,3 +255,46 @@ class CommandRates(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gene
             self._open[uid] -= 1
             if self._open[uid] <= 0:
                 del self._open[uid]
+
+
+_NUMBERS: Final = {code.value[0]: code.name for code in grpc.StatusCode}
+_UNKNOWN: Final = grpc.StatusCode.UNKNOWN.name
+
+
+class CallCounter(_Interceptor):
+    """Counts each call when it ends; outermost, it measures also the wait for a user's rate.
+
+    Methods that the server does not have are not counted: a caller could invent any number of names.
+    """
+
+    def __init__(self, counts: CallCounts, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counts = counts
+        self._clock = clock
+
+    def changed(self, handler: Any, method: str) -> Any:
+        # Of /torchperfd.v1.Control/ListRuns, Control/ListRuns.
+        return surrounded(handler, functools.partial(self._counted, method.rpartition(".")[2]))
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, method: str, _request: Any, context: Any) -> AsyncIterator[None]:
+        began = self._clock()
+        code = _UNKNOWN  # as gRPC answers for an exception that the method raises
+        try:
+            yield
+            code = _name(context.code())
+        except grpc.aio.AbortError:
+            code = _name(context.code())
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            code = grpc.StatusCode.CANCELLED.name
+            raise
+        finally:
+            self._counts.ended[method, code] += 1
+            self._counts.seconds[method] += self._clock() - began
+
+
+def _name(code: grpc.StatusCode | int | None) -> str:
+    """Return the name of a context's code: None if there is none, a number in some releases of gRPC."""
+    if code is None:
+        return grpc.StatusCode.OK.name
+    return code.name if isinstance(code, grpc.StatusCode) else _NUMBERS.get(code, _UNKNOWN)

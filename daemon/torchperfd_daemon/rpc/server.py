@@ -19,9 +19,8 @@ from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.metrics.health import CallCounts
-from torchperfd_daemon.rpc.call_counter import CallCounter
 from torchperfd_daemon.rpc.callers import CallerDirectory
-from torchperfd_daemon.rpc.interceptors import MAX_MESSAGE_BYTES, CommandRates, RequestGuard
+from torchperfd_daemon.rpc.interceptors import MAX_MESSAGE_BYTES, CallCounter, CommandRates, RequestGuard
 from torchperfd_daemon.rpc.peer_proxy import OnHandover, PeerProxy
 
 _RPC_OPTIONS: Final = (

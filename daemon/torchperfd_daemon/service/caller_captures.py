@@ -59,10 +59,7 @@ def pin(catalog: Catalog, request: control_pb2.PinCaptureRequest, rights: Rights
         TorchperfdError: There is no such capture, or nothing can be written there.
     """
     users = _checked_users(catalog, request.capture_id, rights)
-    if request.pinned:
-        catalog.pin(request.capture_id)
-    else:
-        catalog.unpin(request.capture_id)
+    catalog.pin(request.capture_id, pinned=request.pinned)
     return users
 
 

@@ -12,7 +12,7 @@ from torchperfd.document.blocks import Document, Sentences
 from torchperfd.document.text import printable
 from torchperfd.model.process import GroupProgress
 from torchperfd_daemon.stacks.flight_recorder_dumps import Call, Dump, Found, Group
-from torchperfd_daemon.stacks.merge import Missed, culprits, missed
+from torchperfd_daemon.stacks.merge import Missed, culprits, group_text, missed
 from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
 from torchperfd_daemon.text import ranks_phrase
 
@@ -84,7 +84,9 @@ def judge(dumps: Mapping[int, Dump]) -> Verdict:
         rank: tuple(_progress(key, those[rank], shift) for key, those in groups.items() if rank in those)
         for rank in dumps
     }
-    found = missed([_as_stacks(rank, each) for rank, each in progress.items()])
+    found = missed(
+        [RankStacks(rank, 0, "", 0, Outcome.GONE, collectives=each) for rank, each in progress.items()]
+    )
     stuck = [_stuck(each, groups, dumps, shift) for each in (*found, *_unfinished(progress, found))]
     world = _world(groups, dumps)
     return Verdict(
@@ -144,10 +146,6 @@ def _shifted(progress: GroupProgress, shift: int) -> GroupProgress:
     return replace(progress, begun=progress.begun - shift, number=number)
 
 
-def _as_stacks(rank: int, progress: tuple[GroupProgress, ...]) -> RankStacks:
-    return RankStacks(rank, 0, "", 0, Outcome.GONE, collectives=progress)
-
-
 def _unfinished(progress: Mapping[int, tuple[GroupProgress, ...]], found: tuple[Missed, ...]) -> list[Missed]:
     """Return the collectives that have not ended although every rank with a dump has entered them."""
     known = {(each.group, each.number) for each in found}
@@ -160,15 +158,10 @@ def _unfinished(progress: Mapping[int, tuple[GroupProgress, ...]], found: tuple[
     unfinished = []
     for (name, number), those in waiting.items():
         one = next(iter(those.values()))
-        group = _group_text(one)
+        group = group_text(one)
         if number == first[name] and (group, number) not in known:
             unfinished.append(Missed(group, number, one.call, one.sizes, tuple(those), (), ()))
     return unfinished
-
-
-def _group_text(progress: GroupProgress) -> str:
-    has_words = progress.description not in ("", "undefined")
-    return progress.description if has_words else f"group {progress.name}"
 
 
 def _stuck(
@@ -185,7 +178,7 @@ def _stuck(
             for call in those[rank].calls
             if call.number == number and call.name == missed.call and not call.has_ended
         }
-        if entered and _group_text(_progress(key, next(iter(those.values())), 0)) == missed.group:
+        if entered and group_text(_progress(key, next(iter(those.values())), 0)) == missed.group:
             calls = entered
             members = frozenset().union(*(group.members for group in those.values()))
             break
@@ -213,7 +206,7 @@ def _last_call(
     for key, those in groups.items():
         if rank not in those or not those[rank].calls:
             continue
-        group = _group_text(_progress(key, those[rank], 0))
+        group = group_text(_progress(key, those[rank], 0))
         if any(group == each.group and (rank in each.absent or rank in dict(each.others)) for each in found):
             return LastCall(group, those[rank].calls[-1])
     return None

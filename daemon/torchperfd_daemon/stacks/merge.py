@@ -74,8 +74,13 @@ def _missed(members: dict[int, GroupProgress]) -> Missed | None:
         return None
     waiting = {rank: progress for rank, progress in there.items() if progress.call == call}
     first = next(iter(waiting.values()))
-    group = first.description if first.description not in ("", "undefined") else f"group {first.name}"
-    return Missed(group, number, call, first.sizes, tuple(waiting), absent, others)
+    return Missed(group_text(first), number, call, first.sizes, tuple(waiting), absent, others)
+
+
+def group_text(progress: GroupProgress) -> str:
+    """Return a process group in words: its description, or its name without one."""
+    has_words = progress.description not in ("", "undefined")
+    return progress.description if has_words else f"group {progress.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 """The data that live commands and the live page show of runs, ranks and steps: numbers, and documents."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from torchperfd.model.documents import to_document
-from torchperfd.model.messages import unpack
-from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.service.translate import (
@@ -15,8 +14,15 @@ from torchperfd_daemon.service.translate import (
     device_work_from_message,
     rank_work_from_message,
 )
-from torchperfd_daemon.store.model import coordinates_text
-from torchperfd_daemon.views.model import WAIT, RankView, RunView, rank_state, reported_state, steady
+from torchperfd_daemon.views.model import (
+    WAIT,
+    RankView,
+    RunView,
+    first_rank,
+    rank_state,
+    reported_state,
+    steady,
+)
 
 _RANK_FIELDS: Final = (
     *("rank", "node", "pid", "state", "stalled_seconds", "coordinates", "steps", "window_steps"),
@@ -90,7 +96,6 @@ def _rank(
     on_device: bool,
 ) -> RankView:
     status = message.status
-    own_totals = unpack(status, StatusTotals)
     number = status.identity.rank
     shown = device_work_from_message(message) if on_device else None
     phases = (shown or rank_work_from_message(message)).phase_seconds
@@ -100,21 +105,14 @@ def _rank(
     # The only peer of the faster of two may be the slow one, so its lead means nothing.
     compared = number in own and usual > 0 and (len(peers) > 1 or seconds >= usual)
     behind = seconds - usual if compared else None
-    return RankView(
-        rank=number,
-        node=status.identity.node,
-        pid=status.identity.pid,
-        state=rank_state(status),
-        stalled_seconds=status.stalled_seconds,
-        coordinates=coordinates_text(own_totals.coordinates),
-        steps=status.steps,
+    return replace(
+        first_rank(status),
         window=message.count * max(1, message.block_steps),
         step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
         phase_seconds={name: float(column.mean()) for name, column in phases.items() if len(column)},
         behind_seconds=behind,
         behind_ratio=behind / usual if behind is not None else None,
         slow=next((each for each in slow if each.rank == number), None),
-        host_memory=own_totals.host_memory,
     )
 
 

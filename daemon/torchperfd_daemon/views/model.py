@@ -164,11 +164,12 @@ def _first_run(run: str, ranks: Sequence[control_pb2.RankStatus]) -> RunView:
         waits=any(rank.phase_seconds.get(WAIT, 0.0) > 0 for rank in ranks),
         on_device=False,
         hidden=False,
-        ranks=tuple(map(_first_rank, ranks)),
+        ranks=tuple(map(first_rank, ranks)),
     )
 
 
-def _first_rank(status: control_pb2.RankStatus) -> RankView:
+def first_rank(status: control_pb2.RankStatus) -> RankView:
+    """Return a view of a rank from the daemon's means of all its steps."""
     totals = unpack(status, StatusTotals)
     return RankView(
         rank=status.identity.rank,

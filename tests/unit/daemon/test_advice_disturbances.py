@@ -6,7 +6,7 @@ from tests.unit.daemon import traces
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice.context import AdviceContext
-from torchperfd_daemon.analysis.advice.disturbances import find_disturbances
+from torchperfd_daemon.analysis.advice.recording import find_disturbances
 from torchperfd_daemon.analysis.intervals import Cover
 
 US, MS = 1_000, 1_000_000

@@ -226,7 +226,7 @@ def test_captures_come_and_go_while_they_are_listed(catalog: Catalog) -> None:
             add(catalog, capture_id, {0: b"a", 1: b"b"})
             if turn % 3:
                 catalog.pin(capture_id)
-                catalog.unpin(capture_id)
+                catalog.pin(capture_id, pinned=False)
             catalog.remove(capture_id)
             turn += 1
         return turn

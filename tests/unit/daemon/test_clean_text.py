@@ -14,8 +14,8 @@ from torchperfd.document.text import printable
 from torchperfd.model.formatting import one_line
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_cli import main
+from torchperfd_cli.commands._daemon import clean
 from torchperfd_daemon.captures import manifest
-from torchperfd_daemon.service.message_fields import clean
 from torchperfd_daemon.untrusted_files import decode_clean
 
 EVIL = "a\x1b]0;x\x07\x9b31m\u202eb\r\n\x7f\u2028"

@@ -16,7 +16,7 @@ from tests.support.served import GIVE_UP_S, RankStream, Served, control, with_da
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.metrics.health import CallCounts, DaemonHealth
 from torchperfd_daemon.metrics.page import MetricsPage
-from torchperfd_daemon.rpc.call_counter import CallCounter
+from torchperfd_daemon.rpc.interceptors import CallCounter
 
 
 def shown(health: DaemonHealth) -> dict[str, float]:

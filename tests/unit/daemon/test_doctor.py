@@ -183,12 +183,16 @@ def test_taskset_gets_the_same_cpus(cpus: frozenset[int]) -> None:
     assert parse_cpu_list(checks.format_cpu_list(cpus)) == cpus
 
 
-@pytest.fixture
-def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def break_driver(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def fail() -> None:
-        raise pynvml.NVMLError_LibraryNotFound
+        raise pynvml.NVMLError(code)
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_driver(monkeypatch, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 @pytest.fixture
@@ -267,10 +271,7 @@ def test_gpus_are_read_and_missing_values_are_unknown(driver: dict[str, Any], tm
 def test_broken_driver_is_a_finding(
     code: int, problem: str, fix: str, monkeypatch: pytest.MonkeyPatch, tree: HostTree
 ) -> None:
-    def fail() -> None:
-        raise pynvml.NVMLError(code)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    break_driver(monkeypatch, code)
     facts = doctor.read_facts({}, tree.proc, tree.sys)
     [finding] = [each for each in doctor.examine(facts) if each.check == "driver"]
     assert problem in finding.problem
@@ -278,11 +279,7 @@ def test_broken_driver_is_a_finding(
     assert "gpus" not in facts.skipped
 
 
-def test_library_without_driver_is_no_finding(monkeypatch: pytest.MonkeyPatch, tree: HostTree) -> None:
-    def fail() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+def test_library_without_driver_is_no_finding(no_driver: None, tree: HostTree) -> None:
     facts = doctor.read_facts({}, tree.proc, tree.sys)
     assert "driver" not in {each.check for each in doctor.examine(facts)}
     assert facts.skipped["gpus"].startswith("no NVIDIA driver here")

@@ -139,8 +139,8 @@ def test_what_is_pinned_stays_until_it_is_unpinned(catalog: Catalog) -> None:
     catalog.pin("capture-0")
     assert enforce(catalog, count=1) == {"count": 2}
     assert ids(catalog) == ["capture-0"]
-    catalog.unpin("capture-0")
-    catalog.unpin("capture-0")
+    catalog.pin("capture-0", pinned=False)
+    catalog.pin("capture-0", pinned=False)
     assert enforce(catalog, age_seconds=1) == {"age": 1}
 
 

@@ -88,6 +88,14 @@ def later(
     ]
 
 
+def alike(steps: int, *ranks: dict[str, float]) -> list[RankWork]:
+    """Return ranks whose steps are all alike, by their phases in seconds."""
+    return [
+        RankWork(rank, {name: np.full(steps, seconds) for name, seconds in phases.items()})
+        for rank, phases in enumerate(ranks)
+    ]
+
+
 def gain(reported: Predictions, removed: Removed, rank: int | None = None, phase: str | None = None) -> float:
     """Return the predicted gain; 0 without a prediction."""
     found = [
@@ -274,9 +282,8 @@ def test_what_has_grown_without_a_slow_rank_stays() -> None:
 
 
 def test_ranks_that_do_not_wait_are_replayed_alone() -> None:
-    slow = RankWork(1, {"data": np.full(20, 0.3), "forward": np.full(20, 0.1), "augment": np.full(20, 0.1)})
-    quick = RankWork(0, {"data": np.full(20, 0.1), "forward": np.full(20, 0.2)})
-    reported = predict([quick, slow])
+    quick, slow = {"data": 0.1, "forward": 0.2}, {"data": 0.3, "forward": 0.1, "augment": 0.1}
+    reported = predict(alike(20, quick, slow))
     assert not reported.synchronous
     assert reported.step_seconds == pytest.approx(0.5)
     assert [(each.removed, each.phase) for each in reported.answers] == [
@@ -355,19 +362,8 @@ def test_pauses_are_taken_out(own: list[float], per_step: float, length: float) 
 
 def test_replay_slow_loader_of_one_rank_is_one_cause() -> None:
     """Rank 1 waits 131 ms for data, its peer 5 ms: the wait and the rank's excess are the same time."""
-    steps = 40
-    works = [
-        RankWork(
-            rank,
-            {
-                "data": np.full(steps, data),
-                "forward": np.full(steps, 0.03),
-                "collective_wait": np.full(steps, 0.131 - data + 0.008),
-            },
-        )
-        for rank, data in enumerate((0.005, 0.131))
-    ]
-    reported = predict(works)
+    ranks = [{"data": data, "forward": 0.03, "collective_wait": 0.139 - data} for data in (0.005, 0.131)]
+    reported = predict(alike(40, *ranks))
     found = [(each.removed, each.rank, each.is_part) for each in reported.answers[:2]]
     assert found == [(Removed.PHASE, None, False), (Removed.RANK_EXCESS, 1, True)]
     assert [each.gain_seconds for each in reported.answers[:2]] == pytest.approx([0.131, 0.126])
@@ -377,19 +373,8 @@ def test_replay_slow_loader_of_one_rank_is_one_cause() -> None:
 
 
 def test_replay_excess_in_another_phase_is_a_cause_of_its_own() -> None:
-    steps = 40
-    works = [
-        RankWork(
-            rank,
-            {
-                "data": np.full(steps, 0.02),
-                "forward": np.full(steps, forward),
-                "collective_wait": np.full(steps, 0.08 - forward + 0.008),
-            },
-        )
-        for rank, forward in enumerate((0.03, 0.08))
-    ]
-    reported = predict(works)
+    ranks = [{"data": 0.02, "forward": own, "collective_wait": 0.088 - own} for own in (0.03, 0.08)]
+    reported = predict(alike(40, *ranks))
     assert [(each.removed, each.is_part) for each in reported.answers] == [
         (Removed.RANK_EXCESS, False),
         (Removed.PHASE, False),
@@ -401,7 +386,7 @@ def test_whatif_without_gain_names_what_is_not_modelled() -> None:
     starved = control_pb2.Verdict(
         cause="CPU contention", rank=-1, cost_seconds_per_step=0.043, step_seconds=0.05
     )
-    reported = predict([RankWork(0, {"forward": np.full(40, 0.05)})])
+    reported = predict(alike(40, {"forward": 0.05}))
     left_out = whatif.not_modelled(starved, reported)
     text = " ".join(render(whatif.run_document("r", 1, reported, left_out=left_out)).split())
     assert "no phase, rank or exchange that the replay can remove would make a step shorter" in text
@@ -410,5 +395,5 @@ def test_whatif_without_gain_names_what_is_not_modelled() -> None:
 
 def test_whatif_growth_removes_what_came_with_it() -> None:
     starved = control_pb2.Verdict(cause="CPU contention", rank=-1, cost_seconds_per_step=0.04)
-    now, past = ({"forward": np.full(40, seconds)} for seconds in (0.1, 0.05))
-    assert whatif.not_modelled(starved, predict([RankWork(0, now)], past=[RankWork(0, past)])) == []
+    now, past = (alike(40, {"forward": seconds}) for seconds in (0.1, 0.05))
+    assert whatif.not_modelled(starved, predict(now, past=past)) == []

@@ -9,13 +9,13 @@ import numpy as np
 from torchperfd.model.formatting import ns_text
 from torchperfd.model.loader_facts import UNMEASURED_COST, WorkerCost
 from torchperfd.model.verdict_document import SettledAdvice
-from torchperfd_daemon.analysis.advice.disturbances import find_disturbances
 from torchperfd_daemon.analysis.advice.edits import Edit, HostCost, HostTime, Spans
 from torchperfd_daemon.analysis.advice.recording import (
     MAX_BETWEEN_NS,
     Calls,
     Outer,
     RecordingCost,
+    find_disturbances,
     unrecorded_idle,
 )
 from torchperfd_daemon.analysis.advice.run_facts import RunFacts
