@@ -60,6 +60,10 @@ EXAMPLES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ("torchperfd tune --only loader train.py", "only those of its DataLoader"),
     ),
     "goodput": (("torchperfd goodput --run bert", "what became of each second, across restarts"),),
+    "history": (
+        ("torchperfd history", "which views and tables are there?"),
+        ("torchperfd history worst_nodes --lake s3://bucket/torchperfd", "one of the views"),
+    ),
     "analyze": (
         ("torchperfd analyze 20261127", "a capture, by a prefix of its id"),
         ("torchperfd analyze rank0.json --html page.html", "a trace, as a page"),
@@ -140,6 +144,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "explain": "Explain a cause: its meaning, how to confirm it, the fix.",
         "whatif": "Predict how much faster a run were without each cause.",
         "stacks": "Show the stacks of all ranks, and the one others wait for.",
+        "history": "Ask the lake about all nodes, with shipped views or SQL.",
         "goodput": "Show how every rank-second of a run was spent, across restarts.",
     },
     "Capture and analyse": {

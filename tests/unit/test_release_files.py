@@ -84,7 +84,7 @@ def asked(name: str) -> Iterator[str]:
     yield from PROJECT["project"]["dependencies"]
     yield from (*extras["web"], *extras["s3"], *extras["otlp"])
     if name == "development.txt":
-        yield from (each for extra in ("wandb", "tensorboard", "mlflow") for each in extras[extra])
+        yield from (each for extra in ("wandb", "tensorboard", "mlflow", "lake") for each in extras[extra])
         yield from (each for group, members in groups.items() if group != "release" for each in members)
 
 
@@ -115,7 +115,7 @@ def test_lock_of_what_is_published_has_hashes(name: str) -> None:
 
 def test_extras_have_nothing_for_developers() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras) == {"wandb", "tensorboard", "mlflow", "s3", "web", "otlp", "all"}
+    assert set(extras) == {"wandb", "tensorboard", "mlflow", "s3", "web", "otlp", "lake", "all"}
 
 
 def test_checksums_are_of_all_files(tmp_path: Path) -> None:

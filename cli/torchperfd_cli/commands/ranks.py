@@ -20,6 +20,7 @@ from torchperfd_cli.commands._output import Answer, fitted_phases, live
 from torchperfd_cli.commands._scope import Scope, job_option, known_name, last_option, missing, scope_options
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.goodput.totals import RunGoodput
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.service.translate import rank_work_from_message
 from torchperfd_daemon.views import live as _view
@@ -258,12 +259,18 @@ _GOODPUT_TIMEOUT_S: Final = 10.0
     shell_complete=complete_past_runs,
     help="Which run; all by default, the newest first.",
 )
+@click.option(
+    "--lake", "url", metavar="URL", help="Ask the lake instead of this node's daemon; docs/history.md."
+)
 @live
-def goodput_command(run: str, socket: str | None, as_json: bool) -> Answer:
+def goodput_command(run: str, url: str | None, socket: str | None, as_json: bool) -> Answer:
     """Show how every rank-second of a run was spent, across its restarts.
 
     Also covers runs that have ended: the node's daemon keeps them for 90 days.
     """
+    if url is not None:
+        runs = _from_lake(url, run)
+        return Answer(to_dict(runs) if as_json else goodput_document(runs))
     with connect(socket) as daemon:
         if run:
             # Runs that have ended are known to the goodput store only.
@@ -276,3 +283,16 @@ def goodput_command(run: str, socket: str | None, as_json: bool) -> Answer:
             f"there is no run {run} on this node", "`torchperfd goodput` lists those there are"
         )
     return Answer(to_dict(runs) if as_json else goodput_document(runs))
+
+
+def _from_lake(url: str, run: str) -> list[RunGoodput]:
+    # duckdb is loaded by this alone.
+    from torchperfd_cli.commands.history import goodput_of_lake, open_lake
+
+    with open_lake(url, None) as lake:
+        runs = goodput_of_lake(lake, run)
+    if run and not runs:
+        raise NoSuchTargetError(
+            f"the lake has no run {run} in a week", "`torchperfd history recent_runs` lists runs"
+        )
+    return runs

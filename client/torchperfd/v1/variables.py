@@ -13,6 +13,7 @@ _SERVE: Final = (
     *("otlp", "otlp_interval"),
     *("captures_dir", "captures_max_bytes", "captures_max_age", "captures_max_count"),
     *("captures_max_bytes_each", "captures_min_free", "analyze_captures", "captures_upload"),
+    *("lake", "lake_cluster"),
     *("fleet_address", "fleet_peers", "fleet_token_file", "fleet_tls_cert", "fleet_tls_key", "fleet_tls_ca"),
     *("interval", "demo", "log_level", "log_format"),
 )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import importlib.util
 import ipaddress
 import os
 import re
@@ -48,7 +49,7 @@ class ChangedError(TorchperfdError):
 
 
 class Destination:
-    """Where captures go: files by their capture's id and their name, below one prefix.
+    """Where captures and the lake go: files by their key, below one prefix.
 
     Credentials, region and endpoint come from the environment, as obstore reads it.
 
@@ -68,7 +69,7 @@ class Destination:
         try:
             import obstore.store
         except ImportError as error:
-            raise TorchperfdError("uploading captures needs obstore", "`pip install obstore`") from error
+            raise TorchperfdError("uploading needs obstore", "`pip install obstore`") from error
         self._local = obstore.store.LocalStore
         self._store: ObjectStore | None = None
         if self._path is None:
@@ -120,8 +121,8 @@ class Destination:
         if file.seek(0, os.SEEK_END) != size:
             raise ChangedError(f"{key} does not have the size in its manifest")
         file.seek(0)
-        store = await self._opened()
-        with self._translating(key):
+        store = await self.opened()
+        with self.translating(key):
             if await self._holds(store, key, size, sha256):
                 return 0
             attributes = None if self._path is not None else {_SHA256: sha256}
@@ -146,7 +147,12 @@ class Destination:
                 )
         return size
 
-    async def _opened(self) -> "ObjectStore":
+    async def opened(self) -> "ObjectStore":
+        """Return the store.
+
+        Raises:
+            UploadError: The directory is not there.
+        """
         if self._path is None:
             assert self._store is not None
             return self._store
@@ -177,7 +183,7 @@ class Destination:
         return digest.hexdigest() == sha256
 
     @contextlib.contextmanager
-    def _translating(self, key: str) -> Iterator[None]:
+    def translating(self, key: str) -> Iterator[None]:
         """Turn obstore's errors into ours."""
         from obstore import exceptions
 
@@ -191,12 +197,25 @@ class Destination:
         except FileNotFoundError as error:
             raise UploadError(
                 f"{self.url} has no bucket or directory for {key}: {_cause(error)}",
-                "create the bucket, or correct --captures-upload",
+                "create the bucket, or correct the URL",
             ) from error
         except (exceptions.BaseError, OSError, ValueError) as error:
             raise UploadError(
                 f"{self.url} did not take {key}: {_cause(error)}", "check that this node can reach it"
             ) from error
+
+
+def check_destination(url: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Validate a destination without loading obstore, which another process will use.
+
+    Raises:
+        UsageError: As by :class:`Destination`.
+        TorchperfdError: obstore is not installed.
+    """
+    if _split(url).scheme == "s3":
+        _allow_http(environment)
+    if importlib.util.find_spec("obstore") is None:
+        raise TorchperfdError("uploading needs obstore", "`pip install obstore`")
 
 
 async def _pieces(key: str, file: BinaryIO, sha256: str, size: int) -> AsyncIterator[bytes]:

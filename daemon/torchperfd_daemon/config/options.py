@@ -3,6 +3,7 @@
 Each option is one entry of ``OPTIONS``. Its flag, variable, key in a file and help text follow from it.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +56,8 @@ class ServeSettings:
     captures_min_free_bytes: int = 2**30
     analyze_captures: bool = True
     captures_upload: str | None = None
+    lake: str | None = None
+    lake_cluster: str = "default"
     socket_mode: int = 0o600
     admin_group: str | None = None
     max_sessions: int = 2048
@@ -123,6 +126,11 @@ class Option:
         """Return the value without any other; None for none."""
         raw = self.default() if callable(self.default) else self.default
         return None if raw is None else self.kind.read(raw, Path())
+
+
+def cluster_name() -> str:
+    """Return the name of the cluster that Slurm gives in a job; ``default`` elsewhere."""
+    return os.environ.get("SLURM_CLUSTER_NAME") or "default"
 
 
 OPTIONS: Final = (
@@ -222,6 +230,12 @@ OPTIONS: Final = (
         Text(),
         "Where to upload captures, like s3://bucket/prefix; the limits above spare pending uploads.",
     ),
+    Option(
+        "lake",
+        Text(),
+        "Where to append the history of this node, like s3://bucket/prefix; docs/history.md.",
+    ),
+    Option("lake_cluster", Text(), "Name of this cluster in the lake; Slurm's own by default.", cluster_name),
     Option(
         "fleet_address",
         Address(),

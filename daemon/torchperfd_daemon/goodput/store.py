@@ -188,7 +188,7 @@ class GoodputStore:
         if self._connection is None:
             path = ":memory:"
             if self._folder is not None:
-                file = _private_file(self._folder) / self._file
+                file = private_folder(self._folder) / self._file
                 untrusted_files.check_database(file)
                 path = str(file)
             self._connection = sqlite3.connect(
@@ -267,8 +267,8 @@ def _checked_time(value: object, most: int) -> int:
     return value
 
 
-def _private_file(folder: Path) -> Path:
-    """Return the folder, after creating it if necessary.
+def private_folder(folder: Path) -> Path:
+    """Return a folder of this user's alone, after creating it if necessary.
 
     Raises:
         OSError: It cannot be created, or other users can write to it.

@@ -20,6 +20,7 @@ from torchperfd_daemon.captures.retention_worker import RetentionCounts
 from torchperfd_daemon.captures.uploader import UploadCounts
 from torchperfd_daemon.collectors.base import Family, Kind, Sampler
 from torchperfd_daemon.goodput.totals import Bucket
+from torchperfd_daemon.lake.uploader import LakeCounts
 from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.triggers.rules import TriggerCounts
 
@@ -284,6 +285,19 @@ def upload_metrics(counts: UploadCounts) -> Iterator[Family]:
     yield _moment(
         "captures_upload_last_success_timestamp_seconds",
         "When a capture was last uploaded.",
+        counts.last_success_unix_seconds,
+    )
+
+
+def lake_metrics(counts: LakeCounts) -> Iterator[Family]:
+    """Yield what has become of the lake's rows; only for a daemon that has one."""
+    yield _by("lake_rows", "Rows for the lake, by what has become of them.", "result", counts.rows)
+    yield _single("lake_pending_rows", "Rows that wait to be sent.", "gauge", counts.pending.rows)
+    yield _single("lake_pending_bytes", "Size of the batches that wait.", "gauge", counts.pending.bytes)
+    yield _single("lake_sent_bytes", "Bytes of objects sent to the lake.", "counter", counts.bytes)
+    yield _moment(
+        "lake_last_success_timestamp_seconds",
+        "When the lake last had everything.",
         counts.last_success_unix_seconds,
     )
 

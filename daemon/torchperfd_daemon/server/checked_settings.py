@@ -6,11 +6,12 @@ The daemon starts with them; ``torchperfd config check`` asks for them alone.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchperfd_daemon.captures.destination import Destination
+from torchperfd_daemon.captures.destination import Destination, check_destination
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.fleet.credentials import Address, CredentialFiles, check_listening
 from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_trust, parse_peers
+from torchperfd_daemon.lake.tables import check_cluster
 from torchperfd_daemon.push.otlp_endpoint import OtlpEndpoint, read_endpoint
 from torchperfd_daemon.server.lifecycle import check_socket_path
 from torchperfd_daemon.service.permissions import group_id
@@ -73,6 +74,9 @@ def check_settings(settings: ServeSettings) -> CheckedSettings:
     if settings.captures_upload is not None:
         destination = Destination(settings.captures_upload)
         destination.check_apart(settings.captures_dir)
+    if settings.lake is not None:
+        check_destination(settings.lake)
+        check_cluster(settings.lake_cluster)
     credentials = CredentialFiles(settings)
     fleet_address = Address(*settings.fleet_address) if settings.fleet_address else None
     if fleet_address is not None:

@@ -40,6 +40,7 @@ from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.server.checked_settings import check_settings
 from torchperfd_daemon.server.exports import Exports
+from torchperfd_daemon.server.lake import Lake
 from torchperfd_daemon.server.lifecycle import (
     Lifetime,
     LivePage,
@@ -120,6 +121,7 @@ class Daemon:
             else None
         )
         self._pushes = Pushes(self._checked)
+        self._lake = Lake(settings)
         self._instance = secrets.token_hex(8)
         self._credentials = self._checked.credentials
         self._interceptor = AuthInterceptor(self._credentials.current)
@@ -133,6 +135,7 @@ class Daemon:
     def _after_capture(self, record: CaptureRecord) -> None:
         self._step_check.end(record)
         self._captures.submit(record)
+        self._lake.capture_ended(record)
         self._on_capture(record)
 
     async def run(self) -> None:
@@ -150,6 +153,7 @@ class Daemon:
         # Unwinds in reverse order: the observers stop first, then the servers, then the samplers.
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self._health.counting_errors())
+            stack.push_async_callback(self._lake.flush)
             stack.enter_context(own_socket(settings.socket))
             listener = stack.enter_context(listen(settings))
             node = Node(
@@ -240,6 +244,7 @@ class Daemon:
             ),
         )
         self._coordinator.advice_of = observer.settle_loader_advice
+        self._lake.start(stack, self._store, observer, self._goodput)
         exports = Exports(self._settings, self._store, samplers, observer)
         triggers = Runner(
             self._plan,
@@ -265,10 +270,11 @@ class Daemon:
             samplers.health,
             *([triggers.health] if triggers.has_work else []),
             *self._pushes.health,
+            *self._lake.health,
         ]
         exports.add("self", *self._pushes.sources, partial(own_metrics, self._store))
         exports.add("captures", partial(capture_metrics, self._coordinator.counts, captures.retention.counts))
-        exports.add("self", self._health.families, partial(background_metrics, workers))
+        exports.add("self", self._health.families, partial(background_metrics, workers), self._lake.families)
         exports.add("captures", partial(trigger_metrics, self._triggers))
         if self._goodput is not None:
             exports.add("goodput", partial(goodput_metrics, self._goodput.settled_seconds))

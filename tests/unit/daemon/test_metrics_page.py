@@ -44,6 +44,8 @@ from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.goodput.totals import Bucket
+from torchperfd_daemon.lake.journal import Pending
+from torchperfd_daemon.lake.uploader import LakeCounts
 from torchperfd_daemon.metrics.health import DaemonHealth
 from torchperfd_daemon.metrics.page import (
     CONTENT_TYPES,
@@ -56,6 +58,7 @@ from torchperfd_daemon.metrics.page import (
     collector_metrics,
     fleet_metrics,
     goodput_metrics,
+    lake_metrics,
     node_metrics,
     own_metrics,
     trigger_metrics,
@@ -247,6 +250,11 @@ def uploads() -> UploadCounts:
     return UploadCounts({"uploaded": 4, "failed": 2, "refused": 0}, 7_000_000, 3, 1_700_000_200.0)
 
 
+def history() -> LakeCounts:
+    rows = {"recorded": 900, "sent": 700, "dropped": 20}
+    return LakeCounts(rows, 60_000, Pending(180, 9_000), 1_700_000_250.0)
+
+
 class Observed(Observer):
     """Holds a verdict on one of the runs; the other is too young for one."""
 
@@ -307,6 +315,7 @@ def page_of(directory: Path, *, essential_only: bool = False) -> MetricsPage:
             partial(capture_metrics, counts(), holding()),
             partial(upload_metrics, uploads()),
             ExportCounts(last_success_unix_seconds=1_700_000_030.0).families,
+            partial(lake_metrics, history()),
             partial(fleet_metrics, lambda: 3, lambda: 2),
             partial(analysis_metrics, kept, analyses()),
             health_of_daemon(directory).families,
@@ -533,8 +542,8 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     units = "seconds|bytes|ratio|celsius|watts|joules|hertz|info"
     counted = (
         "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
-        "|up|pending|failure|failures|errors|overflow|switches|cpus|cores|fds|captures|removed|uploads|analyses"
-        "|triggers|calls|peers|messages|points"
+        "|up|pending|rows|failure|failures|errors|overflow|switches|cpus|cores|fds|captures|removed|uploads"
+        "|analyses|triggers|calls|peers|messages|points"
     )
     odd = re.compile(
         r"(?i)percent|milli|micro(?!_batches_)|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)"

@@ -342,7 +342,7 @@ def test_a_bucket_that_is_not_there_is_said(catalog: Catalog, store: ObjectStore
         send(Destination("s3://nowhere/x"), "one/rank0.json", bytes(size))
     assert str(caught.value) == (
         "s3://nowhere/x has no bucket or directory for one/rank0.json: The specified bucket does not exist;"
-        " create the bucket, or correct --captures-upload"
+        " create the bucket, or correct the URL"
     )
 
 
