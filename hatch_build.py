@@ -15,6 +15,7 @@ MODULES = {
     "client/torchperfd/events/_native": "client/torchperfd/events/native/*.c",
     "client/torchperfd/steps/_templates": "client/torchperfd/steps/_templates.c",
     "client/torchperfd/launch/_sigterm": "client/torchperfd/launch/_sigterm.c",
+    "daemon/torchperfd_daemon/analysis/_native": "daemon/torchperfd_daemon/analysis/native/*.c",
 }
 """Modules without their ending, and their sources."""
 
@@ -58,7 +59,7 @@ class BuildHook(BuildHookInterface):
             if reason := _compile(Path(self.root), pattern, target):
                 if required:
                     raise RuntimeError(f"{REQUIRE_NATIVE}=1, but {module} cannot be compiled: {reason}")
-                self.app.display_warning(f"{module} is left out, and training will pay more: {reason}")
+                self.app.display_warning(f"{module} is left out; Python does the same more slowly: {reason}")
                 continue
             build_data["artifacts"].append(str(target))
             build_data["pure_python"] = False

@@ -56,6 +56,7 @@ def test_wheel_of_the_image_holds_the_native_hooks(wheel: Path) -> None:
         "torchperfd/events/_native",
         "torchperfd/steps/_templates",
         "torchperfd/launch/_sigterm",
+        "torchperfd_daemon/analysis/_native",
     }
     assert "-cp311-abi3-" in wheel.name
 

@@ -45,6 +45,7 @@ NATIVE: Final = {
     "torchperfd/events/_native.abi3.so",
     "torchperfd/steps/_templates.abi3.so",
     "torchperfd/launch/_sigterm.abi3.so",
+    "torchperfd_daemon/analysis/_native.abi3.so",
 }
 LIBRARIES: Final = {"libc.so.6", "libpthread.so.0", "librt.so.1", "libdl.so.2", "libm.so.6"}
 """What a compiled module may load: parts of glibc, which every such system has."""

@@ -263,9 +263,10 @@ def _field(value: Any, field: msgspec.structs.FieldInfo) -> Any:
         return float(number) if field.type is float else number
     if isinstance(value, Decimal):
         value = float(value) if math.isfinite(value) else None
-    if isinstance(value, dict) and (nested := _struct_in(field.type)):
+    is_list = getattr(field.type, "__origin__", None) is list
+    if isinstance(value, dict) and not is_list and (nested := _struct_in(field.type)):
         return convert(value, nested)
-    if isinstance(value, list) and (nested := _struct_in(field.type)):
+    if isinstance(value, list) and is_list and (nested := _struct_in(field.type)):
         return [made for each in value if isinstance(each, dict) and (made := convert(each, nested))]
     if isinstance(value, list) and field.type == list[str]:
         return [str(each).encode(errors="replace").decode() for each in value]

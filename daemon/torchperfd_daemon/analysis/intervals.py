@@ -6,7 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+from torchperfd_daemon.analysis.native_batches import NATIVE
+from torchperfd_daemon.analysis.trace import Flags, Int32, Int64, Trace
 
 
 class Cover:
@@ -155,11 +156,21 @@ def nest(trace: Trace, rows: Int64) -> Nesting:
     """
     rows = rows[np.lexsort((-trace.end[rows], trace.start[rows], trace.thread[rows]))]
     starts, ends = trace.start[rows], trace.end[rows]
-    edges = np.flatnonzero(np.diff(trace.thread[rows])) + 1
-    parent, stop = array("q", bytes(8 * len(rows))), array("q", bytes(8 * len(rows)))
-    for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(rows)], strict=True):
+    threads = trace.thread[rows]
+    if NATIVE is None:
+        return Nesting(rows, *_nested(starts, ends, threads))
+    parent, stop = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64)
+    NATIVE.nest(starts, ends, threads, parent, stop)
+    return Nesting(rows, parent, stop)
+
+
+def _nested(starts: Int64, ends: Int64, threads: Int32) -> tuple[Int64, Int64]:
+    """Return the parents and stops of `Nesting`, as the C module does."""
+    edges = np.flatnonzero(np.diff(threads)) + 1
+    parent, stop = array("q", bytes(8 * len(starts))), array("q", bytes(8 * len(starts)))
+    for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(starts)], strict=True):
         _nest_thread(starts, ends, first, last, parent, stop)
-    return Nesting(rows, np.frombuffer(parent, np.int64), np.frombuffer(stop, np.int64))
+    return np.frombuffer(parent, np.int64), np.frombuffer(stop, np.int64)
 
 
 def _nest_thread(

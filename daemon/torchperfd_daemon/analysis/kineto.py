@@ -13,7 +13,7 @@ A bare list of events is a trace too: other exporters write it, and viewers take
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -26,10 +26,17 @@ from torchperfd_daemon.analysis.decoding import (
     ForeignEvent,
     Header,
 )
+from torchperfd_daemon.analysis.native_batches import NATIVE
 from torchperfd_daemon.errors import TorchperfdError
 
+if TYPE_CHECKING:
+    from torchperfd_daemon.analysis._native import Batch
 
-def _decoders(kind: type[AnyEvent], *, strict: bool) -> tuple[msgspec.json.Decoder[Any], ...]:
+
+_Decoders = tuple[msgspec.json.Decoder[Any], ...]
+
+
+def _decoders(kind: type[AnyEvent], *, strict: bool) -> _Decoders:
     """Return the decoders of a list of events, and of one."""
     return tuple(msgspec.json.Decoder[Any](each, strict=strict) for each in (list[kind], kind))  # type: ignore[valid-type]
 
@@ -86,8 +93,10 @@ class Events:
         self._ended = False
         self._lost = False
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> "Iterator[list[Any] | Batch]":
         """Yield lists of `Event`, or of `ExactEvent` from where a trace turns out to need them.
+
+        A batch of sound events is yielded as the C module has parsed it, if there is one.
 
         Raises:
             TorchperfdError: The text has no ``traceEvents`` and is no list of events.
@@ -104,7 +113,7 @@ class Events:
                 break
             text = bytearray(b"[" + rest)
         else:
-            batch, rest = self._tokenize(bytes(text), last=True)
+            batch, rest = self._last(text)
             yield batch
         self._read_tail(rest)
 
@@ -125,7 +134,7 @@ class Events:
             "give a file that torch.profiler or torchperfd capture exported",
         )
 
-    def _batch(self, text: bytearray) -> tuple[list[Any], bytes]:
+    def _batch(self, text: bytearray) -> "tuple[list[Any] | Batch, bytes]":
         """Return the events of ``text`` that are complete, and the text after them.
 
         Args:
@@ -138,36 +147,41 @@ class Events:
             # Closed in place: a copy of every batch would cost a tenth of the whole reading.
             replaced, text[cuts[-1]] = text[cuts[-1]], ord("]")
             with memoryview(text) as view:
-                batch = self._decode(view[: cuts[-1] + 1])
-            if batch is not None:
+                batch = self._parsed(view[: cuts[-1] + 1]) or self._decode(view[: cuts[-1] + 1])
+            if isinstance(batch, list) or (batch is not None and batch.closed_at == cuts[-1]):
                 return batch, bytes(text[cuts[-1] + 1 :])
             text[cuts[-1]] = replaced
+            if batch is not None:
+                return batch, self._rest(text, batch)
         return self._tokenize(bytes(text), last=False)
+
+    def _last(self, text: bytearray) -> "tuple[list[Any] | Batch, bytes]":
+        """Return the same of the end of the file."""
+        if not self._lost and (batch := self._parsed(text)):
+            return batch, self._rest(text, batch)
+        return self._tokenize(bytes(text), last=True)
+
+    def _rest(self, text: bytearray, batch: "Batch") -> bytes:
+        self._ended = True
+        return bytes(text[batch.closed_at :])
+
+    def _parsed(self, text: bytearray | memoryview) -> "Batch | None":
+        """Parse a list of sound events in C; None for any other, and without the C module."""
+        return NATIVE.parse(text) if NATIVE is not None and not self._foreign else None
 
     def _decode(self, text: memoryview) -> list[Any] | None:
         """Decode a list of events, all of them or none; None when one is broken."""
-        is_exact, events = self._decoded(text, 0, (_EXACT,) if self._exact else (_PLAIN, _EXACT))
+        is_exact, events = _decoded(text, 0, self._ways((_EXACT,) if self._exact else (_PLAIN, _EXACT)))
         self._exact |= is_exact
         found: list[Any] | None = events
         return found
 
     def _decode_one(self, text: bytes) -> AnyEvent | None:
-        found: AnyEvent | None = self._decoded(text, 1, (_PLAIN, _EXACT))[1]
+        found: AnyEvent | None = _decoded(text, 1, self._ways((_PLAIN, _EXACT)))[1]
         return found
 
-    def _decoded(
-        self, text: bytes | memoryview, one: int, ways: tuple[tuple[msgspec.json.Decoder[Any], ...], ...]
-    ) -> tuple[bool, Any]:
-        """Decode in the first of some ways that succeeds; also return whether that is the exact one."""
-        for way in (_FOREIGN,) if self._foreign else ways:
-            try:
-                found = way[one].decode(text)
-            except _UNREADABLE:
-                continue
-            starts = [found.ts] if one else [event.ts for event in found]
-            if way is not _PLAIN or max(starts, default=0.0) < EXACT_BELOW_US:
-                return way is _EXACT, found
-        return False, None
+    def _ways(self, ways: tuple[_Decoders, ...]) -> tuple[_Decoders, ...]:
+        return (_FOREIGN,) if self._foreign else ways
 
     def _tokenize(self, text: bytes, *, last: bool) -> tuple[list[Any], bytes]:
         """Decode event by event, skipping the broken ones.
@@ -287,6 +301,24 @@ class Events:
         self.header.capture = found.capture or self.header.capture
         self.header.warnings = found.warnings or self.header.warnings
         self.header.errors = found.errors or self.header.errors
+
+
+def _decoded(text: bytes | memoryview, one: int, ways: tuple[_Decoders, ...]) -> tuple[bool, Any]:
+    """Decode in the first of some ways that succeeds; also return whether that is the exact one."""
+    for way in ways:
+        try:
+            found = way[one].decode(text)
+        except _UNREADABLE:
+            continue
+        starts = [found.ts] if one else [event.ts for event in found]
+        if way is not _PLAIN or max(starts, default=0.0) < EXACT_BELOW_US:
+            return way is _EXACT, found
+    return False, None
+
+
+def decode_sound(text: bytes) -> list[Any]:
+    """Decode a list of events that is known to be sound."""
+    return _decoded(text, 0, (_PLAIN, _EXACT))[1] or []
 
 
 def peek(pieces: Iterable[bytes]) -> Header | None:

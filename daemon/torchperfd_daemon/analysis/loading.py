@@ -4,7 +4,7 @@ from collections import Counter
 from decimal import Decimal
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from torchperfd_daemon.analysis.categories import (
     pair_by_name,
     waits,
 )
+from torchperfd_daemon.analysis.native_batches import BatchColumns, collectives_of
 from torchperfd_daemon.analysis.trace import (
     CollectiveColumns,
     Columns,
@@ -36,6 +37,9 @@ from torchperfd_daemon.analysis.trace import (
 from torchperfd_daemon.analysis.trace_files import MAX_BYTES, TraceFile
 from torchperfd_daemon.analysis.trace_repair import chosen_rows, end_unfinished, host_processes
 from torchperfd_daemon.errors import TorchperfdError
+
+if TYPE_CHECKING:
+    from torchperfd_daemon.analysis._native import Batch
 
 # The exporter's event for the whole recording window, which is not an activity.
 _WINDOW: Final = ("Trace", "trace")
@@ -85,7 +89,10 @@ def _read(path: Path, max_bytes: int, foreign: Foreign | None) -> Trace | None:
     events = kineto.Events(file.pieces(), foreign=foreign is not None)
     columns = _Columns(foreign)
     for batch in events:
-        columns.add(batch)
+        if isinstance(batch, list):
+            columns.add(batch)
+        else:
+            columns.add_parsed(batch)
         if columns.uncategorised and foreign is None:
             return None
         if columns.rows > _MAX_EVENTS:
@@ -125,6 +132,9 @@ class _Columns:
         self._memory = Columns(Memory)
         self._memory_processes = Table[int | str]()
         self._collectives = CollectiveColumns()
+        self._parsed = BatchColumns(
+            self._names, self._written_categories, self._threads, self._shapes, self._types
+        )
 
     def add(self, batch: list[Any]) -> None:
         """Append the complete events of a batch and its events of memory."""
@@ -162,7 +172,8 @@ class _Columns:
             names, categories = names[wanted], categories[wanted]
         start_ns = _exact_nanoseconds(complete, starts)
         args: list[Any] = [event.args or self._no_args for event in complete]
-        self._collectives.add(self.rows, args)
+        collective = [row for row, each in enumerate(args) if each.collective]
+        self._collectives.add([self.rows + row for row in collective], [args[row] for row in collective])
         external = identifiers([each.external_id for each in args], 0)
         if not external.all():
             legacy = identifiers([each.legacy_external_id for each in args], 0)
@@ -190,6 +201,20 @@ class _Columns:
             in_group=[each.process_group not in (None, "") for each in args],
             unfinished=[each.finished is False for each in args],
         )
+
+    def add_parsed(self, batch: "Batch") -> None:
+        """Append the events of a batch that the C module has parsed."""
+        rows, events, untimed, impossible, recorded_until = batch.counts()
+        self.events += events - untimed - impossible
+        self._skip("no start or duration", untimed)
+        self._skip("an impossible time", impossible)
+        self._recorded_until = max(self._recorded_until, recorded_until)
+        collective, args = collectives_of(batch)
+        self._collectives.add([self.rows + row for row in collective], args)
+        self._columns.add_bytes(self._parsed.columns(batch))
+        self.rows += rows
+        if memory := batch.memory():
+            self._add_memory(kineto.decode_sound(b"[%b]" % b",".join(memory)))
 
     def _add_memory(self, instants: list[Any]) -> None:
         times = doubles([event.ts for event in instants])

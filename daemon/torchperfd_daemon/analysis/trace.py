@@ -3,7 +3,7 @@
 `Trace` has the finished columns; `Table` and `Columns` are for reading a file.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any, Final, Generic, TypeVar
@@ -217,6 +217,11 @@ class Columns:
         for name, dtype in self._dtypes.items():
             self._bytes[name] += np.asarray(values[name], dtype).tobytes()
 
+    def add_bytes(self, values: Mapping[str, bytes]) -> None:
+        """Append values to each column that are encoded as in memory."""
+        for name, column in self._bytes.items():
+            column += values[name]
+
     def arrays(self) -> dict[str, Any]:
         """Return the finished columns, which may be changed in place."""
         return {name: np.frombuffer(self._bytes[name], dtype) for name, dtype in self._dtypes.items()}
@@ -229,17 +234,15 @@ class CollectiveColumns:
         self._words = Table[str]({"": 0})
         self._columns = Columns(CollectiveArgs)
 
-    def add(self, first_row: int, args: list[Args]) -> None:
-        """Append the arguments of a batch, whose first event has row ``first_row``."""
-        rows = [row for row, each in enumerate(args) if each.collective]
+    def add(self, rows: list[int], those: list[Args]) -> None:
+        """Append the arguments of some rows, all of collectives."""
         if not rows:
             return
-        those = [args[row] for row in rows]
         ranks = [bytes(each.group_ranks).decode(errors="replace").strip('"') for each in those]
         received = identifiers([each.output_elements for each in those], -1)
         sent = identifiers([each.input_elements for each in those], -1)
         self._columns.add(
-            row=[first_row + row for row in rows],
+            row=rows,
             name=self._numbers([each.collective for each in those]),
             group=self._numbers([each.process_group for each in those]),
             ranks=self._numbers(ranks),
