@@ -3,7 +3,8 @@
 Near misses of a name get a suggestion; daemons that did not answer are named.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -11,9 +12,10 @@ import click
 
 from torchperfd.model.formatting import did_you_mean
 from torchperfd.v1 import control_pb2
-from torchperfd_cli.commands._daemon import unreachable_text
+from torchperfd_cli.commands._daemon import connect, unreachable_text
 from torchperfd_cli.commands._options import complete_jobs, complete_runs, fleet_option
-from torchperfd_daemon.errors import IncompatibleVersionError, NoSuchTargetError
+from torchperfd_cli.commands._series import NO_SERIES, SeriesOptions, series_options
+from torchperfd_daemon.errors import DaemonUnreachableError, IncompatibleVersionError, NoSuchTargetError
 from torchperfd_daemon.store.model import HISTORY_STEPS
 from torchperfd_daemon.views.model import Answer, whole_name
 
@@ -83,7 +85,8 @@ def last_option(default: int) -> Callable[[_Function], _Function]:
 
 
 def scope_options(command: _Function) -> _Function:
-    return run_option(job_option(fleet_option(command)))
+    """Add ``--run``, ``--job``, ``--fleet`` and ``--prometheus``."""
+    return run_option(job_option(fleet_option(series_options(command))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +97,40 @@ class Scope:
         run: Its name; empty for all.
         job: Its name; empty for all. A job is looked for on all nodes that the daemon knows.
         fleet: Whether all nodes are asked; a daemon that knows of no others then refuses.
+        series: The store of series to ask in place of a daemon, if any.
     """
 
     run: str = ""
     job: str = ""
     fleet: bool = False
+    series: SeriesOptions = NO_SERIES
+
+    @contextlib.contextmanager
+    def connect(self, socket: str | None) -> Iterator[Any]:
+        """Yield what answers: a daemon, or a view of the series that has the same calls.
+
+        Series answer if ``--prometheus`` is given. Where it is configured, they also answer ``--fleet``,
+        unless the daemon of this node has the run or job that is asked for. Raises as ``_daemon.connect``.
+
+        Args:
+            socket: The only path of a daemon to try; the usual places when None.
+        """
+        view = self.series.view() if self.series.is_given or self.fleet else None
+        is_of_series = self.series.is_given or not (self.run or self.job)
+        with contextlib.ExitStack() as stack:
+            if view is None:
+                yield stack.enter_context(connect(socket))
+                return
+            daemon = None
+            if not is_of_series:
+                with contextlib.suppress(DaemonUnreachableError):
+                    daemon = stack.enter_context(connect(socket))
+            yield daemon if daemon is not None and self._is_known_to(daemon) else view
+
+    def _is_known_to(self, daemon: Any) -> bool:
+        """Return whether a daemon has ranks of the run or job on its own node."""
+        own = daemon.ListRuns(control_pb2.ListRunsRequest(), timeout=_TIMEOUT_S).runs
+        return any(run.run.startswith(self.run) and self.job in ("", run.job_name) for run in own)
 
     def whole(self, daemon: Any) -> "Scope":
         """Return the same with the whole name of the run, of which a prefix may have been given.

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands import _top_state
-from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._scope import Scope, missing
 from torchperfd_cli.commands._top_charts import Throughput, ages, step_seconds
 from torchperfd_cli.commands._top_state import Frame
@@ -151,7 +150,7 @@ class Feed:
     def _follow(self) -> None:
         while not self._stopped.is_set():
             try:
-                with connect(self._socket) as daemon:
+                with self._scope.connect(self._socket) as daemon:
                     self._read(daemon)
             except TorchperfdError as error:
                 if self._frame is None:

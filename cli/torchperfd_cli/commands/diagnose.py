@@ -20,6 +20,7 @@ from torchperfd_cli.commands._daemon import connect, unreachable_text
 from torchperfd_cli.commands._options import Seconds, fleet_option, json_option, one_run_option, refuse_given
 from torchperfd_cli.commands._output import Answer, emit, live, page, plain
 from torchperfd_cli.commands._scope import Scope, missing, scope_options, whole_run
+from torchperfd_cli.commands._series import SeriesOptions
 from torchperfd_cli.commands.open import LINK, shipped_folder
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import TorchperfdError, UsageError
@@ -45,21 +46,28 @@ from torchperfd_daemon.views.model import parse_ranks
 )
 @live
 def diagnose_command(
-    run: str, job: str, fleet: bool, slurm_job: str, socket: str | None, as_json: bool
+    run: str,
+    job: str,
+    fleet: bool,
+    series: SeriesOptions,
+    slurm_job: str,
+    socket: str | None,
+    as_json: bool,
 ) -> Answer:
     """Explain why each run is slow: each cause with its cost, the evidence, a fix and the next command.
 
     With --fleet or --job, one verdict on the ranks of all nodes; daemons that do not answer are named
-    (exit code 5).
+    (exit code 5). With --prometheus, the same from series.
     """
     if slurm_job:
         from torchperfd_cli.commands._slurm_job import SlurmJob, job_line
 
-        if run or job or fleet or as_json or click.get_current_context().params["watch"]:
+        if run or job or fleet or series.is_given or as_json or click.get_current_context().params["watch"]:
             raise UsageError("--slurm-job prints one line on one job", "leave out the other options")
         return Answer(plain(job_line(SlurmJob.of_environment(slurm_job, os.environ), socket)))
-    with connect(socket) as daemon:
-        answer = Scope(run, job, fleet).whole(daemon).verdicts(daemon)
+    scope = Scope(run, job, fleet, series)
+    with scope.connect(socket) as daemon:
+        answer = scope.whole(daemon).verdicts(daemon)
     if as_json:
         verdicts = [verdict_to_document(each) for each in answer.verdicts]
         document = {"schema": "torchperfd.diagnosis/1", "verdicts": verdicts, **fleet_dict(answer)}

@@ -18,13 +18,21 @@ from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import complete_past_runs, complete_runs, fleet_option
 from torchperfd_cli.commands._output import Answer, fitted_phases, live
 from torchperfd_cli.commands._scope import Scope, job_option, known_name, last_option, missing, scope_options
+from torchperfd_cli.commands._series import SeriesOptions, series_options
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.totals import RunGoodput
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.service.translate import rank_work_from_message
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.documents import builds_text, fleet_dict, goodput_document, to_dict
+from torchperfd_daemon.views.documents import (
+    builds_text,
+    fleet_dict,
+    goodput_document,
+    nodes_document,
+    nodes_to_dict,
+    to_dict,
+)
 from torchperfd_daemon.views.live import run_status_dict, steps_dict
 from torchperfd_daemon.views.model import WAIT, RankView, RunView, behind_text, rank_state
 
@@ -91,7 +99,9 @@ _TRAINING: Final = "training"
 @scope_options
 @last_option(128)
 @live
-def ranks_command(run: str, job: str, fleet: bool, last: int, socket: str | None, as_json: bool) -> Answer:
+def ranks_command(
+    run: str, job: str, fleet: bool, series: SeriesOptions, last: int, socket: str | None, as_json: bool
+) -> Answer:
     """Show how each rank spends its steps, and which rank the others wait for.
 
     Times are means of the newest training steps; those on the devices where ranks wait for each other there,
@@ -99,9 +109,10 @@ def ranks_command(run: str, job: str, fleet: bool, last: int, socket: str | None
     median of the other ranks, and ◀ marks a slow rank. REST is the sum of the phases that the terminal has no
     room for. STATE is left out while all ranks train.
     With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
+    With --prometheus, the same from series: means of ten seconds, whatever --last is.
     """
-    scope = Scope(run, job, fleet)
-    with connect(socket) as daemon:
+    scope = Scope(run, job, fleet, series)
+    with scope.connect(socket) as daemon:
         scope = scope.whole(daemon)
         answer = scope.steps(daemon, last)
         runs = _view.runs(answer.ranks)
@@ -262,15 +273,23 @@ _GOODPUT_TIMEOUT_S: Final = 10.0
 @click.option(
     "--lake", "url", metavar="URL", help="Ask the lake instead of this node's daemon; docs/history.md."
 )
+@fleet_option
+@series_options
 @live
-def goodput_command(run: str, url: str | None, socket: str | None, as_json: bool) -> Answer:
+def goodput_command(
+    run: str, url: str | None, fleet: bool, series: SeriesOptions, socket: str | None, as_json: bool
+) -> Answer:
     """Show how every rank-second of a run was spent, across its restarts.
 
     Also covers runs that have ended: the node's daemon keeps them for 90 days.
+    With --prometheus, or --fleet where that is configured, runs of all nodes that go on, by node.
     """
     if url is not None:
         runs = _from_lake(url, run)
         return Answer(to_dict(runs) if as_json else goodput_document(runs))
+    if fleet or series.is_given:
+        found = series.required_view().goodput(run)
+        return Answer(nodes_to_dict(found) if as_json else nodes_document(found))
     with connect(socket) as daemon:
         if run:
             # Runs that have ended are known to the goodput store only.

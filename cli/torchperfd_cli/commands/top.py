@@ -9,9 +9,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import json_option, socket_option
 from torchperfd_cli.commands._scope import Scope, scope_options
+from torchperfd_cli.commands._series import SeriesOptions
 from torchperfd_cli.commands._top_actions import TopActions
 from torchperfd_cli.commands._top_feed import Feed, Reader
 from torchperfd_cli.commands._top_lines import is_plain
@@ -24,14 +24,17 @@ from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 @scope_options
 @socket_option
 @json_option
-def top_command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
+def top_command(
+    run: str, job: str, fleet: bool, series: SeriesOptions, socket: str | None, as_json: bool
+) -> None:
     """Show runs, ranks, the node's GPUs and the verdict, twice a second, until q or Ctrl-C; ? shows all keys.
 
     Off a terminal, on one without control sequences (TERM=dumb) and with --json, one frame is printed.
     With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
+    With --prometheus, the same from series, read every five seconds.
     """
     console = Console()
-    scope = Scope(run, job, fleet)
+    scope = Scope(run, job, fleet, series)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not console.is_dumb_terminal
     if as_json or not is_terminal:
         _print(scope, socket, console, as_json=as_json)
@@ -44,7 +47,7 @@ def top_command(run: str, job: str, fleet: bool, socket: str | None, as_json: bo
 
 
 def _print(scope: Scope, socket: str | None, console: Console, *, as_json: bool) -> None:
-    with connect(socket) as daemon:
+    with scope.connect(socket) as daemon:
         frame = Reader(daemon, scope.whole(daemon)).read()
     if as_json:
         click.echo(json.dumps(_document(frame)))

@@ -77,6 +77,9 @@ class ServeSettings:
     fleet_tls_cert: Path | None = None
     fleet_tls_key: Path | None = None
     fleet_tls_ca: Path | None = None
+    prometheus: str | None = None
+    prometheus_secret_file: Path | None = None
+    prometheus_ca_file: Path | None = None
     interval_seconds: float = 1.0
     embedded: bool = False
     drain_seconds: float = 8.0
@@ -251,6 +254,17 @@ OPTIONS: Final = (
     Option("fleet_tls_cert", File(), "Certificate of this daemon for others, in PEM."),
     Option("fleet_tls_key", File(), "Its key."),
     Option("fleet_tls_ca", File(), "Certificate authority of the fleet's certificates, in PEM."),
+    Option(
+        "prometheus",
+        Text(),
+        "URL of a Prometheus, Thanos, Mimir or VictoriaMetrics: answers questions about all nodes.",
+    ),
+    Option(
+        "prometheus_secret_file",
+        File(),
+        "A bearer token for it, or the password of the user in its URL.",
+    ),
+    Option("prometheus_ca_file", File(), "Certificate authority of its certificate, in PEM."),
     Option(
         "interval",
         Number(0.05, 3600, "time in seconds"),

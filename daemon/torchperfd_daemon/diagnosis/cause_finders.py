@@ -110,7 +110,8 @@ def find_lateness(walk: Walk) -> None:
     If several ranks are about equally late, the one with the lowest number is named, at every sample.
     """
     ranks, late = walk.ranks, walk.late
-    alike = [place for place in range(len(ranks)) if late[place] >= _AS_LATE * max(late)]
+    longest = max(late)
+    alike = [place for place in range(len(ranks)) if late[place] >= _AS_LATE * longest]
     place = min(alike, key=lambda each: ranks[each].rank)
     rank, excess = ranks[place], late[place]
     if excess < walk.least:

@@ -8,10 +8,8 @@ import hmac
 import ipaddress
 import itertools
 import logging
-import os
 import re
 import ssl
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +18,8 @@ from typing import Any, Final
 import grpc
 
 from torchperfd_daemon.config.options import ServeSettings
-from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
+from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.fleet.secret_files import read_file
 
 DEFAULT_PORT: Final = 9408
 _HOST: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?")
@@ -154,7 +153,6 @@ _KEY: Final = "authorization"
 _SCHEME: Final = b"Bearer "
 _MIN_CHARACTERS: Final = 16
 _MAX_BYTES: Final = 4096
-_MAX_FILE_BYTES: Final = 2**20
 _REMEDY: Final = "check the --fleet options of `torchperfd serve`"
 _MAX_TOKENS: Final = 8
 
@@ -257,9 +255,13 @@ def read_credentials(
                 "TLS between daemons needs three files",
                 "give --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca together",
             )
-        tls = Tls(_read(certificate), _read(key, secret=True), _read(authority))
+        tls = Tls(
+            read_file(certificate, _REMEDY),
+            read_file(key, _REMEDY, secret=True),
+            read_file(authority, _REMEDY),
+        )
         _check_pem(tls, certificate, key, authority)
-    tokens = parse_tokens(_read(token_file, secret=True)) if token_file else ("",)
+    tokens = parse_tokens(read_file(token_file, _REMEDY, secret=True)) if token_file else ("",)
     return Credentials(tokens[0], tls, tokens[1:])
 
 
@@ -321,42 +323,6 @@ def check_listening(address: Address, credentials: Credentials) -> None:
             "give --fleet-token-file or --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca,"
             " or listen on 127.0.0.1",
         )
-
-
-def _read(path: Path, *, secret: bool = False) -> bytes:
-    # Non-blocking, since opening a pipe without a writer would wait forever. Links are followed:
-    # Kubernetes mounts a secret as links.
-    with (
-        explained(f"cannot read {path}", _REMEDY),
-        open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file,  # noqa: PTH123
-    ):
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise TorchperfdError(f"{path} is not a regular file", _REMEDY)
-        if secret:
-            _check_secret(path, status)
-        content = file.read(_MAX_FILE_BYTES + 1)
-    if len(content) > _MAX_FILE_BYTES:
-        raise TorchperfdError(f"{path} has more than {_MAX_FILE_BYTES:,} bytes", _REMEDY)
-    return content
-
-
-def _check_secret(path: Path, status: os.stat_result) -> None:
-    """Refuse a secret that other users can read or replace.
-
-    A file of root's may be readable for a group of this daemon's: that is how root gives it to a service.
-
-    Raises:
-        TorchperfdError: They can.
-    """
-    user = os.geteuid()
-    if status.st_uid not in (0, user):
-        raise TorchperfdError(f"{path} belongs to user {status.st_uid}", f"`chown {user} {path}`")
-    allowed = stat.S_IRWXU
-    if status.st_uid == 0 != user and status.st_gid in (os.getegid(), *os.getgroups()):
-        allowed |= stat.S_IRGRP
-    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed:
-        raise TorchperfdError(f"users other than its owner can use {path}", f"`chmod 600 {path}`")
 
 
 class CredentialFiles:

@@ -150,7 +150,7 @@ class _Nodes:
         ranks = [_evidence(work, part.node) for part in parts for work in part.works]
         ranks.sort(key=lambda each: each.rank)
         if wait_for_each_other(ranks):
-            slowest = sorted(works.values(), key=lambda work: -work.own_seconds)
+            slowest = [works[each.rank] for each in sorted(ranks, key=_slowest_first)]
             late = {each.rank: each for each in find_stragglers(slowest_and_peers(slowest), len(slowest))}
             ranks = [
                 replace(each, late_seconds=late[each.rank].excess_seconds, late_phase=late[each.rank].phase)
@@ -259,7 +259,13 @@ class _Nodes:
     def means(self) -> list[RankEvidence]:
         """Return each rank's mean step, of which only the wait for others is apart."""
         return [
-            replace(each, phase_seconds={"forward": each.own_seconds, "collective_wait": each.wait_seconds})
+            RankEvidence(
+                each.rank,
+                each.node,
+                each.step_seconds,
+                {"forward": each.own_seconds, "collective_wait": each.wait_seconds},
+                stage=each.stage,
+            )
             for each in self.walk.ranks
         ]
 
@@ -275,8 +281,18 @@ class _Nodes:
         return _with_uneven(account, uneven * account.step_seconds)
 
 
+def _slowest_first(rank: RankEvidence) -> float:
+    # In whole nanoseconds: ranks that differ by a rounding error stay in their order.
+    return -round(rank.own_seconds, 9)
+
+
 def _evidence(work: RankWork, node: str) -> RankEvidence:
-    phases = {name: float(column.mean()) for name, column in work.phase_seconds.items() if len(column)}
+    # The means of thousands of ranks that have one each take a while.
+    phases = {
+        name: float(column[0] if len(column) == 1 else column.mean())
+        for name, column in work.phase_seconds.items()
+        if len(column)
+    }
     return RankEvidence(work.rank, node, sum(phases.values()), phases, stage=work.stage)
 
 

@@ -275,7 +275,7 @@ class RankGoodput:
     @property
     def ratio(self) -> float:
         """The productive share of the time; 0 if there is no time."""
-        return _ratio(self.seconds)
+        return ratio_of(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ class RunGoodput:
     @property
     def ratio(self) -> float:
         """The goodput: the productive share of all rank-seconds; 0 if there are none."""
-        return _ratio(self.seconds)
+        return ratio_of(self.seconds)
 
     @property
     def gpu_hours(self) -> dict[Bucket, float] | None:
@@ -332,6 +332,7 @@ def by_run(ranks: Iterable[tuple[str, RankGoodput]]) -> list[RunGoodput]:
     return sorted(found, key=lambda run: (-run.until_unix_seconds, run.run))
 
 
-def _ratio(seconds: Mapping[Bucket, float]) -> float:
+def ratio_of(seconds: Mapping[Bucket, float]) -> float:
+    """Return the productive share of rank-seconds; 0 if there are none."""
     total = sum(seconds.values())
     return seconds[Bucket.PRODUCTIVE] / total if total else 0.0

@@ -39,11 +39,12 @@ ESSENTIAL_FAMILIES: Final = frozenset(
         *("train_steps", "train_step_seconds", "train_phase_seconds", "train_samples", "train_tokens"),
         *("train_dataloader_ready_batches", "train_last_step_timestamp_seconds", "train_world_size"),
         *("train_state", "train_rank_info", "train_straggler_excess_seconds", "client_overhead_ratio"),
+        *("train_own_work_seconds", "train_peer_wait_seconds", "train_own_work_error_seconds"),
     }
 )
-"""Families of ranks that alerts and recording rules read, and the samples and tokens.
+"""Families of ranks that alerts, recording rules and the commands with ``--prometheus`` read.
 
-Of ``train_state``, that is the series of the present state.
+The samples and tokens, too. Of ``train_state``, that is the series of the present state.
 """
 
 

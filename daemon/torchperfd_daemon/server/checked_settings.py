@@ -11,6 +11,8 @@ from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.fleet.credentials import Address, CredentialFiles, check_listening
 from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_trust, parse_peers
+from torchperfd_daemon.fleet.series_store import SeriesStore, StoreSettings
+from torchperfd_daemon.fleet.series_view import SeriesView
 from torchperfd_daemon.lake.tables import check_cluster
 from torchperfd_daemon.push.otlp_endpoint import OtlpEndpoint, read_endpoint
 from torchperfd_daemon.server.lifecycle import check_socket_path
@@ -31,6 +33,7 @@ class CheckedSettings:
         web_config: TLS and basic auth of the metrics page.
         destination: Where captures are uploaded to.
         otlp: Where metrics are sent to.
+        series: The store that answers questions about all nodes; None without one.
     """
 
     settings: ServeSettings
@@ -41,6 +44,7 @@ class CheckedSettings:
     web_config: WebConfigFile | None
     destination: Destination | None
     otlp: OtlpEndpoint | None
+    series: SeriesView | None
 
     @property
     def job_peers(self) -> JobPeers | None:
@@ -84,6 +88,12 @@ def check_settings(settings: ServeSettings) -> CheckedSettings:
     named = parse_peers(settings.fleet_peers, own=fleet_address) if settings.fleet_peers else None
     if isinstance(named, JobPeers):
         check_trust(credentials.current())
+    series = None
+    if settings.prometheus is not None:
+        store = StoreSettings(
+            settings.prometheus, settings.prometheus_secret_file, settings.prometheus_ca_file
+        )
+        series = SeriesView(SeriesStore(store))
     return CheckedSettings(
         settings,
         credentials,
@@ -93,4 +103,5 @@ def check_settings(settings: ServeSettings) -> CheckedSettings:
         WebConfigFile(settings.web_config_file) if settings.web_config_file else None,
         destination,
         read_endpoint(settings.otlp) if settings.otlp else None,
+        series,
     )

@@ -16,6 +16,7 @@ from torchperfd_daemon.background import StoppedWorkers, run_in_background
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.config.options import ServeSettings
+from torchperfd_daemon.fleet.series_peers import SeriesPeers
 from torchperfd_daemon.fleet.service import FleetService
 from torchperfd_daemon.fleet.transport import AuthInterceptor, FanOut
 from torchperfd_daemon.fleet.transport import listen as listen_to_fleet
@@ -128,6 +129,7 @@ class Daemon:
         self._fleet_address = self._checked.fleet_address
         self._peers = self._checked.peers
         self._job_peers = self._checked.job_peers
+        self._series = self._checked.series
         self._ready = False
         self._on_capture: Callable[[CaptureRecord], None] = lambda _: None
         self._lifetime = Lifetime(embedded=settings.embedded)
@@ -296,7 +298,7 @@ class Daemon:
             self._coordinator,
             self._catalog,
             clients.node,
-            clients.fleet,
+            clients.fleet if self._series is None else SeriesPeers(clients.fleet, self._series),
             goodput=self._goodput.report if self._goodput is not None else None,
             verdict=observer.verdict,
             device_work=observer.device_work,
@@ -320,7 +322,7 @@ class Daemon:
             coordinator=self._coordinator,
             node=clients.node.name,
             instance=self._instance,
-            fleet=self._peers is not None,
+            fleet=self._peers is not None or self._series is not None,
             families=samplers.families,
             samplers=samplers.samplers,
             gpu_of=samplers.gpu_of,

@@ -3,6 +3,7 @@
 from functools import partial
 
 from torchperfd_daemon.config.options import ESSENTIAL, ServeSettings
+from torchperfd_daemon.metrics.comparison import ComparisonMetrics
 from torchperfd_daemon.metrics.page import (
     DEFAULT_SERIES,
     MetricsPage,
@@ -50,6 +51,7 @@ class Exports:
             [
                 TrainingMetrics(self._store, self._samplers.owners.of).families,
                 DiagnosisMetrics(self._store, self._observer).families,
+                ComparisonMetrics(self._store, self._observer).families,
                 partial(node_metrics, self._samplers.samplers),
                 partial(collector_metrics, self._samplers.samplers),
             ]
@@ -66,6 +68,7 @@ class Exports:
         )
         self.add("steps", training.families)
         self.add("diagnosis", DiagnosisMetrics(store, self._observer, self._cap).families)
+        self.add("diagnosis", ComparisonMetrics(store, self._observer, self._cap).families)
         # What is switched off has no sampler.
         self._sources.append(partial(node_metrics, samplers.samplers))
         self.add("self", partial(collector_metrics, samplers.samplers))

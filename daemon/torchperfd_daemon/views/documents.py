@@ -13,7 +13,7 @@ from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures.index import Listed, Listing
 from torchperfd_daemon.captures.manifest import Upload
-from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
+from torchperfd_daemon.goodput.totals import Bucket, RunGoodput, ratio_of
 from torchperfd_daemon.stacks.model import Outcome, RankStacks
 from torchperfd_daemon.views.model import Answer
 
@@ -192,19 +192,70 @@ def _run_blocks(run: RunGoodput, zone: tzinfo | None) -> list[Block]:
         gpu = [f"{hours[bucket]:.2f}"] if hours else []
         rows.append([_NAMES[bucket], duration(seconds), f"{share:.1%}", *gpu])
     heads = ["BUCKET", "TIME", "SHARE", *(["GPU HOURS"] if hours else [])]
-    blocks: list[Block] = [Sentences([title]), Table(heads, rows, left=heads[:1], indent=2)]
-    if ranks > 1:
-        heads = ["RANK", "TIME", "GOODPUT", "MOST LOST TO"]
-        rows = [
-            [str(rank.rank), duration(rank.total_seconds), f"{rank.ratio:.1%}", _worst(rank)]
-            for rank in run.ranks
-        ]
-        blocks.append(Table(heads, rows, left=(heads[0], heads[-1]), indent=2))
-    return blocks
+    parts = [(str(rank.rank), rank.seconds) for rank in run.ranks] if ranks > 1 else []
+    return [Sentences([title]), Table(heads, rows, left=heads[:1], indent=2), *_parts_table("RANK", parts)]
 
 
-def _worst(rank: RankGoodput) -> str:
-    losses = {bucket: seconds for bucket, seconds in rank.seconds.items() if bucket is not Bucket.PRODUCTIVE}
+BucketSeconds = Mapping[Bucket, float]
+"""Rank-seconds by their use."""
+
+
+def nodes_to_dict(runs: Mapping[str, Mapping[str, BucketSeconds]]) -> dict[str, Any]:
+    """Return the goodput of runs, by node, as a document of schema :data:`SCHEMA` that has no ranks."""
+    return {
+        "schema": SCHEMA,
+        "runs": [
+            {
+                "run": run,
+                "goodput_ratio": ratio_of(whole := _sum(nodes.values())),
+                "rank_seconds": sum(whole.values()),
+                "bucket_seconds": _by_name(whole),
+                "nodes": [
+                    {"node": node, "goodput_ratio": ratio_of(each), "bucket_seconds": _by_name(each)}
+                    for node, each in sorted(nodes.items())
+                ],
+            }
+            for run, nodes in sorted(runs.items())
+        ],
+    }
+
+
+def nodes_document(runs: Mapping[str, Mapping[str, BucketSeconds]]) -> Document:
+    """Return a section per run, with its goodput on each of its nodes."""
+    return Document([_nodes_blocks(run, nodes) for run, nodes in sorted(runs.items())])
+
+
+def _nodes_blocks(run: str, nodes: Mapping[str, BucketSeconds]) -> list[Block]:
+    whole = _sum(nodes.values())
+    total = sum(whole.values())
+    goodput = f"goodput {ratio_of(whole):.1%} of {duration(total)} of rank time"
+    title = f"{run}: {goodput}, {len(nodes)} node{_s(len(nodes))}"
+    rows = [
+        [_NAMES[bucket], duration(seconds), f"{seconds / total if total else 0.0:.1%}"]
+        for bucket, seconds in whole.items()
+    ]
+    heads = ["BUCKET", "TIME", "SHARE"]
+    parts = sorted(nodes.items(), key=lambda node: (ratio_of(node[1]), node[0]))
+    return [Sentences([title]), Table(heads, rows, left=heads[:1], indent=2), *_parts_table("NODE", parts)]
+
+
+def _sum(parts: Iterable[BucketSeconds]) -> dict[Bucket, float]:
+    known = list(parts)
+    return {bucket: sum(each[bucket] for each in known) for bucket in Bucket}
+
+
+def _parts_table(head: str, parts: Sequence[tuple[str, BucketSeconds]]) -> list[Block]:
+    """Return the table of a run's ranks or nodes; none without any."""
+    heads = [head, "TIME", "GOODPUT", "MOST LOST TO"]
+    rows = [
+        [name, duration(sum(seconds.values())), f"{ratio_of(seconds):.1%}", _worst(seconds)]
+        for name, seconds in parts
+    ]
+    return [Table(heads, rows, left=(heads[0], heads[-1]), indent=2)] if rows else []
+
+
+def _worst(spent: BucketSeconds) -> str:
+    losses = {bucket: seconds for bucket, seconds in spent.items() if bucket is not Bucket.PRODUCTIVE}
     worst = max(losses, key=losses.__getitem__)
     return f"{_NAMES[worst]} ({duration(losses[worst])})" if losses[worst] else "-"
 

@@ -1,5 +1,6 @@
 """The data that live commands and the live page show of runs, ranks and steps: numbers, and documents."""
 
+import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -76,6 +77,7 @@ def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
     waits = len(times.works) > 1 and any(spent(each, WAIT) for each in times.works)
     slow = find_stragglers(times.works) if waits and not times.hidden else []
     own = {} if times.hidden else {each.rank: (each.stage, each.own_seconds) for each in times.works}
+    peers = _Peers(own.values())
     identity = messages[0].status.identity
     return RunView(
         run,
@@ -84,13 +86,42 @@ def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
         waits,
         times.on_device,
         times.hidden,
-        tuple(_rank(message, own, slow, on_device=times.on_device) for message in messages),
+        tuple(_rank(message, own, peers, slow, on_device=times.on_device) for message in messages),
     )
+
+
+class _Peers:
+    """The own work of a run's ranks, by pipeline stage."""
+
+    def __init__(self, own: Iterable[tuple[int | None, float]]) -> None:
+        stages: dict[int | None, list[float]] = {}
+        for stage, seconds in own:
+            stages.setdefault(stage, []).append(seconds)
+        self._sorted = {stage: sorted(each) for stage, each in stages.items()}
+
+    def usual(self, stage: int | None, seconds: float) -> tuple[int, float]:
+        """Return how many peers a rank has, and their median; 0 without any.
+
+        Args:
+            stage: The rank's stage.
+            seconds: Its own work, which is not its peers'.
+        """
+        all_of_stage = self._sorted.get(stage, [])
+        count = len(all_of_stage) - 1
+        if count < 1:
+            return 0, 0.0
+        place = bisect.bisect_left(all_of_stage, seconds)
+
+        def peer(index: int) -> float:
+            return all_of_stage[index if index < place else index + 1]
+
+        return count, (peer((count - 1) // 2) + peer(count // 2)) / 2
 
 
 def _rank(
     message: control_pb2.RankSteps,
     own: dict[int, tuple[int | None, float]],
+    peers: _Peers,
     slow: Sequence[Straggler],
     *,
     on_device: bool,
@@ -100,10 +131,9 @@ def _rank(
     shown = device_work_from_message(message) if on_device else None
     phases = (shown or rank_work_from_message(message)).phase_seconds
     stage, seconds = own.get(number, (None, 0.0))
-    peers = [theirs for other, (their, theirs) in own.items() if other != number and their == stage]
-    usual = float(np.median(peers)) if peers else 0.0
+    count, usual = peers.usual(stage, seconds) if number in own else (0, 0.0)
     # The only peer of the faster of two may be the slow one, so its lead means nothing.
-    compared = number in own and usual > 0 and (len(peers) > 1 or seconds >= usual)
+    compared = usual > 0 and (count > 1 or seconds >= usual)
     behind = seconds - usual if compared else None
     return replace(
         first_rank(status),

@@ -88,7 +88,10 @@ def exported(*collectors: str, level: str = FULL) -> set[str]:
         ("memory", "node_memory_.*"),
         ("gpu", "gpu_.*"),
         ("steps", "(train|client)_.*"),
-        ("diagnosis", "train_(verdict|step_part|step_hidden|lost|straggler_excess)_?.*"),
+        (
+            "diagnosis",
+            "train_(verdict|step_part|step_hidden|lost|straggler_excess|own_work|peer_wait|cause|stalled)_?.*",
+        ),
     ],
 )
 def test_only_collector_exports_only_its_series(collector: str, pattern: str) -> None:
@@ -139,6 +142,9 @@ def test_essential_page_has_no_more_of_ranks(tmp_path: Path) -> None:
     assert of_ranks - {name for name, _ in read_by_rules()} == {
         "torchperfd_train_samples_total",
         "torchperfd_train_tokens_total",
+        "torchperfd_train_own_work_seconds",
+        "torchperfd_train_peer_wait_seconds",
+        "torchperfd_train_own_work_error_seconds",
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
@@ -42,10 +43,12 @@ from torchperfd_daemon.collectors.node import (
 )
 from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
 from torchperfd_daemon.collectors.procfs import parse_stat, read
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.goodput.totals import Bucket
 from torchperfd_daemon.lake.journal import Pending
 from torchperfd_daemon.lake.uploader import LakeCounts
+from torchperfd_daemon.metrics.comparison import ComparisonMetrics
 from torchperfd_daemon.metrics.health import DaemonHealth
 from torchperfd_daemon.metrics.page import (
     CONTENT_TYPES,
@@ -69,7 +72,7 @@ from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.ownership import Owner
 from torchperfd_daemon.push.counts import ExportCounts
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
-from torchperfd_daemon.store.store import Store
+from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.triggers.rules import Result
 
 FORBIDDEN_LABELS = {"job", "instance", "pod", "namespace", "container", "pid"}
@@ -256,7 +259,7 @@ def history() -> LakeCounts:
 
 
 class Observed(Observer):
-    """Holds a verdict on one of the runs; the other is too young for one."""
+    """Holds the verdicts on both runs: one of them is slow, the other hangs."""
 
     def __init__(self) -> None:
         pass
@@ -269,7 +272,12 @@ class Observed(Observer):
         )
         account = Account(0.1, 0.1, parts, (Part(PartKind.DATA, "", 0.01),))
         slow = Verdict(Cause.SLOW_RANK, run, "node-a", 1, "forward", "", 0.03, "", account=account)
-        return slow if run == "bert-17" else None
+        hangs = Verdict(Cause.HANG, run, "node-a", 0, stalled_seconds=12.0, unseen_ranks=1)
+        return slow if run == "bert-17" else hangs
+
+    def device_work(self, rank: Rank) -> RankWork:
+        times = {"forward": np.array([0.05, 0.06] * 3), "collective_wait": np.full(6, 0.02)}
+        return RankWork(rank.identity.rank, times, are_means=True)
 
     def lost_seconds(self) -> dict[str, Mapping[Cause, float]]:
         return {"bert-17": {Cause.SLOW_RANK: 4.5, Cause.HANG: 60.0}}
@@ -309,6 +317,7 @@ def page_of(directory: Path, *, essential_only: bool = False) -> MetricsPage:
         [
             TrainingMetrics(kept, owner, essential_only=essential_only).families,
             DiagnosisMetrics(kept, Observed()).families,
+            ComparisonMetrics(kept, Observed()).families,
             partial(node_metrics, samplers),
             partial(collector_metrics, samplers),
             partial(own_metrics, kept),
@@ -462,6 +471,9 @@ def test_what_a_rank_does_not_know_has_no_series(text: str) -> None:
     alone = {name for name, known in ranks.items() if known == {"0"}}
     assert alone == {
         "torchperfd_process_gpu_memory_bytes",
+        "torchperfd_train_own_work_seconds",
+        "torchperfd_train_peer_wait_seconds",
+        "torchperfd_train_own_work_error_seconds",
         "torchperfd_train_tokens_total",
         "torchperfd_train_micro_batches_total",
         "torchperfd_train_skipped_optimizer_steps_total",
@@ -543,7 +555,7 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     counted = (
         "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
         "|up|pending|rows|failure|failures|errors|overflow|switches|cpus|cores|fds|captures|removed|uploads"
-        "|analyses|triggers|calls|peers|messages|points"
+        "|analyses|triggers|calls|peers|messages|points|ranks"
     )
     odd = re.compile(
         r"(?i)percent|milli|micro(?!_batches_)|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)"
@@ -568,9 +580,17 @@ def test_training_series_carry_run_and_rank_only_info_has_more(text: str) -> Non
             if family.name == "torchperfd_train_rank_info":
                 assert {"node", "job_name", "slurm_job_id", "gpu_uuid", "torchelastic_run_id"} <= extra
             else:
-                assert extra <= {"phase", "state", "cause", "part", "name", "bucket", "le", "hook"}, (
-                    family.name
-                )
+                assert extra <= {
+                    "phase",
+                    "state",
+                    "cause",
+                    "blamed_rank",
+                    "part",
+                    "name",
+                    "bucket",
+                    "le",
+                    "hook",
+                }, family.name
 
 
 def test_odd_names_are_escaped(text: str) -> None:

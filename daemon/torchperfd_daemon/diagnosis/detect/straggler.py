@@ -202,6 +202,12 @@ class RankWork:
         return float(sum(column.mean() for column in columns if len(column)))
 
     @property
+    def own_error_seconds(self) -> float:
+        """The standard error of :attr:`own_seconds`; infinite while there are too few columns to compare."""
+        own = [column for name, column in self.phase_seconds.items() if name not in WAITING]
+        return _error_of_mean(np.sum(own, axis=0), 1) if self.is_long_enough else math.inf
+
+    @property
     def is_long_enough(self) -> bool:
         """Whether there are enough columns to compare."""
         own = [len(column) for name, column in self.phase_seconds.items() if name not in WAITING]
@@ -314,10 +320,34 @@ class _Summary:
         self.phases: dict[str, float] = dict(zip(own, columns.mean(axis=1).tolist(), strict=True))
         total: Float64 = columns.sum(axis=0)
         self.mean = float(total.mean())
-        blocks, length = _blocks(len(total), period)
-        means = total[len(total) - blocks * length :].reshape(blocks, length).mean(axis=1)
-        student = 1 + _STUDENT / (blocks - 1)
-        self.error = float(means.std(ddof=1)) / math.sqrt(blocks) * student
+        self.error = _error_of_mean(total, period)
+
+
+def _error_of_mean(columns: Float64, period: int) -> float:
+    """Return the standard error of the mean, from means over blocks; for few blocks by Student's t."""
+    blocks, length = _blocks(len(columns), period)
+    means = columns[len(columns) - blocks * length :].reshape(blocks, length).mean(axis=1)
+    return float(means.std(ddof=1)) / math.sqrt(blocks) * (1 + _STUDENT / (blocks - 1))
+
+
+def steps_with_error(mean: Float64, error: float) -> Float64:
+    """Return as many steps as ranks can be compared by, of this mean and this standard error.
+
+    Of a rank of which no more is known, :func:`find_stragglers` then decides as by its own steps.
+
+    Args:
+        mean: One or several means, such as those of phases; shape (phases,). The first differs from step to
+            step.
+
+    Returns:
+        Shape (phases, steps).
+    """
+    signs = np.resize((1.0, -1.0), _BLOCKS)
+    # The inverse of _error_of_mean for these signs.
+    apart = error * math.sqrt(_BLOCKS - 1) / (1 + _STUDENT / (_BLOCKS - 1))
+    steps: Float64 = np.repeat(mean[:, None], _BLOCKS, axis=1)
+    steps[0] += apart * signs
+    return steps
 
 
 def _blocks(steps: int, period: int) -> tuple[int, int]:

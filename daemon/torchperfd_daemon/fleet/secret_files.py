@@ -1,0 +1,55 @@
+"""Reads the files of secrets and certificates by which a daemon or a command authenticates itself."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from torchperfd_daemon.errors import TorchperfdError, explained
+
+MAX_FILE_BYTES: Final = 2**20
+
+
+def read_file(path: Path, remedy: str, *, secret: bool = False) -> bytes:
+    """Return the content of a file of credentials.
+
+    Args:
+        remedy: What to do about a file that cannot be used, for the message.
+        secret: Refuse a file that other users can read or replace.
+
+    Raises:
+        TorchperfdError: It cannot be read, is no regular file or too large, or is a secret that others know.
+    """
+    # Non-blocking, since opening a pipe without a writer would wait forever. Links are followed:
+    # Kubernetes mounts a secret as links.
+    with (
+        explained(f"cannot read {path}", remedy),
+        open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file,  # noqa: PTH123
+    ):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise TorchperfdError(f"{path} is not a regular file", remedy)
+        if secret:
+            _check_secret(path, status)
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise TorchperfdError(f"{path} has more than {MAX_FILE_BYTES:,} bytes", remedy)
+    return content
+
+
+def _check_secret(path: Path, status: os.stat_result) -> None:
+    """Refuse a secret that other users can read or replace.
+
+    A file of root's may be readable for a group of this daemon's: that is how root gives it to a service.
+
+    Raises:
+        TorchperfdError: They can.
+    """
+    user = os.geteuid()
+    if status.st_uid not in (0, user):
+        raise TorchperfdError(f"{path} belongs to user {status.st_uid}", f"`chown {user} {path}`")
+    allowed = stat.S_IRWXU
+    if status.st_uid == 0 != user and status.st_gid in (os.getegid(), *os.getgroups()):
+        allowed |= stat.S_IRGRP
+    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed:
+        raise TorchperfdError(f"users other than its owner can use {path}", f"`chmod 600 {path}`")

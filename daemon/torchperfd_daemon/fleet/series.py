@@ -1,0 +1,356 @@
+"""Reads what the metrics of all nodes contain about runs, from a store of series, with few and cheap queries.
+
+Each query is about the present and has a series per node, or one per rank at most. Only the phases of ranks
+are rates over a range, and of large runs they are read for the slowest ranks.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE, slowest_and_peers
+from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.fleet.series_store import SeriesStore, Vector
+from torchperfd_daemon.store.model import PARALLELISM_KINDS, State
+
+MAX_WHOLE: Final = 1024
+"""With more ranks in all runs together, phases are read for the slowest ranks of each run and some peers."""
+MAX_COMPARED_RUNS: Final = 32
+"""Runs of which phases are read then."""
+RANGE: Final = "2m"
+"""Four scrapes of the usual interval."""
+_P: Final = "torchperfd_train_"
+_SOURCE: Final = "cluster, job, instance"
+_OF_RANKS: Final = ("own_work_seconds", "peer_wait_seconds", "own_work_error_seconds")
+_OF_VERDICTS: Final = (
+    *("verdict", "cause_seconds", "step_part_seconds", "stalled_seconds", "verdict_unseen_ranks"),
+)
+_TRAINING: Final = State.TRAINING.value
+
+Source = tuple[str, ...]
+"""The target that a series was scraped from."""
+
+
+@dataclass(slots=True)
+class RankSeries:
+    """One rank; times are means per step in seconds, over the newest ten seconds before its scrape.
+
+    Attributes:
+        own_seconds: None while it makes no steps.
+        wait_seconds: None where waits for other ranks are not seen.
+        error_seconds: The standard error of ``own_seconds``; infinite if it is too early to compare ranks.
+        phase_seconds: Rates of its phases, of which only the shares are used; empty if they were not read.
+        device_seconds: The same on its device.
+    """
+
+    rank: int
+    source: Source
+    own_seconds: float | None = None
+    wait_seconds: float | None = None
+    error_seconds: float = math.inf
+    state: str = _TRAINING
+    steps: int = 0
+    last_step_unix_seconds: float = 0.0
+    places: dict[str, int] = field(default_factory=dict)
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    device_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CauseSeries:
+    """A cause of a node's verdict, with its cost per step; the rank is None if all are alike."""
+
+    cause: str
+    rank: int | None
+    phase: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class NodeSeries:
+    """A node's part in a run.
+
+    Attributes:
+        ranks: How many of the run's ranks it has.
+        cause: That of the verdict of its daemon; empty before there is one.
+        causes: What the verdict has: its own cause and further ones.
+        stalled_seconds: The time without a step in a hang; 0 without one.
+        unseen: Ranks elsewhere, without which the verdict is unknown.
+        parts: Of the account of its step: kind, name and seconds.
+    """
+
+    node: str
+    ranks: int = 0
+    cause: str = ""
+    causes: list[CauseSeries] = field(default_factory=list)
+    stalled_seconds: float = 0.0
+    unseen: int = 0
+    parts: list[tuple[str, str, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RunSeries:
+    """One run on all nodes."""
+
+    run: str
+    job_name: str = ""
+    world_size: int = 0
+    nodes: dict[Source, NodeSeries] = field(default_factory=dict)
+    ranks: dict[int, RankSeries] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> int:
+        """The number of the run's ranks that no scraped node has."""
+        return max(0, self.world_size - sum(node.ranks for node in self.nodes.values()))
+
+    def slowest_and_peers(self) -> list[RankSeries]:
+        """Return the ranks that are enough to find a slow one, if any may be slow; else none."""
+        training = [rank for rank in self.ranks.values() if rank.own_seconds is not None]
+        # As the judgement orders them, so that it has the phases of those that it compares.
+        training.sort(key=lambda rank: (-round(rank.own_seconds or 0.0, 9), rank.rank))
+        if len(training) < 2:
+            return []
+        middle = training[len(training) // 2].own_seconds or 0.0
+        is_late = (training[0].own_seconds or 0.0) - middle >= MIN_SHARE * middle
+        return slowest_and_peers(training) if is_late else []
+
+
+@dataclass(slots=True)
+class Series:
+    """All that was read.
+
+    Attributes:
+        runs: By name.
+        down: Daemons that are not scraped now.
+        partial: Why the store's answer may be incomplete; empty if it is not.
+    """
+
+    runs: dict[str, RunSeries] = field(default_factory=dict)
+    down: tuple[str, ...] = ()
+    partial: str = ""
+
+
+def list_runs(store: SeriesStore) -> dict[str, str]:
+    """Return the job of each run that has series now, by the run's name.
+
+    Raises:
+        NoSuchTargetError: The store has no series of torchperfd.
+    """
+    found = store.query(f"count by (run, job_name) ({_P}rank_info)").rows
+    if not found:
+        raise _no_series(store)
+    return {labels.get("run", ""): labels.get("job_name", "") for labels, _ in found}
+
+
+def read_series(store: SeriesStore, run: str = "", job: str = "", *, with_status: bool = False) -> Series:
+    """Read all runs, one run, or those of a job.
+
+    Args:
+        with_status: Also the states, steps and coordinates of ranks, and the phases of all of them if they
+            are few.
+
+    Raises:
+        NoSuchTargetError: There is no such run or job, or no series of torchperfd at all.
+    """
+    chosen = _matcher(store, run, job)
+    infos = _of("rank_info", chosen)
+    expressions = [
+        f"count by ({_SOURCE}, run, node, job_name) ({infos})",
+        # Of one rank of each run, since all of them have the same.
+        _of("world_size", chosen, 'rank="0"'),
+        'up{job=~".*torchperfd.*"} == 0',
+        _places_query("pipeline", chosen),
+        *(_of(name, chosen) for name in _OF_RANKS),
+        *(_of(name, chosen) for name in _OF_VERDICTS),
+    ]
+    if with_status:
+        expressions += [
+            _of("steps_total", chosen),
+            f"max by (run) ({_of('last_step_timestamp_seconds', chosen)})",
+        ]
+    nodes, worlds, down, stages, *answers = _answers = store.query_all(expressions)
+    if not nodes.rows:
+        raise _no_series(store, run, job)
+    runs = _runs_of(nodes)
+    _add_worlds(runs, worlds)
+    if not all(each.world_size for each in runs.values()):
+        _add_worlds(runs, store.query(f"max by (run) ({_of('world_size', chosen)})"))
+    found = Series(
+        runs,
+        tuple(sorted({labels.get("instance", "") for labels, _ in down.rows})),
+        "; ".join(dict.fromkeys(answer.partial for answer in _answers if answer.partial)),
+    )
+    of_ranks, answers = answers[: len(_OF_RANKS)], answers[len(_OF_RANKS) :]
+    of_verdicts, of_status = answers[: len(_OF_VERDICTS)], answers[len(_OF_VERDICTS) :]
+    _add_work(found.runs, *of_ranks)
+    _add_verdicts(found.runs, of_verdicts)
+    _add_places(found.runs, stages, ("pipeline",))
+    if with_status:
+        _add_status(store, found.runs, chosen, *of_status)
+    _add_phases(store, found.runs, chosen, all_ranks=with_status)
+    return found
+
+
+def _of(name: str, chosen: str, *more: str) -> str:
+    matchers = ",".join(filter(None, (chosen, *more)))
+    return f"{_P}{name}{{{matchers}}}"
+
+
+def _places_query(kind: str, chosen: str) -> str:
+    """Return the query for the places of ranks in one kind of parallelism; it finds nothing without that."""
+    infos = _of("rank_info", chosen, f'{kind}_rank!=""')
+    return f"count by (run, rank, {kind}_rank) ({infos})"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _matcher(store: SeriesStore, run: str, job: str) -> str:
+    """Return what selects the series of a run, or of the runs of a job; empty for all."""
+    if not job:
+        return f"run={_quoted(run)}" if run else ""
+    rows = store.query(f"count by (run) ({_of('rank_info', f'job_name={_quoted(job)}')})").rows
+    runs = {name for labels, _ in rows if run in ("", name := labels.get("run", ""))}
+    if not runs:
+        raise _no_series(store, run, job)
+    return f"run=~{_quoted('|'.join(map(re.escape, sorted(runs))))}"
+
+
+def _no_series(store: SeriesStore, run: str = "", job: str = "") -> NoSuchTargetError:
+    name = " of job ".join(each[:80] for each in (f"run {run}" if run else "", job) if each)
+    if name:
+        return NoSuchTargetError(f"{store.address} has no series of {name} now", "leave out --run and --job")
+    return NoSuchTargetError(
+        f"{store.address} has no series of torchperfd from the last minutes",
+        "scrape the daemons, as docs/operating.md shows",
+    )
+
+
+def _source(labels: Mapping[str, str]) -> Source:
+    return labels.get("cluster", ""), labels.get("job", ""), labels.get("instance", "")
+
+
+def _runs_of(nodes: Vector) -> dict[str, RunSeries]:
+    runs: dict[str, RunSeries] = {}
+    for labels, ranks in nodes.rows:
+        name = labels.get("run", "")
+        run = runs.setdefault(name, RunSeries(name, labels.get("job_name", "")))
+        node = run.nodes.setdefault(_source(labels), NodeSeries(labels.get("node", "")))
+        node.ranks += int(ranks)
+    return runs
+
+
+def _add_worlds(runs: Mapping[str, RunSeries], worlds: Vector) -> None:
+    for labels, world in worlds.rows:
+        if run := runs.get(labels.get("run", "")):
+            run.world_size = max(run.world_size, int(world))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else None
+
+
+def _rank(runs: Mapping[str, RunSeries], labels: Mapping[str, str]) -> RankSeries | None:
+    """Return the rank that a series is of, added if it is new; None if it is of none that is known."""
+    run, number = runs.get(labels.get("run", "")), _number(labels.get("rank", ""))
+    if run is None or number is None:
+        return None
+    rank = run.ranks.get(number)
+    if rank is None:
+        rank = run.ranks[number] = RankSeries(number, _source(labels))
+    return rank
+
+
+def _add_work(runs: Mapping[str, RunSeries], own: Vector, wait: Vector, error: Vector) -> None:
+    for labels, seconds in own.rows:
+        if rank := _rank(runs, labels):
+            rank.own_seconds = seconds
+    for labels, seconds in wait.rows:
+        if rank := _rank(runs, labels):
+            rank.wait_seconds = seconds
+    for labels, seconds in error.rows:
+        if rank := _rank(runs, labels):
+            rank.error_seconds = seconds
+
+
+def _add_verdicts(runs: Mapping[str, RunSeries], answers: Sequence[Vector]) -> None:
+    verdicts, costs, parts, stalled, unseen = (
+        [
+            (node, labels, value)
+            for labels, value in answer.rows
+            if (run := runs.get(labels.get("run", ""))) and (node := run.nodes.get(_source(labels)))
+        ]
+        for answer in answers
+    )
+    for node, labels, _ in verdicts:
+        node.cause = labels.get("cause", "")
+    for node, labels, seconds in costs:
+        rank = _number(labels.get("blamed_rank", ""))
+        node.causes.append(CauseSeries(labels.get("cause", ""), rank, labels.get("phase", ""), seconds))
+    for node, labels, seconds in parts:
+        node.parts.append((labels.get("part", ""), labels.get("name", ""), seconds))
+    for node, _, seconds in stalled:
+        node.stalled_seconds = seconds
+    for node, _, count in unseen:
+        node.unseen = int(count)
+
+
+def _add_places(runs: Mapping[str, RunSeries], answer: Vector, kinds: Iterable[str]) -> None:
+    for labels, _ in answer.rows:
+        if rank := _rank(runs, labels):
+            places = {kind: _number(labels.get(f"{kind}_rank", "")) for kind in kinds}
+            rank.places |= {kind: place for kind, place in places.items() if place is not None}
+
+
+def _add_status(
+    store: SeriesStore, runs: Mapping[str, RunSeries], chosen: str, steps: Vector, last: Vector
+) -> None:
+    for labels, count in steps.rows:
+        if rank := _rank(runs, labels):
+            rank.steps = int(count)
+    newest = {labels.get("run", ""): at for labels, at in last.rows}
+    for run in runs.values():
+        for rank in run.ranks.values():
+            rank.last_step_unix_seconds = newest.get(run.run, 0.0)
+    asked = {kind: _places_query(kind, chosen) for kind in PARALLELISM_KINDS if kind != "pipeline"}
+    # A rank with own work is in training.
+    is_known = all(rank.own_seconds is not None for run in runs.values() for rank in run.ranks.values())
+    others = [] if is_known else [f"{_of('state', chosen, f'state!={_quoted(_TRAINING)}')} == 1"]
+    answers = store.query_all([*asked.values(), *others])
+    for kind, answer in zip(asked, answers, strict=False):
+        _add_places(runs, answer, (kind,))
+    for answer in answers[len(asked) :]:
+        for labels, _ in answer.rows:
+            if rank := _rank(runs, labels):
+                rank.state = labels.get("state", "")
+
+
+def _add_phases(store: SeriesStore, runs: Mapping[str, RunSeries], chosen: str, *, all_ranks: bool) -> None:
+    """Read the shares of phases: of all ranks if they are few, else of those that show which one is slow."""
+    if all_ranks and sum(len(run.ranks) for run in runs.values()) <= MAX_WHOLE:
+        selected = [chosen]
+    else:
+        compared = [(run.run, ranks) for run in runs.values() if (ranks := run.slowest_and_peers())]
+        selected = [_ranks_matcher(run, ranks) for run, ranks in compared[:MAX_COMPARED_RUNS]]
+    if not selected:
+        return
+    of_steps = 'phase!="validate"'
+    expressions = [
+        " or ".join(f"rate({_of(name, each, of_steps)}[{RANGE}])" for each in selected)
+        for name in ("phase_seconds_total", "phase_device_seconds_total")
+    ]
+    host, device = store.query_all(expressions)
+    for labels, seconds in host.rows:
+        if rank := _rank(runs, labels):
+            rank.phase_seconds[labels.get("phase", "")] = seconds
+    for labels, seconds in device.rows:
+        if rank := _rank(runs, labels):
+            rank.device_seconds[labels.get("phase", "")] = seconds
+
+
+def _ranks_matcher(run: str, ranks: Collection[RankSeries]) -> str:
+    return f"run={_quoted(run)},rank=~{_quoted('|'.join(str(each.rank) for each in ranks))}"

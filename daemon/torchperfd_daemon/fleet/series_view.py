@@ -1,0 +1,228 @@
+"""Answers the read commands from series, with the messages by which a daemon answers them."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from torchperfd.v1 import contract, control_pb2, session_pb2
+from torchperfd_daemon.fleet.series import RankSeries, RunSeries, Series, list_runs, read_series
+from torchperfd_daemon.fleet.series_store import SeriesStore
+from torchperfd_daemon.fleet.series_verdict import (
+    are_on_device,
+    hang_seconds,
+    own_phases,
+    rank_work,
+    verdict_on,
+)
+from torchperfd_daemon.goodput.totals import Bucket
+from torchperfd_daemon.service.translate_diagnosis import verdict_to_message
+from torchperfd_daemon.store.store import PRESENT_S
+
+MAX_AGE_S: Final = 5.0
+"""How long an answer is used again: series change once per scrape."""
+MAX_KEPT: Final = 4
+UNDIVIDED: Final = "own work"
+"""Stands for the phases of a rank of which they were not read."""
+_WAIT: Final = "collective_wait"
+_STATES: Final = {
+    name.removeprefix("RUN_STATE_").lower(): number for name, number in session_pb2.RunState.items()
+}
+
+
+class SeriesView:
+    """Stands for a daemon that knows all nodes: has its calls of the service Control that only read.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, store: SeriesStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, str, bool], tuple[float, Series]] = {}
+
+    def GetInfo(  # noqa: N802
+        self, request: control_pb2.GetInfoRequest, timeout: float = 0.0
+    ) -> control_pb2.GetInfoResponse:
+        """Return the store's address in place of a node."""
+        api = session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX)
+        return control_pb2.GetInfoResponse(api=api, node=self._store.address)
+
+    def ListRuns(  # noqa: N802
+        self, request: control_pb2.ListRunsRequest, timeout: float = 0.0
+    ) -> control_pb2.ListRunsResponse:
+        """Return the runs, without their ranks."""
+        jobs = list_runs(self._store)
+        return control_pb2.ListRunsResponse(
+            runs=[
+                control_pb2.Run(run=run, job_name=job)
+                for run, job in sorted(jobs.items())
+                if request.job in ("", job)
+            ]
+        )
+
+    def runs_with_ranks(self, job: str = "") -> control_pb2.ListRunsResponse:
+        """Return the runs with the status of their ranks, of all jobs or of one."""
+        series = self._read("", job, with_status=True)
+        return control_pb2.ListRunsResponse(
+            runs=[
+                control_pb2.Run(
+                    run=run.run,
+                    job_name=run.job_name,
+                    world_size=run.world_size,
+                    ranks=[steps.status for steps in _steps_of(run)],
+                )
+                for run in _by_name(series)
+            ],
+            nodes=_nodes(series),
+            unreachable=self._unreachable(series),
+        )
+
+    def GetSteps(  # noqa: N802
+        self, request: control_pb2.GetStepsRequest, timeout: float = 0.0
+    ) -> control_pb2.GetStepsResponse:
+        """Return the present mean step of each rank; with its error where the comparison needs it."""
+        series = self._read(request.run, request.job, with_status=True)
+        wanted = set(request.ranks)
+        return control_pb2.GetStepsResponse(
+            ranks=[
+                steps
+                for run in _by_name(series)
+                for steps in _steps_of(run)
+                if not wanted or steps.status.identity.rank in wanted
+            ],
+            nodes=_nodes(series),
+            unreachable=self._unreachable(series),
+        )
+
+    def Diagnose(  # noqa: N802
+        self, request: control_pb2.DiagnoseRequest, timeout: float = 0.0
+    ) -> control_pb2.DiagnoseResponse:
+        """Return one verdict on each run."""
+        series = self._read(request.run, request.job)
+        found = (verdict_on(run) for run in _by_name(series))
+        return control_pb2.DiagnoseResponse(
+            verdicts=[verdict_to_message(verdict) for verdict in found if verdict is not None],
+            nodes=_nodes(series),
+            unreachable=self._unreachable(series),
+        )
+
+    def GetReadings(  # noqa: N802
+        self, request: control_pb2.GetReadingsRequest, timeout: float = 0.0
+    ) -> control_pb2.GetReadingsResponse:
+        """Return nothing: readings are of one node."""
+        return control_pb2.GetReadingsResponse()
+
+    def goodput(self, run: str = "") -> dict[str, dict[str, dict[Bucket, float]]]:
+        """Return the rank-seconds of each run by node and bucket, of runs that have series now."""
+        chosen = f'{{run="{_escaped(run)}"}}' if run else ""
+        answer = self._store.query(
+            f"sum by (run, cluster, instance, bucket) (torchperfd_train_goodput_seconds_total{chosen})"
+        )
+        buckets = {bucket.value: bucket for bucket in Bucket}
+        found: dict[str, dict[str, dict[Bucket, float]]] = {}
+        for labels, seconds in answer.rows:
+            if bucket := buckets.get(labels.get("bucket", "")):
+                place = " ".join(filter(None, (labels.get("cluster", ""), labels.get("instance", ""))))
+                nodes = found.setdefault(labels.get("run", ""), {})
+                nodes.setdefault(place, dict.fromkeys(Bucket, 0.0))[bucket] += seconds
+        return found
+
+    def _read(self, run: str, job: str, *, with_status: bool = False) -> Series:
+        """Return the series, read at most :data:`MAX_AGE_S` ago; what has more serves for less."""
+        with self._lock:
+            for key in ((run, job, True), *([] if with_status else [(run, job, False)])):
+                at, kept = self._kept.get(key, (-math.inf, None))
+                if kept is not None and self._clock() - at < MAX_AGE_S:
+                    return kept
+            series = read_series(self._store, run, job, with_status=with_status)
+            while len(self._kept) >= MAX_KEPT:
+                self._kept.pop(min(self._kept, key=lambda key: self._kept[key][0]))
+            self._kept[run, job, with_status] = self._clock(), series
+            return series
+
+    def _unreachable(self, series: Series) -> Iterator[control_pb2.UnreachablePeer]:
+        for address in series.down:
+            yield control_pb2.UnreachablePeer(address=address, reason="not scraped")
+        if series.partial:
+            yield control_pb2.UnreachablePeer(address=self._store.address, reason=series.partial)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _by_name(series: Series) -> list[RunSeries]:
+    return [series.runs[name] for name in sorted(series.runs)]
+
+
+def _nodes(series: Series) -> list[control_pb2.FleetNode]:
+    nodes: dict[tuple[str, ...], control_pb2.FleetNode] = {}
+    for run in series.runs.values():
+        for source, node in run.nodes.items():
+            there = nodes.setdefault(source, control_pb2.FleetNode(address=source[-1], node=node.node))
+            there.ranks += node.ranks
+    return sorted(nodes.values(), key=lambda node: (node.node, node.address))
+
+
+def _steps_of(run: RunSeries) -> Iterator[control_pb2.RankSteps]:
+    on_device = are_on_device(run)
+    compared = {rank.rank for rank in run.slowest_and_peers()}
+    stalled = hang_seconds(run)
+    for number in sorted(run.ranks):
+        rank = run.ranks[number]
+        steps = _rank_steps(rank, on_device=on_device, compared=number in compared)
+        identity = steps.status.identity
+        identity.run, identity.rank, identity.job_name = run.run, number, run.job_name
+        identity.world_size = run.world_size
+        node = run.nodes.get(rank.source)
+        identity.node = node.node if node else ""
+        steps.status.stalled_seconds = stalled.get(rank.source, 0.0)
+        yield steps
+
+
+def _rank_steps(rank: RankSeries, *, on_device: bool, compared: bool) -> control_pb2.RankSteps:
+    """Return a rank's mean step as one block, or as blocks that differ as its error says."""
+    status = control_pb2.RankStatus(
+        connected=True,
+        state=_STATES.get(rank.state, session_pb2.RUN_STATE_UNSPECIFIED),
+        steps=rank.steps,
+        last_step_unix_seconds=rank.last_step_unix_seconds,
+        coordinates=[
+            session_pb2.Coordinate(dimension=kind, rank=place, size=place + 1)
+            for kind, place in rank.places.items()
+        ],
+    )
+    if rank.own_seconds is None:
+        return control_pb2.RankSteps(status=status)
+    work = rank_work(rank, on_device=on_device, compared=compared)
+    columns = work.phase_seconds
+    if not own_phases(rank, on_device=on_device):
+        own = np.sum([each for name, each in columns.items() if name != _WAIT], axis=0)
+        columns = {UNDIVIDED: own, _WAIT: columns[_WAIT]}
+    duration = np.sum([*columns.values()], axis=0)
+    step = float(duration.mean())
+    count = len(duration)
+    phases = [
+        session_pb2.PhaseColumn(phase=name, ns=(column * 1e9).astype("<i8").tobytes())
+        for name, column in columns.items()
+        if name != _WAIT or rank.wait_seconds is not None
+    ]
+    status.step_seconds = step
+    for name, column in columns.items():
+        status.phase_seconds[name] = float(column.mean())
+    return control_pb2.RankSteps(
+        status=status,
+        first_step=max(0, rank.steps - count),
+        count=count,
+        duration_ns=(duration * 1e9).astype("<i8").tobytes(),
+        # Times of devices are read, or those of hosts.
+        phases=[] if on_device else phases,
+        device_phases=phases if on_device else [],
+        block_steps=max(1, round(PRESENT_S / step / count)) if step > 0 else 1,
+    )

@@ -1,0 +1,115 @@
+"""What a verdict on the ranks of all nodes needs of each node, as metrics.
+
+A node's verdict compares that node's ranks only. A reader of the series of all nodes compares their ranks by
+own work, with the rules of daemons that ask each other (``fleet.verdict``), and so comes to the same verdict.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
+from torchperfd_daemon.diagnosis.evidence import MATERIAL, compare
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.metrics.page import RANK_LABELS, SeriesCap
+from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
+from torchperfd_daemon.observer.observer import Observer
+from torchperfd_daemon.observer.rank_window import host_work, is_on_device
+from torchperfd_daemon.store.model import State
+from torchperfd_daemon.store.store import Rank, Store
+
+MAX_CAUSES: Final = 8
+"""Causes of one run that have series; those that cost less are left out."""
+
+
+class ComparisonMetrics:
+    """A metrics source: each rank's own work, and the causes of the verdict on each run.
+
+    Args:
+        cap: Selects the ranks that get series; all ranks without it.
+    """
+
+    def __init__(self, store: Store, observer: Observer, cap: SeriesCap | None = None) -> None:
+        self._store = store
+        self._observer = observer
+        self._cap = cap
+
+    def families(self) -> Iterator[Family]:
+        """Return the own work of ranks, and what the verdict on each run is made of."""
+        self._store.forget_departed()
+        ranks = list(self._store.ranks()) if self._cap is None else self._cap.select(self._store)
+        shown: dict[str, list[Rank]] = {}
+        for rank in ranks:
+            shown.setdefault(rank.identity.run, []).append(rank)
+        yield from self._work(shown)
+        runs = self._store.runs()
+        yield from _causes(
+            [self._observer.verdict(run) or verdict_on_mean_step(run, runs[run]) for run in shown]
+        )
+
+    def _work(self, runs: dict[str, list[Rank]]) -> Iterator[Family]:
+        own = Family(
+            "train_own_work_seconds",
+            "Own work per step: the step less the wait for other ranks, over the newest ten seconds.",
+            "gauge",
+            RANK_LABELS,
+        )
+        wait = Family(
+            "train_peer_wait_seconds",
+            "Wait for other ranks per step, over the newest ten seconds.",
+            "gauge",
+            RANK_LABELS,
+        )
+        error = Family(
+            "train_own_work_error_seconds",
+            "Standard error of train_own_work_seconds.",
+            "gauge",
+            RANK_LABELS,
+        )
+        for run, ranks in runs.items():
+            training = [rank for rank in ranks if rank.connected and rank.state is State.TRAINING]
+            on_device = {rank.identity.rank for rank in training if is_on_device(rank.totals)}
+            for work in self._compared(training):
+                labels = run, str(work.rank)
+                own.add(work.own_seconds, *labels)
+                is_seen = work.wait_seconds >= MATERIAL * work.step_seconds
+                if is_seen or work.rank not in on_device:
+                    wait.add(work.wait_seconds, *labels)
+                if work.is_long_enough:
+                    error.add(work.own_error_seconds, *labels)
+        yield from (own, wait, error)
+
+    def _compared(self, ranks: Sequence[Rank]) -> list[RankWork]:
+        """Return the times by which ranks are to be compared, as for a survey of all nodes."""
+        ranks = [rank for rank in ranks if rank.present_steps]
+        host = [host_work(rank, rank.present_steps) for rank in ranks]
+        return compare(host, [self._observer.device_work(rank) for rank in ranks]).works
+
+
+def _causes(verdicts: Sequence[Verdict]) -> Iterator[Family]:
+    costs = Family(
+        "train_cause_seconds",
+        "Time per step that a cause of the verdict costs; without a blamed rank, it is of all ranks.",
+        "gauge",
+        ("run", "cause", "blamed_rank", "phase"),
+    )
+    stalled = Family("train_stalled_seconds", "Time without a step during a hang.", "gauge", ("run",))
+    unseen = Family(
+        "train_verdict_unseen_ranks",
+        "Ranks on other nodes, without which the verdict is unknown.",
+        "gauge",
+        ("run",),
+    )
+    for verdict in verdicts:
+        named: dict[tuple[str, str, str], float] = {}
+        for each in (verdict, *verdict.others)[:MAX_CAUSES]:
+            if each.cause is not Cause.NONE:
+                rank = "" if each.rank is None else str(each.rank)
+                named.setdefault((each.cause.value, rank, each.phase), each.cost_seconds_per_step)
+        for labels, seconds in named.items():
+            costs.add(seconds, verdict.run, *labels)
+        if verdict.stalled_seconds:
+            stalled.add(verdict.stalled_seconds, verdict.run)
+        if verdict.unseen_ranks:
+            unseen.add(verdict.unseen_ranks, verdict.run)
+    yield from (costs, stalled, unseen)
