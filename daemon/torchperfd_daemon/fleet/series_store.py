@@ -162,8 +162,9 @@ class SeriesStore:
         )
         try:
             connection.connect()
-        except OSError as error:
-            why = error.strerror or str(error) or "timed out"
+        except (OSError, ValueError) as error:
+            # A host that no DNS could have is a ValueError.
+            why = getattr(error, "strerror", None) or str(error) or "timed out"
             raise DaemonUnreachableError(
                 f"no answer from {self.address}: {why}", "check --prometheus"
             ) from error

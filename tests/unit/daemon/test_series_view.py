@@ -1,8 +1,7 @@
 """What a daemon and the commands make of series: answers kept for a while, and which source is asked."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.commands import Run, runner
@@ -121,9 +120,7 @@ async def test_daemon_asks_peers_while_the_store_is_unreachable(tmp_path: Path) 
 
 
 @pytest.fixture
-def run(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[Callable[..., Any]]:
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.setenv("TORCHPERFD_SOCKET", str(tmp_path / "no.sock"))
     return runner(capfd)
 
@@ -155,7 +152,7 @@ def test_command_with_a_wrong_store_exits_with_its_code(run: Run) -> None:
         assert run("ranks", "--prometheus", f"http://127.0.0.1:{port}")[0] == 1
 
 
-def test_unreadable_secret_of_the_service_leaves_it_to_the_daemon(
+def test_secret_for_the_service_only_leaves_it_to_the_daemon(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TORCHPERFD_PROMETHEUS", "https://127.0.0.1:9")
