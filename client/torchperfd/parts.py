@@ -77,7 +77,6 @@ class DaemonSession:
 
     @property
     def captures_dir(self) -> str:
-        """Where captures of this process go."""
         return str(self._captures.directory.path)
 
     def read_capture(self, capture_id: str, name: str, most_bytes: int) -> bytes:
@@ -105,7 +104,6 @@ class DaemonSession:
                 self._faults.note("live page", error)
 
     def hello(self) -> "session_pb2.ClientMessage":
-        """Return the first message of a session."""
         from torchperfd.link import wire
 
         return wire.hello(self.identity, _torch_version())
@@ -136,7 +134,6 @@ class DaemonSession:
         self._flusher.greet()
 
     def handle_command(self, message: "session_pb2.DaemonMessage") -> None:
-        """Handle a command of the daemon."""
         if message.HasField("dump_stacks"):
             if not (message.dump_stacks.loading_only or message.dump_stacks.threads_only):
                 self._flusher.flush()  # so that the newest phase is known
@@ -160,7 +157,6 @@ class DaemonSession:
         )
 
     def send_peers(self, addresses: Sequence[str]) -> None:
-        """Send the daemon the addresses of all daemons of the job."""
         from torchperfd.v1 import session_pb2
 
         daemons = session_pb2.JobDaemons(addresses=addresses)

@@ -182,7 +182,6 @@ class RankCapture:
     # On the training thread.
 
     def train_edge(self, next_index: int) -> None:
-        """Start, go on or stop."""
         decision = self.state.train_edge(next_index)
         if self._driver.is_lost:
             self._give_up(str(tracer.LostTraceError()))

@@ -33,7 +33,6 @@ class Annotations:
         self._phases: list[tuple[int, Any]] = []
 
     def open_step(self, index: int) -> None:
-        """Begin a step."""
         # The name that every trace reader knows as a step's.
         self._step = open_annotation(f"ProfilerStep#{index}")
 
@@ -76,7 +75,6 @@ _abandoned: Final[list[Any]] = []
 
 
 def open_annotation(name: str) -> Any:
-    """Open an annotation of torch's profiler, and return it."""
     from torch.autograd.profiler import record_function
 
     annotation: Any = record_function(name)
@@ -135,7 +133,6 @@ class MemoryTracer:
             cuda.stop_memory_recording()
 
     def take(self) -> None:
-        """Take the snapshot."""
         self._snapshot = cuda.snapshot_memory()
 
     def export(self, path: Path) -> None:
@@ -149,7 +146,6 @@ class MemoryTracer:
             pickle.dump(snapshot, file, protocol=VIEWERS_PROTOCOL)
 
     def discard(self) -> None:
-        """Forget the snapshot."""
         self._snapshot = None
 
 
@@ -200,7 +196,6 @@ class CaptureDriver:
             self._replay.after_read = self._annotate_phases
 
     def close_annotations(self) -> None:
-        """End the annotations of the step that has ended."""
         self._annotations.close()
 
     def release(self) -> tracer.Tracer | None:

@@ -134,12 +134,10 @@ class RankFiles:
 
     @property
     def trace(self) -> str:
-        """Name of the trace."""
         return f"{self._stem}.{'memory.pickle' if self._kind == CaptureKind.MEMORY else 'json'}"
 
     @property
     def has_trace(self) -> bool:
-        """Whether the trace is there."""
         return (self._directory / self.trace).is_file()
 
     @property
@@ -264,7 +262,6 @@ class RankFiles:
                 self._directory.rmdir()
 
     def remove_leftovers(self) -> None:
-        """Delete unfinished files."""
         # Else the folder would be made for that.
         if self._directory.is_dir():
             with contextlib.suppress(OSError), CaptureFolder.opened(self._directory) as folder:

@@ -182,7 +182,6 @@ class CaptureState:
         return Decision(Action.WAIT)
 
     def end(self, outcome: CaptureOutcome) -> None:
-        """Set the outcome."""
         self.outcome = outcome
         self.stage = CaptureStage.COMPLETE if outcome.ok else CaptureStage.FAILED
         if not outcome.ok:
@@ -209,7 +208,6 @@ class PauseEstimate:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is anything to estimate from."""
         return self._events_per_step > 0
 
     def seconds(self, options: CaptureOptions) -> float:

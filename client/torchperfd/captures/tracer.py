@@ -186,7 +186,6 @@ class KinetoTracer:
             )
 
     def start(self) -> None:
-        """Begin to record."""
         global _running
         with ARBITER.starting():
             if self._compiled:
@@ -248,7 +247,6 @@ class KinetoTracer:
             raise OSError(f"torch wrote no trace to {path}")
 
     def discard(self) -> None:
-        """Forget the trace."""
         if self._compiled and self._profiler is not None:
             # It refers to itself. Until a collection it would keep the trace's memory, and the file that
             # could not be written.

@@ -39,7 +39,6 @@ def escape_markdown(text: str) -> str:
 
 
 def render_markdown(document: Document) -> str:
-    """Return a document as Markdown, ending in a newline."""
     return _joined(block for section in document.sections for block in section)
 
 

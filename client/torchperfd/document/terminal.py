@@ -65,11 +65,9 @@ class Page:
         return {"never": None, "terminal": self.columns, "always": self.reading}[fold]
 
     def fold(self, line: str, fold: Fold, margin: int | None = None) -> list[str]:
-        """Return the lines of a line."""
         return fold_text(line, self.width(fold), margin=margin).split("\n")
 
     def paint(self, text: str, style: Style) -> str:
-        """Return a text in a style."""
         return paint(text, style, colour=self.colour)
 
 

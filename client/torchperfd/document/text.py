@@ -113,7 +113,6 @@ def without_codes(words: str) -> str:
 
 
 def paint(words: str, style: Style, *, colour: bool) -> str:
-    """Return words in a style; without colours, and without a style, the words."""
     return f"\x1b[{_CODES[style]}m{words}\x1b[0m" if colour and style and words else words
 
 

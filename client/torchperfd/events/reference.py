@@ -44,7 +44,6 @@ class Timed(_Function):
         self._failed = end if failed < 0 else failed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the original."""
         buffer = self._buffer
         if get_ident() != buffer.thread or buffer.muted >> self._begin & 1:
             return self.original(*args, **kwargs)
@@ -113,7 +112,6 @@ class Draws(_Function):
         self._models = models
 
     def __call__(self, iterator: Any) -> Any:
-        """Return the next batch."""
         if get_ident() != self._buffer.thread:
             return self._original(iterator)
         # A data set may draw from another iterator meanwhile.
@@ -182,7 +180,6 @@ class IndexLists(_Function):
         self._otherwise = otherwise
 
     def __call__(self, iterator: Any) -> Any:
-        """Return the next indices."""
         if type(iterator) is not self._plain or get_ident() != self._buffer.thread:
             return self._otherwise(iterator)
         indices = self.original(iterator)

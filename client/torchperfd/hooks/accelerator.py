@@ -203,7 +203,6 @@ class Accelerator:
 
     @property
     def is_timed(self) -> bool:
-        """Whether steps run on a device."""
         return self._times is not None
 
     @property

@@ -41,7 +41,6 @@ class BackgroundSaves:
         self._until = 0
 
     def begin(self) -> int:
-        """A save begins; return its id."""
         save = next(self._ids)
         self.calls += not self._open
         self._open[save] = self._clock()

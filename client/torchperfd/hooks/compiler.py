@@ -91,7 +91,6 @@ class Compilations:
             self.turn_off(f"this torch has no start_callbacks and end_callbacks in {_CALLBACK_MODULE}")
 
     def uninstall(self) -> None:
-        """Stop counting."""
         self._over = True
         logging.getLogger(_LIMIT_LOG).removeFilter(self._note)
         for calls, callback in self._lists():

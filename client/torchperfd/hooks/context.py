@@ -227,7 +227,6 @@ class HookContext:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error in one line."""
     lines = str(error).splitlines()
     if isinstance(error, HookUnavailableError) and lines:
         return lines[0]

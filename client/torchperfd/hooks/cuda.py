@@ -87,7 +87,6 @@ def record_memory(context: str, most_events: int) -> None:
 
 
 def snapshot_memory() -> Any:
-    """Return the history and what is allocated now."""
     return _cuda_memory()._snapshot()
 
 

@@ -43,7 +43,6 @@ _ISSUES: Final = (
 
 
 def install_collectives(context: HookContext) -> None:
-    """Time collectives and the waits for them."""
     keep_classes_out_of_graphs(ScriptCollectives)
     context.links.script_collectives.install(context.links.models.trained)
     group, work = torch.distributed.ProcessGroup, torch.distributed.Work

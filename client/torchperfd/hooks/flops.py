@@ -53,7 +53,6 @@ class StepFlops:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing left to watch for."""
         return self._counter is None and (self.flops is not None or bool(self.reason))
 
     def train_edge(self, next_index: int) -> None:
@@ -213,7 +212,6 @@ def _unable() -> str:
 
 
 def _compiles() -> bool:
-    """Return whether dynamo has compiled anything."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None)
     return bool(counters and counters.get("stats", {}).get("unique_graphs", 0))

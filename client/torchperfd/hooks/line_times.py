@@ -328,7 +328,6 @@ class SyncWaits:
         return found.f_code.co_filename[-_MAX_NAME:], line_of(found), call.removeprefix(".")
 
     def _is_torch(self, frame: FrameType, part: str = "") -> bool:
-        """Return whether a frame is in torch's own code, or in a part of it."""
         return bool(self._torch) and frame.f_code.co_filename.startswith(self._torch + part)
 
     def _called(self, frame: FrameType) -> str:

@@ -107,7 +107,6 @@ class LiveObjects:
         self._over: SimpleQueue[list[list[Any]]] = SimpleQueue()
 
     def read(self) -> list[Any]:
-        """Return the objects."""
         # Within one built-in call: what a handler raises between two instructions must not find it unowned.
         self._lists.extend(map(gc.get_objects, (self._generation,)))
         if self._generation is None and gc.get_freeze_count():

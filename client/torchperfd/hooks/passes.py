@@ -319,7 +319,6 @@ class Reductions:
     # With CUDA event ids.
 
     def _begin(self, tensors: Any) -> None:
-        """A backward begins, of these roots."""
         try:
             buffer = self._context.buffer
             if not buffer.here():

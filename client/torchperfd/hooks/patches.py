@@ -113,11 +113,9 @@ class ModuleImport(MetaPathFinder):
         self._is_searching = False
 
     def wait(self) -> None:
-        """Begin to wait."""
         sys.meta_path.insert(0, self)
 
     def cancel(self) -> None:
-        """Stop waiting."""
         self._action = None
         if self._interrupted is None:
             self._step_aside()

@@ -86,13 +86,11 @@ class GcPauses:
         )
 
     def install(self) -> None:
-        """Begin."""
         gc.callbacks.extend(callback for callback in self.callbacks if callback not in gc.callbacks)
         if gc.collect is self._original:
             gc.collect = self._collect
 
     def uninstall(self) -> None:
-        """Stop."""
         if gc.collect is self._collect:
             gc.collect = self._original
         for callback in self.callbacks:

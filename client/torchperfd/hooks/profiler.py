@@ -76,7 +76,6 @@ class ProfilerArbiter:
         self.warming_up = self.warming_up or _finds_warm_up()
 
     def leave(self) -> None:
-        """Watch no longer."""
         self.warming_up = False
         while self._wrapped:
             from torch.autograd import profiler
@@ -88,7 +87,6 @@ class ProfilerArbiter:
 
     @property
     def is_ours_on(self) -> bool:
-        """Whether the session that is on, if any, is ours."""
         return self._stop_ours is not None or self._starting_thread != 0
 
     @contextlib.contextmanager

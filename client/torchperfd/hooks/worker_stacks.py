@@ -90,7 +90,6 @@ class WorkerEntry:
         self._original: Any = found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the worker."""
         # Stacks are of use, batches are necessary.
         with contextlib.suppress(Exception):
             answer_requests(self._where[0])

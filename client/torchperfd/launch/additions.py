@@ -98,7 +98,6 @@ class AutoCapture:
         self._capture: JobCapture | None = None
 
     def start(self) -> None:
-        """Begin to look."""
         threading.Thread(target=self.run, name="torchperfd-advise", daemon=True).start()
 
     def stop(self) -> None:
@@ -184,7 +183,6 @@ class EmbeddedDaemon:
 
     @property
     def pid(self) -> int:
-        """The daemon's process id."""
         return self._process.pid
 
     def leave(self, timeout: float) -> None:

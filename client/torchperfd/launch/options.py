@@ -184,12 +184,10 @@ def read_words(words: Sequence[str]) -> CommandLine:
 
 
 def option_of(name: str) -> RunOption | None:
-    """Return the option of a name; None for another word."""
     return _BY_NAME.get(_ALIASES.get(name, name))
 
 
 def usage() -> str:
-    """Return the help of ``run``."""
     import textwrap
 
     rows = [(f"{option.name} {option.value}".rstrip(), option.words) for option in OPTIONS]

@@ -53,7 +53,6 @@ class Script:
 
     @property
     def command(self) -> str:
-        """It with its arguments, quoted for a shell."""
         return shlex.join([*self._target, *self.arguments])
 
     @property
@@ -183,7 +182,6 @@ class TerminationWatch:
         self._is_installed = False
 
     def begin(self) -> None:
-        """Watch from now on."""
         self._is_installed = HANDLES_SIGTERM and _sigterm.install(MAX_TERMINATION_S)
         if self._is_installed:
             os.register_at_fork(after_in_child=_sigterm.release)

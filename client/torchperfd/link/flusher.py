@@ -75,7 +75,6 @@ class Flusher:
         self._thread = threading.Thread(target=self._run, name="torchperfd-flusher", daemon=True)
 
     def start(self) -> None:
-        """Begin to drain."""
         self._is_running = True
         self._replay.read_elsewhere(self.refresh)
         self._thread.start()

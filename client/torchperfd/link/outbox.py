@@ -139,7 +139,6 @@ class Outbox(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more will come."""
         return self._closed
 
     def __len__(self) -> int:

@@ -126,7 +126,6 @@ class StackReporter:
 
     @property
     def descriptors(self) -> list[int]:
-        """Its open descriptors."""
         return [self._file] if self._file >= 0 else []
 
     def unregister_signal(self) -> None:

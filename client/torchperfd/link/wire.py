@@ -19,7 +19,6 @@ from torchperfd.v1 import contract, session_pb2
 
 
 def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
-    """Return the first message of a session."""
     return session_pb2.ClientMessage(
         hello=session_pb2.Hello(
             api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
@@ -56,7 +55,6 @@ def step_batch(
 
 
 def collective_report(request_id: int, groups: Sequence[GroupProgress]) -> session_pb2.ClientMessage:
-    """Pack how far each process group is."""
     packed = [pack(session_pb2.GroupProgress, group) for group in groups]
     return session_pb2.ClientMessage(
         collective_report=session_pb2.CollectiveReport(request_id=request_id, groups=packed)

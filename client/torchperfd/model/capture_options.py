@@ -63,7 +63,6 @@ class CaptureOptions:
         return unpack(message, cls, kind=kinds.get(message.kind, unknown or str(message.kind)))
 
     def to_message(self) -> "session_pb2.CaptureOptions":
-        """Return the options as a message."""
         from torchperfd.v1 import session_pb2
 
         is_memory = self.kind == CaptureKind.MEMORY

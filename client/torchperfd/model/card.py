@@ -75,12 +75,10 @@ class CauseCard:
 
     @property
     def heading(self) -> str:
-        """The cause, where, and its cost, in one line."""
         return " · ".join(part for part in (self.cause, self.where, self.cost) if part)
 
     @property
     def cost(self) -> str:
-        """The cost in words; empty without one."""
         if self.stalled_seconds:
             return f"no step for {self.stalled_seconds:.0f} s"
         if self.share:
@@ -152,7 +150,6 @@ class VerdictCard:
 
     @property
     def summary(self) -> str:
-        """The verdict in one line."""
         if self.failure:
             return f"{self.heading} · {self.failure}"
         return self.heading if self.causes else f"{self.heading} · {self.remark}"
@@ -203,7 +200,6 @@ class VerdictCard:
         return replace(self, next_command=command_after_run(self.next_command))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the lines of the card, as documents have them."""
         return {
             "state": "bad" if self.causes or self.failure else "good" if self.is_healthy else "unknown",
             "summary": self.summary,
@@ -226,7 +222,6 @@ class VerdictCard:
         }
 
     def document(self) -> Document:
-        """Return the card as a document of one section."""
         blocks: list[Block] = [_facts(("note", self.note))]
         style: Style
         if self.failure:
@@ -250,7 +245,6 @@ class VerdictCard:
         return terminal.render(self.document(), terminal.Page(reading=width, colour=colour))
 
     def to_html(self) -> str:
-        """Return the card as HTML that needs nothing else."""
         return markup.render_html(self.document())
 
     def __str__(self) -> str:
@@ -266,7 +260,6 @@ def _panel(text: str, rest: str, style: Style, named: Iterable[tuple[str, str]])
 
 
 def _facts(*named: tuple[str, str]) -> Facts:
-    """Return what is known of facts, as the parts of a card have it."""
     rows = [each for each in named if each[1]]
     return Facts(rows, _COLUMN, indent=2, fold="always", name_style="dim", code=("fix", "next"))
 

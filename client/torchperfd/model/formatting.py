@@ -113,7 +113,6 @@ def number(value: Any, most: float = MAX_NUMBER) -> float:
 
 
 def optional(value: Any, most: float = MAX_NUMBER) -> float | None:
-    """Return a number, or None for null."""
     return None if value is None else number(value, most)
 
 

@@ -44,7 +44,6 @@ class WorkerCost:
         return self.receive + tensors * self.receive_tensor + size * self.receive_byte
 
     def sending(self, tensors: int, size: int) -> float:
-        """Return what a worker needs for it."""
         return self.send + tensors * self.send_tensor + size * self.send_byte
 
 

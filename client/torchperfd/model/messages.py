@@ -60,12 +60,10 @@ class Text:
     characters: int
 
     def __call__(self, value: str) -> str:
-        """Return a text within the limit."""
         return one_line(value, self.characters)
 
 
 def limit(most: int) -> Callable[[int], int]:
-    """Return what limits a number to the largest one."""
     return lambda value: value if value < most else most
 
 
@@ -282,7 +280,6 @@ def _value(kind: Any, notes: tuple[Any, ...], *, outer: tuple[Any, ...]) -> _Val
 
 
 def split_hint(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return an annotation without what is added to it, and that."""
     if get_origin(hint) is not Annotated:
         return hint, ()
     plain, *notes = get_args(hint)

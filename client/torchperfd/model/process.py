@@ -63,7 +63,6 @@ class HookState:
 
     @property
     def is_on(self) -> bool:
-        """Whether the hook is on."""
         return not self.reason
 
     def __str__(self) -> str:

@@ -105,7 +105,6 @@ class MeanChange:
 
     @property
     def difference(self) -> float:
-        """How much the mean rose."""
         return self.after - self.before
 
 

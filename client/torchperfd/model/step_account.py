@@ -74,7 +74,6 @@ class Part:
 
     @property
     def words(self) -> str:
-        """What it is, in a few words."""
         if self.kind in (PartKind.COMPUTING, PartKind.LOSS):
             return self.name or self.kind.value
         if self.kind is PartKind.UNNAMED:
@@ -163,11 +162,9 @@ class Account:
         return abs(self.replayed_seconds - self.step_seconds) / self.step_seconds
 
     def seconds(self, *kinds: PartKind) -> float:
-        """Return the sum of all parts of these kinds."""
         return sum(part.seconds for part in self.parts if part.kind in kinds)
 
     def share(self, *kinds: PartKind) -> float:
-        """Return the same as a share of the step."""
         return self._share(self.seconds(*kinds))
 
     @property

@@ -66,7 +66,6 @@ class PhaseTotals:
         return self.device_ns / self.device_calls / 1e9 if self.device_calls else None
 
     def plus(self, other: "PhaseTotals") -> "PhaseTotals":
-        """Return the totals of both."""
         return PhaseTotals(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     def minus(self, part: "PhaseTotals") -> "PhaseTotals":

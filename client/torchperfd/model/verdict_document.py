@@ -62,7 +62,6 @@ class SettledAdvice:
         return all(math.isfinite(each) and 0 <= each <= _MAX_S for each in seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for a JSON document."""
         return asdict(self)
 
     @classmethod
@@ -75,7 +74,6 @@ class SettledAdvice:
         return found if found.is_sound() else None
 
     def to_message(self) -> control_pb2.LoaderAdvice:
-        """Return it as a message."""
         message = pack(control_pb2.LoaderAdvice, self)
         if self.advice is not None:
             fill(message, self.advice)

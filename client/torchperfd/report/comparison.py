@@ -61,7 +61,6 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """It in one line, such as ``torch 2.13.0 → 2.14.0``."""
         return f"{self.name} {self.before or 'unknown'} → {self.after or 'unknown'}"
 
 
@@ -108,7 +107,6 @@ class RunComparison:
 
     @property
     def changed_phases(self) -> tuple[PhaseChange, ...]:
-        """Phases that changed beyond noise."""
         return tuple(phase for phase in self.phases if phase.is_changed)
 
     @property

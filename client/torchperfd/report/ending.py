@@ -46,7 +46,6 @@ class RankFailure(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The failure in one line."""
         steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
         when = f"after {steps}" if self.steps else "before its first step"
         return f"rank {self.rank} failed {when}: {self.error}"

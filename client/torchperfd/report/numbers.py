@@ -80,7 +80,6 @@ class Table:
 
     @property
     def on_device(self) -> bool:
-        """Whether anything was timed on the device."""
         return any(row.device_mean_seconds is not None for row in self.rows)
 
 

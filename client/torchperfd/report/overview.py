@@ -87,7 +87,6 @@ def phase_shares(report: RankReport, percentiles: Percentiles) -> list[PhaseShar
 
 
 def rank_rows(reports: Sequence[RankReport]) -> list[RankRow]:
-    """Return a row for each rank that has made a training step."""
     return [
         RankRow(
             each.rank,

@@ -14,7 +14,6 @@ _ON_DEVICE = 4
 
 
 def title(table: Table) -> str:
-    """Return the line above the table."""
     if not table.rows:
         return f"rank {table.rank}: no step was seen"
     parts = [f"rank {table.rank}"]

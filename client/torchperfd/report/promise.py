@@ -155,7 +155,6 @@ class PromiseOutcome:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as a document has it, with its sentence."""
         if self.state == UNCHANGED:
             return {"run": self.run, "state": self.state, "words": self.words}
         return asdict(self) | {"words": self.words}

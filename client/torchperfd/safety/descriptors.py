@@ -95,7 +95,6 @@ class DescriptorGuard:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
-        """Watch from now on."""
         if not self._replaced:
             close, closerange, dup2 = os.close, os.closerange, os.dup2
             for module in (os, posix):
@@ -107,7 +106,6 @@ class DescriptorGuard:
                 self._replace(module, "close", self._watched_close(close_socket))
 
     def uninstall(self) -> None:
-        """Watch no longer."""
         self._guarded = set()
         self._of_grpc = {}
         self._before = None

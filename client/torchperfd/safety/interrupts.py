@@ -86,7 +86,6 @@ class Flag:
         self._waiting: list[SimpleQueue[None]] = []
 
     def is_set(self) -> bool:
-        """Return whether it is set."""
         return self._is_set
 
     def set(self) -> None:

@@ -135,5 +135,4 @@ class Faults:
         return self._counts.get(place, 0) >= self._limit
 
     def counts(self) -> dict[str, int]:
-        """Return errors by place."""
         return dict(self._counts)

@@ -59,7 +59,6 @@ class StepTimes:
         self.into: StepTimes | None = None
 
     def count(self, phase: int) -> None:
-        """A call of the phase has ended."""
         self.calls[phase] = self.calls.get(phase, 0) + 1
 
     def absorb(self, later: "StepTimes") -> None:
@@ -109,7 +108,6 @@ class EndedSteps:
             self._unweighted.append(step)
 
     def pass_over(self, kind: int, count: int) -> None:
-        """Steps without any times have ended."""
         self._steps[kind] += count
 
     def weigh(self) -> None:

@@ -50,7 +50,6 @@ class DrawnBatches:
         self.current = iterator
 
     def add(self, samples: int) -> None:
-        """The batch is here."""
         iterator = self.current
         self._unused.append((iterator, samples))
         if iterator not in self.iterators:
@@ -116,7 +115,6 @@ class DrawnBatches:
         self._unused, self.iterators = [], []
 
     def take_back(self) -> None:
-        """It goes on."""
         unused, iterators = self._aside
         self._unused = unused + self._unused
         self.iterators = iterators + [each for each in self.iterators if each not in iterators]
@@ -163,7 +161,6 @@ class DrawnBatches:
         return left
 
     def drew_once(self, iterator: int) -> bool:
-        """Return whether only one batch was drawn from it."""
         return self._draws.get(iterator) == 1
 
     def state(self) -> tuple[object, ...]:

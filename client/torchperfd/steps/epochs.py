@@ -119,7 +119,6 @@ class EpochTracker:
         self._unknown.discard(iterator)
 
     def exhausted(self, iterator: int, now: int, trained: int, validated: int) -> None:
-        """An iterator has no more batches."""
         self.find_begun(trained)
         self._unknown.discard(iterator)
         began, trained_before, validated_before = self._open.pop(iterator, (now, trained, validated))
@@ -136,7 +135,6 @@ class EpochTracker:
         self._last_ended = max(self._last_ended, now)
 
     def finish(self) -> None:
-        """The training is over, and with it the last epoch."""
         self._end_epoch(self._last_ended)
         self._epoch_began = 0
         self._open.clear()

@@ -217,7 +217,6 @@ class Loop(LoopState):
             recorder.name_gap(OTHER)
 
     def _use_batch(self) -> None:
-        """The newest batch is trained on."""
         used, samples = self.drawn.use()
         self.step.micro_batches += used
         if samples:
@@ -233,7 +232,6 @@ class Loop(LoopState):
             self._step_ended(optimizer)
 
     def zero_begin(self) -> None:
-        """Gradients are about to be zeroed."""
         if self.recorder.idle():
             loop_rules.ZERO.apply(self)
         self.enter(ZERO_GRAD)
@@ -248,7 +246,6 @@ class Loop(LoopState):
             self._pause()
 
     def training_mode(self) -> None:
-        """It is put back into training mode."""
         self.recorder.resume()
         if self.evaluating and self.recorder.idle():
             loop_rules.TRAINING_MODE.apply(self)
@@ -347,7 +344,6 @@ class Loop(LoopState):
         self.saving += 1
 
     def save_end(self, depth: int) -> None:
-        """The checkpoint is written."""
         self.leave(depth)
         self.saving -= 1
         if self._saving_since and not self.saving:

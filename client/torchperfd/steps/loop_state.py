@@ -44,16 +44,13 @@ class StepState:
     optimizers: set[int] = field(default_factory=set)
 
     def key(self) -> tuple[object, ...]:
-        """Return all of it, comparable."""
         return (*_ALL_BUT_OPTIMIZERS(self), frozenset(self.optimizers))
 
     def begin_draw(self, for_evaluation: bool) -> None:
-        """A loader is asked for a batch."""
         self.for_evaluation = for_evaluation and (self.for_evaluation or not self.drew)
         self.drew = True
 
     def step(self, optimizer: int) -> None:
-        """An optimizer has stepped."""
         self.stepped = True
         self.evaluated = False
         self.optimizer_steps += 1

@@ -63,7 +63,6 @@ class PhaseStack:
 
     @property
     def innermost(self) -> int:
-        """The phase that the open step is in."""
         phase = self._stack[min(self.depth, MAX_DEPTH)]
         return OTHER if phase == AFTER_EVALUATION else phase
 

@@ -56,7 +56,6 @@ class PhaseNames:
         return self._slots[name]
 
     def name(self, slot: int) -> str:
-        """Return the name of a slot that was handed out."""
         return self._names[slot]
 
     def __len__(self) -> int:
@@ -113,7 +112,6 @@ class StepBatch:
 
     @property
     def count(self) -> int:
-        """How many steps."""
         return len(self.duration)
 
 
@@ -182,7 +180,6 @@ class StepRing:
 
     @property
     def live_row(self) -> list[int]:
-        """The row of the step that is recorded."""
         return self._rows[self._written % (self.capacity + 1)]
 
     def advance(self, kind: int, index: int, start: int, duration: int, samples: int) -> list[int]:

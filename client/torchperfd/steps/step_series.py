@@ -51,7 +51,6 @@ class ArrivalRecorder:
         return bool(self._first or self._held_first)
 
     def arrive(self, unix_ns: int) -> None:
-        """The rank enters a collective."""
         self._first = self._first or unix_ns
         self._last = unix_ns
 
@@ -150,7 +149,6 @@ class StepBlocks:
                 self._close_block()
 
     def sums(self) -> BlockSums:
-        """Return the full blocks."""
         return BlockSums(
             self._steps_per_block,
             tuple(self._step_ns),

@@ -76,14 +76,12 @@ class TemplateRecorder:
         self._recorder = recorder
 
     def event(self, word: int) -> None:
-        """The next event is about to be handled."""
         if self.words:
             self.end()
         self.words.append(word)
         self.plain &= word & codes.CODE_MASK in _REPEATABLE and len(self.words) < _MAX_EVENTS
 
     def end(self) -> None:
-        """The newest event has been handled."""
         self.ops += bytes((_DONE, 0))
 
     # What the loop calls, and can be repeated.
@@ -95,7 +93,6 @@ class TemplateRecorder:
         self._recorder.enter(phase)
 
     def push(self, phase: int) -> None:
-        """See :class:`~torchperfd.steps.recorder.Recorder`."""
         self.enter(phase) if self._recorder.is_open else self._recorder.push(phase)
 
     def arrive(self, ago: int = 0) -> None:

@@ -31,7 +31,6 @@ class KindTotals(StepTotals):
         return deviation(self.steps, self.ns, self.squares)
 
     def copy(self) -> "KindTotals":
-        """Return these totals as they are now."""
         phases = [PhaseTotals(p.calls, p.ns, p.squares, p.device_ns, p.device_calls) for p in self.phases]
         return replace(self, phases=phases)
 
@@ -49,7 +48,6 @@ class KindTotals(StepTotals):
         )
 
     def add(self, batch: StepBatch) -> None:
-        """Add steps of this kind."""
         self.steps += batch.count
         self.ns += batch.total_ns
         self.squares += batch.squares
@@ -81,7 +79,6 @@ class Totals(ProcessTotals):
     )
 
     def add(self, drained: Iterable[StepBatch]) -> None:
-        """Add drained steps, in the order of time."""
         for batch in drained:
             self.began_ns = self.began_ns or batch.start[0]
             self.ended_ns = batch.start[-1] + batch.duration[-1]
@@ -115,7 +112,6 @@ class Totals(ProcessTotals):
         return self.flops_per_step * steps.steps / (steps.ns / 1e9) / self.peak_flops
 
     def of(self, kind: int) -> KindTotals:
-        """Return the totals of ``TRAIN`` or ``VALIDATE`` steps."""
         if kind == TRAIN:
             return self.train
         if kind == VALIDATE:

@@ -46,11 +46,9 @@ class WrappedIterator(Generic[T], Iterator[T]):
         self._samples_in = samples_in
 
     def __iter__(self) -> Iterator[T]:
-        """Return itself."""
         return self
 
     def __next__(self) -> T:
-        """Return the next batch."""
         if self._iterator is None:
             self._iterator = iter(self._iterable)
             self._begins(self)

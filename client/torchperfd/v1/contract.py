@@ -115,7 +115,6 @@ def user_runtime_dir() -> str:
 
 
 def user_socket() -> str:
-    """Return the socket path of a daemon that this user starts."""
     return f"{user_runtime_dir()}/daemon.sock"
 
 
@@ -154,5 +153,4 @@ CAPTURE_ID: Final = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{6}")
 
 
 def new_capture_id(now: float) -> str:
-    """Return the id of a capture that is requested at a Unix time."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{os.urandom(3).hex()}"
