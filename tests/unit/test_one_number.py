@@ -17,14 +17,14 @@ from torchperfd.launch.run_report import loader_advice_document
 from torchperfd.model.formatting import duration
 from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderFacts
 from torchperfd.model.verdict_document import SettledAdvice
-from torchperfd.report.previous_runs import newest_advised, script_digest
+from torchperfd.report.previous_runs import script_digest
 from torchperfd.report.store import RunStore
 from torchperfd.v1 import control_pb2
 from torchperfd_cli.commands.tune import people_document, tune_document
 from torchperfd_cli.main import cli
 from torchperfd_cli.tune.candidates import Requested
 from torchperfd_cli.tune.edits import Edits
-from torchperfd_cli.tune.search import TuningSearch
+from torchperfd_cli.tune.search import TuningSearch, newest_advised
 from torchperfd_cli.tune.trial import ScriptFacts, ScriptLoader, Trial
 from torchperfd_cli.tune.trial_process import TrialFailedError
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace

@@ -2,18 +2,19 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from torchperfd.document.blocks import Document, Facts
-from torchperfd.launch.run_report import read_card
+from torchperfd.launch.run_report import ended_card
 from torchperfd.model.card import CauseCard, VerdictCard
-from torchperfd.model.documents import from_document
-from torchperfd.model.formatting import MAX_LARGE, count, duration, number, optional, text
+from torchperfd.model.formatting import MAX_INT, MAX_LARGE, count, duration, number, optional, text
 from torchperfd.model.host_memory import HostMemory
 from torchperfd.model.loader_facts import LoaderFacts
+from torchperfd.model.messages import fill, from_document, pack
 from torchperfd.model.process import HookState
-from torchperfd.model.source_lines import InputStages, SyncWait
+from torchperfd.model.source_lines import InputStages, SlowLine, SyncWait
+from torchperfd.model.step_account import Account
 from torchperfd.model.totals import CudaMemory, GcTotals, PhaseTotals
 from torchperfd.report import phase_table
 from torchperfd.report.overview import (
@@ -30,6 +31,7 @@ from torchperfd.report.rank import RankReport
 from torchperfd.report.record import RunRecord, read_document, record_of
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals
+from torchperfd.v1 import control_pb2
 
 
 def read_reports(document: dict[str, Any]) -> tuple[RankReport, ...]:
@@ -202,9 +204,61 @@ def read_overview(content: bytes, source: str) -> RunOverview:
 
     def read(document: dict[str, Any]) -> RunOverview:
         record, reports = record_of(document), read_reports(document)
-        return RunOverview(record, reports, read_card(document, record, reports))
+        return RunOverview(record, reports, _read_card(document, record, reports))
 
     return read_document(content, source, read)
+
+
+def _read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[RankReport]) -> VerdictCard:
+    """Return the card that the end of the run has shown, as far as its report has it.
+
+    Args:
+        document: Of schema ``torchperfd.run/1``.
+    """
+    kept, verdict = document.get("verdict"), None
+    if kept is not None:
+        verdict = _verdict_of(kept, record.run, record.step_seconds or 0.0)
+    card = ended_card(record.run, reports, verdict, record.ending)
+    return replace(card, outcome=record.outcome.words if record.outcome is not None else "")
+
+
+def _verdict_of(kept: dict[str, Any], run: str, step_seconds: float) -> control_pb2.Verdict:
+    """Return the message that the verdict of a report was kept from, as far as its card needs it.
+
+    Args:
+        kept: As ``verdict_to_report`` returns it; reports of older versions lack the node, the evidence, and
+            the step that the cost is a part of.
+        run: The run's name.
+        step_seconds: The run's step, for verdicts without one; 0 if unknown.
+
+    Raises:
+        ValueError: It is damaged, as with ``KeyError``, ``TypeError`` and ``AttributeError``.
+    """
+    verdict = _read_cause(kept, run, step_seconds)
+    verdict.remarks.extend(text(each) for each in kept.get("remarks") or ())
+    verdict.others.extend(_read_cause(each, run, step_seconds) for each in kept.get("others") or ())
+    verdict.note = text(kept.get("note"))
+    if kept.get("account") is not None:
+        fill(verdict.account, Account.from_document(kept["account"]))
+    return verdict
+
+
+def _read_cause(kept: dict[str, Any], run: str, step_seconds: float) -> control_pb2.Verdict:
+    rank, line = kept.get("rank"), kept.get("line")
+    return control_pb2.Verdict(
+        cause=text(kept["cause"]),
+        run=run,
+        node=text(kept.get("node")),
+        rank=-1 if rank is None else count(rank, MAX_INT),
+        evidence=text(kept.get("evidence")) or text(kept.get("summary")),
+        cost_seconds_per_step=number(kept.get("cost_seconds_per_step") or 0),
+        step_seconds=number(kept.get("step_seconds") or 0) or step_seconds,
+        stalled_seconds=number(kept.get("stalled_seconds") or 0),
+        window_seconds=number(kept.get("window_seconds") or 0),
+        fix=text(kept.get("fix")),
+        saves_seconds=number(kept.get("saves_seconds") or 0),
+        line=None if line is None else pack(control_pb2.SlowLine, from_document(line, SlowLine, samples=0)),
+    )
 
 
 def _card(card: VerdictCard) -> dict[str, Any]:

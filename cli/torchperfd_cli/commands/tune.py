@@ -9,13 +9,12 @@ import click
 
 from torchperfd.document.blocks import Block, Code, Document, Facts, Sentences
 from torchperfd.model.formatting import duration
-from torchperfd.report.previous_runs import newest_advised
 from torchperfd_cli.bench.functions import Comparison
 from torchperfd_cli.commands._options import json_option, open_runs, runs_dir_option
 from torchperfd_cli.commands._output import StatusLine, emit, note, results_on_sigterm, warn_if_busy
 from torchperfd_cli.tune.candidates import Requested
 from torchperfd_cli.tune.edits import Edits, suggest_edits
-from torchperfd_cli.tune.search import Tuning, TuningSearch
+from torchperfd_cli.tune.search import Tuning, TuningSearch, newest_advised
 from torchperfd_cli.tune.trial import ANY, LOADER, OPTIMIZER, THREADS, ZERO_GRAD, Change, ScriptFacts
 from torchperfd_cli.tune.trial_process import ScriptTrials, TrialFailedError, TrialScript
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError

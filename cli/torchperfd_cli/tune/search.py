@@ -7,14 +7,21 @@ the unchanged script, in new processes for each pair.
 """
 
 import contextlib
+import os
+import socket
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from torchperfd.errors import TorchperfdError
 from torchperfd.model.formatting import duration
 from torchperfd.model.loader_facts import UNMEASURED_COST, LoaderAdvice, WorkerCost
-from torchperfd.report.previous_runs import AdvisedRun
+from torchperfd.model.verdict_document import SettledAdvice
+from torchperfd.report.previous_runs import MAX_BYTES, script_marker
+from torchperfd.report.record import read_record
+from torchperfd.report.store import RunStore
 from torchperfd_cli.bench.functions import Comparison, compare_rounds
 from torchperfd_cli.tune.candidates import Group, Requested, propose
 from torchperfd_cli.tune.trial import THREADS, Change, LossCheck, Trial, change, check_losses, merged, repeats
@@ -53,6 +60,33 @@ class Trials(Protocol):
 
     def fresh_pairs(self, without: Sequence[Change], with_it: Sequence[Change]) -> PairStream:
         """Measure them in turn, with new processes for each pair."""
+
+
+_MAX_EARLIER_RUNS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AdvisedRun:
+    """What the card of a kept run advised.
+
+    Attributes:
+        run_id: Of the run, as ``torchperfd runs show`` takes it.
+    """
+
+    run_id: str
+    settled: SettledAdvice
+
+
+def newest_advised(store: RunStore, script: str) -> AdvisedRun | None:
+    """Return what the newest run of a script on this machine was advised; None without such a run."""
+    host = os.environ.get("NODE_NAME") or socket.gethostname()
+    with suppress(OSError):
+        for run_id, content in store.newest_with(script_marker(script), _MAX_EARLIER_RUNS, MAX_BYTES):
+            with suppress(TorchperfdError):
+                record = read_record(content, run_id)
+                if record.loader_advice is not None and record.host == host:
+                    return AdvisedRun(run_id, record.loader_advice)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 The manager handles commands for captures of this process, and converts capture messages.
 """
 
-import contextlib
 import os
 import subprocess
 import threading
@@ -18,7 +17,7 @@ from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox
 from torchperfd.model.identity import Identity
 from torchperfd.model.own_commands import own_command
-from torchperfd.safety.interrupts import Flag
+from torchperfd.safety.interrupts import Flag, import_apart
 from torchperfd.safety.logs import log
 from torchperfd.steps.replay import Replay
 from torchperfd.v1.contract import new_capture_id
@@ -129,20 +128,12 @@ def analysis_of(path: Path, timeout: float | None = None) -> str:
 def load_options() -> "type[CaptureOptions]":
     """Return the class of a capture's options, once all that makes captures is imported.
 
-    Only a process that captures pays for that; ``load_layouts`` has the reason for the thread.
+    Only a process that captures pays for that.
     """
-    thread = threading.Thread(target=_import_captures, name="torchperfd-captures", daemon=True)
-    # As the interpreter ends, it starts no thread.
-    with contextlib.suppress(RuntimeError):
-        thread.start()
-        thread.join(_IMPORT_S)
+    import_apart("torchperfd.captures.capture")
     from torchperfd.captures.state import CaptureOptions
 
     return CaptureOptions
-
-
-def _import_captures() -> None:
-    import torchperfd.captures.capture  # noqa: F401
 
 
 def result_message(
@@ -172,8 +163,6 @@ def result_message(
     return session_pb2.ClientMessage(capture_result=result)
 
 
-_IMPORT_S: Final = 10.0
-"""How long an import may take, as of a directory on a network."""
 _SCRIPT: Final = "script"
 _TORCH_BUDGET_S: Final = 15.0
 _PREVIOUS_BUDGET_S: Final = 15.0

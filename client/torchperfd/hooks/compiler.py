@@ -15,6 +15,7 @@ from torchperfd.hooks.patches import (
     keep_functions_out_of_graphs,
     skip_code,
 )
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps import loop_conditions, loop_rules, step_edges
 from torchperfd.steps.drawn_batches import DrawnBatches
 from torchperfd.steps.epochs import EpochTracker, Iterators
@@ -135,6 +136,6 @@ def install_compiler(_context: HookContext) -> None:
         keep_functions_out_of_graphs(module)
     keep_classes_out_of_graphs(
         *(Loop, LoopState, Decision, PhaseStack, Recorder, StepRing, HeldStep, ArrivalRecorder),
-        *(Replay, EventHandlers, EpochTracker, Overhead),
+        *(Replay, EventHandlers, EpochTracker, Overhead, PhaseTotals),
         *(HookContext, Models, Patches, Iterators, DrawnBatches, StepState),
     )

@@ -104,7 +104,7 @@ class Conclusion:
             percentiles_of,
             verdict_document,
         )
-        from torchperfd.model.documents import from_document
+        from torchperfd.model.messages import from_document
         from torchperfd.report.ending import TERMINATED, Ending
         from torchperfd.report.rank import run_document
         from torchperfd.v1.access import write_file

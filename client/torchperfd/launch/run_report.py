@@ -16,30 +16,15 @@ from torchperfd.document.terminal import Page, render
 from torchperfd.launch.options import KeepingOptions
 from torchperfd.launch.script import exit_document
 from torchperfd.model.card import VerdictCard, card_of
-from torchperfd.model.verdict_document import verdict_from_report
 from torchperfd.report.ending import Ending, failure_remedy
 from torchperfd.report.overview import Percentiles, account_bars, overview, validation_waits
 from torchperfd.report.rank import RankReport, blocks_document
-from torchperfd.report.record import RunRecord
 from torchperfd.report.store import RunStore
 from torchperfd.v1 import contract, control_pb2
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
     from torchperfd.v1 import control_pb2
-
-
-def read_card(document: dict[str, Any], record: RunRecord, reports: Sequence[RankReport]) -> VerdictCard:
-    """Return the card that the end of the run has shown, as far as its report has it.
-
-    Args:
-        document: Of schema ``torchperfd.run/1``.
-    """
-    kept, verdict = document.get("verdict"), None
-    if kept is not None:
-        verdict = verdict_from_report(kept, record.run, record.step_seconds or 0.0)
-    card = ended_card(record.run, reports, verdict, record.ending)
-    return replace(card, outcome=record.outcome.words if record.outcome is not None else "")
 
 
 def ended_card(

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
-from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import duration
 from torchperfd.model.messages import Count, FilePath, LineNumber, Name, Nanoseconds, Sentence, Share, unpack
 
@@ -146,15 +145,6 @@ class SlowLine:
         if not verdict.HasField("line"):
             return None
         return unpack(verdict.line, cls)
-
-    @classmethod
-    def from_document(cls, kept: dict[str, Any]) -> "SlowLine":
-        """Return the line of a document, without the number of samples.
-
-        Raises:
-            ValueError: It is damaged, as with ``KeyError``, ``TypeError`` and ``AttributeError``.
-        """
-        return from_document(kept, cls, samples=0)
 
     @property
     def words(self) -> str:

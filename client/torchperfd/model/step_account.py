@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import duration
-from torchperfd.model.messages import AtMost, Name, Seconds, unpack
+from torchperfd.model.messages import AtMost, Name, Seconds, from_document, unpack
 
 MIN_SHOWN_SHARE: Final = 0.01
 """Parts below this share of the step are summed as the rest, wherever people read an account."""

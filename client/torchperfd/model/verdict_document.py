@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from torchperfd.model.card import card_of, command_after_run, name_script
-from torchperfd.model.documents import from_document
-from torchperfd.model.formatting import MAX_INT, count, number, text
 from torchperfd.model.loader_facts import MAX_WORKERS, LoaderAdvice
-from torchperfd.model.messages import fill, pack, unpack
+from torchperfd.model.messages import fill, from_document, pack, unpack
 from torchperfd.model.source_lines import InputStages, SlowLine
 from torchperfd.model.step_account import Account
 from torchperfd.v1 import control_pb2
@@ -131,27 +129,6 @@ def verdict_to_report(verdict: control_pb2.Verdict) -> dict[str, Any]:
     }
 
 
-def verdict_from_report(kept: dict[str, Any], run: str, step_seconds: float) -> control_pb2.Verdict:
-    """Return the message that the verdict of a report was kept from, as far as its card needs it.
-
-    Args:
-        kept: As :func:`verdict_to_report` returns it; reports of older versions lack the node, the evidence,
-            and the step that the cost is a part of.
-        run: The run's name.
-        step_seconds: The run's step, for verdicts without one; 0 if unknown.
-
-    Raises:
-        ValueError: It is damaged, as with ``KeyError``, ``TypeError`` and ``AttributeError``.
-    """
-    verdict = _read_cause(kept, run, step_seconds)
-    verdict.remarks.extend(text(each) for each in kept.get("remarks") or ())
-    verdict.others.extend(_read_cause(each, run, step_seconds) for each in kept.get("others") or ())
-    verdict.note = text(kept.get("note"))
-    if kept.get("account") is not None:
-        fill(verdict.account, Account.from_document(kept["account"]))
-    return verdict
-
-
 def _cause(verdict: control_pb2.Verdict, script: str) -> dict[str, Any]:
     line = SlowLine.from_verdict(verdict)
     stages = unpack(verdict.stages, InputStages) if verdict.HasField("stages") else None
@@ -174,24 +151,6 @@ def _cause(verdict: control_pb2.Verdict, script: str) -> dict[str, Any]:
         "next_command": verdict.next_command,
         "summary": verdict.summary,
     }
-
-
-def _read_cause(kept: dict[str, Any], run: str, step_seconds: float) -> control_pb2.Verdict:
-    rank, line = kept.get("rank"), kept.get("line")
-    return control_pb2.Verdict(
-        cause=text(kept["cause"]),
-        run=run,
-        node=text(kept.get("node")),
-        rank=-1 if rank is None else count(rank, MAX_INT),
-        evidence=text(kept.get("evidence")) or text(kept.get("summary")),
-        cost_seconds_per_step=number(kept.get("cost_seconds_per_step") or 0),
-        step_seconds=number(kept.get("step_seconds") or 0) or step_seconds,
-        stalled_seconds=number(kept.get("stalled_seconds") or 0),
-        window_seconds=number(kept.get("window_seconds") or 0),
-        fix=text(kept.get("fix")),
-        saves_seconds=number(kept.get("saves_seconds") or 0),
-        line=None if line is None else pack(control_pb2.SlowLine, SlowLine.from_document(line)),
-    )
 
 
 def _account(verdict: control_pb2.Verdict) -> dict[str, Any] | None:

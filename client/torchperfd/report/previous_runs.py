@@ -7,25 +7,20 @@ terminal, for a pull request, and beside its numbers as JSON.
 import hashlib
 import math
 import os
-import socket
 import time
 from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from torchperfd.document.blocks import Block, Document, Facts, Heading, Sentences
 from torchperfd.document.tables import Table
 from torchperfd.document.text import Style
-from torchperfd.errors import TorchperfdError
 from torchperfd.model.formatting import milliseconds
 from torchperfd.model.significance import MIN_BLOCKS
-from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.report.comparison import PhaseChange, RunComparison, compare_runs
 from torchperfd.report.ending import FAILED
 from torchperfd.report.promise import CHANGED, MACHINE, NOISE, UNCHANGED, Promise, PromiseOutcome
-from torchperfd.report.record import RankBlocks, RankRecord, RunFileError, RunRecord, read_record
-from torchperfd.report.store import RunStore
+from torchperfd.report.record import RankBlocks, RankRecord, RunFileError, RunRecord
 
 _HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "verdict")
 _PART_HEADS = ("where a step goes", "A ms", "B ms", "change ms")
@@ -183,32 +178,7 @@ def _percent(share: float) -> str:
 
 MAX_BYTES: Final = 8 << 20
 """Larger reports of earlier runs are not read."""
-_MAX_RUNS: Final = 4
 _DIGITS: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class AdvisedRun:
-    """What the card of a kept run advised.
-
-    Attributes:
-        run_id: Of the run, as ``torchperfd runs show`` takes it.
-    """
-
-    run_id: str
-    settled: SettledAdvice
-
-
-def newest_advised(store: RunStore, script: str) -> AdvisedRun | None:
-    """Return what the newest run of a script on this machine was advised; None without such a run."""
-    host = os.environ.get("NODE_NAME") or socket.gethostname()
-    with suppress(OSError):
-        for run_id, content in store.newest_with(script_marker(script), _MAX_RUNS, MAX_BYTES):
-            with suppress(TorchperfdError):
-                record = read_record(content, run_id)
-                if record.loader_advice is not None and record.host == host:
-                    return AdvisedRun(run_id, record.loader_advice)
-    return None
 
 
 def script_marker(script: str) -> bytes:

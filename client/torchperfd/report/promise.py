@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from torchperfd.model.card import HEALTHY, MIN_SHARE, UNKNOWN
-from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import MAX_NUMBER, duration, number, text
+from torchperfd.model.messages import from_document
 
 _ARGUMENT: Final = re.compile(r"\b\w+=[\w.]+")
 _CALL: Final = re.compile(r"[\w.]+\([^()]*\)")

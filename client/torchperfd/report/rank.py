@@ -3,25 +3,21 @@
 Scripts depend on the document's names and units: fields are only added.
 """
 
-import contextlib
-import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.model.documents import to_document
+from torchperfd.model.messages import to_document
 from torchperfd.model.totals import PhaseTotals
 from torchperfd.report.numbers import Table, between_ns, fit_ns, steady_steps, tabulate
+from torchperfd.safety.interrupts import import_apart
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_series import BlockSums
 from torchperfd.steps.totals import KindTotals, Totals
 
 if TYPE_CHECKING:
     from torchperfd.document.blocks import Document
-
-_IMPORT_S: Final = 10.0
-"""For which an import is waited for at most."""
 
 
 def rank_document(
@@ -128,20 +124,9 @@ def _on_device(phase: PhaseTotals) -> dict[str, Any] | None:
 def load_layouts() -> None:
     """Import what lays out reports, which a training process pays for only when it asks for one.
 
-    The import is on a thread of its own. On this one, a signal handler of the script that asks for a report
-    as well might interrupt it, and find modules that are half there. Whatever else imports a layout on the
-    script's thread calls this first.
+    Whatever else imports a layout on the script's thread calls this first.
     """
-    thread = threading.Thread(target=_import_layouts, name="torchperfd-layouts", daemon=True)
-    # As the interpreter ends, it starts no thread.
-    with contextlib.suppress(RuntimeError):
-        thread.start()
-        thread.join(_IMPORT_S)
-
-
-def _import_layouts() -> None:
-    from torchperfd.document import markup  # noqa: F401
-    from torchperfd.report import phase_table  # noqa: F401
+    import_apart("torchperfd.document.markup", "torchperfd.report.phase_table")
 
 
 @dataclass(frozen=True, slots=True)

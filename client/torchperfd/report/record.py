@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from torchperfd.errors import TorchperfdError
-from torchperfd.model.documents import from_document
 from torchperfd.model.formatting import MAX_LARGE, clean, count, number, optional, text
+from torchperfd.model.messages import from_document
 from torchperfd.model.step_account import Account
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd.report.ending import Ending

@@ -9,8 +9,11 @@ Only its traceback shows where an exception comes from: Python calls a handler w
 interrupted, so the handler's frame has its own caller among its arguments. Trace functions get it as well.
 """
 
+import contextlib
 import inspect
 import signal
+import threading
+from importlib import import_module
 from queue import Empty, SimpleQueue
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -74,6 +77,25 @@ def _code_of(handler: Any) -> CodeType | None:
         inner = getattr(handler, "func", None) or getattr(handler, "__func__", None)
         handler = inner if inner is not None else vars(type(handler)).get("__call__")
     return None
+
+
+_IMPORT_S: Final = 10.0
+"""How long an import may take, as of a directory on a network."""
+
+
+def import_apart(*modules: str) -> None:
+    """Import modules on a thread of its own, and wait for it.
+
+    On this thread, a signal handler of the script that wants the same might interrupt the import, and find
+    modules that are half there.
+    """
+    thread = threading.Thread(
+        target=lambda: [*map(import_module, modules)], name="torchperfd-import", daemon=True
+    )
+    # As the interpreter ends, it starts no thread.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(_IMPORT_S)
 
 
 class Flag:

@@ -123,13 +123,13 @@ class EpochTracker:
         self._unknown.discard(iterator)
         began, trained_before, validated_before = self._open.pop(iterator, (now, trained, validated))
         if trained > trained_before:
-            _add_duration(self.train, now - began)
+            self.train.count(now - began)
             # A loop around the one whose passes are epochs makes none of its own.
             if began >= self._epoch_began:
                 self._end_epoch(began)
                 self._epoch_began = began
         elif validated > validated_before:
-            _add_duration(self.validate, now - began)
+            self.validate.count(now - began)
         else:
             return
         self._last_ended = max(self._last_ended, now)
@@ -142,13 +142,7 @@ class EpochTracker:
 
     def _end_epoch(self, now: int) -> None:
         if self._epoch_began:
-            _add_duration(self.epoch, now - self._epoch_began)
-
-
-def _add_duration(totals: PhaseTotals, ns: int) -> None:
-    totals.calls += 1
-    totals.ns += ns
-    totals.squares += float(ns) * ns
+            self.epoch.count(now - self._epoch_began)
 
 
 class EpochStarts:
@@ -217,10 +211,7 @@ class EpochStarts:
         if self._is_first or not self._other_steps:
             self._is_first = False
             return
-        extra = max(0, round(ns - steps * self._other_ns / self._other_steps))
-        self.totals.calls += 1
-        self.totals.ns += extra
-        self.totals.squares += float(extra) * extra
+        self.totals.count(max(0, round(ns - steps * self._other_ns / self._other_steps)))
 
 
 def _column_sum(columns: PhaseColumns | None, first: int, end: int) -> int:

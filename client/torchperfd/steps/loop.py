@@ -347,10 +347,7 @@ class Loop(LoopState):
         self.leave(depth)
         self.saving -= 1
         if self._saving_since and not self.saving:
-            spent = self.clock.now - self._saving_since
-            self.saves += 1
-            self.save_ns += spent
-            self.save_squares += spent * spent
+            self.saves.count(self.clock.now - self._saving_since)
             self._saving_since = 0
 
     def client_step(self, samples: int) -> None:

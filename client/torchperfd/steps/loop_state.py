@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Final, Protocol
 
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps.drawn_batches import DrawnBatches
 from torchperfd.steps.phase_stack import Clock
 from torchperfd.steps.recorder import Recorder
@@ -168,9 +169,7 @@ class LoopState:
         draws_for_evaluation: Of the event: whether the draw looks like one for evaluation.
         optimizer: Of the event: the optimizer that steps.
         drew_once: Of the event: whether the iterator that was left gave one batch only.
-        saves: Checkpoints written between steps.
-        save_ns: What they took; those within a step are its phase ``checkpoint``.
-        save_squares: Sum over them of squared nanoseconds.
+        saves: Checkpoints written between steps; those within a step are its phase ``checkpoint``.
         saving: How many saves are under way, one within the other.
     """
 
@@ -181,8 +180,8 @@ class LoopState:
         self.clock = clock
         self.present = present
         self.watcher: StepWatcher | None = None
-        self.saves = self.save_ns = self.saving = self._saving_since = 0
-        self.save_squares = 0.0
+        self.saves = PhaseTotals()
+        self.saving = self._saving_since = 0
         self.train_steps = self.validate_steps = self.micro_batches = 0
         self.tokens = self.warmup_tokens = 0
         self.backward_calls = self.optimizer_calls = self.refused = self.unused = 0

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from torchperfd.model.documents import to_document
+from torchperfd.model.messages import to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.service.translate import (

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torchperfd.model.documents import to_document
+from torchperfd.model.messages import to_document
 from torchperfd.v1 import access, control_pb2
 from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.captures import folder

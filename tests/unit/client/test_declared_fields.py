@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.model.documents import from_document, to_document
-from torchperfd.model.messages import AtMost, Known, Name, Wire, pack, unpack
+from torchperfd.model.messages import AtMost, Known, Name, Wire, from_document, pack, to_document, unpack
 from torchperfd.model.process import Coordinate
 from torchperfd.model.source_lines import InputStages, SlowLine, SyncWait
 from torchperfd.model.step_account import Account, Part, PartKind

@@ -11,7 +11,7 @@ from torch.utils.data import dataloader
 
 import torchperfd
 from torchperfd.events import EventBuffer
-from torchperfd.hooks.installation import Hooks
+from torchperfd.hooks.instruments import Hooks
 from torchperfd.hooks.patches import Patches
 from torchperfd.safety.logs import Faults
 from torchperfd.steps.replay import Replay

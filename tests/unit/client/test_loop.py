@@ -3,6 +3,7 @@
 import pytest
 from tests.unit.client.scripted import ScriptedLoop, scripted_cases
 
+from torchperfd.model.totals import PhaseTotals
 from torchperfd.steps.phases import BACKWARD, OPTIMIZER
 
 # ScriptedLoop.play explains the calls, steps_as_text the steps.
@@ -391,7 +392,7 @@ def test_a_save_between_steps_and_one_within(scripted: ScriptedLoop) -> None:
     (step,) = scripted.steps()
     assert step.phases["checkpoint"] == (1, 70)
     loop = scripted.loop
-    assert (loop.saves, loop.save_ns, loop.save_squares, loop.saving) == (1, 10**9, 1e18, 0)
+    assert (loop.saves, loop.saving) == (PhaseTotals(1, 10**9, 1e18), 0)
 
 
 def test_explicit_step_within_user_phase_splits_the_phase(scripted: ScriptedLoop) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchperfd.hooks.installation import switch_checks
+from torchperfd.hooks.instruments import switch_checks
 from torchperfd.model.process import (
     ANOMALY_DETECTION,
     DETERMINISTIC,

@@ -18,7 +18,7 @@ from torchperfd.events import EventBuffer, Forward
 from torchperfd.hooks import models, passes
 from torchperfd.hooks.batches import samples_in
 from torchperfd.hooks.context import HookContext
-from torchperfd.hooks.installation import Hooks
+from torchperfd.hooks.instruments import Hooks
 from torchperfd.hooks.models import RootModels, roots
 from torchperfd.safety.logs import Faults
 from torchperfd.steps.replay import Replay

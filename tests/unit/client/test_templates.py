@@ -2,7 +2,7 @@
 
 import os
 from array import array
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from struct import pack
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +98,7 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
         **loop.counts(),
         "state_key": loop.state_key(),
         "ready": loop.ready,
-        "saves": (loop.saves, loop.save_ns, loop.save_squares),
+        "saves": astuple(loop.saves),
         "warm-up tokens": loop.warmup_tokens,
         "passes": (epochs.epoch, epochs.train, epochs.validate),
         "recorded": (recorder.recorded, recorder.dropped, recorder.depth, recorder.is_open, recorder.last),
