@@ -240,11 +240,6 @@ class SyncWaits:
         self._waited: dict[_Line, int] = {}
         self._train_ns = self._validate_ns = 0
 
-    @property
-    def is_running(self) -> bool:
-        """Whether samples are taken."""
-        return self._thread is not None
-
     def start(self, training: int) -> None:
         """Take samples from now on; does nothing but follow the thread when that has begun.
 

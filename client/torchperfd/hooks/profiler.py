@@ -48,11 +48,6 @@ class ProfilerArbiter:
         self._pid = 0
         self._wrapped: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether the functions are wrapped now."""
-        return bool(self._wrapped)
-
     def watch(self) -> None:
         """Watch from now on; torch must have been imported.
 

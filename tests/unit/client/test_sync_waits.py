@@ -241,11 +241,15 @@ def test_waits_for_a_device_are_sampled(waits: SyncWaits) -> None:
     assert waits.cpu_seconds > 0
 
 
+def is_sampling() -> bool:
+    return "torchperfd-sync-waits" in [thread.name for thread in threading.enumerate()]
+
+
 def test_waits_end_with_their_thread(waits: SyncWaits) -> None:
-    assert not waits.is_running
     waits.start(0)
-    assert not waits.is_running
+    assert not is_sampling()
     waits.start(threading.get_ident())
+    assert is_sampling()
     waits.stop(10.0)
     waits.stop(10.0)
-    assert "torchperfd-sync-waits" not in [thread.name for thread in threading.enumerate()]
+    assert not is_sampling()
