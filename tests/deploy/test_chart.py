@@ -39,7 +39,15 @@ GENERATED = re.compile(
 """Rules and dashboards, which are compared with their sources instead."""
 OF_THE_CHART = {
     *("socket", "socket_mode", "metrics_address", "web_config_file", "captures_dir", "captures_max_bytes"),
-    *("captures_upload", "fleet_address", "fleet_peers", "fleet_token_file", "fleet_tls_cert"),
+    *(
+        "captures_upload",
+        "lake",
+        "lake_cluster",
+        "fleet_address",
+        "fleet_peers",
+        "fleet_token_file",
+        "fleet_tls_cert",
+    ),
     *("fleet_tls_key", "fleet_tls_ca", "demo", "embedded"),
 }
 """Options of the daemon that other values set, or that make no sense in a cluster."""

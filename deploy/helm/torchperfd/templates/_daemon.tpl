@@ -15,6 +15,10 @@ args:
   {{- with .Values.captures.upload }}
   - --captures-upload={{ . }}
   {{- end }}
+  {{- with .Values.lake.url }}
+  - --lake={{ . }}
+  - --lake-cluster={{ $.Values.lake.cluster }}
+  {{- end }}
   {{- if .Values.metrics.webConfigSecret }}
   - --web.config.file=/etc/torchperfd-web/web.yml
   {{- end }}

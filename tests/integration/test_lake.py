@@ -1,0 +1,50 @@
+"""The lake of real daemons: one that a job brings along, and a service whose store is away at first."""
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from tests.support.node import Node, eventually
+
+from torchperfd_daemon.lake.journal import FOLDER, Journal, Marked
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("duckdb")
+
+
+def objects(lake: Path, table: str) -> list[Path]:
+    return [path for path in lake.rglob("*-*.*") if f"table={table}" in str(path)]
+
+
+def test_job_without_service_writes_lake_at_its_end(node: Node) -> None:
+    lake = node.directory / "lake"
+    lake.mkdir()
+    node.env |= {"TORCHPERFD_LAKE": lake.as_uri(), "XDG_CACHE_HOME": str(node.directory / "cache")}
+    with node.train("--steps", "40", TORCHPERFD_RUN="alone") as process:
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    for table in ("runs", "goodput", "steps"):
+        eventually(lambda table=table: objects(lake, table), 30)  # type: ignore[misc]
+    [run] = node.json("history", "recent_runs")["rows"]
+    assert (run["run"], run["endings"], run["most_steps"]) == ("alone", "finished", 40)
+    [found] = node.json("goodput", "--lake", lake.as_uri())["runs"]
+    assert found["run"] == "alone"
+    [steps] = node.json("history", "SELECT sum(steps) AS steps FROM steps")["rows"]
+    # The first step begins before the client is connected, and may be in no second.
+    assert steps["steps"] in (39, 40)
+
+
+def test_service_sends_later_what_store_did_not_take(node: Node) -> None:
+    lake = node.directory / "lake"
+    journal = Journal(node.captures / FOLDER, socket.gethostname())
+    journal.append(time.time(), lambda _: Marked([("runs", {"run": "late"})]))
+    journal.close()
+    node.start_daemon("--lake", lake.as_uri(), "--lake-cluster", "east")
+    failures = 'torchperfd_background_failures_total{worker="lake"}'
+    eventually(lambda: node.metric(failures), 30, node.log)
+    assert node.metric("torchperfd_lake_pending_rows") == 1
+    lake.mkdir()
+    node.stop_daemon()
+    [written] = objects(lake, "runs")
+    assert written.parent.name == "cluster=east"
