@@ -195,22 +195,44 @@ class SimulatedRun:
         """Return the metrics page of each node."""
         return [page.render("")[0] for page in self._pages]
 
-    def verdict(self) -> Verdict:
-        """Return the verdict of daemons that ask each other."""
+    def verdict(self, nodes: int = 0) -> Verdict:
+        """Return the verdict of daemons that ask each other.
+
+        Args:
+            nodes: How many there are, as :func:`copied` makes them; 0 for those that are simulated.
+        """
+        surveys = self._surveys()
+        for number in range(len(surveys), nodes):
+            copy = fleet_pb2.NodeSurvey()
+            copy.CopyFrom(surveys[origin(number, len(self._stores))])
+            copy.node = f"{self.run}-{number}"
+            for rank in copy.ranks:
+                identity = rank.status.identity
+                identity.rank = PER_NODE * number + identity.rank % PER_NODE
+                identity.node = copy.node
+            surveys.append(copy)
+        [verdict] = judge_all(surveys)
+        return verdict
+
+    def _surveys(self) -> list[fleet_pb2.NodeSurvey]:
         surveys = []
         for number, (store, observer) in enumerate(zip(self._stores, self._observers, strict=True)):
             asked = fleet_pb2.NodeSurveyRequest(verdicts=True)
             found = survey(store, observer.verdict, observer.device_work, asked)
             found.node = f"{self.run}-{number}"
             surveys.append(found)
-        [verdict] = judge_all(surveys)
-        return verdict
+        return surveys
 
     def _goodput(self, store: Store) -> dict[str, dict[Bucket, float]]:
         seconds = dict.fromkeys(Bucket, 0.0)
         seconds[Bucket.PRODUCTIVE] = 0.9 * self.job.seconds * PER_NODE
         seconds[Bucket.START_UP] = 0.1 * self.job.seconds * PER_NODE
         return {self.run: seconds}
+
+
+def origin(node: int, simulated: int) -> int:
+    """Return the simulated node of which a node is a copy; the first one, that of the faults, has none."""
+    return node if node < simulated else 1 + node % (simulated - 1)
 
 
 _NUMBER = re.compile(rb'rank="(\d+)"')

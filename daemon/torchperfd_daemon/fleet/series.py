@@ -108,8 +108,7 @@ class RunSeries:
     def slowest_and_peers(self) -> list[RankSeries]:
         """Return the ranks that are enough to find a slow one, if any may be slow; else none."""
         training = [rank for rank in self.ranks.values() if rank.own_seconds is not None]
-        # As the judgement orders them, so that it has the phases of those that it compares.
-        training.sort(key=lambda rank: (-round(rank.own_seconds or 0.0, 9), rank.rank))
+        training.sort(key=slowest_first)
         if len(training) < 2:
             return []
         middle = training[len(training) // 2].own_seconds or 0.0
@@ -130,6 +129,11 @@ class Series:
     runs: dict[str, RunSeries] = field(default_factory=dict)
     down: tuple[str, ...] = ()
     partial: str = ""
+
+
+def slowest_first(rank: RankSeries) -> tuple[float, int]:
+    """Return by what ranks are sorted, as the judgement does: it has to have the phases of the slowest."""
+    return -round(rank.own_seconds or 0.0, 9), rank.rank
 
 
 def list_runs(store: SeriesStore) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """One verdict on a run from its series, by the rules for daemons that ask each other. Pure."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -9,17 +10,28 @@ import numpy as np
 
 from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd_daemon.diagnosis.cause_table import HOST_BOUND, MEASURED, SYNCHRONISATION
-from torchperfd_daemon.diagnosis.detect.straggler import RankWork, steps_with_error
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork, slowest_and_peers, steps_with_error
 from torchperfd_daemon.diagnosis.edits import DATA
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, of_step, working_command
-from torchperfd_daemon.fleet.series import CauseSeries, NodeSeries, RankSeries, RunSeries, Source
+from torchperfd_daemon.fleet.series import (
+    CauseSeries,
+    NodeSeries,
+    RankSeries,
+    RunSeries,
+    Source,
+    slowest_first,
+)
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 
 _CAUSES: Final = {cause.value: cause for cause in Cause}
 _PARTS: Final = {kind.value: kind for kind in PartKind}
 _WORDS: Final = {row.cause: row.words for row in reversed((*MEASURED, SYNCHRONISATION, HOST_BOUND))}
 _OWN: Final = (PartKind.COMPUTING, PartKind.UNNAMED)
-_WAIT: Final = "collective_wait"
+MAX_JUDGED: Final = 512
+"""Ranks of a run that are all looked at."""
+MIN_ALIKE: Final = 16
+"""Of so many nodes of a large run, all but one have the same verdict."""
+WAIT: Final = "collective_wait"
 _COMPUTES: Final = "forward"
 
 
@@ -29,7 +41,7 @@ def verdict_on(run: RunSeries) -> Verdict | None:
     training = [rank for rank in run.ranks.values() if rank.own_seconds is not None]
     on_device = are_on_device(run)
     compared = {id(rank) for rank in run.slowest_and_peers()}
-    for rank in sorted(training, key=lambda rank: rank.rank):
+    for rank in _judged(run, training):
         node = run.nodes.get(rank.source)
         data = _data_seconds(node) if node is not None else 0.0
         work = rank_work(rank, on_device=on_device, compared=id(rank) in compared, data_seconds=data)
@@ -53,10 +65,34 @@ def verdict_on(run: RunSeries) -> Verdict | None:
     return replace(found, next_command=command, account=account)
 
 
+def _judged(run: RunSeries, training: list[RankSeries]) -> list[RankSeries]:
+    """Return the ranks by which a run is judged, by number: all, or of a large run those that decide.
+
+    The step of a run follows from its slowest rank. One rank of each node stands for its neighbours, unless
+    the node has a verdict of its own: the ranks of these are all there.
+    """
+    training = sorted(training, key=lambda rank: rank.rank)
+    causes = Counter(node.cause for node in run.nodes.values())
+    [(usual, count)] = causes.most_common(1)
+    apart = sum(causes.values()) - count
+    if len(training) <= MAX_JUDGED or run.missing or apart > len(run.nodes) // MIN_ALIKE:
+        return training
+    slowest = {id(rank) for rank in slowest_and_peers(sorted(training, key=slowest_first))}
+    seen: set[Source] = set()
+    judged = []
+    for rank in training:
+        node = run.nodes.get(rank.source)
+        is_first = rank.source not in seen
+        seen.add(rank.source)
+        if is_first or id(rank) in slowest or (node is not None and node.cause != usual):
+            judged.append(rank)
+    return judged
+
+
 def are_on_device(run: RunSeries) -> bool:
     """Return whether a run's ranks wait for each other on their devices, so that these are compared."""
     host, device = (
-        sum(phases.get(_WAIT, 0.0) for phases in each)
+        sum(phases.get(WAIT, 0.0) for phases in each)
         for each in (
             [rank.phase_seconds for rank in run.ranks.values()],
             [rank.device_seconds for rank in run.ranks.values()],
@@ -66,7 +102,12 @@ def are_on_device(run: RunSeries) -> bool:
 
 
 def rank_work(
-    rank: RankSeries, *, on_device: bool, compared: bool = True, data_seconds: float = 0.0
+    rank: RankSeries,
+    *,
+    on_device: bool,
+    compared: bool = True,
+    data_seconds: float = 0.0,
+    undivided: str = _COMPUTES,
 ) -> RankWork:
     """Return the work of a rank that makes steps.
 
@@ -74,29 +115,27 @@ def rank_work(
         on_device: Whether its phases are those on its device.
         compared: Whether it has to have the steps that a comparison needs; else it has its mean step.
         data_seconds: Its wait for data, where its phases were not read.
+        undivided: The phase that has the rest of its own work then.
     """
     own, wait = rank.own_seconds or 0.0, rank.wait_seconds or 0.0
     phases = own_phases(rank, on_device=on_device)
     if not phases:
         data = min(data_seconds, own)
-        phases = {_COMPUTES: own - data, **({DATA: data} if data else {})}
-    means = np.array([*phases.values()])
+        phases = {undivided: own - data, **({DATA: data} if data else {})}
     if compared and math.isfinite(rank.error_seconds):
-        columns = steps_with_error(means, rank.error_seconds)
-        waits = np.full(columns.shape[1], wait)
+        steps = steps_with_error(np.array([*phases.values()]), rank.error_seconds)
+        columns = dict(zip(phases, steps, strict=True))
+        columns[WAIT] = np.full(steps.shape[1], wait)
     else:
-        columns, waits = means[:, None], np.array([wait])
-    return RankWork(
-        rank.rank,
-        {**dict(zip(phases, columns, strict=True)), _WAIT: waits},
-        rank.places.get("pipeline"),
-    )
+        columns = {name: np.array([mean]) for name, mean in phases.items()}
+        columns[WAIT] = np.array([wait])
+    return RankWork(rank.rank, columns, rank.places.get("pipeline"))
 
 
 def own_phases(rank: RankSeries, *, on_device: bool) -> dict[str, float]:
     """Return a rank's phases without its waits, in seconds that sum to its own work; empty if unknown."""
     rates = rank.device_seconds if on_device else rank.phase_seconds
-    rates = {name: rate for name, rate in rates.items() if name != _WAIT}
+    rates = {name: rate for name, rate in rates.items() if name != WAIT}
     whole = sum(rates.values())
     if whole <= 0 or rank.own_seconds is None:
         return {}

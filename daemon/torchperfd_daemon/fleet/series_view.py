@@ -9,12 +9,14 @@ from typing import Final
 import numpy as np
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
+from torchperfd_daemon.diagnosis.detect.robust_statistics import Float64
+from torchperfd_daemon.diagnosis.detect.straggler import mean_of
 from torchperfd_daemon.fleet.series import RankSeries, RunSeries, Series, list_runs, read_series
 from torchperfd_daemon.fleet.series_store import SeriesStore
 from torchperfd_daemon.fleet.series_verdict import (
+    WAIT,
     are_on_device,
     hang_seconds,
-    own_phases,
     rank_work,
     verdict_on,
 )
@@ -27,7 +29,6 @@ MAX_AGE_S: Final = 5.0
 MAX_KEPT: Final = 4
 UNDIVIDED: Final = "own work"
 """Stands for the phases of a rank of which they were not read."""
-_WAIT: Final = "collective_wait"
 _STATES: Final = {
     name.removeprefix("RUN_STATE_").lower(): number for name, number in session_pb2.RunState.items()
 }
@@ -186,6 +187,14 @@ def _steps_of(run: RunSeries) -> Iterator[control_pb2.RankSteps]:
         yield steps
 
 
+def _packed(column: Float64) -> bytes:
+    """Return a column of seconds as messages have it, in nanoseconds."""
+    if len(column) == 1:
+        return int(column[0] * 1e9).to_bytes(8, "little", signed=True)
+    packed: bytes = (column * 1e9).astype("<i8").tobytes()
+    return packed
+
+
 def _rank_steps(rank: RankSeries, *, on_device: bool, compared: bool) -> control_pb2.RankSteps:
     """Return a rank's mean step as one block, or as blocks that differ as its error says."""
     status = control_pb2.RankStatus(
@@ -200,27 +209,20 @@ def _rank_steps(rank: RankSeries, *, on_device: bool, compared: bool) -> control
     )
     if rank.own_seconds is None:
         return control_pb2.RankSteps(status=status)
-    work = rank_work(rank, on_device=on_device, compared=compared)
-    columns = work.phase_seconds
-    if not own_phases(rank, on_device=on_device):
-        own = np.sum([each for name, each in columns.items() if name != _WAIT], axis=0)
-        columns = {UNDIVIDED: own, _WAIT: columns[_WAIT]}
-    duration = np.sum([*columns.values()], axis=0)
-    step = float(duration.mean())
-    count = len(duration)
-    phases = [
-        session_pb2.PhaseColumn(phase=name, ns=(column * 1e9).astype("<i8").tobytes())
-        for name, column in columns.items()
-        if name != _WAIT or rank.wait_seconds is not None
-    ]
+    columns = rank_work(rank, on_device=on_device, compared=compared, undivided=UNDIVIDED).phase_seconds
+    if rank.wait_seconds is None:
+        del columns[WAIT]
+    count = max(map(len, columns.values()))
+    step = rank.own_seconds + (rank.wait_seconds or 0.0)
+    phases = [session_pb2.PhaseColumn(phase=name, ns=_packed(column)) for name, column in columns.items()]
     status.step_seconds = step
     for name, column in columns.items():
-        status.phase_seconds[name] = float(column.mean())
+        status.phase_seconds[name] = mean_of(column)
     return control_pb2.RankSteps(
         status=status,
         first_step=max(0, rank.steps - count),
         count=count,
-        duration_ns=(duration * 1e9).astype("<i8").tobytes(),
+        duration_ns=_packed(np.full(count, step)),
         # Times of devices are read, or those of hosts.
         phases=[] if on_device else phases,
         device_phases=phases if on_device else [],

@@ -21,7 +21,13 @@ from torchperfd_daemon.diagnosis.cause_finders import (
 from torchperfd_daemon.diagnosis.cause_table import MIN_CAUSE_SHARE
 from torchperfd_daemon.diagnosis.cause_walk import Finding, Walk
 from torchperfd_daemon.diagnosis.claims import limit_claim, unseen_words
-from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork, find_stragglers, slowest_and_peers
+from torchperfd_daemon.diagnosis.detect.straggler import (
+    WAITING,
+    RankWork,
+    find_stragglers,
+    mean_of,
+    slowest_and_peers,
+)
 from torchperfd_daemon.diagnosis.edits import Edit, equal_work, less_exchange, less_host
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
 from torchperfd_daemon.diagnosis.job import Job
@@ -287,12 +293,7 @@ def _slowest_first(rank: RankEvidence) -> float:
 
 
 def _evidence(work: RankWork, node: str) -> RankEvidence:
-    # The means of thousands of ranks that have one each take a while.
-    phases = {
-        name: float(column[0] if len(column) == 1 else column.mean())
-        for name, column in work.phase_seconds.items()
-        if len(column)
-    }
+    phases = {name: mean_of(column) for name, column in work.phase_seconds.items() if len(column)}
     return RankEvidence(work.rank, node, sum(phases.values()), phases, stage=work.stage)
 
 

@@ -1,7 +1,7 @@
 """The data that live commands and the live page show of runs, ranks and steps: numbers, and documents."""
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from torchperfd.model.messages import to_document
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers, mean_of
 from torchperfd_daemon.service.translate import (
     comparison_from_messages,
     device_work_from_message,
@@ -77,6 +77,7 @@ def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
     waits = len(times.works) > 1 and any(spent(each, WAIT) for each in times.works)
     slow = find_stragglers(times.works) if waits and not times.hidden else []
     own = {} if times.hidden else {each.rank: (each.stage, each.own_seconds) for each in times.works}
+    works = {each.rank: each for each in times.works}
     peers = _Peers(own.values())
     identity = messages[0].status.identity
     return RunView(
@@ -86,7 +87,7 @@ def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
         waits,
         times.on_device,
         times.hidden,
-        tuple(_rank(message, own, peers, slow, on_device=times.on_device) for message in messages),
+        tuple(_rank(message, works, own, peers, slow, on_device=times.on_device) for message in messages),
     )
 
 
@@ -120,6 +121,7 @@ class _Peers:
 
 def _rank(
     message: control_pb2.RankSteps,
+    works: Mapping[int, RankWork],
     own: dict[int, tuple[int | None, float]],
     peers: _Peers,
     slow: Sequence[Straggler],
@@ -128,7 +130,8 @@ def _rank(
 ) -> RankView:
     status = message.status
     number = status.identity.rank
-    shown = device_work_from_message(message) if on_device else None
+    # A rank that has left is not compared.
+    shown = works.get(number) or (device_work_from_message(message) if on_device else None)
     phases = (shown or rank_work_from_message(message)).phase_seconds
     stage, seconds = own.get(number, (None, 0.0))
     count, usual = peers.usual(stage, seconds) if number in own else (0, 0.0)
@@ -139,7 +142,7 @@ def _rank(
         first_rank(status),
         window=message.count * max(1, message.block_steps),
         step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
-        phase_seconds={name: float(column.mean()) for name, column in phases.items() if len(column)},
+        phase_seconds={name: mean_of(column) for name, column in phases.items() if len(column)},
         behind_seconds=behind,
         behind_ratio=behind / usual if behind is not None else None,
         slow=next((each for each in slow if each.rank == number), None),

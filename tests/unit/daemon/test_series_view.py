@@ -23,6 +23,7 @@ class Stored(SeriesStore):
     def __init__(self) -> None:
         super().__init__(StoreSettings("http://127.0.0.1:9"))
         self.asked = 0
+        self.sees_waits = True
 
     def query_all(self, expressions: Sequence[str]) -> list[Vector]:
         return [*map(self.query, expressions)]
@@ -34,7 +35,7 @@ class Stored(SeriesStore):
             return Vector([(OF_RUN, 1.0)])
         values: dict[str, tuple[dict[str, str], float]] = {
             "own_work_seconds{": (of_rank, 0.08),
-            "peer_wait_seconds{": (of_rank, 0.02),
+            **({"peer_wait_seconds{": (of_rank, 0.02)} if self.sees_waits else {}),
             "world_size{": (of_rank, 2.0),
             "train_steps_total{": (of_rank, 70.0),
             "train_verdict{": ({**OF_RUN, "cause": "unknown"}, 1.0),
@@ -71,6 +72,14 @@ def test_rank_has_its_mean_step_and_the_run_its_missing_rank(
     assert steps.status.step_seconds == pytest.approx(0.1)
     [verdict] = view.Diagnose(control_pb2.DiagnoseRequest()).verdicts
     assert (verdict.cause, verdict.unseen_ranks) == ("unknown", 1)
+
+
+def test_rank_without_seen_waits_has_no_wait(kept: tuple[Stored, SeriesView, list[float]]) -> None:
+    stored, view, _ = kept
+    stored.sees_waits = False
+    [steps] = view.GetSteps(control_pb2.GetStepsRequest()).ranks
+    assert [column.phase for column in steps.phases] == ["own work"]
+    assert steps.status.step_seconds == pytest.approx(0.08)
 
 
 def own(*runs: str) -> list[control_pb2.Run]:

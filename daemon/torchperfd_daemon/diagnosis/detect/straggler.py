@@ -167,6 +167,12 @@ _MAX_PEERS: Final = 56
 T = TypeVar("T")
 
 
+def mean_of(column: Float64) -> float:
+    """Return the mean of a column; 0 if it is empty."""
+    # Thousands of ranks may have one mean each, of which numpy's own would take a while.
+    return float(column[0]) if len(column) == 1 else float(column.mean()) if len(column) else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class RankWork:
     """The work of one rank in its newest steps.
@@ -199,7 +205,7 @@ class RankWork:
 
     def _mean(self, *, waiting: bool) -> float:
         columns = [each for name, each in self.phase_seconds.items() if (name in WAITING) is waiting]
-        return float(sum(column.mean() for column in columns if len(column)))
+        return float(sum(map(mean_of, columns)))
 
     @property
     def own_error_seconds(self) -> float:
