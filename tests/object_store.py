@@ -8,10 +8,14 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.node import eventually, free_port
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store as ObstoreS3
 
 for package in ("obstore", "moto"):
     if importlib.util.find_spec(package) is None:
@@ -86,16 +90,32 @@ class ObjectStore:
         Raises:
             FileNotFoundError: Nothing does.
         """
+        import obstore
+
+        return bytes(obstore.get(self._bucket(), key).bytes())
+
+    def put(self, key: str, content: bytes) -> None:
+        """Put an object under a key."""
+        import obstore
+
+        obstore.put(self._bucket(), key, content, use_multipart=False)
+
+    def delete(self, key: str) -> None:
+        """Delete what lies under a key."""
+        import obstore
+
+        obstore.delete(self._bucket(), key)
+
+    def _bucket(self) -> "ObstoreS3":
         import obstore.store
 
-        store = obstore.store.S3Store(
+        return obstore.store.S3Store(
             BUCKET,
             endpoint=self.environment["AWS_ENDPOINT_URL"],
             access_key_id="test",
             secret_access_key="test",
             client_options={"allow_http": True, "pool_max_idle_per_host": "0"},
         )
-        return bytes(obstore.get(store, key).bytes())
 
     def _ask(self, method: str, path: str) -> str | None:
         url = f"http://127.0.0.1:{self._port}/{path}"

@@ -29,21 +29,24 @@ _ORIGIN_US: Final = 4_423_128_490_356
 _HOST, _BACKWARD, _COMPUTE, _COMM, _COPY = 4242, 4300, 7, 20, 24
 
 
-def write(path: Path, events: int) -> None:
-    """Write a trace of about ``events`` events to ``path``."""
+def write(path: Path, events: int, rank: int = 0) -> None:
+    """Write a trace of about ``events`` events to ``path``.
+
+    Traces of several ranks differ in when the rank arrives at collectives, which end at the same time.
+    """
     with path.open("w") as file:
         file.write(
             '{\n  "schemaVersion": 1,\n  "deviceProperties": [{"id": 0, "name": "Example GPU"}],\n'
-            '  "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2},\n'
+            f'  "distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": 2}},\n'
             '  "displayTimeUnit": "ms",\n  "baseTimeNanoseconds": 1790857026000000000,\n  "traceEvents": [\n'
         )
-        _write_events(file, events)
+        _write_events(file, events, random.Random(rank))
         file.write(f'\n  ],\n  "traceName": "{path.name}"\n}}\n')
 
 
-def _write_events(file: IO[str], events: int) -> None:
+def _write_events(file: IO[str], events: int, lateness: random.Random) -> None:
     separator = "  "
-    for number, event in enumerate(_events(random.Random(7))):
+    for number, event in enumerate(_events(random.Random(7), lateness)):
         if number >= events:
             return
         file.write(separator + _as_kineto_does(event))
@@ -60,7 +63,7 @@ def _as_kineto_does(event: dict[str, Any]) -> str:
     return f"{{\n    {text}\n  }}"
 
 
-def _events(chance: random.Random) -> Iterator[dict[str, Any]]:
+def _events(chance: random.Random, lateness: random.Random) -> Iterator[dict[str, Any]]:
     yield {
         "ph": "M",
         "name": "process_name",
@@ -76,14 +79,20 @@ def _events(chance: random.Random) -> Iterator[dict[str, Any]]:
         for call in range(_OPERATORS_A_STEP):
             thread = _HOST if call < _OPERATORS_A_STEP // 3 else _BACKWARD
             took = chance.randrange(8_000, 40_000)
-            yield from _call(identifier, thread, host_ns, took, free_ns, chance)
+            yield from _call(identifier, thread, host_ns, took, free_ns, chance, lateness)
             identifier += 2
             host_ns += took + chance.randrange(500, 4_000)
         yield _complete("user_annotation", f"ProfilerStep#{step}", _HOST, _HOST, began, host_ns - began, {})
 
 
 def _call(
-    identifier: int, thread: int, start: int, took: int, free_ns: dict[int, int], chance: random.Random
+    identifier: int,
+    thread: int,
+    start: int,
+    took: int,
+    free_ns: dict[int, int],
+    chance: random.Random,
+    lateness: random.Random,
 ) -> Iterator[dict[str, Any]]:
     """Yield an operator in an operator, its launch, and what it launched."""
     size = 64 << chance.randrange(5)
@@ -112,7 +121,8 @@ def _call(
     if kind < 0.03:
         group = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2, "dtype": "Float"}
         name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-        yield _on_device("kernel", name, _COMM, start + took, 90_000, device | shape | group, free_ns, chance)
+        args = device | shape | group
+        yield _on_device("kernel", name, _COMM, start + took, 90_000, args, free_ns, chance, lateness)
     elif kind < 0.06:
         copied = {"bytes": size * 4096, "memory bandwidth (GB/s)": 21.5}
         name = "Memcpy HtoD (Pageable -> Device)"
@@ -139,11 +149,13 @@ def _on_device(
     args: dict[str, Any],
     free_ns: dict[int, int],
     chance: random.Random,
+    lateness: random.Random | None = None,
 ) -> dict[str, Any]:
     start = max(ready, free_ns[stream])
     took = chance.randrange(1_000, longest)
     free_ns[stream] = start + took
-    return _complete(category, name, 0, stream, start, took, args | {"stream": stream})
+    late = lateness.randrange(took // 2) if lateness else 0
+    return _complete(category, name, 0, stream, start + late, took - late, args | {"stream": stream})
 
 
 def _complete(

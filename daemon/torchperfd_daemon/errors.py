@@ -30,7 +30,7 @@ class DiskFullError(TorchperfdError):
 
 
 class DaemonUnreachableError(TorchperfdError):
-    """No daemon answers."""
+    """No daemon answers, or no scheduler of Dask."""
 
     exit_code = 4
 

@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.object_store import AnyPath
 from torchperfd_daemon.text import clean_fields
 
 T = TypeVar("T")
@@ -122,8 +123,8 @@ def decompressed_head(raw: io.BufferedReader, most: int) -> bytes:
     return found[:most]
 
 
-def contents(path: Path, what: str, max_bytes: int, too_large: str) -> bytes:
-    """Return the contents of a file that others may have written, decompressed.
+def contents(path: AnyPath, what: str, max_bytes: int, too_large: str) -> bytes:
+    """Return the contents of a file or an object that others may have written, decompressed.
 
     Of damaged compression, what could be decompressed: it is judged like a file that was cut off.
 
@@ -139,7 +140,7 @@ def contents(path: Path, what: str, max_bytes: int, too_large: str) -> bytes:
     data = bytearray()
     try:
         with path.open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            if isinstance(path, Path) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 remedy = f"copy the {what.split()[-1]} to a file first"
                 raise TorchperfdError(f"{path} is no regular file", remedy)
             for piece in decompressed_pieces(file, _PIECE):

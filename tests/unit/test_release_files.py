@@ -115,7 +115,7 @@ def test_lock_of_what_is_published_has_hashes(name: str) -> None:
 
 def test_extras_have_nothing_for_developers() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras) == {"wandb", "tensorboard", "mlflow", "s3", "web", "otlp", "lake", "all"}
+    assert set(extras) == {"wandb", "tensorboard", "mlflow", "s3", "dask", "web", "otlp", "lake", "all"}
 
 
 def test_checksums_are_of_all_files(tmp_path: Path) -> None:

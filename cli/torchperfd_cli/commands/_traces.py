@@ -13,10 +13,12 @@ from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_cli.commands._capture_catalog import DaemonCatalog, open_catalog
 from torchperfd_cli.commands._output import note
 from torchperfd_cli.commands._scope import known_name
-from torchperfd_daemon import analysis, untrusted_files
+from torchperfd_daemon import analysis, object_store, untrusted_files
 from torchperfd_daemon.captures.catalog import Catalog
-from torchperfd_daemon.captures.manifest import CaptureRecord
+from torchperfd_daemon.captures.folder import is_file_name
+from torchperfd_daemon.captures.manifest import FILE_NAME, CaptureRecord
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+from torchperfd_daemon.object_store import AnyPath, ObjectPath
 from torchperfd_daemon.stacks.flight_recorder_dumps import is_dump
 
 # The analyser uses no linear algebra, and numpy's starts a thread for every core.
@@ -24,6 +26,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _HEAD_BYTES: Final = 1 << 13
 _MAX_LOOKED_INTO: Final = 4
+# A rank takes less than a KiB.
+_MAX_MANIFEST_BYTES: Final = 16 << 20
 _RECORD: Final = "record a trace with torch.profiler or `torchperfd capture`"
 _NSIGHT: Final = "open it with `nsys stats`, or " + _RECORD
 
@@ -77,7 +81,7 @@ _SQLITE: Final = b"SQLite format 3\x00"
 _ZIP: Final = b"PK\x03\x04"
 
 
-def refuse_foreign_files(paths: Sequence[Path]) -> None:
+def refuse_foreign_files(paths: Sequence[AnyPath]) -> None:
     """Refuse paths that are all known files of something else, with what they are and what to do.
 
     Raises:
@@ -90,7 +94,7 @@ def refuse_foreign_files(paths: Sequence[Path]) -> None:
         raise UsageError(f"{paths[0]} {'holds' if paths[0].is_dir() else 'is'} {what}, no trace", remedy)
 
 
-def _kind(path: Path) -> _Kind | None:
+def _kind(path: AnyPath) -> _Kind | None:
     if path.is_dir():
         return _kind_of_directory(path)
     if is_dump(path):
@@ -111,9 +115,9 @@ def _kind(path: Path) -> _Kind | None:
     return _kind_of_content(path, head)
 
 
-def _kind_of_directory(path: Path) -> _Kind | None:
+def _kind_of_directory(path: AnyPath) -> _Kind | None:
     try:
-        files = sorted(each for each in path.iterdir() if each.is_file())
+        files = sorted((each for each in path.iterdir() if each.is_file()), key=str)
     except OSError:
         return None
     is_of_dumps = any(map(is_dump, files[:_MAX_LOOKED_INTO]))
@@ -122,15 +126,15 @@ def _kind_of_directory(path: Path) -> _Kind | None:
     )
 
 
-def _dump(folder: Path, what: str) -> _Kind:
+def _dump(folder: AnyPath, what: str) -> _Kind:
     return _Kind(what, f"`torchperfd stacks --from {folder}` names the rank that the others waited for")
 
 
-def _kind_of_content(path: Path, head: bytes) -> _Kind | None:
+def _kind_of_content(path: AnyPath, head: bytes) -> _Kind | None:
     if found := next((kind for begin, kind in _BY_BEGIN if head.startswith(begin)), None):
         return found
     if head.startswith(_SQLITE):
-        is_nsys = "nsys" in path.name.lower() or path.suffix == ".sqlite"
+        is_nsys = "nsys" in path.name.lower() or path.name.endswith(".sqlite")
         return _Kind(
             "a SQLite database, such as an export of Nsight Systems", _NSIGHT if is_nsys else _RECORD
         )
@@ -141,9 +145,9 @@ def _kind_of_content(path: Path, head: bytes) -> _Kind | None:
     return next((kind for marks, kind in _BY_CONTENT if all(mark in head for mark in marks)), None)
 
 
-def _kind_of_archive(path: Path) -> _Kind:
+def _kind_of_archive(path: AnyPath) -> _Kind:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile, ValueError):
         names = []
@@ -152,15 +156,17 @@ def _kind_of_archive(path: Path) -> _Kind:
     return _Kind("a zip archive", "extract it first, and name the trace in it")
 
 
-def capture_record(paths: Sequence[Path]) -> CaptureRecord | None:
+def capture_record(paths: Sequence[AnyPath]) -> CaptureRecord | None:
     """Return the capture that traces are of.
 
     None where they lie in no capture's folder, or in those of several, or where its manifest cannot be read.
     """
-    folders = {(path if path.is_dir() else path.parent).resolve() for path in paths}
+    folders = {_folder(path) for path in paths}
     if len(folders) != 1:
         return None
     (folder,) = folders
+    if isinstance(folder, ObjectPath):
+        return _uploaded_record(folder)
     try:
         found = Catalog(folder.parent).found(folder.name)
     except (TorchperfdError, OSError):
@@ -168,16 +174,42 @@ def capture_record(paths: Sequence[Path]) -> CaptureRecord | None:
     return None if found is None else found.record
 
 
-def loader_advice(paths: Sequence[Path]) -> SettledAdvice | None:
+def _folder(path: AnyPath) -> AnyPath:
+    folder = path if path.is_dir() else path.parent
+    return folder if isinstance(folder, ObjectPath) else folder.resolve()
+
+
+def _uploaded_record(folder: ObjectPath) -> CaptureRecord | None:
+    try:
+        document = untrusted_files.contents(folder / FILE_NAME, "manifest", _MAX_MANIFEST_BYTES, _RECORD)
+        return untrusted_files.decode_clean(document, CaptureRecord)
+    except (TorchperfdError, untrusted_files.DamagedError):
+        return None
+
+
+def with_lost_ranks(
+    files: Sequence[analysis.RankFile], paths: Sequence[AnyPath], record: CaptureRecord | None
+) -> list[analysis.RankFile]:
+    """Return the files of a capture's folder, with those that its manifest names and that are not there."""
+    if record is None or len(paths) != 1 or not paths[0].is_dir():
+        return list(files)
+    found = {file.rank for file in files}
+    lost = [
+        analysis.RankFile(each.rank, paths[0] / each.file)
+        for each in record.ranks
+        if each.rank not in found and each.file.startswith("rank") and is_file_name(each.file)
+    ]
+    return sorted((*files, *lost), key=lambda file: -1 if file.rank is None else file.rank)
+
+
+def loader_advice(record: CaptureRecord | None) -> SettledAdvice | None:
     """Return what the run of a capture was advised on its loaders; None if the capture has no such advice."""
-    record = capture_record(paths)
     settled = None if record is None else record.loader_advice
     return settled if settled is not None and settled.is_sound() else None
 
 
-def capture_facts(paths: Sequence[Path]) -> dict[str, Any] | None:
+def capture_facts(record: CaptureRecord | None) -> dict[str, Any] | None:
     """Return run, job, nodes, versions and time of the capture that traces are of; times in Unix seconds."""
-    record = capture_record(paths)
     if record is None:
         return None
 
@@ -199,8 +231,10 @@ def capture_facts(paths: Sequence[Path]) -> dict[str, Any] | None:
     }
 
 
-def find_trace(trace: str, captures_dir: Path | None) -> Path:
-    """Return the file or directory of an argument; one that is not a path may be a capture's id."""
+def find_trace(trace: str, captures_dir: Path | None) -> AnyPath:
+    """Return the file or directory of an argument; one that is no URL and no path may be a capture's id."""
+    if "://" in trace:
+        return object_store.find(trace)
     path = Path(trace)
     if path.exists():
         return path

@@ -13,13 +13,16 @@ from torchperfd.document.terminal import Page, render
 from torchperfd_cli.commands._capture_catalog import captures_dir_option
 from torchperfd_cli.commands._options import complete_traces, refuse_given
 from torchperfd_cli.commands._output import emit, page, write_page
+from torchperfd_cli.commands._rank_workers import analyse_ranks, dask_option, memory_option
 from torchperfd_cli.commands._traces import (
     capture_facts,
+    capture_record,
     decided,
     find_trace,
     loader_advice,
     refuse_foreign_files,
     warn,
+    with_lost_ranks,
 )
 from torchperfd_daemon import analysis, memory
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError, UsageError
@@ -106,6 +109,8 @@ _MAX_PAGES: Final = 2
 @click.option(
     "--workers", type=click.IntRange(min=1), help="Ranks analysed at once; by default one for each core."
 )
+@dask_option
+@memory_option
 @click.option("--markdown", is_flag=True, help="The same as the text, in Markdown.")
 @click.option(
     "--csv", "as_csv", is_flag=True, help="The operator table as comma-separated values, every row."
@@ -128,15 +133,18 @@ def analyze_command(
     as_json: bool,
     with_text: bool,
     workers: int | None,
+    dask: str | None,
+    worker_memory: int | None,
     markdown: bool,
     as_csv: bool,
     chosen: tuple[int, ...],
 ) -> None:
     """Show where a trace's time went: its steps, its GPU, and the operators that took longest.
 
-    TRACE is a trace file (.json or .json.gz), a directory of such files, one for each rank, or a capture's
-    id. Several files are several ranks: the text compares them, and then shows the slowest. If TRACE is a
-    snapshot of CUDA memory (.pickle), or a directory of them, the answer is who holds the memory.
+    TRACE is a trace file (.json or .json.gz), a directory of such files, one for each rank, a capture's id,
+    or the URL of a trace or of a capture (s3://, gs://, az:// or file://), which is read in place. Several
+    files are several ranks: the text compares them, and then shows the slowest. If TRACE is a snapshot of
+    CUDA memory (.pickle), or a directory of them, the answer is who holds the memory.
     """
     if as_json + markdown + as_csv > 1:
         raise UsageError("--json, --markdown and --csv are three answers", "ask for one of them")
@@ -147,16 +155,18 @@ def analyze_command(
     if snapshots := memory.find_snapshots(paths, decided):
         analyze_snapshots(snapshots, as_json, with_text)
         return
-    files = analysis.rank_files(paths, decided)
+    record = capture_record(paths)
+    files = with_lost_ranks(analysis.rank_files(paths, decided), paths, record)
     summaries: list[_Ranked] = []
     failed: list[tuple[int | None, TorchperfdError]] = []
     request = analysis.Request(
         group_by=group_by,
         comm_pattern=comm_pattern,
         rectangles=analysis.rectangles_for(len(files)) if html else 0,
-        loader_advice=loader_advice(paths),
+        loader_advice=loader_advice(record),
+        max_memory=worker_memory,
     )
-    for file, answer in zip(files, analysis.analyse(files, request, workers), strict=True):
+    for file, answer in zip(files, analyse_ranks(files, request, workers, dask), strict=True):
         if isinstance(answer, TorchperfdError):
             failed.append((file.rank, answer))
             continue
@@ -171,9 +181,10 @@ def analyze_command(
     report = _Report(summaries, _shown(summaries, across, chosen), advice, across, limit, sort_by)
     document = {
         "schema": analysis.SCHEMA,
-        "capture": capture_facts(paths),
+        "capture": capture_facts(record),
         "advice": analysis.advice_to_dict(advice),
-        "ranks": [analysis.to_dict(summary, rank, sort_by) for rank, summary in summaries],
+        # Several times as large as the summaries, and no part of the text.
+        "ranks": [analysis.to_dict(summary, rank, sort_by) for rank, summary in summaries if as_json or html],
         "across": None if across is None else analysis.across_to_dict(across),
         "failed": [{"rank": rank, "error": str(error)} for rank, error in failed],
     }

@@ -17,7 +17,14 @@ from torchperfd.report.store import RunStore, read_file
 from torchperfd_cli.commands._capture_catalog import captures_dir_option, open_catalog
 from torchperfd_cli.commands._options import SHARE, complete_sides, open_runs, refuse_given, runs_dir_option
 from torchperfd_cli.commands._output import emit, html_option, page, write_page
-from torchperfd_cli.commands._traces import capture_facts, decided, find_trace, refuse_foreign_files, warn
+from torchperfd_cli.commands._traces import (
+    capture_facts,
+    capture_record,
+    decided,
+    find_trace,
+    refuse_foreign_files,
+    warn,
+)
 from torchperfd_daemon import analysis
 from torchperfd_daemon.errors import (
     NoSuchTargetError,
@@ -198,7 +205,7 @@ def compare_command(
     comparison, failed = _compared(pairs, analysis.Request(comm_pattern=comm_pattern, samples=True), workers)
     document = analysis.comparison_to_dict(comparison, sort_by)
     for side, path in zip(("before", "after"), sides, strict=True):
-        document[side]["capture"] = capture_facts([path])
+        document[side]["capture"] = capture_facts(capture_record([path]))
     document["notes"] += notes
     document["failed"] = [{"rank": rank, "error": str(error)} for rank, error in failed]
     if html:

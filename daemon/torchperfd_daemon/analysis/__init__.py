@@ -39,6 +39,7 @@ from torchperfd_daemon.analysis.operator_sums import Operator as Operator
 from torchperfd_daemon.analysis.operators import GROUPS as GROUPS
 from torchperfd_daemon.analysis.operators import GroupBy as GroupBy
 from torchperfd_daemon.analysis.operators import operators as operators
+from torchperfd_daemon.analysis.ranks import Answer as Answer
 from torchperfd_daemon.analysis.ranks import Request as Request
 from torchperfd_daemon.analysis.ranks import analyse as analyse
 from torchperfd_daemon.analysis.report import SCHEMA as SCHEMA

@@ -37,6 +37,7 @@ from torchperfd_daemon.analysis.trace import (
 from torchperfd_daemon.analysis.trace_files import MAX_BYTES, TraceFile
 from torchperfd_daemon.analysis.trace_repair import chosen_rows, end_unfinished, host_processes
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.object_store import AnyPath
 
 if TYPE_CHECKING:
     from torchperfd_daemon.analysis._native import Batch
@@ -61,8 +62,8 @@ _IMPOSSIBLE: Final = "impossible_device_time"
 _WHERE: Final = attrgetter("pid", "tid")
 
 
-def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
-    """Read a Kineto trace, ``.json`` or ``.json.gz``; bad events are skipped and counted.
+def load(path: AnyPath | str, max_bytes: int = MAX_BYTES) -> Trace:
+    """Read a Kineto trace, a file or an object, plain or compressed; bad events are skipped and counted.
 
     A file whose events lack categories is read a second time, with the data from which these are inferred.
 
@@ -72,8 +73,9 @@ def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
         NoSuchTargetError: There is no such file.
         TorchperfdError: The file cannot be read, is no trace, is too big, or holds nothing that ran.
     """
+    path = Path(path) if isinstance(path, str) else path
     try:
-        found = _read(Path(path), max_bytes, None) or _read(Path(path), max_bytes, Foreign())
+        found = _read(path, max_bytes, None) or _read(path, max_bytes, Foreign())
     except TorchperfdError as error:
         if error.problem.startswith("it "):
             raise TorchperfdError(f"cannot analyse {path}: {error.problem}", error.remedy) from None
@@ -83,7 +85,7 @@ def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
     return found
 
 
-def _read(path: Path, max_bytes: int, foreign: Foreign | None) -> Trace | None:
+def _read(path: AnyPath, max_bytes: int, foreign: Foreign | None) -> Trace | None:
     """Read a trace; return None where events lack a category, unless ``foreign`` is there to infer it."""
     file = TraceFile(path, max_bytes)
     events = kineto.Events(file.pieces(), foreign=foreign is not None)

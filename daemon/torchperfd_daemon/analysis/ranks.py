@@ -1,7 +1,8 @@
 """The traces of several ranks, each analysed by a worker process of its own.
 
-A process per rank returns its memory when its rank is done and uses the other cores. If it is killed, only
-its own rank is lost.
+A process per rank returns its memory when its rank is done and uses the other cores. A rank whose process is
+killed is tried once more; after that only this rank is lost. The processes are children of this one, or of
+another executor's workers, on other machines.
 """
 
 import contextlib
@@ -9,11 +10,12 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Final, TypeAlias
 
+from torchperfd._version import __version__
 from torchperfd.model.own_commands import own_command
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.analysis.loading import load
@@ -21,8 +23,11 @@ from torchperfd_daemon.analysis.operators import GroupBy
 from torchperfd_daemon.analysis.summary import Summary, summarise
 from torchperfd_daemon.analysis.trace_files import RankFile
 from torchperfd_daemon.analysis.trace_repair import by_process
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import IncompatibleVersionError, TorchperfdError
+from torchperfd_daemon.object_store import AnyPath
 from torchperfd_daemon.worker_cost import of_this_machine
+
+_ATTEMPTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Request:
         loader_advice: What the run was advised on its loaders; None to follow the rule on the trace alone.
         nice: The niceness of the workers, 0 to 19.
         max_memory: Bytes that a worker may allocate; None for no limit.
+        version: Of torchperfd; a worker of another version refuses, since its summaries may be different.
     """
 
     group_by: GroupBy = "name"
@@ -46,28 +52,90 @@ class Request:
     loader_advice: SettledAdvice | None = None
     nice: int = 0
     max_memory: int | None = None
+    version: str = __version__
+
+
+Answer: TypeAlias = Summary | TorchperfdError
+"""A rank's summary, or the reason why there is none."""
 
 
 def analyse(
-    files: Sequence[RankFile], request: Request, workers: int | None = None
-) -> Iterator[Summary | TorchperfdError]:
-    """Yield each rank's summary, or the reason why there is none, in the order of ``files``.
+    files: Sequence[RankFile],
+    request: Request,
+    workers: int | None = None,
+    *,
+    executor: Executor | None = None,
+    on_done: Callable[[], None] = lambda: None,
+) -> Iterator[Answer]:
+    """Yield each rank's answer, in the order of ``files``.
 
     Args:
         workers: Processes at once; None for one a core. A lone rank that needs neither niceness nor a
             limit is analysed in this process. So are all, one after another, if this user cannot run Python,
             as in a process that has become another user.
+        executor: Runs the ranks instead, such as on the workers of Dask; they must be able to read the paths.
+        on_done: Called for each rank that has an answer, on any thread.
     """
+    if executor is not None:
+        yield from _over(executor, files, request, on_done)
+        return
     is_plain = not request.nice and request.max_memory is None
     if is_plain and (len(files) == 1 or not os.access(sys.executable, os.X_OK)):
         for file in files:
             yield answer(file.path, request)
         return
     with ThreadPoolExecutor(workers or os.cpu_count() or 1, "analysis") as pool:
-        yield from pool.map(lambda file: _in_a_process(file.path, request), files)
+        yield from _over(pool, files, request, on_done)
 
 
-def _in_a_process(path: Path, request: Request) -> Summary | TorchperfdError:
+def _over(
+    executor: Executor, files: Sequence[RankFile], request: Request, on_done: Callable[[], None]
+) -> Iterator[Answer]:
+    futures = [executor.submit(answer_of_process, file.path, request) for file in files]
+    for future in futures:
+        future.add_done_callback(lambda _: on_done())
+    try:
+        for file, future in zip(files, futures, strict=True):
+            yield _outcome(file.path, future)
+    finally:
+        # Of what has not begun, when the caller stops early.
+        for future in futures:
+            future.cancel()
+
+
+def _outcome(path: AnyPath, future: "Future[Answer]") -> Answer:
+    try:
+        error = future.exception()
+    except CancelledError:
+        return TorchperfdError(f"the analysis of {path} was cancelled", "check the workers' scheduler")
+    if error is None:
+        return future.result()
+    return TorchperfdError(
+        f"the worker that read {path} failed: {type(error).__name__}: {error}", "look into the workers' logs"
+    )
+
+
+def answer_of_process(path: AnyPath, request: Request) -> Answer:
+    """Analyse one trace in a child process, which is started again if it is killed."""
+    if request.version != __version__:
+        return IncompatibleVersionError(
+            f"a worker has torchperfd {__version__}, and this is {request.version}",
+            "install one of them on both",
+        )
+    for _ in range(_ATTEMPTS):
+        code, found = _run_process(path, request)
+        if code >= 0:
+            break
+    if code:
+        return TorchperfdError(
+            f"the process that read {path} ended with {code}", "look for the kernel's OOM killer"
+        )
+    result: Answer = pickle.loads(found)
+    return result
+
+
+def _run_process(path: AnyPath, request: Request) -> tuple[int, bytes]:
+    """Return a child's exit code, negative if it was killed, and what it wrote."""
     # A new interpreter: a fork would inherit the locks of whatever threads the caller runs. And not one that
     # multiprocessing spawns, which imports modules from the current directory.
     reading, writing = os.pipe()
@@ -85,17 +153,11 @@ def _in_a_process(path: Path, request: Request) -> Summary | TorchperfdError:
             with process.stdin, contextlib.suppress(BrokenPipeError):  # it has ended: no answer comes
                 process.stdin.write(pickle.dumps((path, request)))
             found = answers.read()
-    if process.returncode:
-        return TorchperfdError(
-            f"the process that read {path} ended with {process.returncode}",
-            "look for the kernel's OOM killer",
-        )
-    result: Summary | TorchperfdError = pickle.loads(found)
-    return result
+    return process.returncode, found
 
 
-def answer(path: Path, request: Request) -> Summary | TorchperfdError:
-    """Analyse one trace; if that fails, return the reason."""
+def answer(path: AnyPath, request: Request) -> Answer:
+    """Analyse one trace in this process."""
     try:
         first, *others = [
             summarise(

@@ -7,31 +7,31 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from stat import S_ISREG
-from typing import Final
+from typing import BinaryIO, Final
 
 from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.analysis import decoding, kineto
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError, explained
+from torchperfd_daemon.object_store import AnyPath
 
 MAX_BYTES: Final = 8 << 30
 _PIECE: Final = 1 << 19
 
 
 class TraceFile:
-    """One file, read once.
+    """One file or object, read once.
 
     Args:
         max_bytes: The most uncompressed bytes to hand out; a bigger file is refused, not cut.
 
     Attributes:
-        size: Bytes on disk, known once the first piece is out.
+        size: Bytes as stored, known once the first piece is out; 0 for a pipe.
         broken: The compression broke off before the file's end, known once the last piece is out.
     """
 
-    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, path: AnyPath, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
         self.size = 0
         self.broken = False
@@ -47,7 +47,7 @@ class TraceFile:
         total = 0
         try:
             with self.path.open("rb") as raw:
-                self.size = os.fstat(raw.fileno()).st_size
+                self.size = _size(raw) if raw.seekable() else 0
                 for piece in untrusted_files.decompressed_pieces(raw, _PIECE):
                     total += len(piece)
                     if total > self._max_bytes:
@@ -68,6 +68,12 @@ class TraceFile:
             )
 
 
+def _size(file: BinaryIO) -> int:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    return size
+
+
 RANK_IN_NAME: Final = re.compile(r"(?<![a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _CAPTURED: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")
 _CAPTURES_MANIFEST: Final = "manifest.json"
@@ -85,6 +91,7 @@ _RANKS_IN_NAMES: Final = (
 _WRITTEN_AT: Final = re.compile(r"\.(\d{10,20})\.pt\.trace\.json")
 _TAIL_BYTES: Final = 1 << 16
 _MAX_LISTED: Final = 4
+_MAX_LOOKS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +99,14 @@ class RankFile:
     """One rank's trace; the rank is None if it is unknown."""
 
     rank: int | None
-    path: Path
+    path: AnyPath
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A file, the rank in its contents, and the rank in its name."""
 
-    path: Path
+    path: AnyPath
     own: int | None
     named: int | None
 
@@ -109,9 +116,9 @@ class _Found:
 
 
 def rank_files(
-    paths: Path | Sequence[Path], note: Callable[[str], object] = lambda _line: None
+    paths: AnyPath | Sequence[AnyPath], note: Callable[[str], object] = lambda _line: None
 ) -> list[RankFile]:
-    """Return the trace files meant by files and directories, in order of rank.
+    """Return the trace files meant by files and directories, or objects and prefixes, in order of rank.
 
     A directory may contain other files. Of two files of one rank in it, the newest counts. Files without a
     rank are numbered in the order of their names, unless there is only one file; if other files of the
@@ -122,7 +129,7 @@ def rank_files(
         TorchperfdError: A directory cannot be read.
         UsageError: Two of the named files are of one rank.
     """
-    asked_for = [paths] if isinstance(paths, Path) else list(paths)
+    asked_for = list(paths) if isinstance(paths, Sequence) else [paths]
     named = [path for path in asked_for if not path.is_dir()]
     found = [each for path in named if (each := _looked_into(path))]
     for path in asked_for:
@@ -134,21 +141,26 @@ def rank_files(
     return sorted(_numbered(found, note), key=lambda file: -1 if file.rank is None else file.rank)
 
 
-def _in_directory(path: Path) -> list[_Found]:
+def _in_directory(path: AnyPath) -> list[_Found]:
     with explained(f"cannot read {path}"):
         entries = sorted(path.iterdir(), key=_natural)
-    if (path / _CAPTURES_MANIFEST).exists():
+    if any(each.name == _CAPTURES_MANIFEST for each in entries):
         captured = [
             _Found(each, None, int(match[1])) for each in entries if (match := _CAPTURED.fullmatch(each.name))
         ]
         if captured:
             return captured
-    found = [
-        looked_into
+    files = [
+        each
         for each in entries
         if _JSON.fullmatch(each.name) and not _NO_TRACE.search(each.name) and _is_file(each)
-        if (looked_into := _looked_into(each, only_traces=not _NAMED_TRACE.search(each.name)))
     ]
+    # Several at a time: each look at an object waits for the network.
+    with ThreadPoolExecutor(_MAX_LOOKS) as pool:
+        looks = pool.map(
+            lambda each: _looked_into(each, only_traces=not _NAMED_TRACE.search(each.name)), files
+        )
+        found = [each for each in looks if each]
     if not found:
         raise NoSuchTargetError(f"{path} holds no trace (.json or .json.gz)", "name a trace file")
     return found
@@ -167,15 +179,15 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_LISTED]) + more
 
 
-def _is_file(path: Path) -> bool:
+def _is_file(path: AnyPath) -> bool:
     """Return whether it can be read to its end, unlike a pipe."""
     try:
-        return S_ISREG(path.stat().st_mode)
+        return path.is_file()
     except OSError:
         return False
 
 
-def _looked_into(path: Path, *, only_traces: bool = False) -> _Found | None:
+def _looked_into(path: AnyPath, *, only_traces: bool = False) -> _Found | None:
     """Return a file's header; None for a file that is not a trace, if only traces are wanted."""
     named = next((int(match[1]) for each in _RANKS_IN_NAMES if (match := each.search(path.name))), None)
     own, is_trace = None, False
@@ -191,10 +203,10 @@ def _looked_into(path: Path, *, only_traces: bool = False) -> _Found | None:
     return _Found(path, own if own is not None and own >= 0 else None, named)
 
 
-def _rank_at_the_end(path: Path) -> int | None:
+def _rank_at_the_end(path: AnyPath) -> int | None:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            file.seek(max(0, _size(file) - _TAIL_BYTES))
             tail = file.read(_TAIL_BYTES)
     except OSError:
         return None
@@ -218,7 +230,7 @@ def _named_apart(found: Iterable[_Found]) -> list[_Found]:
 
 
 def _one_for_each_rank(
-    found: Sequence[_Found], named: Sequence[Path], say: Callable[[str], object]
+    found: Sequence[_Found], named: Sequence[AnyPath], say: Callable[[str], object]
 ) -> list[_Found]:
     kept = [each for each in found if each.rank is None]
     counts = Counter(each.rank for each in found if each.rank is not None)
@@ -251,18 +263,18 @@ def _numbered(found: Sequence[_Found], say: Callable[[str], object]) -> list[Ran
     return known + numbered
 
 
-def _age(path: Path) -> tuple[int, tuple[tuple[int, int | str], ...], bool]:
+def _age(path: AnyPath) -> tuple[int, tuple[tuple[int, int | str], ...], bool]:
     """Return the sort key of a rank's files, the newest last; a plain file sorts after a compressed one."""
     written = _WRITTEN_AT.search(path.name)
-    return int(written[1]) if written else 0, _natural(_stem(path)), path.suffix != ".gz"
+    return int(written[1]) if written else 0, _natural(_stem(path)), not path.name.endswith(".gz")
 
 
-def _stem(path: Path) -> Path:
+def _stem(path: AnyPath) -> str:
     # While a file is being compressed both forms exist; the plain one is the complete one.
-    return path.with_suffix("") if path.suffix == ".gz" else path
+    return str(path).removesuffix(".gz")
 
 
-def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:
+def _natural(path: AnyPath | str) -> tuple[tuple[int, int | str], ...]:
     """Return the sort key of natural order: step2 before step10."""
     parts = re.split(r"(\d+)", str(path))
     return tuple((0, int(part)) if part.isascii() and part.isdigit() else (1, part) for part in parts)

@@ -4,40 +4,33 @@ import asyncio
 import contextlib
 import hashlib
 import importlib.util
-import ipaddress
 import os
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote
 
 from torchperfd.model.formatting import one_line
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
+from torchperfd_daemon.object_store import (
+    allows_http,
+    cause,
+    import_obstore,
+    missing_obstore,
+    open_store,
+    split_url,
+)
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import LocalStore, ObjectStore
 
-
-_SCHEMES: Final = ("s3", "gs", "az", "file")
-_URL_FORMS: Final = "write it like s3://bucket/prefix, gs://bucket, az://container or file:///mnt/share"
-_PATH: Final = re.compile(r"[^\x00-\x1f\x7f\\?#]{0,512}")
 
 # A part in flight is in memory: two files at once with two parts each are 20 MiB, and as much is being read.
 _PART_BYTES: Final = 5 * 2**20
 _PARTS_AT_ONCE: Final = 2
 _MAX_PARTS: Final = 9000  # of the 10,000 that S3 takes
 _SHA256: Final = "sha256"
-# Other errors are retried at the next scan.
-_RETRIES: Final = 2
-_RETRY_FOR: Final = timedelta(seconds=20)
-_REQUEST_TIMEOUT: Final = "120s"
-_CONNECT_TIMEOUT: Final = "10s"
-
-_MESSAGE: Final = re.compile(r"<Message>([^<]{1,200})</Message>")
-_PRIVATE_NAME: Final = re.compile(r"[^.]+|.+\.(local|internal|svc)|.+\.svc\.cluster\.local", re.IGNORECASE)
 
 
 class UploadError(TorchperfdError):
@@ -63,33 +56,20 @@ class Destination:
     """
 
     def __init__(self, url: str, environment: Mapping[str, str] = os.environ) -> None:
-        parts = _split(url)
+        parts = split_url(url)
         self.url = url.rstrip("/")
         self._path = Path(unquote(parts.path)) if parts.scheme == "file" else None
-        try:
-            import obstore.store
-        except ImportError as error:
-            raise TorchperfdError("uploading needs obstore", "`pip install obstore`") from error
-        self._local = obstore.store.LocalStore
+        self._local: type[LocalStore] = import_obstore().store.LocalStore
         self._store: ObjectStore | None = None
         if self._path is None:
-            allow_http = parts.scheme == "s3" and _allow_http(environment)
-            try:
-                self._store = obstore.store.from_url(
-                    self.url,
-                    # The store compares each part with its SHA-256 as it comes in.
-                    config={"checksum_algorithm": _SHA256} if parts.scheme == "s3" else None,
-                    client_options={
-                        "connect_timeout": _CONNECT_TIMEOUT,
-                        "timeout": _REQUEST_TIMEOUT,
-                        # Captures are hours apart: a connection kept open is one more that breaks.
-                        "pool_max_idle_per_host": "0",
-                        **({"allow_http": True} if allow_http else {}),
-                    },
-                    retry_config={"max_retries": _RETRIES, "retry_timeout": _RETRY_FOR},
-                )
-            except (obstore.exceptions.BaseError, ValueError, OSError) as error:
-                raise UsageError(f"cannot upload to {self.url}: {_cause(error)}", _URL_FORMS) from error
+            self._store = open_store(
+                self.url,
+                environment,
+                # The store compares each part with its SHA-256 as it comes in.
+                config={"checksum_algorithm": _SHA256} if parts.scheme == "s3" else None,
+                # Captures are hours apart: a connection kept open is one more that breaks.
+                client_options={"pool_max_idle_per_host": "0"},
+            )
 
     def check_apart(self, directory: Path) -> None:
         """Refuse a destination within the captures directory.
@@ -191,17 +171,17 @@ class Destination:
             yield
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError) as error:
             raise UploadError(
-                f"{self.url} refuses {key}: {_cause(error)}",
+                f"{self.url} refuses {key}: {cause(error)}",
                 "check the credentials in the daemon's environment, and their permissions",
             ) from error
         except FileNotFoundError as error:
             raise UploadError(
-                f"{self.url} has no bucket or directory for {key}: {_cause(error)}",
+                f"{self.url} has no bucket or directory for {key}: {cause(error)}",
                 "create the bucket, or correct the URL",
             ) from error
         except (exceptions.BaseError, OSError, ValueError) as error:
             raise UploadError(
-                f"{self.url} did not take {key}: {_cause(error)}", "check that this node can reach it"
+                f"{self.url} did not take {key}: {cause(error)}", "check that this node can reach it"
             ) from error
 
 
@@ -212,10 +192,10 @@ def check_destination(url: str, environment: Mapping[str, str] = os.environ) -> 
         UsageError: As by :class:`Destination`.
         TorchperfdError: obstore is not installed.
     """
-    if _split(url).scheme == "s3":
-        _allow_http(environment)
+    if split_url(url).scheme == "s3":
+        allows_http(environment)
     if importlib.util.find_spec("obstore") is None:
-        raise TorchperfdError("uploading needs obstore", "`pip install obstore`")
+        raise missing_obstore()
 
 
 async def _pieces(key: str, file: BinaryIO, sha256: str, size: int) -> AsyncIterator[bytes]:
@@ -231,65 +211,6 @@ async def _pieces(key: str, file: BinaryIO, sha256: str, size: int) -> AsyncIter
         yield piece
     if digest.hexdigest() != sha256:
         raise ChangedError(f"{key} does not have the SHA-256 in its manifest")
-
-
-def _split(url: str) -> SplitResult:
-    """Take a URL apart.
-
-    Raises:
-        UsageError: It is none of a destination.
-    """
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-    except ValueError as error:
-        raise UsageError(f"{url[:80]!r} is no URL: {error}", _URL_FORMS) from error
-    # Python drops control characters from a URL where others do not.
-    if parts.scheme not in _SCHEMES or not url.startswith(f"{parts.scheme}://") or not url.isprintable():
-        raise UsageError(f"{url[:80]!r} is not a URL to upload to", _URL_FORMS)
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        # It is logged and shown, and credentials are neither.
-        raise UsageError(
-            f"the {parts.scheme} URL to upload to has more than a bucket and a prefix",
-            f"{_URL_FORMS}, and set credentials in the environment",
-        )
-    is_place = host in ("", "localhost") and parts.path.strip("/") if parts.scheme == "file" else host
-    if not is_place or not _PATH.fullmatch(parts.path) or ".." in parts.path.split("/"):
-        raise UsageError(f"{url[:80]!r} names no bucket or directory", _URL_FORMS)
-    return parts
-
-
-def _allow_http(environment: Mapping[str, str]) -> bool:
-    """Return whether to speak plain HTTP to the S3 endpoint that the environment names.
-
-    Raises:
-        UsageError: The endpoint is public, and AWS_ALLOW_HTTP does not allow plain HTTP.
-    """
-    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL", "")
-    if not endpoint.lower().startswith("http://"):
-        return False
-    host = urlsplit(endpoint).hostname or ""
-    if environment.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true") or _is_private(host):
-        return True
-    raise UsageError(
-        f"traces would go to {host} unencrypted", "use an https endpoint, or set AWS_ALLOW_HTTP=true"
-    )
-
-
-def _is_private(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return _PRIVATE_NAME.fullmatch(host) is not None
-    return address.is_private or address.is_loopback
-
-
-def _cause(error: Exception) -> str:
-    """Return the cause in an error of obstore's, without the long debug output that follows it."""
-    text = str(error).partition("\n\nDebug source")[0]
-    message = _MESSAGE.search(text)
-    cause = message[1] if message else text.rpartition(" - ")[2]
-    return "".join(each if each.isprintable() else " " for each in cause)[:200].strip(" :")
 
 
 _MARKER: Final = ".uploads-to"

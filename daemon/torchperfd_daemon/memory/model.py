@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
+
+from torchperfd_daemon.object_store import AnyPath
 
 
 class Frame(NamedTuple):
@@ -133,7 +134,7 @@ class Snapshot:
         skipped: Segments, blocks and events that could not be read.
     """
 
-    path: Path
+    path: AnyPath
     file_size: int
     segments: tuple[Segment, ...]
     failures: tuple[FailedAllocation, ...] = ()

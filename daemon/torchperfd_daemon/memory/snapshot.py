@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from torchperfd_daemon import analysis, untrusted_files
@@ -24,6 +23,7 @@ from torchperfd_daemon.memory.model import (
     Stack,
     State,
 )
+from torchperfd_daemon.object_store import AnyPath
 from torchperfd_daemon.untrusted_files import contents, is_pickle, load_plain
 
 _NAMED_SO: Final = re.compile(r".*\.(?:pickle|pkl)(?:\.(?:gz|xz|zst))?", re.DOTALL)
@@ -36,10 +36,10 @@ class SnapshotFile:
     """One rank's snapshot; the rank is None if its name does not have one."""
 
     rank: int | None
-    path: Path
+    path: AnyPath
 
 
-def find_snapshots(paths: Sequence[Path], note: Callable[[str], object]) -> list[SnapshotFile]:
+def find_snapshots(paths: Sequence[AnyPath], note: Callable[[str], object]) -> list[SnapshotFile]:
     """Return the memory snapshots meant by files and directories, by rank; empty if all are something else.
 
     A file counts by its content, or by its name if it holds neither a pickle nor a trace. A directory counts
@@ -49,7 +49,7 @@ def find_snapshots(paths: Sequence[Path], note: Callable[[str], object]) -> list
         TorchperfdError: A directory cannot be read.
         UsageError: Some of the paths are snapshots and some are not.
     """
-    found, others = list[Path](), list[Path]()
+    found, others = list[AnyPath](), list[AnyPath]()
     for path in paths:
         snapshots = _in_directory(path, note) if path.is_dir() else [path] if _is_snapshot(path) else []
         if snapshots:
@@ -64,7 +64,7 @@ def find_snapshots(paths: Sequence[Path], note: Callable[[str], object]) -> list
     return sorted(files, key=lambda file: (file.rank is None, file.rank or 0, file.path.name))
 
 
-def _in_directory(path: Path, note: Callable[[str], object]) -> list[Path]:
+def _in_directory(path: AnyPath, note: Callable[[str], object]) -> list[AnyPath]:
     with explained(f"cannot read {path}"):
         found = [each for each in path.iterdir() if _NAMED_SO.fullmatch(each.name) and _is_snapshot(each)]
     if found and _holds_traces(path):
@@ -73,14 +73,14 @@ def _in_directory(path: Path, note: Callable[[str], object]) -> list[Path]:
     return found
 
 
-def _holds_traces(path: Path) -> bool:
+def _holds_traces(path: AnyPath) -> bool:
     try:
         return bool(analysis.rank_files(path))
     except NoSuchTargetError:
         return False
 
 
-def _is_snapshot(path: Path) -> bool:
+def _is_snapshot(path: AnyPath) -> bool:
     is_named_so = _NAMED_SO.fullmatch(path.name) is not None
     # Reading takes from a pipe what the next reader needs.
     if not path.is_file():
@@ -93,7 +93,7 @@ def _is_snapshot(path: Path) -> bool:
     return is_pickle(head) or (is_named_so and not head.lstrip().startswith(_TRACE_BEGINS))
 
 
-def _rank(path: Path) -> int | None:
+def _rank(path: AnyPath) -> int | None:
     match = RANK_IN_NAME.search(path.name)
     return int(match[1]) if match else None
 
@@ -114,7 +114,7 @@ _MAX_LETTERS: Final = 4096
 _MAX_SETTINGS: Final = 64
 
 
-def load(path: Path, max_bytes: int = MAX_BYTES) -> Snapshot:
+def load(path: AnyPath, max_bytes: int = MAX_BYTES) -> Snapshot:
     """Return the snapshot in a file.
 
     Raises:
@@ -145,7 +145,7 @@ class _Reader:
         size: Bytes of the file.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: AnyPath, size: int) -> None:
         self._path = path
         self._size = size
         self._left = size

@@ -3,12 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from torchperfd.model.formatting import size
 from torchperfd_daemon.memory.model import FailedAllocation, Peak, Segment, Snapshot
 from torchperfd_daemon.memory.sums import SegmentSums, StackMemory, add_up, by_place, holders
+from torchperfd_daemon.object_store import AnyPath
 
 _FRAGMENTED_SHARE: Final = 0.25
 _MOST_SHARE: Final = 0.5
@@ -116,7 +116,7 @@ class DeviceMemory:
 class MemorySummary:
     """One snapshot; attributes as in `Snapshot`."""
 
-    path: Path
+    path: AnyPath
     file_size: int
     devices: tuple[DeviceMemory, ...]
     settings: Mapping[str, str]

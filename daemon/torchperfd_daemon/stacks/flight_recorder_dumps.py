@@ -12,6 +12,7 @@ from typing import Any, Final
 from torchperfd.model.formatting import one_line
 from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, explained
+from torchperfd_daemon.object_store import AnyPath
 from torchperfd_daemon.stacks.model import Frame
 from torchperfd_daemon.untrusted_files import DamagedError, contents, decode, is_pickle, load_plain
 
@@ -79,8 +80,8 @@ class Dump:
     skipped: int = 0
 
 
-def is_dump(path: Path) -> bool:
-    """Return whether a file begins like a dump, plain or compressed; a damaged one may."""
+def is_dump(path: AnyPath) -> bool:
+    """Return whether a file or an object begins like a dump, plain or compressed; a damaged one may."""
     if not path.is_file():
         return False
     try:

@@ -8,7 +8,7 @@ from tests.support.values import some
 from tests.unit.daemon.kept import add
 from tests.unit.daemon.traces import event, trace_of
 
-from torchperfd_cli.commands._traces import capture_facts
+from torchperfd_cli.commands._traces import capture_facts, capture_record
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.callers import is_library
 from torchperfd_daemon.analysis.picture import StepPicture
@@ -129,13 +129,13 @@ def test_capture_of_a_trace_has_its_run_and_time(tmp_path: Path) -> None:
     record = add(catalog, "20260101T000000Z-aaaaaa", {0: b"{}", 1: b"{}"})
     folder = catalog.folder(record.capture_id)
     for paths in ([folder], [folder / "rank0.json"], [folder / "rank0.json", folder / "rank1.json"]):
-        facts = some(capture_facts(paths))
+        facts = some(capture_facts(capture_record(paths)))
         assert (facts["run"], facts["capture_id"]) == (record.run, record.capture_id)
         assert facts["requested_at"] == record.requested_at
 
 
 def test_trace_outside_of_a_capture_has_no_facts(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    assert capture_facts([tmp_path]) is None
-    assert capture_facts([tmp_path / "trace.json"]) is None
-    assert capture_facts([tmp_path / "trace.json", tmp_path / "other"]) is None
+    assert capture_facts(capture_record([tmp_path])) is None
+    assert capture_facts(capture_record([tmp_path / "trace.json"])) is None
+    assert capture_facts(capture_record([tmp_path / "trace.json", tmp_path / "other"])) is None

@@ -1,13 +1,19 @@
 """``torchperfd analyze``: its text, its JSON, its words and its exit codes."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.support.golden import GOLDEN, check_golden
+from tests.support.node import eventually
+from tests.unit.daemon.kept import add
 
 from torchperfd_daemon import analysis
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.errors import TorchperfdError
 
 SMALL = GOLDEN / "trace_small.json"
@@ -184,6 +190,55 @@ def test_a_worker_without_enough_memory_costs_only_its_rank() -> None:
     assert isinstance(answer, TorchperfdError)
     (answer,) = analysis.analyse([file], analysis.Request(nice=1, max_memory=1 << 30))
     assert isinstance(answer, analysis.Summary)
+
+
+def test_worker_memory_that_is_too_little_names_the_rank(analyze: Any, tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.json").write_bytes(SMALL.read_bytes())
+    code, out, err = analyze(tmp_path / "rank0.json", "--worker-memory", "1MiB")
+    assert (code, out) == (1, "")
+    assert "rank0.json does not fit into the memory allowed" in err
+    assert analyze(tmp_path, "--json", "--worker-memory", "2GiB")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("http://host/x",), "is no URL of an object store"),
+        ((SMALL, "--dask", "host"), "is no address of a Dask scheduler"),
+        ((SMALL, "--dask", "tcp://h:1", "--workers", "2"), "--workers is for processes of this machine"),
+    ],
+)
+def test_address_that_is_none_is_a_usage_error(analyze: Any, arguments: tuple[Any, ...], said: str) -> None:
+    code, out, err = analyze(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_worker_killed_once_costs_a_retry(tmp_path: Path) -> None:
+    """A pipe holds the worker until it is killed; the next one reads the trace from it."""
+    pipe = tmp_path / "rank0.json"
+    os.mkfifo(pipe)
+    workers = psutil.Process().children
+    with ThreadPoolExecutor(1) as pool:
+        request = analysis.Request(max_memory=1 << 30)
+        found = pool.submit(lambda: next(analysis.analyse([analysis.RankFile(0, pipe)], request)))
+        eventually(workers, 30)
+        killed = workers()[0]
+        killed.kill()
+        pipe.write_bytes(SMALL.read_bytes())
+        answer = found.result(60)
+    assert isinstance(answer, analysis.Summary)
+    assert killed.pid not in [each.pid for each in workers()]
+
+
+def test_lost_rank_that_the_manifest_names_is_missing(analyze: Any, catalog: Catalog) -> None:
+    add(catalog, "half", {rank: SMALL.read_bytes() for rank in range(2)})
+    (catalog.directory / "half" / "rank1.json").unlink()
+    code, out, err = analyze("half", "--captures-dir", catalog.directory, "--json")
+    assert code == 5
+    assert [entry["rank"] for entry in json.loads(out)["failed"]] == [1]
+    assert "1 of 2 ranks are missing (1): there is no trace at" in err
 
 
 def test_a_directory_without_ranks_is_no_capture(analyze: Any, tmp_path: Path) -> None:

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from torchperfd_daemon.captures.destination import (
     Destination,
-    _cause,
     read_upload_marker,
     remove_upload_marker,
     write_upload_marker,
 )
 from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.object_store import cause
 
 
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("bucket/prefix", "is not a URL to upload to"),
-        ("http://bucket/x", "is not a URL to upload to"),
+        ("bucket/prefix", "is no URL of an object store"),
+        ("http://bucket/x", "is no URL of an object store"),
         ("s3:///x", "names no bucket or directory"),
         ("s3://bucket/a/../b", "names no bucket or directory"),
         ("file:///", "names no bucket or directory"),
@@ -90,7 +90,7 @@ def test_without_obstore_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 @given(st.text())
 def test_a_cause_is_one_short_line(text: str) -> None:
-    words = _cause(ValueError(text))
+    words = cause(ValueError(text))
     assert len(words) <= 200
     assert words.isprintable()
 
