@@ -324,13 +324,18 @@ class DrawnRun:
             "STATE": line((rank.state, "bold red" if rank.state in (STOPPED, STALLED) else "")),
             "STEPS": line((str(rank.steps), "")),
             "STEP": line((duration(rank.step_seconds) if rank.window else "-", "")),
-            "WHAT A STEP IS SPENT ON": Bar(spent, self._run.step_seconds),
+            "WHAT A STEP IS SPENT ON": Bar(spent, self._step_seconds),
             "MOST OF IT": line((_most(rank), "")),
             "WAIT": line((milliseconds(wait) if wait else "-", "")),
             "VS PEERS": line((behind_text(behind), _level_of(behind)) if behind is not None else ("-", "")),
         }
         style = style_of(RankTarget(self._run.run, rank.rank), "bold red" if rank.slow else "")
         return Row([cells[name] for name in names], style)
+
+    @functools.cached_property
+    def _step_seconds(self) -> float:
+        # Each of the rows needs it, and it is the longest of all ranks' steps.
+        return self._run.step_seconds
 
     @functools.cached_property
     def _colours(self) -> dict[str, tuple[str, str]]:

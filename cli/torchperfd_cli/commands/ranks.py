@@ -93,6 +93,7 @@ def _rank_cells(rank: control_pb2.RankStatus) -> list[str]:
 
 
 _TRAINING: Final = "training"
+_REST: Final = "REST"
 
 
 @click.command("ranks")
@@ -141,7 +142,10 @@ def _accounts(scope: Scope, daemon: Any, runs: Sequence[RunView]) -> dict[str, A
 def ranks_document(view: RunView, account: Account | None = None, *, fleet: bool = False) -> Document:
     """Return a run's table and remarks, for the ranks of this node or of all nodes."""
     sizes = {name: max(rank.phase_seconds.get(name, 0.0) for rank in view.ranks) for name in view.phases}
-    table = fitted_phases(view.phases, sizes, lambda own, summed: _table_of(view, own, summed, fleet=fleet))
+    cells: Cells = {}
+    table = fitted_phases(
+        view.phases, sizes, lambda own, summed: _table_of(view, own, summed, cells, fleet=fleet)
+    )
     waits = [account.words] if account is not None and len(view.ranks) > 1 else []
     return Document([[Sentences([_title(view, fleet=fleet)]), table, Sentences([*waits, *_remarks(view)])]])
 
@@ -153,7 +157,13 @@ def _title(view: RunView, *, fleet: bool) -> str:
     return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; {unit}"
 
 
-def _table_of(view: RunView, phases: Sequence[str], summed: Sequence[str], *, fleet: bool) -> Table:
+Cells = dict[str, list[str]]
+"""The cells of a run's table by the head of their column: tables of several widths have most of them."""
+
+
+def _table_of(
+    view: RunView, phases: Sequence[str], summed: Sequence[str], cells: Cells, *, fleet: bool
+) -> Table:
     """Return the ranks, one a row, with one column for all phases that are summed up."""
     columns: dict[str, Callable[[RankView], str]] = {"RANK": lambda rank: str(rank.rank)}
     if any(rank.coordinates for rank in view.ranks):
@@ -167,14 +177,17 @@ def _table_of(view: RunView, phases: Sequence[str], summed: Sequence[str], *, fl
     for name in phases:
         columns[name.upper()] = functools.partial(_time, names=[name])
     if summed:
-        columns["REST"] = functools.partial(_time, names=summed)
+        cells.pop(_REST, None)
+        columns[_REST] = functools.partial(_time, names=summed)
     if view.waits:
         columns["WAIT"] = functools.partial(_time, names=[WAIT])
     columns["VS PEERS"] = lambda rank: "-" if rank.behind_ratio is None else behind_text(rank.behind_ratio)
     if any(rank.host_memory for rank in view.ranks):
         columns["RSS / PEAK"] = lambda rank: rank.host_memory.cell if rank.host_memory else "-"
     columns[""] = lambda rank: "◀" if rank.slow else ""
-    rows = [[cell(rank) for cell in columns.values()] for rank in view.ranks]
+    for head in columns.keys() - cells.keys():
+        cells[head] = list(map(columns[head], view.ranks))
+    rows = list(zip(*(cells[head] for head in columns), strict=True))
     return Table([*columns], rows, left=("PLACE", "NODE", "STATE", ""), lift=("NODE", "PLACE"))
 
 

@@ -202,7 +202,7 @@ def _fitting(block: FirstThatFits, width: int | None) -> Table:
     """Return the first table that fits as it is; on a terminal else the first that can be made to fit."""
     most = block.plain_width if width is None else width
     for table in block.tables():
-        if most is None or table.draw().width + table.indent <= most:
+        if most is None or table.natural_width + table.indent <= most:
             return table
     for table in block.tables():
         if width is not None and table.draw(width - table.indent).width + table.indent <= width:
