@@ -132,6 +132,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_lake_pending_bytes": _NONE,
     "torchperfd_lake_sent_bytes_total": _NONE,
     "torchperfd_lake_last_success_timestamp_seconds": _NONE,
+    "torchperfd_kubernetes_events_total": frozenset({"result"}),
     "torchperfd_captures_uploads_total": frozenset({"result"}),
     "torchperfd_captures_upload_pending": _NONE,
     "torchperfd_captures_upload_bytes_total": _NONE,

@@ -41,6 +41,15 @@ class Owner:
     gpu_uuid: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of Kubernetes."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
 Owners = Callable[[RankIdentity], Owner]
 """Returns the owner of a rank."""
 
@@ -165,18 +174,31 @@ class OwnershipCollector:
         self._proc = proc
         self._facts: dict[RankProcess, _Facts] = {}
         self._owners: dict[tuple[str, int, int, int], Owner] = {}
+        self._held: dict[tuple[str, int, int, int], str] = {}
+        self._pods_of_gpus: dict[str, set[tuple[str, str]]] = {}
 
     def of(self, identity: RankIdentity) -> Owner:
         """Return a rank's owner, from its own report and from its process."""
         declared = from_identity(identity)
-        seen = self._owners.get(
-            (identity.run, identity.rank, identity.pid, identity.process_start_ticks), declared
-        )
+        seen = self._owners.get(_key_of(identity), declared)
         return replace(
             seen,
             slurm_job_id=declared.slurm_job_id or seen.slurm_job_id,
             pod_uid=declared.pod_uid or seen.pod_uid,
         )
+
+    def pod_of(self, identity: RankIdentity) -> Pod | None:
+        """Return the pod of a rank; None if it is not known for certain.
+
+        By the kubelet, it alone has the GPU that the rank's process holds by the driver: what a rank reports
+        itself could name another's pod.
+        """
+        pods = self._pods_of_gpus.get(self._held.get(_key_of(identity), ""), set())
+        uid = self.of(identity).pod_uid
+        if len(pods) != 1 or not uid:
+            return None
+        [(namespace, name)] = pods
+        return Pod(namespace, name, uid)
 
     def sample(self) -> Sequence[Family]:
         """Return which job or pod each GPU is assigned to; unassigned GPUs have no series.
@@ -187,7 +209,7 @@ class OwnershipCollector:
         readings = self._gpus()
         holders = dict(self._holders(readings))
         by_uuid = {reading.uuid.partition("-")[2]: reading.uuid for reading in readings if reading.uuid}
-        facts, owners = {}, {}
+        facts, owners, held = {}, {}, {}
         ranks = list(self._ranks())
         for rank in ranks:
             pid, gpu = holders.get((rank.pid, rank.start_ticks), (None, ""))
@@ -198,13 +220,16 @@ class OwnershipCollector:
             if known is not None:
                 facts[rank] = known
             key = (rank.run, rank.rank, rank.pid, rank.start_ticks)
+            if known is not None and gpu:
+                held[key] = gpu
             before = self._owners.get(key, Owner())
             # A daemon in a container sees none of the processes that the driver names.
             gpu = gpu or by_uuid.get(rank.device_uuid, "")
             owners[key] = replace(
                 known.owner if known is not None else Owner(), gpu_uuid=gpu or before.gpu_uuid
             )
-        self._facts, self._owners = facts, owners
+        self._facts, self._owners, self._held = facts, owners, held
+        self._pods_of_gpus = {}
         if self._users is not None:
             # This may wait, and the page reads all other owners meanwhile.
             self._users.look_up(rank.uid for rank in ranks if rank.uid is not None)
@@ -215,15 +240,20 @@ class OwnershipCollector:
             "gauge",
             ("gpu", "gpu_uuid", "allocator", "allocation"),
         )
-        for labels in sorted(set(self._allocations(readings))):
+        by_name = {name: reading for reading in readings for name in (reading.uuid, reading.gpu) if name}
+        given = [
+            (by_name[each.device], each.container) for each in self._pods.list() if each.device in by_name
+        ]
+        self._pods_of_gpus = _pods_of_gpus(given)
+        for labels in sorted(set(self._allocations(given, by_name))):
             family.add(1, *labels)
         return [family]
 
-    def _allocations(self, readings: Iterable[GpuReading]) -> Iterator[tuple[str, str, str, str]]:
-        by_name = {name: reading for reading in readings for name in (reading.uuid, reading.gpu) if name}
-        for given in self._pods.list():
-            if reading := by_name.get(given.device):
-                yield reading.gpu, reading.uuid, "kubernetes", given.container
+    def _allocations(
+        self, given: Iterable[tuple[GpuReading, str]], by_name: Mapping[str, GpuReading]
+    ) -> Iterator[tuple[str, str, str, str]]:
+        for gpu, container in given:
+            yield gpu.gpu, gpu.uuid, "kubernetes", container
         for rank, facts in self._facts.items():
             owner = self._owners[rank.run, rank.rank, rank.pid, rank.start_ticks]
             held = {owner.gpu_uuid} if owner.gpu_uuid else set()
@@ -291,3 +321,15 @@ class OwnershipCollector:
             return {}
         pairs = (entry.partition("=")[::2] for entry in text.split("\0"))
         return {name: one_line(value, _MAX_CHARACTERS) for name, value in pairs if name in _WANTED_VARIABLES}
+
+
+def _pods_of_gpus(given: Iterable[tuple[GpuReading, str]]) -> dict[str, set[tuple[str, str]]]:
+    found: dict[str, set[tuple[str, str]]] = {}
+    for reading, container in given:
+        namespace, name, _ = container.split("/", 2)
+        found.setdefault(reading.uuid, set()).add((namespace, name))
+    return found
+
+
+def _key_of(identity: RankIdentity) -> tuple[str, int, int, int]:
+    return identity.run, identity.rank, identity.pid, identity.process_start_ticks

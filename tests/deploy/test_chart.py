@@ -30,6 +30,9 @@ from tests.support.node import ROOT, Node, free_port
 
 from torchperfd_daemon.config.effective import find_files, resolve
 from torchperfd_daemon.config.options import OPTIONS
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.ownership import Pod
+from torchperfd_daemon.push.pod_events import event_of
 
 pytestmark = pytest.mark.needs("helm", "kubectl")
 
@@ -48,7 +51,7 @@ OF_THE_CHART = {
         "fleet_token_file",
         "fleet_tls_cert",
     ),
-    *("fleet_tls_key", "fleet_tls_ca", "demo", "embedded"),
+    *("fleet_tls_key", "fleet_tls_ca", "kubernetes_events", "demo", "embedded"),
 }
 """Options of the daemon that other values set, or that make no sense in a cluster."""
 
@@ -142,7 +145,12 @@ def test_schema_refuses_unknown_key(unknown: str) -> None:
     "wrong",
     [
         *("mode=sidecar", "rules.enabled=true", "image.digest=sha256:12", "metrics.tls=true", "mode=both"),
-        *("stacks=true,hostPID=false", "captures.gibibytes=0", "captures.hostPath=relative"),
+        *(
+            "stacks=true,hostPID=false",
+            "events.enabled=true,hostPID=false",
+            "captures.gibibytes=0",
+            "captures.hostPath=relative",
+        ),
         *("settings.metrics_level=dense", "settings.collectors=7"),
     ],
 )
@@ -150,6 +158,24 @@ def test_schema_refuses_what_would_not_work(wrong: str) -> None:
     done = template("--set", wrong)
     assert done.returncode == 1
     assert "values don't meet the specifications of the schema" in done.stderr
+
+
+def test_event_on_a_pod_is_valid_for_kubernetes() -> None:
+    verdict = Verdict(Cause.SLOW_RANK, "bert", node="node-a", rank=3, evidence="\x1b[1m40 ms")
+    event = event_of(verdict, Pod("team-a", "bert-0", "0d2cd4a6"), "node-a", 1e9, 1e9 + 600)
+    assert problems([event], *VERSIONS) == ""
+    assert "involvedObjekt" in problems([event | {"involvedObjekt": 1}], NEWEST)
+
+
+def test_events_are_the_only_right_in_the_cluster() -> None:
+    (role,) = of_kind("given-secrets", "ClusterRole")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
+    (binding,) = of_kind("given-secrets", "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    (account,) = binding["subjects"]
+    assert account["name"] == daemon_pod("given-secrets")["serviceAccountName"]
+    assert of_kind("full", "ClusterRole") == []
+    assert daemon_pod("full")["automountServiceAccountToken"] is False
 
 
 def test_settings_are_the_options_of_the_daemon() -> None:

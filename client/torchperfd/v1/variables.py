@@ -10,7 +10,7 @@ PREFIX: Final = "TORCHPERFD_"
 _SERVE: Final = (
     *("socket", "socket_mode", "admin_group", "max_sessions", "max_sessions_per_user"),
     *("metrics_address", "web_config_file", "user_label", "collectors", "metrics_level", "page_hosts"),
-    *("otlp", "otlp_interval"),
+    *("otlp", "otlp_interval", "kubernetes_events"),
     *("captures_dir", "captures_max_bytes", "captures_max_age", "captures_max_count"),
     *("captures_max_bytes_each", "captures_min_free", "analyze_captures", "captures_upload"),
     *("lake", "lake_cluster"),

@@ -71,6 +71,7 @@ class ServeSettings:
     page_hosts: str | None = None
     otlp: str | None = None
     otlp_interval_seconds: float = 60.0
+    kubernetes_events: bool = False
     fleet_address: tuple[str, int] | None = None
     fleet_peers: str | None = None
     fleet_token_file: Path | None = None
@@ -193,6 +194,12 @@ OPTIONS: Final = (
         "Seconds between two messages of OTLP.",
         60.0,
         ("otlp_interval_seconds",),
+    ),
+    Option(
+        "kubernetes_events",
+        Switch(),
+        "Write an Event on a pod once a verdict on its run has stood for ten minutes.",
+        False,
     ),
     Option("captures_dir", File(), "Where traces are kept.", contract.user_captures_dir),
     Option(

@@ -38,3 +38,18 @@ def _by_result(name: str, text: str, counts: dict[str, int]) -> Family:
     return Family(
         name, text, "counter", ("result",), [((result,), count) for result, count in counts.items()]
     )
+
+
+@dataclass(slots=True)
+class EventCounts:
+    """Events on pods; a metrics source.
+
+    Attributes:
+        events: By result: ``created``, ``exists`` (a daemon wrote it before), and failed tries.
+    """
+
+    events: dict[str, int] = field(default_factory=lambda: {"created": 0, "exists": 0, "failed": 0})
+
+    def families(self) -> Iterator[Family]:
+        """Yield the counts."""
+        yield _by_result("kubernetes_events", "Events on pods, by result.", self.events)

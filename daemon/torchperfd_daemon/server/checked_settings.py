@@ -14,6 +14,7 @@ from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_
 from torchperfd_daemon.fleet.series_store import SeriesStore, StoreSettings
 from torchperfd_daemon.fleet.series_view import SeriesView
 from torchperfd_daemon.lake.tables import check_cluster
+from torchperfd_daemon.push.cluster import Cluster, find_cluster
 from torchperfd_daemon.push.otlp_endpoint import OtlpEndpoint, read_endpoint
 from torchperfd_daemon.server.lifecycle import check_socket_path
 from torchperfd_daemon.service.permissions import group_id
@@ -34,6 +35,7 @@ class CheckedSettings:
         destination: Where captures are uploaded to.
         otlp: Where metrics are sent to.
         series: The store that answers questions about all nodes; None without one.
+        cluster: Where Events on pods are written.
     """
 
     settings: ServeSettings
@@ -45,6 +47,7 @@ class CheckedSettings:
     destination: Destination | None
     otlp: OtlpEndpoint | None
     series: SeriesView | None
+    cluster: Cluster | None
 
     @property
     def job_peers(self) -> JobPeers | None:
@@ -73,6 +76,11 @@ def check_settings(settings: ServeSettings) -> CheckedSettings:
         raise UsageError(
             "--user-label needs the collector owners, which looks up the users",
             "add owners to --collectors, or leave --user-label out",
+        )
+    if settings.kubernetes_events and not {"gpu", "owners"} <= set(settings.collectors):
+        raise UsageError(
+            "--kubernetes-events needs the collectors gpu and owners, which find the pod of a rank",
+            "add them to --collectors, or leave --kubernetes-events out",
         )
     destination = None
     if settings.captures_upload is not None:
@@ -104,4 +112,5 @@ def check_settings(settings: ServeSettings) -> CheckedSettings:
         destination,
         read_endpoint(settings.otlp) if settings.otlp else None,
         series,
+        find_cluster() if settings.kubernetes_events else None,
     )

@@ -121,7 +121,6 @@ class Daemon:
             if "goodput" in settings.collectors
             else None
         )
-        self._pushes = Pushes(self._checked)
         self._lake = Lake(settings)
         self._instance = secrets.token_hex(8)
         self._credentials = self._checked.credentials
@@ -256,12 +255,20 @@ class Daemon:
             Actions(self._coordinator, self._catalog, sessions.of_run, sessions.stacks_of_run),
             counts=self._triggers,
         )
-        self._export(exports, observer, samplers, triggers)
+        pushes = Pushes(self._checked, self._store, samplers, observer, socket.gethostname())
+        self._export(exports, observer, samplers, triggers, pushes)
         page = exports.page()
-        self._pushes.start(stack, page.collect)
+        pushes.start(stack, page.collect)
         return _Observed(observer, triggers, page)
 
-    def _export(self, exports: Exports, observer: Observer, samplers: NodeSamplers, triggers: Runner) -> None:
+    def _export(
+        self,
+        exports: Exports,
+        observer: Observer,
+        samplers: NodeSamplers,
+        triggers: Runner,
+        pushes: Pushes,
+    ) -> None:
         """Add what the daemon knows of itself and of captures to the metrics page."""
         captures = self._captures
         workers = [
@@ -271,10 +278,10 @@ class Daemon:
             self._step_check.health,
             samplers.health,
             *([triggers.health] if triggers.has_work else []),
-            *self._pushes.health,
+            *pushes.health,
             *self._lake.health,
         ]
-        exports.add("self", *self._pushes.sources, partial(own_metrics, self._store))
+        exports.add("self", *pushes.sources, partial(own_metrics, self._store))
         exports.add("captures", partial(capture_metrics, self._coordinator.counts, captures.retention.counts))
         exports.add("self", self._health.families, partial(background_metrics, workers), self._lake.families)
         exports.add("captures", partial(trigger_metrics, self._triggers))

@@ -40,7 +40,7 @@ from torchperfd_daemon.config.options import COLLECTORS, ServeSettings
 from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.tracker import process_of
-from torchperfd_daemon.ownership import OwnershipCollector, UserNames
+from torchperfd_daemon.ownership import OwnershipCollector, Pod, UserNames
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners
 from torchperfd_daemon.store.model import RankIdentity
 from torchperfd_daemon.store.store import Rank, Store
@@ -124,6 +124,10 @@ class NodeSamplers:
         """Return the index of a rank's GPU on this node; empty if it is not known."""
         uuid = self.owners.of(identity).gpu_uuid
         return next((gpu.gpu for gpu in self.gpus.newest() if uuid and gpu.uuid == uuid), "")
+
+    def pod_of(self, identity: RankIdentity) -> Pod | None:
+        """Return a rank's pod; None if it is not known for certain."""
+        return self.owners.pod_of(identity) if isinstance(self.owners, OwnershipCollector) else None
 
     def families(self) -> Iterator[Family]:
         """Return the newest samples."""

@@ -70,7 +70,7 @@ from torchperfd_daemon.metrics.page import (
 from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
 from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.ownership import Owner
-from torchperfd_daemon.push.counts import ExportCounts
+from torchperfd_daemon.push.counts import EventCounts, ExportCounts
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
 from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.triggers.rules import Result
@@ -325,6 +325,7 @@ def page_of(directory: Path, *, essential_only: bool = False) -> MetricsPage:
             partial(upload_metrics, uploads()),
             ExportCounts(last_success_unix_seconds=1_700_000_030.0).families,
             partial(lake_metrics, history()),
+            EventCounts().families,
             partial(fleet_metrics, lambda: 3, lambda: 2),
             partial(analysis_metrics, kept, analyses()),
             health_of_daemon(directory).families,

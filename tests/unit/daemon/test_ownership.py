@@ -19,6 +19,7 @@ from torchperfd_daemon.collectors.process import RankProcess
 from torchperfd_daemon.ownership import (
     Owner,
     OwnershipCollector,
+    Pod,
     from_identity,
     gpus_of_environment,
     job_of_cgroup,
@@ -348,6 +349,49 @@ def test_kubelet_maps_containers_to_gpus(kubelet: tuple[Path, Kubelet], proc: Pr
         ("3", "GPU-3", "kubernetes", f"team-c/by-index/{'x' * 100}"),
         ("4:0", "MIG-1", "kubernetes", "team-b/mig/serve"),
     ]
+
+
+def test_pod_of_a_rank_is_that_of_its_gpu(kubelet: tuple[Path, Kubelet], proc: Proc) -> None:
+    path, handler = kubelet
+    handler.answer = pod("team-a", "bert-0", "train", "nvidia.com/gpu", "GPU-0", "GPU-1")
+    rank = rank_of(1, namespace=NAMESPACE)
+    proc.add(10, own_pid=1, cgroup=f"0::/kubepods/pod{POD}/x\n")
+    seen = collector(proc, [rank], reading(0, p10=1), reading(1), pods=path)
+    assert seen.pod_of(identity_of(rank)) is None
+    seen.sample()
+    assert seen.pod_of(identity_of(rank)) == Pod("team-a", "bert-0", POD)
+    assert seen.pod_of(identity_of(rank_of(2))) is None
+    handler.answer = grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(CollectorUnavailableError):
+        seen.sample()
+    assert seen.pod_of(identity_of(rank)) is None, "another pod may have the GPU by now"
+
+
+def test_pod_of_a_shared_gpu_is_not_known(kubelet: tuple[Path, Kubelet], proc: Proc) -> None:
+    path, handler = kubelet
+    handler.answer = b"".join(
+        pod("team-a", name, "c", "nvidia.com/gpu.shared", f"GPU-0::{replica}")
+        for replica, name in enumerate(("one", "two"))
+    )
+    rank = rank_of(10)
+    proc.add(10, POD_UID=POD)
+    seen = collector(proc, [rank], reading(0, p10=1), pods=path)
+    seen.sample()
+    assert seen.pod_of(identity_of(rank)) is None
+
+
+def test_pod_that_a_rank_only_claims_is_not_its_own(kubelet: tuple[Path, Kubelet], proc: Proc) -> None:
+    """Neither by the GPU that torch reports, nor by the process of another user."""
+    path, handler = kubelet
+    handler.answer = pod("team-b", "theirs", "c", "nvidia.com/gpu", "GPU-0")
+    proc.add(10, POD_UID=POD)
+    claims = RankProcess("r", 0, 7, 0, START, device_uuid="0")
+    liar = RankProcess("r", 1, 10, 0, START, uid=os.geteuid() + 1)
+    seen = collector(proc, [claims, liar], reading(0, p10=1), pods=path)
+    seen.sample()
+    assert seen.of(identity_of(claims)).gpu_uuid == "GPU-0"
+    assert seen.pod_of(identity_of(claims, pod_uid=POD)) is None
+    assert seen.pod_of(identity_of(liar, pod_uid=POD)) is None
 
 
 @pytest.mark.parametrize("answer", [grpc.StatusCode.UNIMPLEMENTED, b"\xff\xff not protobuf"])

@@ -30,6 +30,7 @@ from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon.config.kinds import Address, Mode
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import UsageError
+from torchperfd_daemon.push.cluster import Cluster
 from torchperfd_daemon.server.daemon import Daemon
 from torchperfd_daemon.server.lifecycle import listen, public_host
 
@@ -217,6 +218,22 @@ async def health(channel: grpc.aio.Channel, service: str) -> str:
     answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
     name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     return name
+
+
+async def test_daemon_that_pushes_shows_what_becomes_of_it(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
+    cluster = Cluster("127.0.0.1", 1, life.directory)
+    monkeypatch.setattr("torchperfd_daemon.server.checked_settings.find_cluster", lambda: cluster)
+    life.settings |= {"kubernetes_events": True, "otlp": "http://127.0.0.1:1", "otlp_interval_seconds": 0.01}
+    async with life.running() as (_, metrics_url), httpx.AsyncClient() as http:
+        lines = (await http.get(metrics_url)).text.splitlines()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert 'torchperfd_kubernetes_events_total{result="failed"} 0.0' in lines
+    assert 'torchperfd_otlp_messages_total{result="sent"} 0.0' in lines
+    for worker in ("otlp", "events"):
+        assert any(f'background_failures_total{{worker="{worker}"}}' in line for line in lines)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -19,6 +19,9 @@ args:
   - --lake={{ . }}
   - --lake-cluster={{ $.Values.lake.cluster }}
   {{- end }}
+  {{- if .Values.events.enabled }}
+  - --kubernetes-events
+  {{- end }}
   {{- if .Values.metrics.webConfigSecret }}
   - --web.config.file=/etc/torchperfd-web/web.yml
   {{- end }}
