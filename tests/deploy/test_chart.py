@@ -52,6 +52,7 @@ OF_THE_CHART = {
         "fleet_tls_cert",
     ),
     *("fleet_tls_key", "fleet_tls_ca", "kubernetes_events", "demo", "embedded"),
+    *("prometheus_secret_file", "prometheus_ca_file"),
 }
 """Options of the daemon that other values set, or that make no sense in a cluster."""
 
