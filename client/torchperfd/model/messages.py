@@ -14,10 +14,10 @@ seconds: ``ns`` is ``seconds_total``.
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, call
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -161,18 +161,28 @@ class _Field:
     empty: Any
     limits: tuple[Callable[[Any], Any], ...]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its value is one number or text, and has one limit."""
+        is_one = not self.is_repeated and not self.may_lack and not self.item.is_nested
+        return is_one and len(self.item.limits) == 1
+
     def read(self, message: Any) -> Any:
         if self.may_lack and self.has_presence and not message.HasField(self.wire):
             return None
         received = getattr(message, self.wire)
-        if not self.is_repeated:
-            is_lacking = self.may_lack and not self.has_presence and not received
-            return None if is_lacking else self.item.read(received)
+        is_lacking = self.may_lack and not self.has_presence and not self.is_repeated and not received
+        return None if is_lacking else self.take(received)
+
+    def take(self, received: Any) -> Any:
+        """Return the value of what a message has."""
         read = self.item.read
+        if not self.is_repeated:
+            return read(received)
         items = received[: self.most]
         if self.key:
             return {one_line(getattr(each, self.key), 64): read(each) for each in items}
-        found: Any = tuple(read(each) for each in items)
+        found: Any = tuple(map(read, items))
         for each in self.limits:
             found = each(found)
         return found
@@ -205,34 +215,65 @@ def pack(kind: Callable[..., T], own: Any, /, **others: Any) -> T:
 def fill(message: Any, own: Any, others: Collection[str] = ()) -> None:
     """Write the fields of a dataclass into a new message, without those that ``others`` names."""
     kind: Any = type(own)
-    for field in _fields(kind, message.DESCRIPTOR):
-        if field.wire not in others:
-            value = getattr(own, field.name)
+    for each in _fields(kind, message.DESCRIPTOR):
+        if each.wire not in others:
+            value = getattr(own, each.name)
             # What is 0 or empty is not sent in any case, unless that differs from None.
-            if value or (value is not None and field.may_lack):
-                field.write(value, message)
+            if value or (value is not None and each.may_lack):
+                each.write(value, message)
 
 
 def unpack(message: Any, kind: Callable[..., T], /, **others: Any) -> T:
     """Return the dataclass of a message, each value within its limits; ``others`` come before these."""
-    values = {name: read(message) for name, read in _readers(kind, message.DESCRIPTOR) if name not in others}
+    message_class: Any = type(message)
+    readers = _readers(kind, message_class)
+    if readers.get_all is not None and not others:
+        return kind(*map(call, readers.limits, readers.get_all(message)))
+    values = {name: read(message) for name, read in readers.always if name not in others}
+    for descriptor, received in message.ListFields():
+        found = readers.present.get(descriptor.number)
+        if found is not None and found[0] not in others:
+            values[found[0]] = found[1](received)
     return kind(**values, **others)
 
 
+@dataclass(slots=True)
+class _Readers:
+    """How the fields of a dataclass are read. An account has a hundred of them, of which most are empty.
+
+    Attributes:
+        always: Those read of every message.
+        present: By number, those read where a message has them: what is empty is the dataclass's default.
+        get_all: Returns all fields of a message, if each is one number or text; else None.
+        limits: Theirs.
+    """
+
+    always: list[tuple[str, Callable[[Any], Any]]] = field(default_factory=list)
+    present: dict[int, tuple[str, Callable[[Any], Any]]] = field(default_factory=dict)
+    get_all: Callable[[Any], tuple[Any, ...]] | None = None
+    limits: tuple[Callable[[Any], Any], ...] = ()
+
+
 @lru_cache(maxsize=256)
-def _readers(kind: Any, descriptor: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-    return tuple((field.name, _reader(field)) for field in _fields(kind, descriptor))
+def _readers(kind: Any, message: Any) -> _Readers:
+    readers = _Readers()
+    own = {each.name: each for each in fields(kind)}
+    known_fields = _fields(kind, message.DESCRIPTOR)
+    for each in known_fields:
+        if each.read(message()) == _default(own[each.name]):
+            number = message.DESCRIPTOR.fields_by_name[each.wire].number
+            readers.present[number] = each.name, each.item.limits[0] if each.is_plain else each.take
+        else:
+            readers.always.append((each.name, each.read))
+    in_order = len(known_fields) == len(own) > 1 and not any(each.kw_only for each in own.values())
+    if in_order and all(each.is_plain for each in known_fields):
+        readers.get_all = attrgetter(*(each.wire for each in known_fields))
+        readers.limits = tuple(each.item.limits[0] for each in known_fields)
+    return readers
 
 
-def _reader(field: _Field) -> Callable[[Any], Any]:
-    """Return how a field is read: an account has a hundred plain numbers, and each takes the short way."""
-    get, limits = attrgetter(field.wire), field.item.limits
-    if field.is_repeated or field.may_lack or field.item.is_nested or len(limits) > 1:
-        return field.read
-    if not limits:
-        return get
-    (keep,) = limits
-    return lambda message: keep(get(message))
+def _default(own: Any) -> Any:
+    return own.default_factory() if own.default_factory is not MISSING else own.default
 
 
 @lru_cache(maxsize=256)
@@ -260,7 +301,6 @@ def _field(own: Any, hint: Any, known_fields: Any) -> _Field | None:
         item = _value(*split_hint(inner), outer=())
     else:
         item = _value(hint, (), outer=limits)
-    default = own.default_factory() if own.default_factory is not MISSING else own.default
     return _Field(
         name=own.name,
         wire=wire,
@@ -270,7 +310,7 @@ def _field(own: Any, hint: Any, known_fields: Any) -> _Field | None:
         is_repeated=is_repeated,
         may_lack=may_lack,
         has_presence=known_fields[wire].has_presence,
-        empty=MISSING if may_lack else default,
+        empty=MISSING if may_lack else _default(own),
         limits=limits if is_repeated else (),
     )
 
