@@ -3,6 +3,7 @@
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ _STATES_OUT = {state: value for value, state in _STATES.items()}
 _CAPTURE_STATES = {
     each: control_pb2.CaptureState.Value(f"CAPTURE_STATE_{each.name}") for each in CaptureState
 }
+_HIGHEST_BYTE = 7 if sys.byteorder == "little" else 0
 _TRAINING = array("q", (session_pb2.STEP_KIND_TRAIN,))
 _MAX_LABEL_CHARACTERS = 200
 _MAX_PHASE_CHARACTERS = 64
@@ -90,9 +92,8 @@ def training_steps_from_message(batch: session_pb2.StepBatch) -> StepColumns:
     (ends,) = _within([_ends(starts, durations)], LAST_UNIX_NS)
     durations, *columns = _within([durations, *phases.values()], MAX_NS)
     phases = dict(zip(phases, columns, strict=True))
-    return StepColumns(
-        ends, durations, phases, _arrivals_from_message(batch.arrivals), min(batch.next_step, MAX_COUNT)
-    )
+    arrivals = _arrivals_from_message(batch.arrivals) if batch.HasField("arrivals") else ArrivalColumns()
+    return StepColumns(ends, durations, phases, arrivals, min(batch.next_step, MAX_COUNT))
 
 
 def rank_status_to_message(rank: Rank) -> control_pb2.RankStatus:
@@ -296,18 +297,16 @@ def _pick(column: "array[int]", wanted: "npt.NDArray[np.bool_]") -> "array[int]"
 
 
 def _ends(starts: "array[int]", durations: "array[int]") -> "array[int]":
-    first, took = np.asarray(starts), np.asarray(durations)
-    ends = first + took
-    # An overflowing sum has another sign than both of its parts.
-    if ((first ^ ends) & (took ^ ends) < 0).any():
-        raise BadMessageError("a step ends after the end of time")
-    return array("q", ends.tobytes())
+    try:
+        # A batch has few steps, and numpy's calls cost more than these sums.
+        return array("q", map(add, starts, durations))
+    except OverflowError as error:
+        raise BadMessageError("a step ends after the end of time") from error
 
 
 def _within(columns: "list[array[int]]", most: int) -> "list[array[int]]":
     """Return columns of int64 with every value from 0 to ``most``; the same ones where all are already."""
-    blob = b"".join(map(memoryview, columns))
-    # As unsigned numbers those below 0 are the largest, so that one pass over the columns is enough.
-    if not blob or int(np.frombuffer(blob, np.uint64).max()) <= most:
+    # Whole columns at once, by their highest bytes: those of numbers below 0 are the largest.
+    if all(max(column.tobytes()[_HIGHEST_BYTE::8], default=0) < most >> 56 for column in columns):
         return columns
     return [array("q", np.clip(np.asarray(column), 0, most).tobytes()) for column in columns]

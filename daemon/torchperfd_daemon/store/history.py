@@ -14,7 +14,6 @@ from torchperfd_daemon.store.model import HISTORY_STEPS, ArrivalColumns, StepCol
 HISTOGRAM_BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-_HISTOGRAM_BOUNDS: Final = np.array(HISTOGRAM_BOUNDS_S)
 _MAX_PHASES: Final = 28
 
 
@@ -169,8 +168,8 @@ class Histogram:
 
     def observe_ns(self, durations: "array[int]") -> None:
         """Add durations."""
-        for bucket in _HISTOGRAM_BOUNDS.searchsorted(np.asarray(durations) / 1e9).tolist():
-            self.counts[bucket] += 1
+        for ns in durations:
+            self.counts[bisect_left(HISTOGRAM_BOUNDS_S, ns / 1e9)] += 1
         self.sum_seconds += sum(durations) / 1e9
 
 
