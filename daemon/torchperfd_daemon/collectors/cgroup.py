@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from torchperfd_daemon.collectors.base import Family, NothingToCollectError
-from torchperfd_daemon.collectors.process import Ranks, own_namespace, stat_here
+from torchperfd_daemon.collectors.process import RankFiles, Ranks
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_table, read
 
 _RANK: Final = ("run", "rank")
@@ -42,10 +42,17 @@ class CgroupCollector:
 
     name = "cgroup"
 
-    def __init__(self, ranks: Ranks, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        proc: Path = Path("/proc"),
+        root: Path = Path("/sys/fs/cgroup"),
+        files: RankFiles | None = None,
+    ) -> None:
         self._ranks = ranks
         self._proc = proc
         self._root = root
+        self._files = files or RankFiles(proc)
 
     def sample(self) -> Sequence[Family]:
         """Return limits and throttling of all ranks; a limit that is not set is absent.
@@ -68,17 +75,17 @@ class CgroupCollector:
         cores = Family("process_cpu_limit_cores", "CPUs' worth of time the rank may use.", "gauge", _RANK)
         memory = Family("process_memory_limit_bytes", "Memory the rank may use.", "gauge", _RANK)
         ranks = list(self._ranks())
-        namespace = own_namespace(self._proc) if ranks else 0
+        self._files.keep(ranks)
         # Ranks of a job are mostly in one group.
         known: dict[str, Limits] = {}
         for rank in ranks:
-            if stat_here(self._proc, rank, namespace) is None:
+            if not self._files.status(rank):
                 continue
             membership = _membership(self._proc, rank.pid)
             if membership not in known:
                 known[membership] = _limits_of(membership, self._root)
             limits = known[membership]
-            if stat_here(self._proc, rank, namespace) is None:
+            if not self._files.status(rank):
                 continue
             for family, value in (
                 (throttled, limits.throttled_seconds),
@@ -133,7 +140,7 @@ def _limits(root: Path, membership: str) -> Limits:
 def _limits_v1(root: Path, membership: str) -> Limits:
     """Return the limits in groups of version 1: a tree for each controller."""
 
-    def groups(controller: str) -> list[Path]:
+    def groups(controller: str) -> list[str]:
         path = parse_membership(membership, controller)
         return [] if path is None else list(_groups(root / controller, path))
 
@@ -148,9 +155,9 @@ def _limits_v1(root: Path, membership: str) -> Limits:
     )
 
 
-def _cores_v1(group: Path) -> float | None:
+def _cores_v1(group: str) -> float | None:
     try:
-        return parse_cfs_quota(read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us"))
+        return parse_cfs_quota(read(f"{group}/cpu.cfs_quota_us"), read(f"{group}/cpu.cfs_period_us"))
     except OSError:
         return None
 
@@ -229,19 +236,19 @@ def parse_throttled(text: str) -> float | None:
     return None
 
 
-def _groups(root: Path, path: str) -> Iterator[Path]:
+def _groups(root: Path, path: str) -> Iterator[str]:
     """Yield a group's directory, and those around it up to the mount."""
-    group = root / path
-    while group != root:
-        yield group
-        group = group.parent
-    yield root
+    # As texts: these files are read every second, and pathlib is slow.
+    while path:
+        yield f"{root}/{path}"
+        path = path.rpartition("/")[0]
+    yield str(root)
 
 
-def _values(groups: list[Path], name: str, parse: Callable[[str], T | None]) -> Iterator[T]:
+def _values(groups: list[str], name: str, parse: Callable[[str], T | None]) -> Iterator[T]:
     for group in groups:
         try:
-            text = read(group / name)
+            text = read(f"{group}/{name}")
         except OSError:
             # The root group has no limits, and a controller may be off.
             continue

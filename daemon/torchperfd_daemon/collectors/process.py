@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.collectors.base import Family, Kind
-from torchperfd_daemon.collectors.procfs import ProcessStat, parse_cpu_list, parse_lines, parse_stat, read
+from torchperfd_daemon.collectors.procfs import (
+    CHUNK,
+    ProcessStat,
+    parse_cpu_list,
+    parse_lines,
+    parse_stat,
+    read,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +92,75 @@ def has_users(proc: Path, pid: int, uid: int | None, gid: int | None) -> bool:
     Raises:
         OSError: The process is gone.
     """
-    if uid is None and gid is None:
-        return True
+    return (uid is None and gid is None) or _is_of(read(f"{proc}/{pid}/status"), uid, gid)
+
+
+def _is_of(status: str, uid: int | None, gid: int | None) -> bool:
     try:
-        users, groups = parse_lines(read(f"{proc}/{pid}/status"), "Uid", "Gid")
+        users, groups = parse_lines(status, "Uid", "Gid")
     except ValueError:
         return False
     return (uid is None or set(users.split()) == {str(uid)}) and (
         gid is None or set(groups.split()) == {str(gid)}
     )
+
+
+class RankFiles:
+    """The files ``stat`` and ``status`` of ranks' processes, kept open: opening costs more than reading them.
+
+    An open file stays that of its process, also when another one gets the id. For one thread.
+    """
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._kept: dict[RankProcess, tuple[int, int]] = {}
+
+    def keep(self, ranks: Iterable[RankProcess]) -> None:
+        """Close the files of all other ranks."""
+        for rank in self._kept.keys() - set(ranks):
+            self._close(rank)
+
+    def stat(self, rank: RankProcess) -> ProcessStat | None:
+        """Return the kernel's data on a rank's process; None unless this very process runs here."""
+        text = self._read(rank, 0)
+        return parse_stat(text) if text else None
+
+    def status(self, rank: RankProcess) -> str:
+        """Return the text of ``status``; empty unless this very process runs here and has its users."""
+        text = self._read(rank, 1)
+        return text if text and _is_of(text, rank.uid, rank.gid) else ""
+
+    def _read(self, rank: RankProcess, which: int) -> str:
+        try:
+            files = self._kept.get(rank) or self._opened(rank)
+            text = os.pread(files[which], CHUNK, 0) if files else b""
+        except OSError:
+            text = b""
+        if not text:
+            self._close(rank)  # it has ended
+        return text.decode("utf-8", "replace")
+
+    def _opened(self, rank: RankProcess) -> tuple[int, int] | None:
+        if rank.pid_namespace not in (0, own_namespace(self._proc)):
+            return None
+        with contextlib.ExitStack() as stack:
+            # Through the directory, which is that of one process as well.
+            directory = os.open(f"{self._proc}/{rank.pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, directory)
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            files = self._kept[rank] = (
+                os.open("stat", flags, dir_fd=directory),
+                os.open("status", flags, dir_fd=directory),
+            )
+        stat = parse_stat(os.pread(files[0], CHUNK, 0).decode("utf-8", "replace"))
+        if rank.start_ticks not in (0, stat.start_ticks):
+            self._close(rank)
+            return None
+        return files
+
+    def _close(self, rank: RankProcess) -> None:
+        for file in self._kept.pop(rank, ()):
+            os.close(file)
 
 
 def is_here(proc: Path, rank: RankProcess) -> bool:
@@ -109,6 +176,9 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _DIRECTIONS: Final = {"read": "read_bytes", "write": "write_bytes"}
 # Gloo's and NCCL's threads, by the names that they and torch give them.
 _EXCHANGES: Final = re.compile("gloo|nccl", re.IGNORECASE)
+# Samples; a node has thousands of processes, and few are new.
+_LIST_PROCESSES_EVERY: Final = 5
+_LIST_THREADS_EVERY: Final = 10
 
 _FAMILIES: Final[dict[str, tuple[str, Kind, tuple[str, ...]]]] = {
     "process_cpu_seconds": ("CPU time of the rank and its workers.", "counter", ()),
@@ -147,12 +217,21 @@ class ProcessCollector:
 
     name = "process"
 
-    def __init__(self, ranks: Ranks, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        proc: Path = Path("/proc"),
+        sys: Path = Path("/sys"),
+        files: RankFiles | None = None,
+    ) -> None:
         self._ranks = ranks
         self._proc = proc
+        self._files = files or RankFiles(proc)
+        self._samples = 0
         self._nodes = sys / "devices" / "system" / "node"
         self._numa_cpus: dict[str, frozenset[int]] | None = None
         self._parents: dict[int, int] = {}
+        self._children: dict[int, list[int]] = {}
         self._counted: dict[RankProcess, Readings] = {}
         self._exchangers: dict[int, dict[str, bool]] = {}
 
@@ -168,43 +247,45 @@ class ProcessCollector:
             for name, (text, kind, labels) in _FAMILIES.items()
         }
         ranks = list(self._ranks())
+        self._samples += 1
         # A rank that has ended keeps its totals for as long as it is named, for a last scrape.
         self._counted = {rank: self._counted.get(rank, {}) for rank in ranks}
-        self._exchangers = {rank.pid: self._exchangers.get(rank.pid, {}) for rank in ranks}
-        children = self._children() if ranks else {}
+        exchangers = {rank.pid: self._exchangers.get(rank.pid, {}) for rank in ranks}
+        if exchangers.keys() != self._exchangers.keys() or self._samples % _LIST_PROCESSES_EVERY == 0:
+            self._children = self._list_children() if ranks else {}
+        self._exchangers = exchangers
         if self._numa_cpus is None:
             self._numa_cpus = self._numa_nodes()
-        namespace = own_namespace(self._proc)
+        self._files.keep(ranks)
         for rank in ranks:
             counted, gauges = Readings(self._counted[rank]), Readings()
             # Before its workers: time of one that ends in between is missed until the next sample,
             # where the other order would count it twice and then never let the total shrink again.
-            own = stat_here(self._proc, rank, namespace)
-            if own is not None:
+            own, status = self._files.stat(rank), self._files.status(rank)
+            if own is not None and status:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    gauges = self._read(rank, own, children, self._numa_cpus, counted)
-                if stat_here(self._proc, rank, namespace) is None:
+                    gauges = self._read(rank, own, status, self._numa_cpus, counted)
+                if not self._files.status(rank):
                     gauges = Readings()  # it has ended or changed users meanwhile
                 else:
                     self._counted[rank] = counted
+            of_rank = rank.labels
             for (name, *labels), value in (*self._counted[rank].items(), *gauges.items()):
-                families[name].add(value, *rank.labels, *labels)
+                families[name].add(value, *of_rank, *labels)
         return list(families.values())
 
     def _read(
         self,
         rank: RankProcess,
         own: ProcessStat,
-        children: dict[int, list[int]],
+        status: str,
         nodes: dict[str, frozenset[int]],
         counted: Readings,
     ) -> Readings:
         """Update a rank's totals, and return its gauges."""
         directory = f"{self._proc}/{rank.pid}"
-        members = {rank.pid: own, **self._descendants(rank.pid, children)}
-        switches, allowed_list = parse_lines(
-            read(f"{directory}/status"), "nonvoluntary_ctxt_switches", "Cpus_allowed_list"
-        )
+        members = {rank.pid: own, **self._descendants(rank.pid)}
+        switches, allowed_list = parse_lines(status, "nonvoluntary_ctxt_switches", "Cpus_allowed_list")
         now: Readings = {
             ("process_cpu_seconds",): sum(stat.cpu_seconds for stat in members.values()),
             ("process_involuntary_switches",): int(switches),
@@ -214,7 +295,7 @@ class ProcessCollector:
             now["process_run_delay_seconds",] = delay_ns / 1e9
             now["process_thread_cpu_seconds", "main"] = ran_ns / 1e9
             now["process_thread_cpu_seconds", "other"] = max(0.0, own.own_cpu_seconds - ran_ns / 1e9)
-            now["process_collective_run_delay_seconds",] = self._exchange_delay(rank.pid)
+            now["process_collective_run_delay_seconds",] = self._exchange_delay(rank.pid, own.threads)
         # Some kernels do not count I/O, and that of another user's process is for root only.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             for direction, count in self._transferred(rank, members).items():
@@ -230,26 +311,27 @@ class ProcessCollector:
         }
         return {("process_resident_memory_bytes",): resident, **shares}
 
-    def _exchange_delay(self, pid: int) -> float:
+    def _exchange_delay(self, pid: int, threads: int) -> float:
         """Return for how long a rank's threads that carry out collectives had no CPU, all of them together.
 
-        Each thread's name is read once: there may be hundreds of threads.
+        There may be hundreds of threads: each name is read once, and threads are listed when their number has
+        changed, or every tenth time.
 
         Raises:
             FileNotFoundError: The rank is gone, or the kernel has no scheduler statistics.
         """
-        threads = f"{self._proc}/{pid}/task"
-        present = os.listdir(threads)  # noqa: PTH208
+        tasks = f"{self._proc}/{pid}/task"
         known = self._exchangers[pid]
-        self._exchangers[pid] = {
-            thread: known[thread] if thread in known else self._exchanges(f"{threads}/{thread}")
-            for thread in present
-        }
+        if len(known) != threads or self._samples % _LIST_THREADS_EVERY == 0:
+            self._exchangers[pid] = {
+                thread: known[thread] if thread in known else self._exchanges(f"{tasks}/{thread}")
+                for thread in os.listdir(tasks)  # noqa: PTH208
+            }
         delay_ns = 0
         for thread, exchanges in self._exchangers[pid].items():
             if exchanges:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    delay_ns += int(read(f"{threads}/{thread}/schedstat").split()[1])
+                    delay_ns += int(read(f"{tasks}/{thread}/schedstat").split()[1])
         return delay_ns / 1e9
 
     @staticmethod
@@ -280,12 +362,12 @@ class ProcessCollector:
         counts = parse_lines(read(f"{self._proc}/{pid}/io"), *_DIRECTIONS.values())
         return dict(zip(_DIRECTIONS, map(int, counts), strict=True))
 
-    def _descendants(self, pid: int, children: dict[int, list[int]]) -> dict[int, ProcessStat]:
+    def _descendants(self, pid: int) -> dict[int, ProcessStat]:
         found: dict[int, ProcessStat] = {}
         unvisited = [pid]
         while unvisited:
             parent = unvisited.pop()
-            for child in children.get(parent, ()):
+            for child in self._children.get(parent, ()):
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     stat = parse_stat(read(f"{self._proc}/{child}/stat"))
                     if stat.parent == parent:
@@ -293,10 +375,10 @@ class ProcessCollector:
                         unvisited.append(child)
         return found
 
-    def _children(self) -> dict[int, list[int]]:
+    def _list_children(self) -> dict[int, list[int]]:
         """Return the children of every process.
 
-        Who the parent is, is asked once per process: a node has thousands, and few are new.
+        Who the parent is, is asked once per process.
         """
         present = {int(name) for name in os.listdir(self._proc) if name.isdigit()}  # noqa: PTH208
         for pid in self._parents.keys() - present:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_CHUNK: Final = 1 << 16
+CHUNK: Final = 1 << 16
+"""Bytes that are read at once; the kernel's files on a process have fewer."""
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 # More than any kernel supports: what claims to be a larger number is damaged.
 _MAX_CPUS: Final = 1 << 16
@@ -25,7 +26,7 @@ def read(path: str | Path) -> str:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
-        while part := os.read(descriptor, _CHUNK):
+        while part := os.read(descriptor, CHUNK):
             parts.append(part)
     finally:
         os.close(descriptor)
@@ -137,6 +138,7 @@ class ProcessStat:
         parent: Process id of the parent.
         cpu_seconds: User and system time of the process and of its children that were waited for.
         own_cpu_seconds: The same of its own threads only.
+        threads: How many threads it has.
         start_ticks: When it started, in clock ticks since boot.
         resident_pages: Pages in memory.
     """
@@ -144,6 +146,7 @@ class ProcessStat:
     parent: int
     cpu_seconds: float
     own_cpu_seconds: float
+    threads: int
     start_ticks: int
     resident_pages: int
 
@@ -155,13 +158,14 @@ def parse_stat(text: str) -> ProcessStat:
         ValueError: It is damaged.
     """
     # The command's name, field 2, may hold spaces and parentheses: count from its end.
-    fields = text.rpartition(")")[2].split()
+    fields = text.rpartition(")")[2].split(None, 22)
     if len(fields) < 22:
         raise ValueError(f"{text[:80]!r} is no process's stat")
     return ProcessStat(
         parent=int(fields[1]),
         cpu_seconds=sum(map(int, fields[11:15])) / _TICKS_PER_SECOND,
         own_cpu_seconds=sum(map(int, fields[11:13])) / _TICKS_PER_SECOND,
+        threads=int(fields[17]),
         start_ticks=int(fields[19]),
         resident_pages=int(fields[21]),
     )

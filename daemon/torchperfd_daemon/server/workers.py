@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from torchperfd.model.formatting import duration
@@ -35,7 +36,7 @@ from torchperfd_daemon.collectors.node import (
     PressureCollector,
 )
 from torchperfd_daemon.collectors.nvml import NvmlCollector
-from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess, Ranks
+from torchperfd_daemon.collectors.process import ProcessCollector, RankFiles, RankProcess, Ranks
 from torchperfd_daemon.config.options import COLLECTORS, ServeSettings
 from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
 from torchperfd_daemon.errors import TorchperfdError
@@ -145,7 +146,10 @@ _OF_THE_NODE: Final[Mapping[str, Callable[[], Collector]]] = {
 
 def _host_collectors(ranks: Ranks, chosen: Collection[str]) -> list[Collector]:
     made = [make() for name, make in _OF_THE_NODE.items() if name in chosen]
-    return [*made, ProcessCollector(ranks), CgroupCollector(ranks)] if "process" in chosen else made
+    if "process" not in chosen:
+        return made
+    files = RankFiles(Path("/proc"))
+    return [*made, ProcessCollector(ranks, files=files), CgroupCollector(ranks, files=files)]
 
 
 class CaptureWorkers:

@@ -59,6 +59,9 @@ class HostTree:
             )
 
     def end_process(self, pid: int) -> None:
+        for file in (self.proc / str(pid)).iterdir():
+            if file.is_file():
+                file.write_text("")  # the kernel's own cannot be read any more by those that have them open
         shutil.rmtree(self.proc / str(pid))
 
     def rank(self, pid: int, rank: int = 0, *, start: int = 500, namespace: int | None = None) -> RankProcess:
