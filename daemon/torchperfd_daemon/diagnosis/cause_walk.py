@@ -178,6 +178,11 @@ class Walk:
             most: The most that it may cost, in seconds.
         """
         where, taken = self.ranks[culprit], lost[culprit]
+        # From one collective to the next, the longest way takes a phase of one rank, or own work of two.
+        # These may be other ranks in each step, unless all steps are equal.
+        most_lost = (sum(lost) if self.job.has_steps else max(lost)) * (1 if row.phase else 2)
+        if self.since_start and most_lost < self.least:
+            return
         cost, edit = self._cost_of_all(row, lost, culprit, most)
         least = least or (row.ever_since if self.since_start else MIN_CAUSE_SHARE)
         if cost < least * self.step or cost <= 0:

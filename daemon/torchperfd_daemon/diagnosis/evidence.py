@@ -174,8 +174,8 @@ class RankEvidence:
     @property
     def wait_seconds(self) -> float:
         """The wait for other ranks, of the host or of the device."""
-        both = (self.phase_seconds, self.device_phase_seconds)
-        return max(sum(phases.get(name, 0.0) for name in WAITING) for phases in both)
+        (wait,) = WAITING
+        return max(self.phase_seconds.get(wait, 0.0), self.device_phase_seconds.get(wait, 0.0))
 
     @property
     def work_seconds(self) -> float:
@@ -218,6 +218,11 @@ def hide_waits(ranks: Sequence[RankEvidence]) -> bool:
 
 def _are_hidden(ranks: Sequence[TimedRank], *, on_devices: bool) -> bool:
     return len(ranks) > 1 and on_devices and not wait_for_each_other(ranks)
+
+
+def by_means(ranks: Sequence[RankEvidence]) -> bool:
+    """Return whether steps are known by their means only, because some rank works on a device."""
+    return any(rank.on_device or rank.device_busy is not None or rank.device_phase_seconds for rank in ranks)
 
 
 def do_devices_wait(ranks: Sequence[RankEvidence]) -> bool:

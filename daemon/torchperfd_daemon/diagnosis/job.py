@@ -10,7 +10,7 @@ import numpy as np
 
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
 from torchperfd_daemon.diagnosis.edits import Edit, own_work, phase_work
-from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, by_means, wait_for_each_other
 from torchperfd_daemon.diagnosis.step_model import ALONE, Float64, Replayed, StepModel, replay
 from torchperfd_daemon.diagnosis.step_records import RankRecord, fit
 
@@ -50,8 +50,7 @@ class Job:
             works: Their single steps, by rank; means are used where some are missing.
         """
         on_device = any(_knows_device(rank) for rank in ranks)
-        by_means = on_device or any(rank.on_device for rank in ranks)
-        count = 0 if by_means or not works else _common_steps(ranks, works)
+        count = 0 if not works or by_means(ranks) else _common_steps(ranks, works)
         equal = _MEAN_STEPS if on_device else 1
         records = [_record(rank, (works or {}).get(rank.rank), count, equal) for rank in ranks]
         model = fit(records, _WARM if on_device else 0)
@@ -67,7 +66,7 @@ class Job:
         """The run's mean step: the median of its ranks'."""
         return statistics.median(rank.step_seconds for rank in self.ranks)
 
-    @property
+    @cached_property
     def together(self) -> bool:
         """Whether ranks wait for each other, and the waits show who is late."""
         return self.model.barrier != ALONE and wait_for_each_other(self.ranks)
@@ -88,7 +87,13 @@ class Job:
 
     def left(self, place: int, phase: str) -> float:
         """Return the mean time of a phase on the host of the rank at a place, in seconds."""
-        return float(phase_work(self.model, phase)[place].mean())
+        if phase not in self._left:
+            self._left[phase] = phase_work(self.model, phase).mean(axis=1).tolist()
+        return self._left[phase][place]
+
+    @cached_property
+    def _left(self) -> dict[str, list[float]]:
+        return {}
 
     @cached_property
     def own(self) -> Float64:
@@ -130,17 +135,20 @@ def _record(rank: RankEvidence, work: RankWork | None, count: int, equal: int) -
     """
     host = _host_means(rank)
     if work is None or not count:
-        device = {name: np.full(equal, mean) for name, mean in _device_means(rank).items()}
+        device = _device_means(rank)
         waited = np.full(equal, _waits_for_device(rank)) if device else None
-        return RankRecord(
-            rank.rank, {name: np.full(equal, mean) for name, mean in host.items()}, device, waited
-        )
+        return RankRecord(rank.rank, _equal_steps(host, equal), _equal_steps(device, equal), waited)
     columns = {}
     for name, mean in host.items():
         column = work.phase_seconds.get(name, np.zeros(count))[-count:]
         recorded = float(column.mean()) if len(column) == count else 0.0
         columns[name] = column * (mean / recorded) if recorded > 0 else np.full(count, mean)
     return RankRecord(rank.rank, columns)
+
+
+def _equal_steps(means: Mapping[str, float], count: int) -> dict[str, Float64]:
+    """Return so many steps like the mean one."""
+    return dict(zip(means, np.outer([*means.values()], np.ones(count)), strict=True))
 
 
 def _host_means(rank: RankEvidence) -> dict[str, float]:
@@ -209,6 +217,8 @@ def _calibrated(model: StepModel, ranks: Sequence[RankEvidence]) -> StepModel:
             break
         work = max(1e-12, float(model.device.sum(axis=0).mean()))
         model = model.with_device(model.device * max(0.0, 1 + missing / work))
+    else:
+        missing = step - replay(model).mean
     host = model.host.copy()
-    host[model.phases.index("other")] += max(0.0, step - replay(model).mean)
+    host[model.phases.index("other")] += max(0.0, missing)
     return model.with_host(host)

@@ -15,6 +15,7 @@ A :class:`StepModel` has the recorded times without these waits. :func:`replay` 
 (Zhu et al., USENIX ATC 2020) replays the kernels of one trace, Lin et al. (OSDI 2025) whole jobs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -146,40 +147,42 @@ class _Pipeline:
     def __init__(self, model: StepModel) -> None:
         self._model = model
         ranks, steps = model.make.shape
+        ahead = len(model.before)
+        self._ahead = [*_pieces(model, 0, ahead)]
+        self._behind = [*_pieces(model, ahead, len(model.phases))]
         self._host = np.zeros(ranks)
         self._stream = np.zeros(ranks)
         self._free = np.zeros((max(1, model.workers), ranks))
         self._taken: list[Float64] = []
         self._ends: list[Float64] = []
         self._out = np.zeros((6, ranks, steps))
-        self._works = [bool(each.any()) for each in model.device]
+        self._none = np.zeros(ranks)
+        self._has_device = model.has_device
 
     def run(self) -> Replayed:
         """Return the replayed steps."""
         model, (steps, data, waits, idle, synced, streams) = self._model, self._out
-        ahead = len(model.before)
         for step in range(model.make.shape[1]):
-            start, stream = self._host.copy(), self._stream.copy()
-            busy = np.zeros_like(start)
+            start, stream = self._host, self._stream
             stall = self._stall()
             self._take_batch(step)
             data[:, step] = self._host - start
-            for phase in range(ahead):
-                busy += self._phase(phase, step, stall if phase == 0 else 0.0)
+            for number, piece in enumerate(self._ahead):
+                self._run(piece, step, stall if number == 0 else 0.0)
             waits[:, step] = self._meet(step)
-            for phase in range(ahead, len(model.phases)):
-                busy += self._phase(phase, step, 0.0)
+            for piece in self._behind:
+                self._run(piece, step, 0.0)
             self._ends.append(self._stream)
             steps[:, step] = self._host - start
             streams[:, step] = self._stream - stream
-            idle[:, step] = self._stream - stream - busy - (waits[:, step] if model.barrier == DEVICE else 0)
+        idle[:] = streams - model.device.sum(axis=0) - (waits if model.barrier == DEVICE else 0.0)
         return Replayed(steps, data, waits, np.maximum(idle, 0.0), synced, streams, model.warm)
 
     def _stall(self) -> Float64:
         """Return for how long the host cannot launch, because the device is too many steps behind."""
         depth = self._model.depth
-        if not self._model.has_device or len(self._ends) <= depth:
-            return np.zeros_like(self._host)
+        if not self._has_device or len(self._ends) <= depth:
+            return self._none
         return np.maximum(0.0, self._ends[-1 - depth] - self._host)
 
     def _take_batch(self, step: int) -> None:
@@ -195,26 +198,22 @@ class _Pipeline:
         self._host = np.maximum(self._host, ready) + model.handover[:, step]
         self._taken.append(self._host)
 
-    def _phase(self, phase: int, step: int, stall: "Float64 | float") -> Float64:
-        """Run a phase on the host and what it launches; return the device's work."""
-        model = self._model
-        took = model.host[phase, :, step] + stall
-        ends = self._host + took
-        work: Float64 = model.device[phase, :, step]
-        if self._works[phase]:
-            worked = np.maximum(np.maximum(self._stream, self._host) + work, ends)
-            self._stream = np.where(work > 0, worked, self._stream)
-        self._host = ends
-        if model.syncs[phase]:
+    def _run(self, piece: "_Piece", step: int, stall: "Float64 | float") -> None:
+        """Run phases on the host, which first cannot launch for a while, and what they launch."""
+        begin = self._host + stall
+        if piece.ends is not None:
+            free = np.maximum(self._stream + piece.device[step], self._host + piece.soonest[step])
+            self._stream = np.maximum(free, begin + piece.ends[step])
+        self._host = ends = begin + piece.host[step]
+        if piece.syncs:
             self._host = np.maximum(ends, self._stream)
             self._out[4][:, step] += self._host - ends
-        return work
 
     def _meet(self, step: int) -> Float64:
         """Have all ranks come to the collectives; return how long each waits."""
         model = self._model
         if model.barrier == ALONE:
-            return np.zeros_like(self._host)
+            return self._none
         mine = self._stream if model.barrier == DEVICE else self._host
         together = np.full_like(mine, mine.max() + model.exchange[step])
         if model.barrier == DEVICE:
@@ -222,3 +221,44 @@ class _Pipeline:
         else:
             self._host = together
         return together - mine
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Phases without a wait in between, as one: their sums, and when the device is done at the earliest.
+
+    Attributes:
+        host: What they take on the host; like all arrays here, shape (steps, ranks).
+        device: What they launch.
+        soonest: The end of that on a free device if the first of them launched it all, from its begin on.
+        ends: The end of that, as the host launches it and ends its phases; None if they launch nothing.
+        syncs: Whether the host waits for its device after them.
+    """
+
+    host: Float64
+    device: Float64
+    soonest: Float64
+    ends: Float64 | None
+    syncs: bool
+
+
+def _pieces(model: StepModel, first: int, last: int) -> Iterator[_Piece]:
+    """Yield the pieces of some phases, each up to the next wait of the host for its device."""
+    while first < last:
+        behind = next((each + 1 for each in range(first, last) if model.syncs[each]), last)
+        yield _piece(model, slice(first, behind))
+        first = behind
+
+
+def _piece(model: StepModel, phases: slice) -> _Piece:
+    host, device = model.host[phases], model.device[phases]
+    ended, launched = host.cumsum(axis=0), device.cumsum(axis=0)
+    ends = None
+    if device.any():
+        # A phase's work begins when the phase does, and does not end before it. What follows it queues.
+        least = np.maximum(ended, ended - host + device)
+        least[0] = ended[0]
+        ends = np.where(device > 0, least + launched[-1] - launched, -np.inf).max(axis=0).T
+    work = launched[-1].T
+    soonest = np.where(work > 0, work, -np.inf)
+    return _Piece(ended[-1].T, work, soonest, ends, bool(model.syncs[phases][-1]))

@@ -10,7 +10,7 @@ from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.diagnosis.claims import limit_claim
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE, Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.edits import Pauses
-from torchperfd_daemon.diagnosis.evidence import WARM_STEPS, RankEvidence
+from torchperfd_daemon.diagnosis.evidence import WARM_STEPS, RankEvidence, by_means
 from torchperfd_daemon.diagnosis.remedies import advised_remedy, is_usual
 from torchperfd_daemon.diagnosis.verdict import Cause, RunFindings, Verdict
 from torchperfd_daemon.diagnosis.verdicts import rank_causes
@@ -226,12 +226,12 @@ class RunWatch:
         window = max(each.window_seconds for each in seen.values())
         steps = {each.rank: each.step_seconds for each in seen.values()}
         usual = self._step_seconds = statistics.median(steps.values())
-        works = {evidence.rank: watch.work({}) for watch, evidence in seen.items()}
         periodic = self._speed.periodicity.seconds_per_step
         late = self._with_lateness(seen)
         if periodic:
             late = [replace(each, periodic_seconds=periodic) for each in late]
         ranks = with_staggered([*zip(seen, late, strict=True)])
+        works = {} if by_means(ranks) else {watch.rank.identity.rank: watch.work({}) for watch in seen}
         self._adviser.observe([*_loader_samples(ranks)])
         self._hand_out_advice()
         verdicts = [
