@@ -1,7 +1,7 @@
 """The newest samples of one rank's counters, and the evidence that follows from them."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -154,8 +154,10 @@ class RankWatch:
         evidence = self._between(first, last, before=self._before, growth=growth)
         if evidence is None:
             return None
-        return replace(
-            with_window_facts(evidence, self._edges[-1 - self._window], self.rank.totals),
+        return with_window_facts(
+            evidence,
+            self._edges[-1 - self._window],
+            self.rank.totals,
             step_error_seconds=error_of_means(self._rows.newest(self._window + 1), _NS, _STEPS) / 1e9,
             blocked_by=self.rank.blocked_by,
             step_grows_seconds=self._growth.seconds,
@@ -226,8 +228,7 @@ class RankWatch:
         )
 
     def _follow(self, now: float, wall: float) -> None:
-        rank = self.rank
-        totals = rank.totals
+        rank, totals = self.rank, self.rank.totals
         made = (rank.history.seen, totals.train.steps, totals.validate.steps, count_saves(totals))
         if made != self._step_counts:
             # The step ended before its report arrived. The wall clock may have been set in between.
@@ -277,9 +278,9 @@ class RankWatch:
             self._first = row.copy()
             self._first_switches = totals.switches
         else:
-            whole = self._between(self._first, row)
-            self.rank.blocked_seconds = whole.blocked_seconds if whole else 0.0
-            self.rank.queued_seconds = whole.queued_seconds if whole else 0.0
+            whole = np.maximum(row - self._first, 0.0).tolist()
+            waits = self._of_threads(whole)[2:] if whole[_STEPS] > 0 else (0.0, 0.0)
+            self.rank.queued_seconds, self.rank.blocked_seconds = waits
             change = np.maximum(row - self._rows[1], 0.0)
             self._beside_saves.add(_saving(change), int(change[_STEPS]), float(change[_NS] / 1e9))
 
@@ -304,16 +305,9 @@ class RankWatch:
             return None
         span = max(1e-9, change[_AT])
         step_seconds = change[_NS] / steps / 1e9
-        phases = {name: ns / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=True)}
-        # The kernel's counters include the time between steps: only the share within steps counts.
-        inside = min(1.0, change[_NS] / 1e9 / span)
-
-        def per_step(column: int) -> float:
-            return float(change[column] * inside / steps)
-
+        phases, per_step = self._phase_means(change), _within_steps(change)
         identity, totals = self.rank.identity, self.rank.totals
-        ran, others_ran, queued = map(per_step, (_RAN_S, _OTHERS_RAN_S, _QUEUED_S))
-        on_device = is_on_device(totals)
+        ran, others_ran, queued, blocked = self._of_threads(change)
         grows_by, grows_for = growth
         free = self._memory.free_bytes
         return RankEvidence(
@@ -324,24 +318,17 @@ class RankWatch:
             device_phase_seconds=device_seconds(self._names, changes[_FIXED + _PHASES :], step_seconds),
             collected_seconds=change[_GC_NS] / steps / 1e9,
             queued_seconds=queued,
-            exchange_queued_seconds=per_step(_EXCHANGE_S),
-            blocked_seconds=blocked_seconds(
-                phases,
-                ran=ran,
-                queued=queued,
-                others_ran=others_ran,
-                threads=totals.threads,
-                on_device=on_device,
-            ),
+            exchange_queued_seconds=change[_EXCHANGE_S] * per_step,
+            blocked_seconds=blocked,
             ran_seconds=ran,
             other_threads_seconds=strangers_seconds(ran=ran, others_ran=others_ran, threads=totals.threads),
-            throttled_seconds=per_step(_THROTTLED_S),
-            disk_seconds=min(per_step(_DISK_S), phases.get("data", 0.0)),
-            reclaim_seconds=per_step(_MEMORY_S),
+            throttled_seconds=change[_THROTTLED_S] * per_step,
+            disk_seconds=min(change[_DISK_S] * per_step, phases.get("data", 0.0)),
+            reclaim_seconds=change[_MEMORY_S] * per_step,
             compiled_seconds=change[_COMPILED_NS] / steps / 1e9,
             checkpoint_seconds=self._saved_per_step(first, last),
             background_save_seconds=_saving(changes) * self._beside_saves.extra_seconds,
-            on_device=on_device,
+            on_device=is_on_device(totals),
             hides_script_code=totals.hides_script_code,
             forward_unseen=totals.forward_unseen,
             sync_seconds=change[_SYNC_NS] / steps / 1e9,
@@ -360,6 +347,20 @@ class RankWatch:
             world_size=identity.world_size,
             stage=stage_of(totals),
         )
+
+    def _phase_means(self, change: Sequence[float]) -> dict[str, float]:
+        steps = change[_STEPS]
+        return {name: ns / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=False)}
+
+    def _of_threads(self, change: Sequence[float]) -> tuple[float, float, float, float]:
+        """Return the CPU time of the training thread and of the others, its wait for a CPU, and for these."""
+        per_step, totals, phases = _within_steps(change), self.rank.totals, self._phase_means(change)
+        ran, others_ran, queued = (change[each] * per_step for each in (_RAN_S, _OTHERS_RAN_S, _QUEUED_S))
+        threads, on_device = totals.threads, is_on_device(totals)
+        blocked = blocked_seconds(
+            phases, ran=ran, queued=queued, others_ran=others_ran, threads=threads, on_device=on_device
+        )
+        return ran, others_ran, queued, blocked
 
     def _saved_per_step(self, first: Float64, last: Float64) -> float:
         """Return the time of checkpoints per step between two samples.
@@ -387,6 +388,11 @@ class RankWatch:
         if not self._gpu.foreign or work <= 0:
             return seen
         return replace(seen, device_shared=min(1.0, seen.late_seconds / work))
+
+
+def _within_steps(change: Sequence[float]) -> float:
+    """Return what makes a mean per step of a kernel's counter, which includes the time between steps."""
+    return min(1.0, change[_NS] / 1e9 / max(1e-9, change[_AT])) / change[_STEPS]
 
 
 def _saving(change: Float64) -> float:

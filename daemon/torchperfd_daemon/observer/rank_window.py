@@ -3,8 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,13 @@ def error_of_means(rows: Float64, totals: int, counts: int) -> float:
         totals: Column of the sums.
         counts: Column of how many were summed.
     """
-    added = np.diff(rows[:, counts])
-    means = np.diff(rows[:, totals])[added > 0] / added[added > 0]
-    return float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else 0.0
+    # Plain sums: there are few rows, and numpy's calls cost more than these.
+    pairs = pairwise(zip(rows[:, totals].tolist(), rows[:, counts].tolist(), strict=True))
+    means = [(total - past) / (count - before) for (past, before), (total, count) in pairs if count > before]
+    if len(means) < 2:
+        return 0.0
+    middle = sum(means) / len(means)
+    return math.sqrt(sum((mean - middle) ** 2 for mean in means) / (len(means) - 1) / len(means))
 
 
 class NewestRows:
@@ -101,16 +106,17 @@ class WindowEdge:
         return cls(totals.train.steps, *(getattr(totals, name) for name in kept))
 
 
-def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -> RankEvidence:
+def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals, **others: Any) -> RankEvidence:
     """Return a rank's evidence with what its totals show besides phases.
 
     Args:
         before: The window's beginning.
         now: The totals at its end.
+        others: More fields to set.
     """
     steps = now.train.steps - before.steps
     if steps <= 0:
-        return evidence
+        return replace(evidence, **others)
     called, collect_line = _since(before.collect_calls, now.collect_calls)
     own, own_line = _since(before.script_collectives, now.script_collectives)
     waited = evidence.phase_seconds.get(_WAIT, 0.0)
@@ -129,6 +135,7 @@ def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals) -
         epoch_start_seconds=min(starts, evidence.phase_seconds.get(_DATA, 0.0)),
         workers_respawn=now.loader is not None and now.loader.respawns_workers,
         own_deviation_seconds=_deviation(before.device_work, now.device_work),
+        **others,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd_daemon.diagnosis.detect.robust_statistics import median_of
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE
 from torchperfd_daemon.diagnosis.detect.trends import theil_sen
 from torchperfd_daemon.observer.rank_window import Float64
@@ -90,7 +91,7 @@ def _has_one_change(steps: Float64, line: Float64) -> bool:
     apart = float(np.abs(steps - line).sum())
     for place in range(2, len(steps) - 1):
         levels = (steps[:place], steps[place:])
-        if sum(float(np.abs(each - np.median(each)).sum()) for each in levels) < apart:
+        if sum(float(np.abs(each - median_of(each)).sum()) for each in levels) < apart:
             return True
     return False
 

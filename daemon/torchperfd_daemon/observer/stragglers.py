@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.diagnosis.cause_table import MIN_CAUSE_SHARE, MOST_OF
+from torchperfd_daemon.diagnosis.detect.robust_statistics import median_of
 from torchperfd_daemon.diagnosis.detect.straggler import (
     MIN_ELSEWHERE_SECONDS,
     MIN_SAMPLES,
@@ -224,7 +225,7 @@ def _late(
     """
     own = np.array([each.own_seconds - sum(usual.get(each.rank, {}).values()) for _, each in ranks])
     order = np.argsort(-own)
-    middle = float(np.median(own[order[1:]]))
+    middle = median_of(own[order[1:]])
     least = MIN_SHARE * middle
     if own[order[0]] - middle < least:
         return Lateness(peer_seconds=middle)

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from torchperfd_daemon.diagnosis.detect.robust_statistics import Float64, robust_deviation
+from torchperfd_daemon.diagnosis.detect.robust_statistics import Float64, median_of, robust_deviation
 
 MIN_SECONDS: Final = 10.0
 TIMES: Final = 8.0
@@ -286,14 +286,14 @@ def _in_stage(
     for index in np.argsort(-means).tolist():
         each = seen[index]
         peers = np.delete(means, index)
-        middle = float(np.median(peers))
+        middle = median_of(peers)
         excess = each.mean - middle
         if excess < MIN_SHARE * middle:
             break  # the next ranks are faster and have slower peers, so their excess is smaller
         # The deviation of few peers is often too small.
         spread = robust_deviation(peers.tolist(), middle) * (1 + 2 / len(peers))
         # The median of n normal values varies by pi / 2n of one's variance.
-        peer_error = float(np.median(np.delete(errors, index))) * math.sqrt(math.pi / 2 / len(peers))
+        peer_error = median_of(np.delete(errors, index)) * math.sqrt(math.pi / 2 / len(peers))
         error = max(math.hypot(each.error, peer_error), 1e-9 * middle, 1e-15)
         score = excess / error
         beyond = score >= _STILL if each.rank in suspects else score >= needed and excess >= _UNLIKE * spread

@@ -15,6 +15,7 @@ from torchperfd_daemon.diagnosis.detect.robust_statistics import (
     CAPACITY,
     Float64,
     Reservoir,
+    median_of,
     robust_deviation,
 )
 
@@ -213,15 +214,15 @@ def theil_sen(times: Float64, values: Float64) -> Slope:
     slopes = np.sort((values[second] - values[first])[apart] / run[apart])
     count, pairs = len(times), len(slopes)
     if not pairs:
-        return Slope(0.0, -math.inf, math.inf, float(np.median(values)))
-    middle = float(np.median(slopes))
+        return Slope(0.0, -math.inf, math.inf, median_of(values))
+    middle = float(slopes[(pairs - 1) // 2] + slopes[pairs // 2]) / 2
     half = _DEVIATIONS * math.sqrt(count * (count - 1) * (2 * count + 5) / 18) / 2
     low, high = math.floor(pairs / 2 - half) - 1, math.ceil(pairs / 2 + half)
     return Slope(
         middle,
         float(slopes[low]) if low >= 0 else -math.inf,
         float(slopes[high]) if high < pairs else math.inf,
-        float(np.median(values - middle * (times - times[-1]))),
+        median_of(values - middle * (times - times[-1])),
     )
 
 
@@ -290,7 +291,7 @@ class RegressionDetector:
         if len(self._past) < MIN_BLOCKS:
             return None
         _, past = self._past.points()
-        usual = float(np.median(past))
+        usual = median_of(past)
         noise = robust_deviation(past.tolist(), usual)
         now = statistics.median(self._newest)
         lost = usual - now
