@@ -10,7 +10,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.metrics.page import PREFIX
+from torchperfd_daemon.metrics.exposition import PREFIX
 
 
 @dataclass(slots=True)

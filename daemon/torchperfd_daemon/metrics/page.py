@@ -6,11 +6,10 @@ It is rendered in the format a scraper asks for.
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 
 from torchperfd._version import __revision__, __version__
 from torchperfd_daemon.background import WorkerHealth
@@ -21,6 +20,7 @@ from torchperfd_daemon.captures.uploader import UploadCounts
 from torchperfd_daemon.collectors.base import Family, Kind, Sampler
 from torchperfd_daemon.goodput.totals import Bucket
 from torchperfd_daemon.lake.uploader import LakeCounts
+from torchperfd_daemon.metrics.exposition import PREFIX, render
 from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.triggers.rules import TriggerCounts
 
@@ -92,16 +92,15 @@ class SeriesCap:
                 self._passed_over += least
         return [rank for rank in store.ranks() if rank in chosen]
 
-    def keep(self, metrics: list[Metric]) -> list[Metric]:
-        """Return the metrics with what fits of their series; counts the others."""
+    def keep(self, families: list[Family | Metric]) -> list[Family | Metric]:
+        """Return the families with what fits of their series; counts the others."""
         self.left_out += self._passed_over
-        total = sum(len(metric.samples) for metric in metrics)
+        total = sum(len(family.samples) for family in families)
         if total <= self._most:
-            return metrics
+            return families
         sizes: dict[_Subject | None, int] = {}
-        for metric in metrics:
-            for sample in metric.samples:
-                subject = _subject(sample.labels)
+        for family in families:
+            for subject in _subjects(family):
                 sizes[subject] = sizes.get(subject, 0) + 1
         room = self._most - sizes.get(None, 0)
         kept: set[_Subject | None] = {None}
@@ -112,11 +111,17 @@ class SeriesCap:
                 break
             room -= size
             kept |= wanted
-        for metric in metrics:
-            metric.samples = [sample for sample in metric.samples if _subject(sample.labels) in kept]
-            del metric.samples[max(self._most, _MAX_OF_FAMILY) :]
-        self.left_out += total - sum(len(metric.samples) for metric in metrics)
-        return [metric for metric in metrics if metric.samples]
+        most = max(self._most, _MAX_OF_FAMILY)
+        for place, family in enumerate(families):
+            samples = zip(family.samples, _subjects(family), strict=True)
+            chosen: list[Any] = [sample for sample, subject in samples if subject in kept][:most]
+            if isinstance(family, Metric):
+                family.samples = chosen
+            else:
+                # A collector goes on with its own.
+                families[place] = replace(family, samples=chosen)
+        self.left_out += total - sum(len(family.samples) for family in families)
+        return [family for family in families if family.samples]
 
 
 def by_age(store: Store) -> list[_Subject]:
@@ -137,12 +142,17 @@ def in_order(store: Store) -> list[Rank]:
     return [rank for _, _, rank in sorted(places, key=lambda place: place[:2])]
 
 
-def _subject(labels: dict[str, str]) -> _Subject | None:
-    run = labels.get("run")
-    return None if run is None else (run, labels.get("rank", ""))
+def _subjects(family: Family | Metric) -> Iterator[_Subject | None]:
+    """Yield the subject of each series; None for those of the node."""
+    if isinstance(family, Metric):
+        labeled = [sample.labels for sample in family.samples]
+    else:
+        labeled = [dict(zip(family.labels, values, strict=True)) for values, _ in family.samples]
+    for labels in labeled:
+        run = labels.get("run")
+        yield None if run is None else (run, labels.get("rank", ""))
 
 
-PREFIX: Final = "torchperfd_"
 CONTENT_TYPES: Final = ("text/plain", "application/openmetrics-text")
 
 
@@ -165,32 +175,29 @@ class MetricsPage:
         self._sources = sources
         self._cap = cap
         self._essential_only = essential_only
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family, as prometheus_client asks for them."""
-        if self._cap is None:
-            yield from self._metrics()
-            return
-        yield from self._cap.keep(list(self._metrics()))
-        overflow = Family("label_overflow", "Series left out of pages to keep to the cap.", "counter")
-        overflow.add(self._cap.left_out)
-        yield _to_metric(overflow)
+        """Yield every family as a metric of prometheus_client."""
+        return (family if isinstance(family, Metric) else _to_metric(family) for family in self._families())
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the page and its content type, for the ``Accept`` header of a scraper."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return render(self._families(), accept)
 
-    def _metrics(self) -> Iterator[Metric]:
-        for source in self._sources:
-            for family in source():
-                if self._essential_only and not is_essential(family):
-                    continue
-                metric = family if isinstance(family, Metric) else _to_metric(family)
-                if metric.samples:
-                    yield metric
+    def _families(self) -> list[Family | Metric]:
+        """Return every family that has a series; those of the cap, if there is one."""
+        found = [
+            family
+            for source in self._sources
+            for family in source()
+            if family.samples and not (self._essential_only and not is_essential(family))
+        ]
+        if self._cap is None:
+            return found
+        found = self._cap.keep(found)
+        left_out = Family("label_overflow", "Series left out of pages to keep to the cap.", "counter")
+        left_out.add(self._cap.left_out)
+        return [*found, left_out]
 
 
 def _to_metric(family: Family) -> Metric:

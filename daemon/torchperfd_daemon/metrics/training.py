@@ -15,7 +15,8 @@ from torchperfd.model import fields
 from torchperfd.model.fields import Field
 from torchperfd.model.step_account import Part
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.metrics.page import ESSENTIAL_FAMILIES, PREFIX, RANK_LABELS, SeriesCap
+from torchperfd_daemon.metrics.exposition import PREFIX
+from torchperfd_daemon.metrics.page import ESSENTIAL_FAMILIES, RANK_LABELS, SeriesCap
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.ownership import Owners, from_identity
