@@ -121,6 +121,8 @@ def _without_state(walk: Walk, found: list[Finding], counsel: LoaderCounsel) -> 
         return found, ""
     queued = statistics.median(rank.queued_seconds for rank in walk.ranks)
     served = max(walk.step - queued, walk.least)
+    if served <= 0:
+        return found, ""  # steps too short for a number to hold a part of one
     note = (
         f"busy node: everything takes {walk.step / served:.1f} times as long; with the CPUs to itself, a step"
         f" would take {duration(served)} in place of {duration(walk.step)}"
