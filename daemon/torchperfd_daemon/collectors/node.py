@@ -1,6 +1,6 @@
 """Collectors of the node's hardware: CPUs, memory, disks, network interfaces and pressure stalls."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -99,6 +99,21 @@ class DiskTraffic:
     busy_seconds: float
 
 
+class _WithDevice:
+    """Finds the names that stand on a device of their own, and asks again when the names have changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._names: list[str] = []
+        self._found: list[str] = []
+
+    def of(self, names: Iterable[str]) -> list[str]:
+        if self._names != [*names]:
+            self._names = [*names]
+            self._found = [name for name in self._names if (self._directory / name / "device").exists()]
+        return self._found
+
+
 class DiskCollector:
     """Samples bytes read from and written to disks, each byte once, and the time that took.
 
@@ -110,7 +125,7 @@ class DiskCollector:
 
     def __init__(self, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
         self._diskstats = proc / "diskstats"
-        self._block = sys / "block"
+        self._with_device = _WithDevice(sys / "block")
 
     def sample(self) -> Sequence[Family]:
         """Return bytes by direction, and busy time; nothing on a node without disks.
@@ -125,11 +140,8 @@ class DiskCollector:
             "Time in which a disk had requests to serve, summed over disks.",
             "counter",
         )
-        disks = [
-            traffic
-            for name, traffic in parse_diskstats(read(self._diskstats)).items()
-            if (self._block / name / "device").exists()
-        ]
+        traffic = parse_diskstats(read(self._diskstats))
+        disks = [traffic[name] for name in self._with_device.of(traffic)]
         if disks:
             family.add(sum(disk.read_bytes for disk in disks), "read")
             family.add(sum(disk.written_bytes for disk in disks), "write")
@@ -167,7 +179,7 @@ class NetworkCollector:
 
     def __init__(self, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
         self._dev = proc / "net" / "dev"
-        self._net = sys / "class" / "net"
+        self._with_device = _WithDevice(sys / "class" / "net")
 
     def sample(self) -> Sequence[Family]:
         """Return bytes by direction; none on a node without interfaces.
@@ -179,7 +191,7 @@ class NetworkCollector:
         family = Family("node_network_bytes", "Bytes over the network interfaces.", "counter", ("direction",))
         interfaces = parse_interfaces(read(self._dev))
         interfaces.pop("lo", None)
-        real = {name for name in interfaces if (self._net / name / "device").exists()}
+        real = self._with_device.of(interfaces)
         counted = [traffic for name, traffic in interfaces.items() if name in real or not real]
         if counted:
             family.add(sum(received for received, _ in counted), "receive")

@@ -89,6 +89,9 @@ _number_of = pynvml.c_nvmlFieldValue_t.fieldId.__get__
 _status_of = pynvml.c_nvmlFieldValue_t.nvmlReturn.__get__
 _type_of = pynvml.c_nvmlFieldValue_t.valueType.__get__
 _value_of = pynvml.c_nvmlFieldValue_t.value.__get__
+_metric_of = pynvml.c_nvmlGpmMetric_t.metricId.__get__
+_metric_status_of = pynvml.c_nvmlGpmMetric_t.nvmlReturn.__get__
+_metric_value_of = pynvml.c_nvmlGpmMetric_t.value.__get__
 _VALUE_MEMBERS: Final = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: ("dVal", 0),
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: ("uiVal", 32),
@@ -217,11 +220,11 @@ class Gpm:
         request.sample1, request.sample2 = self._previous, self._newest
         if ask("nvmlGpmMetricsGet", request) is None:
             return {}
-        results = (request.metrics[position] for position in range(len(self._wanted)))
         return {
-            result.metricId: result.value
-            for result in results
-            if result.nvmlReturn == pynvml.NVML_SUCCESS and math.isfinite(result.value)
+            _metric_of(result): value
+            for result in request.metrics[: len(self._wanted)]
+            if _metric_status_of(result) == pynvml.NVML_SUCCESS
+            and math.isfinite(value := _metric_value_of(result))
         }
 
 

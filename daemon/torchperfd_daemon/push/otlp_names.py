@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
-from torchperfd_daemon.metrics.page import PREFIX
+from torchperfd_daemon.metrics.exposition import PREFIX
 
 
 class Instrument(Enum):

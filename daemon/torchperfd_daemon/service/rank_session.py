@@ -228,6 +228,8 @@ class UserWatch:
     async def check(self) -> None:
         """End each session whose process has changed users."""
         sessions = [each for each in self._sessions() if each.caller.pid and not each.ended]
+        if not sessions:
+            return
         for session in await asyncio.to_thread(self._changed, sessions):
             identity = session.record.identity
             access_log.warning(

@@ -102,6 +102,7 @@ def test_each_byte_of_the_network_counts_once(tree: HostTree) -> None:
     collector = NetworkCollector(tree.proc, tree.sys)
     assert values(collector.sample()) == {"node_network_bytes": {("receive",): 85, ("transmit",): 15}}
     (tree.sys / "class/net/eth0/device").mkdir(parents=True)
+    collector = NetworkCollector(tree.proc, tree.sys)
     assert values(collector.sample()) == {"node_network_bytes": {("receive",): 50, ("transmit",): 7}}
 
 
