@@ -3,13 +3,14 @@
 import json
 import logging
 import time
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.support.commands import Run, runner
 from tests.support.fleet_series import CASES, SimulatedRun, healthy, one_slow_rank, scrape_config, serving
-from tests.support.node import ROOT, eventually, free_port
+from tests.support.node import ROOT, Node, eventually, free_port
 from tests.support.prometheus import Queried
 
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
@@ -186,3 +187,19 @@ def test_commands_of_the_docs_answer(fleet: Fleet, run: Run) -> None:
         # The goodput is that of all series; the others name the target that is down.
         assert (program, code) == ("torchperfd", 0 if arguments[0] == "goodput" else 5)
         assert "slow-rank" in out
+
+
+def test_the_page_of_a_daemon_has_all_nodes_from_series(fleet: Fleet) -> None:
+    node = Node()
+    try:
+        node.start_daemon("--prometheus", fleet.url)
+        url = f"http://127.0.0.1:{node.metrics_port}/api/v1/runs"
+        with urllib.request.urlopen(f"{url}?fleet=1", timeout=30) as answer:
+            found = {run["run"]: run for run in json.load(answer)["runs"]}
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert json.load(answer)["runs"] == []
+    finally:
+        node.close()
+    assert found.keys() == fleet.runs.keys()
+    assert len(found["slow-node"]["ranks"]) == RANKS
+    assert found["slow-node"]["verdict"]["cause"] == "slow rank"

@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 from tests.support.commands import Run, runner, with_socket
 from tests.support.golden import check_golden
+from tests.support.node import free_port
 from tests.support.served import GIVE_UP_S, from_a_thread
 from tests.unit.daemon.fleet_nodes import PlayedSessions
 from tests.unit.daemon.live_runs import train
@@ -243,3 +244,17 @@ def test_watching_goes_on_while_a_daemon_is_away(
     assert [len(each["runs"][0]["ranks"]) for each in (first, second)] == [4, 2]
     assert [len(each["unreachable"]) for each in (first, second)] == [0, 1]
     assert str(pair.peer) in err
+
+
+def test_a_configured_store_leaves_own_runs_to_the_daemons(
+    pair: Pair, command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.train("one straggler")
+    monkeypatch.setenv("TORCHPERFD_PROMETHEUS", f"http://127.0.0.1:{free_port()}")
+    for scope in (("--run", "bert-17"), ("--run", "be"), ("--job", "bert")):
+        code, out, err = command("diagnose", "--fleet", *scope)
+        assert (code, err) == (0, "")
+        assert "rank 2" in out
+    for scope in ((), ("--run", "elsewhere"), ("--job", "nightly")):
+        code, _, err = command("diagnose", "--fleet", *scope)
+        assert (code, "no answer from 127.0.0.1" in err) == (4, True)
