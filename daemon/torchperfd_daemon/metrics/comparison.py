@@ -7,6 +7,8 @@ own work, with the rules of daemons that ask each other (``fleet.verdict``), and
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
+
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.evidence import MATERIAL, compare
@@ -14,10 +16,12 @@ from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.metrics.page import RANK_LABELS, SeriesCap
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
 from torchperfd_daemon.observer.observer import Observer
-from torchperfd_daemon.observer.rank_window import host_work, is_on_device
+from torchperfd_daemon.observer.rank_window import is_on_device, stage_of
 from torchperfd_daemon.store.model import State
 from torchperfd_daemon.store.store import Rank, Store
 
+_OWN: Final = "own"
+_WAIT: Final = "collective_wait"
 MAX_CAUSES: Final = 8
 """Causes of one run that have series; those that cost less are left out."""
 
@@ -81,9 +85,22 @@ class ComparisonMetrics:
 
     def _compared(self, ranks: Sequence[Rank]) -> list[RankWork]:
         """Return the times by which ranks are to be compared, as for a survey of all nodes."""
-        ranks = [rank for rank in ranks if rank.present_steps]
-        host = [host_work(rank, rank.present_steps) for rank in ranks]
-        return compare(host, [self._observer.device_work(rank) for rank in ranks]).works
+        host = {rank: work for rank in ranks if (work := _host_work(rank)) is not None}
+        device = [self._observer.device_work(rank) if is_on_device(rank.totals) else None for rank in host]
+        return compare([*host.values()], device).works
+
+
+def _host_work(rank: Rank) -> RankWork | None:
+    """Return the own work and the wait of a rank's present steps; None without any, or without phases.
+
+    Phases sum to the step, and are not needed one by one.
+    """
+    steps = rank.history.newest(rank.present_steps)
+    if not len(steps.duration_ns) or not steps.phases:
+        return None
+    durations = np.asarray(steps.duration_ns, dtype=np.int64) / 1e9
+    waits = np.asarray(steps.phases.get(_WAIT, [0] * len(durations)), dtype=np.int64) / 1e9
+    return RankWork(rank.identity.rank, {_OWN: durations - waits, _WAIT: waits}, stage_of(rank.totals))
 
 
 def _causes(verdicts: Sequence[Verdict]) -> Iterator[Family]:
