@@ -1,6 +1,7 @@
 """Times, memory and FLOPs of the device."""
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,13 +44,25 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_every_phase_has_its_time_on_the_device(device: None) -> None:
+@pytest.fixture
+def rare_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only reports allow for more events: a flush by the clock comes anywhere."""
+    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: NextFlush(3600.0))
+
+
+def timed() -> tuple[torchperfd.Client, Callable[[int], None], torch.nn.Module]:
+    """Return a client after two steps, what trains on so many batches more, and its model."""
     model = tiny_model()
     client = torchperfd.attach(model=model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, loader(2))
     client.report()  # from here on there is a device to time, that knows no step before
-    train(model, optimizer, loader(5))
+    return client, lambda batches: train(model, optimizer, loader(batches)), model
+
+
+def test_every_phase_has_its_time_on_the_device(device: None) -> None:
+    client, train_on, model = timed()
+    train_on(5)
     evaluate(model, loader(3))
     client.finish()
     totals = client.report().totals
@@ -74,19 +87,11 @@ def test_every_phase_has_its_time_on_the_device(device: None) -> None:
     assert client.parts.instruments.faults.counts() == {}
 
 
-def test_steps_of_which_no_event_was_marked_are_stood_for(
-    device: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Only reports allow for more events: a flush by the clock comes anywhere.
-    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: NextFlush(3600.0))
-    model = tiny_model()
-    client = torchperfd.attach(model=model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(model, optimizer, loader(2))
-    client.report()
+def test_steps_of_which_no_event_was_marked_are_stood_for(device: None, rare_flushes: None) -> None:
+    client, train_on, _ = timed()
     before, buffer = Event.made, client.parts.instruments.buffer
     for _ in range(5):
-        train(model, optimizer, loader(200))
+        train_on(200)
         assert buffer.cuda_event_id is None  # it was enough
         client.report()
         assert buffer.cuda_event_id is not None
@@ -101,18 +106,10 @@ def test_steps_of_which_no_event_was_marked_are_stood_for(
     assert client.parts.instruments.faults.counts() == {}
 
 
-def test_overhead_above_its_limit_leaves_events_unmarked(
-    device: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Only reports allow for more events: a flush by the clock comes anywhere.
-    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: NextFlush(3600.0))
-    model = tiny_model()
-    client = torchperfd.attach(model=model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(model, optimizer, loader(2))
-    client.report()
+def test_overhead_above_its_limit_leaves_events_unmarked(device: None, rare_flushes: None) -> None:
+    client, train_on, _ = timed()
     client.parts.instruments.replay.overhead.degradation_level = 1
-    train(model, optimizer, loader(200))
+    train_on(200)
     client.report()
     assert client.parts.instruments.buffer.cuda_event_id is None
 

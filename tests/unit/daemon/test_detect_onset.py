@@ -23,7 +23,7 @@ from torchperfd_daemon.diagnosis.detect.onset import (
     OnsetDetector,
 )
 from torchperfd_daemon.diagnosis.detect.robust_statistics import LENGTHS, BlockNoise
-from torchperfd_daemon.diagnosis.detect.straggler import StallDetector
+from torchperfd_daemon.diagnosis.detect.straggler import Doing, StallDetector, StepTimes
 from torchperfd_daemon.diagnosis.detect.trends import RegressionDetector, SpikeDetector
 
 Float64 = npt.NDArray[np.float64]
@@ -217,12 +217,14 @@ def spikes() -> tuple[SpikeDetector, Callable[[float], object]]:
 
 
 def stall() -> tuple[StallDetector, Callable[[float], object]]:
-    detector = StallDetector()
-    now = [0.0]
+    times, now = StepTimes(), [0.0]
+    detector = StallDetector(times)
+    detector.enter(Doing.TRAINING, 0.0)
 
     def observe(seconds: float) -> None:
         now[0] += seconds
-        detector.step(now[0])
+        times.add(seconds)
+        detector.progress(now[0])
 
     return detector, observe
 

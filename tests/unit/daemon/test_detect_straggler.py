@@ -14,6 +14,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import (
     Doing,
     RankWork,
     StallDetector,
+    StepTimes,
     find_stragglers,
 )
 
@@ -155,9 +156,12 @@ def test_any_input_gives_excess_over_the_median_of_the_others(
 
 def trained(step_seconds: float, steps: int = 100) -> tuple[StallDetector, float]:
     """Return a detector after steps, and the time of the last."""
-    detector = StallDetector()
-    for step in range(steps):
-        detector.step(1000 + step * step_seconds)
+    times = StepTimes()
+    detector = StallDetector(times)
+    detector.enter(Doing.TRAINING, 1000)
+    for step in range(1, steps):
+        times.add(step_seconds)
+        detector.progress(1000 + step * step_seconds)
     return detector, 1000 + (steps - 1) * step_seconds
 
 
@@ -168,7 +172,7 @@ def test_stall_is_reported_after_ten_seconds_or_eight_long_steps(step_seconds: f
     stall = some(detector.check(last + limit * 1.06))
     assert stall.limit_seconds == pytest.approx(limit, rel=0.05)
     assert stall.usual_seconds == pytest.approx(step_seconds, rel=0.05)
-    detector.step(last + limit * 2)
+    detector.progress(last + limit * 2)
     assert detector.check(last + limit * 2 + 1) is None
 
 
@@ -208,34 +212,35 @@ def test_long_validations_move_their_own_limit() -> None:
 
 
 def test_before_two_steps_and_after_the_last_no_stall() -> None:
-    detector = StallDetector()
+    times = StepTimes()
+    detector = StallDetector(times)
     assert detector.check(1e9) is None
-    detector.step(0)
+    detector.enter(Doing.TRAINING, 0)
     assert detector.check(1e9) is None
-    detector.step(1)
+    times.add(1)
+    detector.progress(1)
     detector.enter(Doing.IDLE, 2)
     assert detector.check(1e9) is None
 
 
 @given(st.lists(st.floats(1e-5, 1e4), min_size=1, max_size=300))
 def test_the_usual_step_is_the_quantile_of_all_up_to_a_bucket(gaps: list[float]) -> None:
-    detector = StallDetector()
-    detector.step(0.0)
+    times = StepTimes()
+    detector = StallDetector(times)
     for gap in gaps:
-        # Every step begins at zero, so that the gap is exact.
-        detector.enter(Doing.IDLE, 0.0)
-        detector.enter(Doing.TRAINING, 0.0)
-        detector.step(gap)
+        times.add(gap)
     exact = sorted(gaps)[math.floor(0.999 * len(gaps))]
     assert exact * (1 - 1e-9) <= detector.usual_seconds <= exact * 1.0501
 
 
 @given(st.lists(st.tuples(st.sampled_from(["step", *Doing]), st.floats(-1e300, 1e300))))
 def test_no_input_breaks_it(happenings: list[tuple[str | Doing, float]]) -> None:
-    detector = StallDetector()
+    times = StepTimes()
+    detector = StallDetector(times)
     for what, now in happenings:
         if isinstance(what, Doing):
             detector.enter(what, now)
         else:
-            detector.step(now)
+            times.add(now)
+            detector.progress(now)
         detector.check(now)

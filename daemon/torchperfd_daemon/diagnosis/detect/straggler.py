@@ -78,29 +78,22 @@ class StallDetector:
     """Follows one rank's progress. The caller passes all times, from one clock that does not go back.
 
     Args:
-        times: The histogram of step times, if the caller fills it; else :meth:`step` fills one.
+        times: The histogram of step times, which the caller fills.
     """
 
-    def __init__(self, times: StepTimes | None = None) -> None:
+    def __init__(self, times: StepTimes) -> None:
         self._doing = Doing.IDLE
         self._progress_at: float | None = None
-        self._times = times or StepTimes()
+        self._times = times
         self._longest_elsewhere = 0.0
 
     @property
     def doing(self) -> Doing:
-        """The activity that :meth:`enter` or :meth:`step` set last."""
+        """The activity that :meth:`enter` set last."""
         return self._doing
 
-    def step(self, now: float) -> None:
-        """Record the end of a training step, and add the time since the previous one."""
-        if self._doing is Doing.TRAINING and self._progress_at is not None:
-            self._times.add(now - self._progress_at)
-        self._doing = Doing.TRAINING
-        self._progress_at = now
-
     def progress(self, now: float) -> None:
-        """Record progress that is not a step, or a step that the caller adds to the histogram."""
+        """Record progress: a step, which the caller adds to the histogram, or another."""
         self._progress_at = now
 
     def enter(self, doing: Doing, now: float) -> None:
