@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.scenarios import collective_ranks
 from tests.scenarios.collective_ranks import CULPRIT, KINDS, LATE_S, STEPS
 from tests.support.node import Node, torchrun
-from tests.unit.client.training import calls, loader, per_step, tiny_model, train
+from tests.unit.client.training import calls, loader, per_step, tiny_model, tiny_training, train
 from torch import nn
 from torch._C._distributed_c10d import ProcessGroup, Reducer, Work
 from torch.nn.parallel import DistributedDataParallel
@@ -184,8 +184,7 @@ def test_a_backward_that_fails_leaves_no_wait_open(client: torchperfd.Client, gr
 
 
 def test_collectives_of_other_threads_are_not_the_loops(client: torchperfd.Client, group: None) -> None:
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     for inputs, _ in loader(3):
         model(inputs).sum().backward()
         thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(2),))
@@ -233,8 +232,7 @@ _UNTOUCHED = {each: dict(vars(each)) for each in (_Group, _GroupAround, _Waited)
 @pytest.mark.parametrize("kind", [_Group, _GroupAround])
 def test_process_groups_in_python_are_timed_too(client: torchperfd.Client, kind: type[ProcessGroup]) -> None:
     groups = [kind(0, 1), kind(0, 1)]  # type: ignore[call-arg]
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     for inputs, _ in loader(3):
         model(inputs).sum().backward()
         for each in groups:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.scenarios.accounts import calls
 from tests.scenarios.spy import Events
-from tests.unit.client.training import loader, per_step, tiny_model, train
+from tests.unit.client.training import loader, per_step, tiny_model, tiny_training, train
 
 import torchperfd
 from torchperfd.hooks.pauses import GcPauses
@@ -41,8 +41,7 @@ def plain_step(model: Any, optimizer: Any, batch: Any) -> None:
 def test_checkpoint_between_epochs_is_in_totals_and_in_no_step(
     client: torchperfd.Client, events: Events, tmp_path: Path
 ) -> None:
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     for epoch in range(2):
         train(model, optimizer, loader(1))
         torch.save({"model": model.state_dict(), "slow": Slow()}, tmp_path / f"{epoch}.pt")
@@ -56,8 +55,7 @@ def test_checkpoint_between_epochs_is_in_totals_and_in_no_step(
 
 
 def test_a_checkpoint_within_an_epoch_is_a_phase_of_its_step(client: torchperfd.Client) -> None:
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     for number, batch in enumerate(loader(3)):
         plain_step(model, optimizer, batch)
         if number == 1:
@@ -210,8 +208,7 @@ def test_collections_are_counted_by_generation(client: torchperfd.Client) -> Non
 
     gc.disable()
     try:
-        model = tiny_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = tiny_training()
         for _ in range(5):
             gc.collect()  # before training: none of it is training's
         assert oldest() == (0, 0)
@@ -256,8 +253,7 @@ def test_pauses_are_counted_from_a_start_only() -> None:
 
 
 def test_ready_batches_are_reported_only_with_workers(client: torchperfd.Client) -> None:
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     train(model, optimizer, loader(2))
     assert client.report().totals.loader_ready is None
     batches = loader(8, num_workers=1, prefetch_factor=4, multiprocessing_context="fork")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.scenarios.accounts import PAUSE_S, Watch, assert_accounted, calls, train_tallies
 from tests.scenarios.spy import Events
-from tests.unit.client.training import loader, open_phases, per_step, tiny_model
+from tests.unit.client.training import loader, open_phases, per_step, tiny_model, tiny_training
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -31,8 +31,7 @@ def loss_of(model: nn.Module, batch: Any) -> Any:
 
 
 def test_plain(client: torchperfd.Client, events: Events) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for batch in loader(2):
         optimizer.zero_grad()
         loss_of(model, batch).backward()
@@ -44,8 +43,7 @@ def test_plain(client: torchperfd.Client, events: Events) -> None:
 
 
 def test_plain_takes_as_long_as_the_script_says(client: torchperfd.Client) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
 
     def run(watch: Watch) -> None:
         for batch in watch.over(loader(STEPS)):
@@ -62,8 +60,7 @@ def test_plain_takes_as_long_as_the_script_says(client: torchperfd.Client) -> No
 
 
 def test_training_validation_and_training_again(client: torchperfd.Client, events: Events) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for _ in range(2):
         for batch in loader(2):
             optimizer.zero_grad()
@@ -85,8 +82,7 @@ def test_training_validation_and_training_again(client: torchperfd.Client, event
 
 
 def test_accumulation(client: torchperfd.Client, events: Events) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for number, batch in enumerate(loader(8)):
         loss_of(model, batch).backward()
         if number % 4 == 3:
@@ -99,8 +95,7 @@ def test_accumulation(client: torchperfd.Client, events: Events) -> None:
 
 
 def test_accumulation_takes_as_long_as_the_script_says(client: torchperfd.Client) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
 
     def run(watch: Watch) -> None:
         for number, batch in enumerate(watch.over(loader(STEPS))):
@@ -116,8 +111,7 @@ def test_accumulation_takes_as_long_as_the_script_says(client: torchperfd.Client
 def test_leftover_micro_batches_join_next_epoch_without_pauses(
     client: torchperfd.Client,
 ) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     number = 0
     for _ in range(2):
         for batch in loader(3):
@@ -167,8 +161,7 @@ def test_steps_that_a_scaler_skips_without_a_loader(client: torchperfd.Client) -
 
 
 def test_a_disabled_scaler_changes_nothing(client: torchperfd.Client, events: Events) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for batch in loader(3):
         optimizer.zero_grad()
@@ -180,8 +173,7 @@ def test_a_disabled_scaler_changes_nothing(client: torchperfd.Client, events: Ev
 
 
 def test_a_scaler_that_is_called_wrongly_leaves_its_phase(client: torchperfd.Client) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     scaler = torch.amp.GradScaler("cpu")
     for batch in loader(3):
         scaler.scale(loss_of(model, batch)).backward()
@@ -196,8 +188,7 @@ def test_a_scaler_that_is_called_wrongly_leaves_its_phase(client: torchperfd.Cli
 @pytest.mark.parametrize("at_once", [True, False])
 def test_batches_that_the_script_skips(client: torchperfd.Client, at_once: bool) -> None:
     """It throws their gradients away, at once or ahead of the next batch."""
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for number, batch in enumerate(loader(6)):
         if not at_once:
             optimizer.zero_grad()
@@ -397,8 +388,7 @@ def test_checkpointed_blocks(client: torchperfd.Client, events: Events, reentran
 def test_a_model_that_is_checkpointed_as_a_whole(
     client: torchperfd.Client, events: Events, reentrant: bool
 ) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for inputs, targets in loader(3):
         optimizer.zero_grad()
         outputs = checkpoint(model, inputs.requires_grad_(), use_reentrant=reentrant)
@@ -419,8 +409,7 @@ def test_a_model_that_is_checkpointed_as_a_whole(
 
 
 def test_two_loaders_side_by_side(client: torchperfd.Client, events: Events) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for batch, _ in zip(loader(3), loader(5), strict=False):
         optimizer.zero_grad()
         loss_of(model, batch).backward()
@@ -435,8 +424,7 @@ def test_a_short_loader_that_starts_over_beside_a_long_one(client: torchperfd.Cl
         while True:
             yield from loader(2)
 
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for batch, _ in zip(loader(5), again_and_again(), strict=False):
         optimizer.zero_grad()
         loss_of(model, batch).backward()
@@ -448,8 +436,7 @@ def test_a_short_loader_that_starts_over_beside_a_long_one(client: torchperfd.Cl
 
 def test_a_cycle_remembers_its_batches(client: torchperfd.Client) -> None:
     """Once round, nothing is drawn: the rest of the loop is followed by its optimizer."""
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for batch, _ in zip(cycle(loader(3)), range(8), strict=False):
         optimizer.zero_grad()
         loss_of(model, batch).backward()
@@ -460,8 +447,7 @@ def test_a_cycle_remembers_its_batches(client: torchperfd.Client) -> None:
 
 def test_a_loader_within_a_loop_over_another(client: torchperfd.Client) -> None:
     """Tasks, and the batches of each."""
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for _ in loader(2):
         for batch in loader(3):
             optimizer.zero_grad()
@@ -471,8 +457,7 @@ def test_a_loader_within_a_loop_over_another(client: torchperfd.Client) -> None:
 
 
 def test_a_loop_over_something_else(client: torchperfd.Client, events: Events) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     torchperfd.attach(model=model)
     for batch in client.wrap([BATCH] * 3):
         optimizer.zero_grad()
@@ -484,8 +469,7 @@ def test_a_loop_over_something_else(client: torchperfd.Client, events: Events) -
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_loop_over_other_iterable_has_the_scripts_durations(client: torchperfd.Client, wrapped: bool) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
 
     def run(watch: Watch) -> None:
         for batch in watch.over(client.wrap([BATCH] * STEPS) if wrapped else [BATCH] * STEPS):
@@ -501,8 +485,7 @@ def test_loop_over_other_iterable_has_the_scripts_durations(client: torchperfd.C
 
 
 def test_attaching_late(events: Events) -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for number, batch in enumerate(loader(6)):
         if number == 2:
             client = torchperfd.attach()
@@ -518,8 +501,7 @@ def test_attaching_late(events: Events) -> None:
 
 
 def test_attaching_between_a_backward_and_its_optimizer() -> None:
-    model = tiny_model()
-    optimizer = sgd(model)
+    model, optimizer = tiny_training()
     for number, batch in enumerate(loader(4)):
         optimizer.zero_grad()
         loss_of(model, batch).backward()

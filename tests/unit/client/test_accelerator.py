@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.torches import needs_flops
-from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_model, train
+from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_model, tiny_training, train
 
 import torchperfd
 from torchperfd.hooks.accelerator import read_cuda_memory
@@ -50,7 +50,7 @@ def rare_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: NextFlush(3600.0))
 
 
-def timed() -> tuple[torchperfd.Client, Callable[[int], None], torch.nn.Module]:
+def timed() -> tuple[torchperfd.Client, Callable[[int], object], torch.nn.Module]:
     """Return a client after two steps, what trains on so many batches more, and its model."""
     model = tiny_model()
     client = torchperfd.attach(model=model)
@@ -152,8 +152,7 @@ def test_flops_of_one_step_are_counted_and_the_listener_removed(
 
 
 def test_tokens_are_counted_where_the_script_reports_them(client: torchperfd.Client) -> None:
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     for batch in loader(3):
         client.count_tokens(100)
         client.count_tokens(28)

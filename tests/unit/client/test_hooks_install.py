@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.client.training import calls, loader, per_step, tiny_model, train
+from tests.unit.client.training import calls, loader, per_step, tiny_model, tiny_training, train
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import dataloader
@@ -115,8 +115,7 @@ def test_attaching_twice_is_attaching_once(client: torchperfd.Client) -> None:
 
 
 def test_attaching_after_detaching_starts_anew() -> None:
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     for batches in (3, 2):
         client = torchperfd.attach()
         train(model, optimizer, loader(batches))
@@ -137,8 +136,7 @@ def test_later_patch_over_ours_stays_and_works() -> None:
 
     torch.autograd.backward = foreign
     try:
-        model = tiny_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = tiny_training()
         train(model, optimizer, loader(2))
         assert calls(client) == per_step(2)
         client.detach()
@@ -151,8 +149,7 @@ def test_later_patch_over_ours_stays_and_works() -> None:
 
 
 def test_hooks_that_others_registered_stay(client: torchperfd.Client) -> None:
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     seen: list[str] = []
     handles = [
         model.register_forward_hook(lambda *_: seen.append("forward")),

@@ -4,8 +4,7 @@ import math
 import time
 
 import pytest
-import torch
-from tests.unit.client.training import calls, loader, tiny_model, train
+from tests.unit.client.training import calls, loader, tiny_training, train
 
 import torchperfd
 from torchperfd.events import EventBuffer, codes
@@ -149,8 +148,7 @@ def test_event_seconds_is_plausible() -> None:
 
 
 def test_overhead_real_training_is_reported(client: torchperfd.Client) -> None:
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     deadline = time.monotonic() + 120
     while (ratio := client.report().totals.overhead) is None and time.monotonic() < deadline:
         train(model, optimizer, loader(30))
@@ -159,8 +157,7 @@ def test_overhead_real_training_is_reported(client: torchperfd.Client) -> None:
 
 
 def test_dropped_phases_leave_the_steps(client: torchperfd.Client) -> None:
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = tiny_training()
     train(model, optimizer, loader(3))
     client.parts.instruments.buffer.muted = sum(
         1 << code for code in (codes.ZERO, codes.FORWARD, codes.BACKWARD)

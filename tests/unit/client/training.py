@@ -17,6 +17,12 @@ def tiny_model(width: int = 4) -> nn.Module:
     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
 
 
+def tiny_training() -> tuple[nn.Module, torch.optim.SGD]:
+    """Return a tiny model and its optimizer."""
+    model = tiny_model()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def loader(batches: int = 3, batch_size: int = 2, **options: Any) -> "DataLoader[Any]":
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(batches * batch_size, 4, generator=generator)
