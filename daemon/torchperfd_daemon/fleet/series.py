@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from torchperfd.model.step_account import PartKind
 from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE, slowest_and_peers
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.fleet.series_store import SeriesStore, Vector
@@ -23,10 +24,8 @@ RANGE: Final = "2m"
 """Four scrapes of the usual interval."""
 _P: Final = "torchperfd_train_"
 _SOURCE: Final = "cluster, job, instance"
-_OF_RANKS: Final = ("own_work_seconds", "peer_wait_seconds", "own_work_error_seconds")
-_OF_VERDICTS: Final = (
-    *("verdict", "cause_seconds", "step_part_seconds", "stalled_seconds", "verdict_unseen_ranks"),
-)
+_OF_RANKS: Final = ("own_work_seconds", "peer_wait_seconds")
+_OF_VERDICTS: Final = ("verdict", "cause_seconds", "stalled_seconds", "verdict_unseen_ranks")
 _TRAINING: Final = State.TRAINING.value
 
 Source = tuple[str, ...]
@@ -78,7 +77,6 @@ class NodeSeries:
         causes: What the verdict has: its own cause and further ones.
         stalled_seconds: The time without a step in a hang; 0 without one.
         unseen: Ranks elsewhere, without which the verdict is unknown.
-        parts: Of the account of its step: kind, name and seconds.
     """
 
     node: str
@@ -87,18 +85,24 @@ class NodeSeries:
     causes: list[CauseSeries] = field(default_factory=list)
     stalled_seconds: float = 0.0
     unseen: int = 0
-    parts: list[tuple[str, str, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class RunSeries:
-    """One run on all nodes."""
+    """One run on all nodes.
+
+    Attributes:
+        parts: Seconds by kind and name, of the mean account of its nodes.
+        uneven_seconds: The uneven work on the node that has most of it.
+    """
 
     run: str
     job_name: str = ""
     world_size: int = 0
     nodes: dict[Source, NodeSeries] = field(default_factory=dict)
     ranks: dict[int, RankSeries] = field(default_factory=dict)
+    parts: dict[tuple[str, str], float] = field(default_factory=dict)
+    uneven_seconds: float = 0.0
 
     @property
     def missing(self) -> int:
@@ -159,13 +163,15 @@ def read_series(store: SeriesStore, run: str = "", job: str = "", *, with_status
         NoSuchTargetError: There is no such run or job, or no series of torchperfd at all.
     """
     chosen = _matcher(store, run, job)
-    infos = _of("rank_info", chosen)
+    infos, uneven = _of("rank_info", chosen), f"part={_quoted(PartKind.UNEVEN_WORK.value)}"
     expressions = [
         f"count by ({_SOURCE}, run, node, job_name) ({infos})",
         # Of one rank of each run, since all of them have the same.
         _of("world_size", chosen, 'rank="0"'),
         'up{job=~".*torchperfd.*"} == 0',
         _places_query("pipeline", chosen),
+        f"avg by (run, part, name) ({_of('step_part_seconds', chosen)})",
+        f"max by (run) ({_of('step_part_seconds', chosen, uneven)})",
         *(_of(name, chosen) for name in _OF_RANKS),
         *(_of(name, chosen) for name in _OF_VERDICTS),
     ]
@@ -174,7 +180,7 @@ def read_series(store: SeriesStore, run: str = "", job: str = "", *, with_status
             _of("steps_total", chosen),
             f"max by (run) ({_of('last_step_timestamp_seconds', chosen)})",
         ]
-    nodes, worlds, down, stages, *answers = _answers = store.query_all(expressions)
+    nodes, worlds, down, stages, parts, most_uneven, *answers = _answers = store.query_all(expressions)
     if not nodes.rows:
         raise _no_series(store, run, job)
     runs = _runs_of(nodes)
@@ -190,6 +196,7 @@ def read_series(store: SeriesStore, run: str = "", job: str = "", *, with_status
     of_verdicts, of_status = answers[: len(_OF_VERDICTS)], answers[len(_OF_VERDICTS) :]
     _add_work(found.runs, *of_ranks)
     _add_verdicts(found.runs, of_verdicts)
+    _add_parts(found.runs, parts, most_uneven)
     _add_places(found.runs, stages, ("pipeline",))
     if with_status:
         _add_status(store, found.runs, chosen, *of_status)
@@ -269,20 +276,26 @@ def _rank(runs: Mapping[str, RunSeries], labels: Mapping[str, str]) -> RankSerie
     return rank
 
 
-def _add_work(runs: Mapping[str, RunSeries], own: Vector, wait: Vector, error: Vector) -> None:
+def _add_work(runs: Mapping[str, RunSeries], own: Vector, wait: Vector) -> None:
     for labels, seconds in own.rows:
         if rank := _rank(runs, labels):
             rank.own_seconds = seconds
     for labels, seconds in wait.rows:
         if rank := _rank(runs, labels):
             rank.wait_seconds = seconds
-    for labels, seconds in error.rows:
-        if rank := _rank(runs, labels):
-            rank.error_seconds = seconds
+
+
+def _add_parts(runs: Mapping[str, RunSeries], parts: Vector, most_uneven: Vector) -> None:
+    for labels, seconds in parts.rows:
+        if run := runs.get(labels.get("run", "")):
+            run.parts[labels.get("part", ""), labels.get("name", "")] = seconds
+    for labels, seconds in most_uneven.rows:
+        if run := runs.get(labels.get("run", "")):
+            run.uneven_seconds = seconds
 
 
 def _add_verdicts(runs: Mapping[str, RunSeries], answers: Sequence[Vector]) -> None:
-    verdicts, costs, parts, stalled, unseen = (
+    verdicts, costs, stalled, unseen = (
         [
             (node, labels, value)
             for labels, value in answer.rows
@@ -295,8 +308,6 @@ def _add_verdicts(runs: Mapping[str, RunSeries], answers: Sequence[Vector]) -> N
     for node, labels, seconds in costs:
         rank = _number(labels.get("blamed_rank", ""))
         node.causes.append(CauseSeries(labels.get("cause", ""), rank, labels.get("phase", ""), seconds))
-    for node, labels, seconds in parts:
-        node.parts.append((labels.get("part", ""), labels.get("name", ""), seconds))
     for node, _, seconds in stalled:
         node.stalled_seconds = seconds
     for node, _, count in unseen:
@@ -334,7 +345,7 @@ def _add_status(
 
 
 def _add_phases(store: SeriesStore, runs: Mapping[str, RunSeries], chosen: str, *, all_ranks: bool) -> None:
-    """Read the shares of phases: of all ranks if they are few, else of those that show which one is slow."""
+    """Read the shares of phases and the errors: of all ranks if they are few, else of those to compare."""
     if all_ranks and sum(len(run.ranks) for run in runs.values()) <= MAX_WHOLE:
         selected = [chosen]
     else:
@@ -347,7 +358,12 @@ def _add_phases(store: SeriesStore, runs: Mapping[str, RunSeries], chosen: str, 
         " or ".join(f"rate({_of(name, each, of_steps)}[{RANGE}])" for each in selected)
         for name in ("phase_seconds_total", "phase_device_seconds_total")
     ]
-    host, device = store.query_all(expressions)
+    with_error = selected if len(selected) < MAX_COMPARED_RUNS else [chosen]
+    expressions.append(" or ".join(_of("own_work_error_seconds", each) for each in with_error))
+    host, device, error = store.query_all(expressions)
+    for labels, seconds in error.rows:
+        if rank := _rank(runs, labels):
+            rank.error_seconds = seconds
     for labels, seconds in host.rows:
         if rank := _rank(runs, labels):
             rank.phase_seconds[labels.get("phase", "")] = seconds

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -47,10 +47,11 @@ def verdict_on(run: RunSeries) -> Verdict | None:
         work = rank_work(rank, on_device=on_device, compared=id(rank) in compared, data_seconds=data)
         works.setdefault(rank.source, []).append(work)
     steps = {rank.rank: (rank.own_seconds or 0.0) + (rank.wait_seconds or 0.0) for rank in training}
+    account = _account(run)
     parts = [
         NodePart(
             node.node,
-            _verdict(run, node, {work.rank: steps[work.rank] for work in works.get(source, ())}),
+            _verdict(run, node, account, {work.rank: steps[work.rank] for work in works.get(source, ())}),
             tuple(works.get(source, ())),
         )
         for source, node in sorted(run.nodes.items(), key=lambda each: each[1].node)
@@ -61,7 +62,7 @@ def verdict_on(run: RunSeries) -> Verdict | None:
     waits = any(rank.wait_seconds is not None for rank in training)
     found = judge(run.run, parts, run.missing, hidden=len(training) > 1 and not waits)
     command = working_command(found.next_command, is_over=not training, has_cuda=False)
-    account = found.account and _with_phases(found.account, [part.verdict.account for part in parts])
+    account = found.account and _with_phases(found.account, account)
     return replace(found, next_command=command, account=account)
 
 
@@ -148,7 +149,9 @@ def _data_seconds(node: NodeSeries) -> float:
     return max(of_all, default=0.0)
 
 
-def _verdict(run: RunSeries, node: NodeSeries, steps: Mapping[int, float]) -> Verdict:
+def _verdict(
+    run: RunSeries, node: NodeSeries, account: Account | None, steps: Mapping[int, float]
+) -> Verdict:
     """Return the verdict of a node's daemon, as far as series have it.
 
     Args:
@@ -170,7 +173,7 @@ def _verdict(run: RunSeries, node: NodeSeries, steps: Mapping[int, float]) -> Ve
         words = f"no step for {node.stalled_seconds:.0f} s"
         first = replace(first, evidence=words, stalled_seconds=node.stalled_seconds)
     others = sorted((each for each in found if each is not first), key=lambda each: -each.share)
-    return replace(first, others=tuple(others), unseen_ranks=node.unseen, account=_account(node))
+    return replace(first, others=tuple(others), unseen_ranks=node.unseen, account=account)
 
 
 def _cause(run: str, node: NodeSeries, cost: CauseSeries, step: float) -> Verdict:
@@ -180,24 +183,36 @@ def _cause(run: str, node: NodeSeries, cost: CauseSeries, step: float) -> Verdic
     return Verdict(cause, run, node.node, cost.rank, cost.phase, evidence, cost.seconds, step_seconds=step)
 
 
-def _with_phases(account: Account, of_nodes: Sequence[Account | None]) -> Account:
-    """Return an account of all nodes, with their ranks' own work divided as in the accounts of the nodes."""
-    shares: dict[tuple[PartKind, str], float] = {}
-    for part in (part for each in of_nodes if each for part in each.parts):
-        if part.kind in _OWN:
-            shares[part.kind, part.name] = shares.get((part.kind, part.name), 0.0) + part.seconds
-    whole, own = sum(shares.values()), account.seconds(*_OWN)
-    if whole <= 0:
+def _with_phases(account: Account, of_nodes: Account | None) -> Account:
+    """Return an account of all nodes, with their ranks' own work divided as in the mean account of a node."""
+    own = [part for part in of_nodes.parts if part.kind in _OWN] if of_nodes else []
+    share = account.seconds(*_OWN) / sum(part.seconds for part in own) if own else 0.0
+    if share <= 0:
         return account
-    divided = [Part(kind, name, own * share / whole) for (kind, name), share in shares.items()]
+    divided = [replace(part, seconds=part.seconds * share) for part in own]
     parts = [*divided, *(part for part in account.parts if part.kind not in _OWN)]
     return replace(account, parts=tuple(sorted(parts, key=lambda part: -part.seconds)))
 
 
-def _account(node: NodeSeries) -> Account | None:
-    parts = [Part(_PARTS[kind], name, seconds) for kind, name, seconds in node.parts if kind in _PARTS]
-    step = sum(part.seconds for part in parts)
-    return Account(step, step, tuple(sorted(parts, key=lambda part: -part.seconds))) if step > 0 else None
+def _account(run: RunSeries) -> Account | None:
+    """Return the mean account of a run's nodes, with the uneven work of the node that has most of it.
+
+    What that is more is the exchange's, as on that node.
+    """
+    seconds = {
+        (_PARTS[kind], name): value
+        for (kind, name), value in run.parts.items()
+        if kind in _PARTS and value > 0
+    }
+    step = sum(seconds.values())
+    if step <= 0:
+        return None
+    uneven, exchange = (PartKind.UNEVEN_WORK, ""), (PartKind.EXCHANGE, "")
+    more = min(max(0.0, run.uneven_seconds - seconds.get(uneven, 0.0)), seconds.get(exchange, 0.0))
+    seconds[uneven] = seconds.get(uneven, 0.0) + more
+    seconds[exchange] = seconds.get(exchange, 0.0) - more
+    parts = [Part(kind, name, value) for (kind, name), value in seconds.items() if value > 0]
+    return Account(step, step, tuple(sorted(parts, key=lambda part: -part.seconds)))
 
 
 def hang_seconds(run: RunSeries) -> Mapping[Source, float]:

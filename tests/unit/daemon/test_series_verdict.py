@@ -23,12 +23,15 @@ def series() -> RunSeries:
     chance = random.Random(5)
     run = RunSeries("job", "", RANKS)
     for node in range(RANKS // PER_NODE):
-        there = run.nodes[source(node)] = NodeSeries(f"n{node}", PER_NODE, "unknown", unseen=RANKS - PER_NODE)
-        there.parts = [
-            ("computing", "forward", 0.03),
-            ("computing", "backward", 0.06),
-            ("exchange", "", 0.01),
-        ]
+        run.nodes[source(node)] = NodeSeries(f"n{node}", PER_NODE, "unknown", unseen=RANKS - PER_NODE)
+    run.parts = {
+        ("computing", "forward"): 0.03,
+        ("computing", "backward"): 0.06,
+        ("exchange", ""): 0.009,
+        ("uneven_work", ""): 0.001,
+        ("of a later version", ""): 1.0,
+    }
+    run.uneven_seconds = 0.003
     for number in range(RANKS):
         own = 0.09 * chance.gauss(1, 0.002)
         run.ranks[number] = RankSeries(number, source(number // PER_NODE), own, error_seconds=1e-4)
@@ -127,6 +130,15 @@ def test_large_run_has_the_verdict_of_all_its_ranks(
         account = some(found.account)
         for kind in PartKind:
             assert account.seconds(kind) == pytest.approx(whole.account.seconds(kind), abs=0.002)
+
+
+def test_account_divides_own_work_as_the_nodes_do() -> None:
+    account = some(judged(healthy).account)
+    computing = {part.name: part.seconds for part in account.parts if part.kind is PartKind.COMPUTING}
+    assert computing["backward"] == pytest.approx(2 * computing["forward"])
+    assert sum(computing.values()) == pytest.approx(0.09, rel=0.02)
+    assert account.share(PartKind.UNEVEN_WORK) == pytest.approx(0.03, rel=0.1)
+    assert sum(part.seconds for part in account.parts) == pytest.approx(account.step_seconds)
 
 
 def test_cause_of_a_node_is_that_of_its_latest_rank() -> None:
