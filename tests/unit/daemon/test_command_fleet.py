@@ -255,6 +255,6 @@ def test_a_configured_store_leaves_own_runs_to_the_daemons(
         code, out, err = command("diagnose", "--fleet", *scope)
         assert (code, err) == (0, "")
         assert "rank 2" in out
-    for scope in ((), ("--run", "elsewhere"), ("--job", "nightly")):
-        code, _, err = command("diagnose", "--fleet", *scope)
+    for other in ("", "--run elsewhere", "--job nightly"):
+        code, _, err = command("diagnose", "--fleet", *other.split())
         assert (code, "no answer from 127.0.0.1" in err) == (4, True)
