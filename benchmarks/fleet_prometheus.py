@@ -3,9 +3,10 @@
 Five runs, one healthy and four with a cause each, have the metrics pages of 1,250 nodes. The daemon's own
 code makes the pages for simulated ranks: a few nodes of each run are simulated, the others are copies with
 ranks and names of their own. A real Prometheus and a real VictoriaMetrics scrape them. Measured is the
-wall-clock time of whole commands, in processes of their own, and their CPU time. The verdicts are compared
-with those of daemons that ask each other, on the same ranks. Exits 1 if a command takes more than 2 s in the
-median, or if a verdict differs.
+wall-clock time of whole commands, in processes of their own, with the CPU time of the command and of the
+store; ``top`` is opened on a terminal, until its first frame. The verdicts are compared with those of
+daemons that ask each other, on the same ranks. Exits 1 if a command takes more than 2 s in the median, or if
+a verdict differs.
 """
 
 import argparse
@@ -140,7 +141,7 @@ def open_top(url: str) -> tuple[float, float]:
     try:
         while _FRAME not in drawn and select.select([terminal], [], [], GIVE_UP_S)[0]:
             drawn += os.read(terminal, 65536)
-        took, times = time.perf_counter() - began, psutil.Process(pid).cpu_times()
+        took, cpu = time.perf_counter() - began, cpu_seconds(psutil.Process(pid))
         os.write(terminal, b"q")
         with contextlib.suppress(OSError):
             while os.read(terminal, 65536):
@@ -148,7 +149,7 @@ def open_top(url: str) -> tuple[float, float]:
     finally:
         os.waitpid(pid, 0)
         os.close(terminal)
-    return took, times.user + times.system
+    return took, cpu
 
 
 def differs(found: Mapping[str, Any], verdict: Verdict) -> str:
@@ -163,19 +164,25 @@ def differs(found: Mapping[str, Any], verdict: Verdict) -> str:
     return ""
 
 
-def measure(name: str, url: str, rounds: int, verdicts: Mapping[str, Verdict]) -> list[str]:
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def measure(name: str, store: Queried, rounds: int, verdicts: Mapping[str, Verdict]) -> list[str]:
     """Print what each command takes; return what is wrong."""
-    wrong = []
+    wrong, url, process = [], f"http://127.0.0.1:{store.port}", psutil.Process(store.process.pid)
     _, _, document = ask(("diagnose", "--json"), url)
     found = {each["run"]: each for each in document["verdicts"]}
     wrong += [text for run, verdict in verdicts.items() if (text := differs(found[run], verdict))]
     for command in COMMANDS:
+        before = cpu_seconds(process)
         asked = [open_top(url) if command == "top" else ask([command], url)[:2] for _ in range(rounds)]
         took, cpu = zip(*asked, strict=True)
         middle = statistics.median(took)
         print(
             f"{name:<17}{command:<10}{middle:>8.2f}{min(took):>8.2f}{max(took):>8.2f}"
-            f"{statistics.median(cpu):>8.2f}",
+            f"{statistics.median(cpu):>8.2f}{(cpu_seconds(process) - before) / rounds:>11.2f}",
             flush=True,
         )
         if middle > BOUND_S:
@@ -207,8 +214,8 @@ def main() -> int:
                 if store == (options.store or [*STORES])[0]:
                     ranks = f"{len(runs) * nodes * PER_NODE} ranks of {len(runs)} runs"
                     print(f"{ranks}, loaded in {time.monotonic() - began:.0f} s")
-                    print(f"{'':<27}{'seconds':>8}{'from':>8}{'to':>8}{'CPU':>8}")
-                wrong += measure(store, f"http://127.0.0.1:{port}", options.rounds, verdicts)
+                    print(f"{'':<27}{'seconds':>8}{'from':>8}{'to':>8}{'CPU':>8}{'store CPU':>11}")
+                wrong += measure(store, queried, options.rounds, verdicts)
             finally:
                 queried.stop()
     print(f"verdicts of {len(runs)} runs compared with those of the daemons")
