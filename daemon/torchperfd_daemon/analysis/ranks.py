@@ -5,21 +5,20 @@ killed is tried once more; after that only this rank is lost. The processes are 
 another executor's workers, on other machines.
 """
 
-import contextlib
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeAlias
 
 from torchperfd._version import __version__
-from torchperfd.model.own_commands import own_command
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GroupBy
+from torchperfd_daemon.analysis.rank_processes import RankProcesses
 from torchperfd_daemon.analysis.summary import Summary, summarise
 from torchperfd_daemon.analysis.trace_files import RankFile
 from torchperfd_daemon.analysis.trace_repair import by_process
@@ -77,21 +76,26 @@ def analyse(
         on_done: Called for each rank that has an answer, on any thread.
     """
     if executor is not None:
-        yield from _over(executor, files, request, on_done)
+        yield from _over(executor, files, request, on_done, answer_of_process)
         return
     is_plain = not request.nice and request.max_memory is None
     if is_plain and (len(files) == 1 or not os.access(sys.executable, os.X_OK)):
         for file in files:
             yield answer(file.path, request)
         return
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1, "analysis") as pool:
-        yield from _over(pool, files, request, on_done)
+    threads = workers or os.cpu_count() or 1
+    with RankProcesses() as processes, ThreadPoolExecutor(threads, "analysis") as pool:
+        yield from _over(pool, files, request, on_done, partial(_answer_of, processes))
 
 
 def _over(
-    executor: Executor, files: Sequence[RankFile], request: Request, on_done: Callable[[], None]
+    executor: Executor,
+    files: Sequence[RankFile],
+    request: Request,
+    on_done: Callable[[], None],
+    answering: Callable[[AnyPath, Request], Answer],
 ) -> Iterator[Answer]:
-    futures = [executor.submit(answer_of_process, file.path, request) for file in files]
+    futures = [executor.submit(answering, file.path, request) for file in files]
     for future in futures:
         future.add_done_callback(lambda _: on_done())
     try:
@@ -122,8 +126,13 @@ def answer_of_process(path: AnyPath, request: Request) -> Answer:
             f"a worker has torchperfd {__version__}, and this is {request.version}",
             "install one of them on both",
         )
+    with RankProcesses() as processes:
+        return _answer_of(processes, path, request)
+
+
+def _answer_of(processes: RankProcesses, path: AnyPath, request: Request) -> Answer:
     for _ in range(_ATTEMPTS):
-        code, found = _run_process(path, request)
+        code, found = processes.ask((path, request))
         if code >= 0:
             break
     if code:
@@ -132,28 +141,6 @@ def answer_of_process(path: AnyPath, request: Request) -> Answer:
         )
     result: Answer = pickle.loads(found)
     return result
-
-
-def _run_process(path: AnyPath, request: Request) -> tuple[int, bytes]:
-    """Return a child's exit code, negative if it was killed, and what it wrote."""
-    # A new interpreter: a fork would inherit the locks of whatever threads the caller runs. And not one that
-    # multiprocessing spawns, which imports modules from the current directory.
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as answers:
-        try:
-            process = subprocess.Popen(
-                own_command("torchperfd_daemon.analysis.rank_worker", str(writing)),
-                stdin=subprocess.PIPE,
-                pass_fds=(writing,),
-            )
-        finally:
-            os.close(writing)
-        with process:
-            assert process.stdin is not None
-            with process.stdin, contextlib.suppress(BrokenPipeError):  # it has ended: no answer comes
-                process.stdin.write(pickle.dumps((path, request)))
-            found = answers.read()
-    return process.returncode, found
 
 
 def answer(path: AnyPath, request: Request) -> Answer:

@@ -219,7 +219,11 @@ def test_worker_killed_once_costs_a_retry(tmp_path: Path) -> None:
     """A pipe holds the worker until it is killed; the next one reads the trace from it."""
     pipe = tmp_path / "rank0.json"
     os.mkfifo(pipe)
-    workers = psutil.Process().children
+
+    def workers() -> list[psutil.Process]:
+        """Return the process that reads a rank; its parent has forked it."""
+        return [each for child in psutil.Process().children() for each in child.children()]
+
     with ThreadPoolExecutor(1) as pool:
         request = analysis.Request(max_memory=1 << 30)
         found = pool.submit(lambda: next(analysis.analyse([analysis.RankFile(0, pipe)], request)))

@@ -8,6 +8,7 @@
 
 #define ONES 0x0101010101010101ULL
 #define HIGHS 0x8080808080808080ULL
+#define LITTLE_ENDIAN_BYTES (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
 
 const char *
 skip_space(const char *at, const char *end)
@@ -55,8 +56,15 @@ scan_string(const char **at, const char *end, Slice *found, int *flags)
         while (end - here >= 8) {
             uint64_t word;
             memcpy(&word, here, 8);
-            if (zero_bytes(word ^ ONES * '"') | zero_bytes(word ^ ONES * '\\') | ((word - ONES * 0x20) & ~word & HIGHS))
+            uint64_t special = zero_bytes(word ^ ONES * '"') | zero_bytes(word ^ ONES * '\\')
+                               | ((word - ONES * 0x20) & ~word & HIGHS);
+            if (special != 0 && (word & HIGHS || !LITTLE_ENDIAN_BYTES))
                 break;
+            if (special != 0) {
+                /* The lowest bit is exact. */
+                here += __builtin_ctzll(special) / 8;
+                break;
+            }
             if (word & HIGHS)
                 seen |= HAS_NON_ASCII;
             here += 8;

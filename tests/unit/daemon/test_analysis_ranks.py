@@ -1,0 +1,54 @@
+"""Several ranks, each in a process of its own."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis import RankFile, Request, Summary
+from torchperfd_daemon.errors import TorchperfdError
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "trace_small.json"
+
+
+def reader() -> psutil.Process:
+    """Return the process that reads a trace now."""
+    return max(psutil.Process().children(recursive=True), key=lambda child: child.create_time())
+
+
+@pytest.mark.parametrize("killed", [reader, lambda: reader().parent()], ids=["the child", "its parent"])
+def test_analyse_killed_process_loses_only_its_rank(
+    tmp_path: Path, killed: Callable[[], psutil.Process]
+) -> None:
+    pipe = tmp_path / "rank1.json"
+    os.mkfifo(pipe)
+
+    def kill() -> None:
+        for _ in range(2):  # it is tried once more
+            with pipe.open("wb"):  # opens once the rank is being read
+                last = reader()
+                killed().kill()
+            psutil.wait_procs([last], timeout=30)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    files = [RankFile(rank, path) for rank, path in enumerate((GOLDEN, pipe, GOLDEN))]
+    first, lost, last = analysis.analyse(files, Request(), workers=1)
+    killer.join()
+    assert isinstance(first, Summary)
+    assert isinstance(lost, TorchperfdError)
+    assert lost.problem.endswith("ended with -9")
+    assert isinstance(last, Summary)
+    assert last.operators == first.operators
+
+
+def test_analyse_without_memory_says_so(tmp_path: Path) -> None:
+    found, again = analysis.analyse(
+        [RankFile(0, GOLDEN), RankFile(1, GOLDEN)], Request(max_memory=1 << 20), workers=1
+    )
+    assert "does not fit into the memory allowed" in str(found)
+    assert str(again) == str(found)
