@@ -73,7 +73,7 @@ class Launches:
     def launching(self) -> Int64:
         """The rows of the calls that launched something on record."""
         rows = self._links.launch
-        return np.unique(rows[rows >= 0])
+        return self._trace.distinct(rows[rows >= 0])
 
     def of(self, events: Int64) -> Int64:
         """Return the row of each device event's launch, -1 for none."""
@@ -102,15 +102,15 @@ class Kinds:
         operators = trace.named(operators, lambda name: not is_tools(name))
         python = np.flatnonzero(trace.of_categories({PYTHON}))
         waiting = trace.named(launches.calls, WAITING_CALL.fullmatch)
-        collective = trace.named(operators, lambda name: name.startswith(_COLLECTIVE_CALLS))
+        is_collective = trace.are_named(operators, lambda name: name.startswith(_COLLECTIVE_CALLS))
         self.drawing = ByThread(trace, drawing(trace))
         self.staging = ByThread(trace, launches.of_copies(_FROM_PAGEABLE))
-        self.collective = ByThread(trace, collective)
-        self.waiting = ByThread(trace, np.union1d(waiting, launches.of_copies(_TO_PAGEABLE)))
+        self.collective = ByThread(trace, operators[is_collective])
+        self.waiting = ByThread(trace, trace.distinct(waiting, launches.of_copies(_TO_PAGEABLE)))
         self.calls = ByThread(trace, np.concatenate((operators, launches.calls)))
-        self.operators = ByThread(trace, np.setdiff1d(operators, collective, assume_unique=True))
+        self.operators = ByThread(trace, operators[~is_collective])
         self.launching = launches.launching
-        self.launches = ByThread(trace, np.union1d(launches.launching, waiting))
+        self.launches = ByThread(trace, trace.distinct(self.launching, waiting))
         self.asking = ByThread(trace, trace.named(operators, _asks))
         self.users = ByThread(trace, trace.named(python, _is_users))
         self.profiler = find_overheads(trace).profilers
@@ -242,7 +242,7 @@ class Host:
     def _with_askers(self, calls: Int64) -> Int64:
         asker = self._asking_spans.innermost(self._trace.start[calls])
         asked = asker >= 0
-        return np.union1d(calls[~asked], self._asking[asker[asked]])
+        return self._trace.distinct(calls[~asked], self._asking[asker[asked]])
 
     def _outermost(self, rows: Int64) -> Int64:
         return rows[outermost(self._trace.start[rows], self._trace.end[rows])]

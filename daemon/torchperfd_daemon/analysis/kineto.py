@@ -57,6 +57,7 @@ _BEFORE_EVENT: Final = re.compile(rb'[\[,](?=\s*\{\s*"\w)')
 _BEFORE_NEXT: Final = re.compile(r'[\[,](?=\s*\{\s*"\w)')
 _BETWEEN: Final = re.compile(r"[\s,]*")
 # Where a batch may end is looked for in this many bytes of its tail; few events are longer.
+_SHORT_TAIL: Final = 1 << 11
 _TAIL: Final = 1 << 14
 # An event that is still incomplete after this many bytes is taken for a broken one.
 _MAX_EVENT: Final = 1 << 20
@@ -142,8 +143,7 @@ class Events:
         """
         if self._lost:
             return self._tokenize(bytes(text), last=False)
-        cuts = [match.start() for match in _BEFORE_EVENT.finditer(text, max(1, len(text) - _TAIL))]
-        if cuts:
+        if cuts := _cuts(text, _SHORT_TAIL) or _cuts(text, _TAIL):
             # Closed in place: a copy of every batch would cost a tenth of the whole reading.
             replaced, text[cuts[-1]] = text[cuts[-1]], ord("]")
             with memoryview(text) as view:
@@ -301,6 +301,11 @@ class Events:
         self.header.capture = found.capture or self.header.capture
         self.header.warnings = found.warnings or self.header.warnings
         self.header.errors = found.errors or self.header.errors
+
+
+def _cuts(text: bytearray, tail: int) -> list[int]:
+    """Return where events seem to begin in so many bytes at the end of a text."""
+    return [match.start() for match in _BEFORE_EVENT.finditer(text, max(1, len(text) - tail))]
 
 
 def _decoded(text: bytes | memoryview, one: int, ways: tuple[_Decoders, ...]) -> tuple[bool, Any]:

@@ -22,7 +22,7 @@ from torchperfd_daemon.analysis.operator_sums import (
     sum_calls,
 )
 from torchperfd_daemon.analysis.steps import Step, edges
-from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+from torchperfd_daemon.analysis.trace import Flags, Int64, Trace, distinct
 
 GroupBy = Literal["name", "shape", "stack", "module"]
 GROUPS: Final[tuple[GroupBy, ...]] = get_args(GroupBy)
@@ -81,11 +81,11 @@ def operators_by_step(trace: Trace, step: Int64, links: Links) -> OperatorSteps:
     key, labels = _groups(trace, "name", host, 0)
     step = _of_launcher(step, links)
     steps = int(step.max()) + 2
-    cells, cell = np.unique(key * steps + step + 1, return_inverse=True)
+    cells, cell = distinct(key * steps + step + 1)
     sums = sum_calls(trace, cell, host, links)
     group, place = np.divmod(cells, steps)
     wanted = (sums["calls"] > 0) & (place > 0)
-    groups, row = np.unique(group[wanted], return_inverse=True)
+    groups, row = distinct(group[wanted])
     heads = [labels(each) for each in groups.tolist()]
     return OperatorSteps(
         names=tuple(head["name"] for head in heads),
@@ -119,7 +119,7 @@ def _groups(
     texts, renamed = with_one_step(trace.names)
     further, table = _further(trace, group_by, host, frames)
     of_one_name = renamed[trace.name] * len(trace.categories) + trace.category
-    keys, group = np.unique(of_one_name * len(table) + further, return_inverse=True)
+    keys, group = distinct(of_one_name * len(table) + further)
 
     def label(group: int) -> dict[str, Any]:
         key, part = divmod(int(keys[group]), len(table))
