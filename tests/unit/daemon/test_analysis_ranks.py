@@ -2,14 +2,13 @@
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis import RankFile, Request, Summary
+from torchperfd_daemon.analysis.rank_processes import RankProcesses
 from torchperfd_daemon.errors import TorchperfdError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "trace_small.json"
@@ -20,19 +19,16 @@ def reader() -> psutil.Process:
     return max(psutil.Process().children(recursive=True), key=lambda child: child.create_time())
 
 
-@pytest.mark.parametrize("killed", [reader, lambda: reader().parent()], ids=["the child", "its parent"])
-def test_analyse_killed_process_loses_only_its_rank(
-    tmp_path: Path, killed: Callable[[], psutil.Process]
-) -> None:
+def test_analyse_killed_process_loses_only_its_rank(tmp_path: Path) -> None:
     pipe = tmp_path / "rank1.json"
     os.mkfifo(pipe)
 
     def kill() -> None:
         for _ in range(2):  # it is tried once more
             with pipe.open("wb"):  # opens once the rank is being read
-                last = reader()
-                killed().kill()
-            psutil.wait_procs([last], timeout=30)
+                child = reader()
+                child.kill()
+            child.wait(30)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -46,7 +42,18 @@ def test_analyse_killed_process_loses_only_its_rank(
     assert last.operators == first.operators
 
 
-def test_analyse_without_memory_says_so(tmp_path: Path) -> None:
+def test_ask_after_worker_died_starts_another() -> None:
+    request = (GOLDEN, Request())
+    with RankProcesses() as processes:
+        assert processes.ask(request)[0] == 0
+        (worker,) = psutil.Process().children()
+        worker.kill()
+        assert processes.ask(request) == (-9, b"")
+        assert processes.ask(request)[0] == 0
+    assert not psutil.Process().children()
+
+
+def test_analyse_without_memory_says_so() -> None:
     found, again = analysis.analyse(
         [RankFile(0, GOLDEN), RankFile(1, GOLDEN)], Request(max_memory=1 << 20), workers=1
     )

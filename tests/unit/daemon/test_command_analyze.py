@@ -230,6 +230,7 @@ def test_worker_killed_once_costs_a_retry(tmp_path: Path) -> None:
         eventually(workers, 30)
         killed = workers()[0]
         killed.kill()
+        killed.wait(30)  # only then is it no reader of the pipe
         pipe.write_bytes(SMALL.read_bytes())
         answer = found.result(60)
     assert isinstance(answer, analysis.Summary)
