@@ -97,17 +97,38 @@ Shown: TypeAlias = Document | Mapping[str, Any]
 def emit(shown: Shown, form: Literal["text", "markdown", "csv"] = "text", on: Page | None = None) -> None:
     """Print a document for people in a form, or one for programs as JSON in a line; nothing if it is empty.
 
+    A list of a document for programs may be an iterator: then it is never in memory as a whole.
+
     Args:
         on: The page of text; the one that stdout is when None.
     """
     if not isinstance(shown, Document):
-        click.echo(json.dumps(shown))
+        for piece in _json_line(shown):
+            click.echo(piece, nl=False)
     elif form != "text":
         from torchperfd.document.markup import render_csv, render_markdown
 
         click.echo(render_markdown(shown) if form == "markdown" else printable(render_csv(shown)), nl=False)
     elif text := render(shown, on or page()):
         click.echo(text, color=True)
+
+
+def _json_line(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the line of a JSON object: whole, or with the items of iterators one at a time."""
+    streamed = [key for key, value in document.items() if isinstance(value, Iterator)]
+    if not streamed:
+        yield f"{json.dumps(document)}\n"
+        return
+    for number, (key, value) in enumerate(document.items()):
+        yield f"{', ' if number else '{'}{json.dumps(key)}: "
+        if key not in streamed:
+            yield json.dumps(value)
+            continue
+        yield "["
+        for count, item in enumerate(value):
+            yield f"{', ' if count else ''}{json.dumps(item)}"
+        yield "]"
+    yield "}\n"
 
 
 def plain(*lines: str) -> Document:

@@ -179,12 +179,13 @@ def analyze_command(
     across = analysis.across({rank: summary.collectives for rank, summary in summaries if rank is not None})
     advice = analysis.gather([(rank, summary.advice) for rank, summary in summaries])
     report = _Report(summaries, _shown(summaries, across, chosen), advice, across, limit, sort_by)
+    # All of them at once would be several times as large as the summaries.
+    ranks = (analysis.to_dict(summary, rank, sort_by) for rank, summary in summaries)
     document = {
         "schema": analysis.SCHEMA,
         "capture": capture_facts(record),
         "advice": analysis.advice_to_dict(advice),
-        # Several times as large as the summaries, and no part of the text.
-        "ranks": [analysis.to_dict(summary, rank, sort_by) for rank, summary in summaries if as_json or html],
+        "ranks": list(ranks) if html else ranks,
         "across": None if across is None else analysis.across_to_dict(across),
         "failed": [{"rank": rank, "error": str(error)} for rank, error in failed],
     }
