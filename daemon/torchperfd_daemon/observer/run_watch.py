@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from torchperfd.model.formatting import duration
 from torchperfd.model.step_account import Account
@@ -27,6 +28,10 @@ from torchperfd_daemon.worker_cost import THIS_MACHINE
 GpuOf = Callable[[Rank], GpuState]
 
 
+STEADY_SAMPLES: Final = 20
+"""Causes that have stayed the same for so many samples are looked for at every second sample."""
+
+
 class RunWatch:
     """Follows one run from sample to sample, in memory of fixed size per rank."""
 
@@ -43,6 +48,10 @@ class RunWatch:
         self._times = StepTimes()
         self._speed = SlowdownTracker(self._times)
         self._step_seconds = 0.0
+        self._regime = self._speed.since
+        self._names: list[tuple[Cause, int | None]] = []
+        self._alike = 0
+        self._skipped = False
         self._debouncer = VerdictDebouncer()
         self._onsets = CauseOnsets()
         self._adviser = LoaderAdviser(THIS_MACHINE.get)
@@ -92,8 +101,12 @@ class RunWatch:
         made = self._speed.follow(self._watches.values(), now, wall)
         self._find_stalls(now)
         # Without a new step the evidence is unchanged and must not count as another sample.
-        found = self._find_causes(now) if made else []
+        found = self._find_causes(now) if made and self._is_due() else []
         changed = self._debouncer.update(found) if found else False
+        if found:
+            names = [(each.cause, each.rank) for each in found]
+            self._alike = self._alike + 1 if names == self._names else 0
+            self._names = names
         if made:
             self._add_costs(made)
         return changed and self._hang is None
@@ -188,6 +201,14 @@ class RunWatch:
             return f"; over the whole run a step takes {duration(step_seconds)}"
         spent = duration(phases[verdict.phase])
         return f"; over the whole run {verdict.phase} takes {spent} of each {duration(step_seconds)} step"
+
+    def _is_due(self) -> bool:
+        """Return whether to find causes: at every second sample while they and the regime stay the same."""
+        regime, self._regime = self._regime, self._speed.since
+        if regime != self._regime:
+            self._alike = 0
+        self._skipped = self._alike >= STEADY_SAMPLES and not self._skipped
+        return not self._skipped
 
     def _find_stalls(self, now: float) -> None:
         here = [watch for watch in self._watches.values() if watch.rank.connected]
