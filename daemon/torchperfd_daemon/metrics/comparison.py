@@ -75,10 +75,11 @@ class ComparisonMetrics:
             on_device = {rank.identity.rank for rank in training if is_on_device(rank.totals)}
             for work in self._compared(training):
                 labels = run, str(work.rank)
-                own.add(work.own_seconds, *labels)
-                is_seen = work.wait_seconds >= MATERIAL * work.step_seconds
+                own_seconds, wait_seconds = work.own_seconds, work.wait_seconds
+                own.add(own_seconds, *labels)
+                is_seen = wait_seconds >= MATERIAL * (own_seconds + wait_seconds)
                 if is_seen or work.rank not in on_device:
-                    wait.add(work.wait_seconds, *labels)
+                    wait.add(wait_seconds, *labels)
                 if work.is_long_enough:
                     error.add(work.own_error_seconds, *labels)
         yield from (own, wait, error)

@@ -210,19 +210,16 @@ class RankWatch:
 
     def device_work(self, usual: Mapping[str, float]) -> RankWork:
         """Return mean steps on the device, of each of this regime's newest samples; else as :meth:`work`."""
-        rows = self._rows.newest(self._regime + 1)
-        samples = []
-        for change in np.maximum(np.diff(rows, axis=0), 0.0):
-            if change[_STEPS] > 0:
-                step_seconds = float(change[_NS] / change[_STEPS] / 1e9)
-                samples.append(device_seconds(self._names, change[_FIXED + _PHASES :], step_seconds))
-        samples = [sample for sample in samples if sample]
+        change = np.maximum(np.diff(self._rows.newest(self._regime + 1), axis=0), 0.0)
+        change = change[change[:, _STEPS] > 0]
+        spent = change[:, _FIXED + _PHASES : _FIXED + _PHASES + len(self._names)]
+        whole = spent.sum(axis=1)
+        timed = whole > 0
+        step_seconds = change[timed, _NS] / change[timed, _STEPS] / 1e9
+        work = (step_seconds / whole[timed])[:, None] * spent[timed]
         return RankWork(
             self.rank.identity.rank,
-            {
-                name: np.array([sample.get(name, 0.0) for sample in samples]) - usual.get(name, 0.0)
-                for name in self._names
-            },
+            {name: column - usual.get(name, 0.0) for name, column in zip(self._names, work.T, strict=True)},
             stage_of(self.rank.totals),
             are_means=True,
         )
