@@ -5,6 +5,7 @@ killed is tried once more; after that only this rank is lost. The processes are 
 another executor's workers, on other machines.
 """
 
+import functools
 import os
 import pickle
 import sys
@@ -126,8 +127,13 @@ def answer_of_process(path: AnyPath, request: Request) -> Answer:
             f"a worker has torchperfd {__version__}, and this is {request.version}",
             "install one of them on both",
         )
-    with RankProcesses() as processes:
-        return _answer_of(processes, path, request)
+    return _answer_of(_kept_processes(), path, request)
+
+
+@functools.cache
+def _kept_processes() -> RankProcesses:
+    """Return those of a worker of another executor; they end with it, since their input does."""
+    return RankProcesses()
 
 
 def _answer_of(processes: RankProcesses, path: AnyPath, request: Request) -> Answer:
