@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -102,8 +103,10 @@ class WindowEdge:
     @classmethod
     def of(cls, totals: Totals) -> "WindowEdge":
         """Return what is kept of a rank's totals."""
-        kept = (each.name for each in fields(cls)[1:])
-        return cls(totals.train.steps, *(getattr(totals, name) for name in kept))
+        return cls(totals.train.steps, *_kept_of(totals))
+
+
+_kept_of = attrgetter(*(each.name for each in fields(WindowEdge)[1:]))
 
 
 def with_window_facts(evidence: RankEvidence, before: WindowEdge, now: Totals, **others: Any) -> RankEvidence:

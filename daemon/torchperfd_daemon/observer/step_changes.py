@@ -70,11 +70,11 @@ class StepGrowth:
         at = points[0, 0] + np.cumsum(added[:, 0]) - added[:, 0] / 2
         means = added[:, 1:] / added[:, :1] / 1e9
         slope = theil_sen(at, means[:, 0])
-        half = len(at) // 2
-        halves = [theil_sen(at[part], means[part, 0]) for part in (slice(half), slice(half, None))]
         grown = slope.per_second * (at[-1] - at[0])
         if slope.low <= 0 or grown < MIN_GROWTH_SHARE * slope.level:
             return
+        half = len(at) // 2
+        halves = [theil_sen(at[part], means[part, 0]) for part in (slice(half), slice(half, None))]
         if min(each.per_second for each in halves) < _STEADY * slope.per_second:
             return
         if _has_one_change(means[:, 0], slope.level + slope.per_second * (at - at[-1])):
