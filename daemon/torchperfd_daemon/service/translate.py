@@ -153,6 +153,8 @@ def comparison_from_messages(messages: Sequence[control_pb2.RankSteps]) -> Compa
 
 
 def _stage_from_message(message: control_pb2.RankSteps) -> int | None:
+    if not message.status.coordinates:
+        return None
     return rank_in("pipeline", unpack(message.status, Placed).coordinates)
 
 

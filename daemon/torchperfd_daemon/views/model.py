@@ -170,7 +170,9 @@ def _first_run(run: str, ranks: Sequence[control_pb2.RankStatus]) -> RunView:
 
 def first_rank(status: control_pb2.RankStatus) -> RankView:
     """Return a view of a rank from the daemon's means of all its steps."""
-    totals = unpack(status, StatusTotals)
+    # Of thousands of ranks, most have none of what takes long to unpack.
+    has_more = bool(status.coordinates) or status.HasField("host_memory")
+    totals = unpack(status, StatusTotals) if has_more else StatusTotals()
     return RankView(
         rank=status.identity.rank,
         node=status.identity.node,
