@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -113,10 +113,12 @@ class RankFiles:
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
-        self._kept: dict[RankProcess, tuple[int, int]] = {}
+        self._namespace = 0
+        self._kept: dict[RankProcess, list[int]] = {}
 
-    def keep(self, ranks: Iterable[RankProcess]) -> None:
-        """Close the files of all other ranks."""
+    def keep(self, ranks: Collection[RankProcess]) -> None:
+        """Close the files of all other ranks; raise OSError if procfs cannot be read."""
+        self._namespace = own_namespace(self._proc) if ranks else 0
         for rank in self._kept.keys() - set(ranks):
             self._close(rank)
 
@@ -140,22 +142,22 @@ class RankFiles:
             self._close(rank)  # it has ended
         return text.decode("utf-8", "replace")
 
-    def _opened(self, rank: RankProcess) -> tuple[int, int] | None:
-        if rank.pid_namespace not in (0, own_namespace(self._proc)):
-            return None
-        with contextlib.ExitStack() as stack:
+    def _opened(self, rank: RankProcess) -> list[int]:
+        if rank.pid_namespace not in (0, self._namespace):
+            return []
+        with contextlib.ExitStack() as done, contextlib.ExitStack() as undone:
             # Through the directory, which is that of one process as well.
             directory = os.open(f"{self._proc}/{rank.pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, directory)
-            flags = os.O_RDONLY | os.O_CLOEXEC
-            files = self._kept[rank] = (
-                os.open("stat", flags, dir_fd=directory),
-                os.open("status", flags, dir_fd=directory),
-            )
-        stat = parse_stat(os.pread(files[0], CHUNK, 0).decode("utf-8", "replace"))
-        if rank.start_ticks not in (0, stat.start_ticks):
-            self._close(rank)
-            return None
+            done.callback(os.close, directory)
+            files: list[int] = []
+            for name in ("stat", "status"):
+                files.append(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory))
+                undone.callback(os.close, files[-1])
+            stat = parse_stat(os.pread(files[0], CHUNK, 0).decode("utf-8", "replace"))
+            if rank.start_ticks not in (0, stat.start_ticks):
+                return []
+            undone.pop_all()
+        self._kept[rank] = files
         return files
 
     def _close(self, rank: RankProcess) -> None:
@@ -176,8 +178,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _DIRECTIONS: Final = {"read": "read_bytes", "write": "write_bytes"}
 # Gloo's and NCCL's threads, by the names that they and torch give them.
 _EXCHANGES: Final = re.compile("gloo|nccl", re.IGNORECASE)
-# Samples; a node has thousands of processes, and few are new.
-_LIST_PROCESSES_EVERY: Final = 5
+_LIST_PROCESSES_EVERY: Final = 5  # samples: a node has thousands of processes, and few are new
 _LIST_THREADS_EVERY: Final = 10
 
 _FAMILIES: Final[dict[str, tuple[str, Kind, tuple[str, ...]]]] = {
@@ -261,8 +262,8 @@ class ProcessCollector:
             counted, gauges = Readings(self._counted[rank]), Readings()
             # Before its workers: time of one that ends in between is missed until the next sample,
             # where the other order would count it twice and then never let the total shrink again.
-            own, status = self._files.stat(rank), self._files.status(rank)
-            if own is not None and status:
+            own = self._files.stat(rank)
+            if own is not None and (status := self._files.status(rank)):
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     gauges = self._read(rank, own, status, self._numa_cpus, counted)
                 if not self._files.status(rank):
