@@ -4,7 +4,10 @@ import faulthandler
 import sys
 import tempfile
 import threading
+import traceback
 from collections import Counter
+from dataclasses import replace
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -17,6 +20,7 @@ from torchperfd_daemon.stacks.merge import merge
 from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread, parse_dump, tidy
 from torchperfd_daemon.stacks.report import sentence, stacks_document, to_dict
 from torchperfd_daemon.text import ranks_text
+from torchperfd_daemon.views.model import parse_ranks
 
 PACKAGE = "/env/site-packages/torchperfd/"
 TORCH = "/env/lib/python3.11/site-packages/torch"
@@ -130,8 +134,6 @@ def test_groups_are_what_counting_by_hand_gives(stacks: list[tuple[Frame, ...]])
 
 @given(st.sets(st.integers(0, 40)))
 def test_ranks_are_written_as_the_option_takes_them(ranks: set[int]) -> None:
-    from torchperfd_daemon.views.model import parse_ranks
-
     assert parse_ranks(ranks_text(sorted(ranks))) == sorted(ranks)
 
 
@@ -246,27 +248,14 @@ def test_what_faulthandler_writes_is_what_the_interpreter_knows() -> None:
     assert [frame.function for frame in here] == [frame.function for frame in known[threading.get_ident()]]
 
 
-def _frames(frame: object) -> list[Frame]:
-    frames = []
-    while frame is not None:
-        code = frame.f_code  # type: ignore[attr-defined]
-        frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name))  # type: ignore[attr-defined]
-        frame = frame.f_back  # type: ignore[attr-defined]
-    return frames[:100]
+def _frames(frame: FrameType) -> list[Frame]:
+    walked = traceback.walk_stack(frame)
+    return [Frame(each.f_code.co_filename, line, each.f_code.co_name) for each, line in walked][:100]
 
 
 def _written(name: str) -> str:
     """Write a name as a handler of a signal does: ASCII as it is, the rest by number."""
-    return "".join(
-        one
-        if " " <= one <= "~"
-        else f"\\x{ord(one):02x}"
-        if ord(one) < 0x100
-        else f"\\u{ord(one):04x}"
-        if ord(one) < 0x10000
-        else f"\\U{ord(one):08x}"
-        for one in name
-    )
+    return name.encode("ascii", "backslashreplace").decode()
 
 
 names = st.text(
@@ -314,15 +303,7 @@ def _run() -> list[RankStacks]:
     own = Thread(3, "torchperfd-flusher", False, True, _started_in(f"{PACKAGE}flusher.py"))
     steps = {"step": 118, "step_seconds": 0.125, "seconds_since_step": 34.0}
     waiting = [rank(number, ALL_REDUCE, **steps, phase="backward") for number in (0, 1, 3)]
-    waiting = [
-        RankStacks(
-            **{
-                **{field: getattr(one, field) for field in RankStacks.__dataclass_fields__},
-                "threads": (*one.threads, other, own),
-            }
-        )
-        for one in waiting
-    ]
+    waiting = [replace(one, threads=(*one.threads, other, own)) for one in waiting]
     held = RankStacks(
         2,
         6,
@@ -400,21 +381,16 @@ def test_the_text_is_the_golden_file() -> None:
 def test_the_document_has_every_thread_and_what_they_come_to() -> None:
     reported = sorted(_run(), key=lambda one: one.rank)
     document = to_dict("bert-17", reported, merge(reported), [5])
-    assert (document["schema"], document["run"], document["odd"]) == (
-        "torchperfd.stacks/1",
-        "bert-17",
-        [2, 4],
-    )
-    assert document["absent"] == [5]
+    assert (document["schema"], document["run"]) == ("torchperfd.stacks/1", "bert-17")
+    assert (document["odd"], document["absent"]) == ([2, 4], [5])
     assert document["groups"][0] == {
         "ranks": [0, 1, 3],
         "doing": "collective",
         "call": "all_reduce",
         "place": {"file": "/job/train.py", "line": 37, "function": "main", "call": ""},
     }
-    assert [one["outcome"] for one in document["ranks"]] == [
-        *("answered", "answered", "read", "answered", "stopped"),
-    ]
+    outcomes = [one["outcome"] for one in document["ranks"]]
+    assert outcomes == ["answered", "answered", "read", "answered", "stopped"]
     assert [thread["own"] for thread in document["ranks"][0]["threads"]] == [False, False, True]
     assert document["ranks"][2]["threads"][0]["frames"][0] == {
         "file": "/job/train.py",
