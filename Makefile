@@ -57,7 +57,7 @@ test: setup lint test-unit  ## Style, types, architecture and all tests that are
 
 test-all: test  ## All that CI runs: the slow tests, real frameworks, and other versions of grpcio as well.
 	$(MAKE) -j 2 --output-sync test-wire $(VENV)/.frameworks .venv-kube/.installed
-	$(BIN)/python -m pytest tests/frameworks tests/deploy
+	$(BIN)/python -m pytest tests/deploy tests/frameworks $(PAIRED) --no-loadscope-reorder  # the longest first
 	$(REAL) -m 'slow and not serial' $(PAIRED)
 	$(REAL) -m 'slow and serial'
 
