@@ -17,6 +17,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,7 @@ from tests.support.node import ROOT
 
 from torchperfd_cli.lake.database import LakeDatabase, day, view_names
 from torchperfd_cli.lake.objects import LakeObjects
-from torchperfd_daemon.lake.journal import MAX_BYTES, Journal, Marked
+from torchperfd_daemon.lake.journal import FOLDER, MAX_BYTES, Journal, Marked
 from torchperfd_daemon.lake.rows import SPAN_S
 from torchperfd_daemon.lake.tables import JSON_LINES
 from torchperfd_daemon.lake.uploader import WINDOW_S
@@ -60,7 +61,7 @@ def play_with_kills(folder: Path, nodes: int, windows: int, kills: int, pause: f
     Args:
         pause: Mean seconds between two kills.
     """
-    (folder / "lake").mkdir()
+    (folder / "lake").mkdir(parents=True, exist_ok=True)
     shares = [(nodes * each // PLAYERS, nodes * (each + 1) // PLAYERS) for each in range(PLAYERS)]
     running = [_start(folder, share, windows) for share in shares]
     chance, killed = random.Random(5), 0
@@ -178,14 +179,24 @@ def daemon_memory(folder: Path, seconds: float) -> list[str]:
 
     lake = folder / "lake"
     lake.mkdir(parents=True)
+    # Something to send from the first moment on.
+    captures = folder / "captures"
+    journal = Journal(captures / FOLDER, socket.gethostname())
+    journal.append(MIDNIGHT, lambda _: Marked([("runs", {"node": "n"})]))
+    journal.close()
     steps = (str(STEPS_PER_SECOND), str(REPORTS_PER_SECOND))
     peaks = {}
-    for name, options in (("without", []), ("with", ["--lake", lake.as_uri()])):
+    for name, options in (
+        ("without", []),
+        ("with", ["--lake", lake.as_uri(), "--captures-dir", str(captures)]),
+    ):
         with daemon(*options) as node, ranks(node, RANKS, *steps):
             time.sleep(min(35.0, seconds / 2))
             cost = watch(pid_of(node), seconds)
             peaks[name] = cost.peak_bytes / 1e6
             print(f"daemon {name} a lake: {cost.peak_bytes / 1e6:.1f} MB, {cost.cores:.2%} of a core")
+    if not any(lake.rglob("*-*.*")):
+        return ["the daemon has sent nothing"]
     added = peaks["with"] - peaks["without"]
     print(f"the lake adds {added:+.1f} MB, limit {MAX_ADDED_MB:.0f} MB")
     return [f"{added:.1f} MB, limit {MAX_ADDED_MB:.0f} MB"] if added > MAX_ADDED_MB else []
@@ -216,13 +227,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pause", type=float, default=2.0, help="Mean seconds between two kills.")
     parser.add_argument("--away-hours", type=float, default=24.0)
     parser.add_argument("--seconds", type=float, default=90.0, help="To measure each daemon.")
+    parser.add_argument("--folder", type=Path, help="Keep the lake there, and continue one that was ended.")
     options = parser.parse_args(arguments)
     windows = int(options.hours * 3600 / WINDOW_S)
     # So that a benchmark that is ended ends its players.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="torchperfd-lake-") as directory:
-        fleet = Path(directory) / "fleet"
-        fleet.mkdir()
+        fleet = options.folder or Path(directory) / "fleet"
         began = time.monotonic()
         killed = play_with_kills(fleet, options.nodes, windows, options.kills, options.pause)
         objects = sum(1 for _ in (fleet / "lake").rglob("*.parquet"))

@@ -94,7 +94,7 @@ def _run(source: dict[str, Any], window: int, until: float) -> Named:
     span = {"since_unix_seconds": until - WINDOWS_OF_RUN * WINDOW_S, "until_unix_seconds": until}
     step = _STEP_S * (1.2 if played % 3 == 2 else 1.0)
     found = {"cause": "input-bound", "fix": "num_workers=4", "step_seconds": step, "saves_seconds": step / 5}
-    of_job = {"script": "train.py", "ending": "finished", "ranks": RANKS, "world_size": RANKS * NODES_OF_JOB}
+    of_job = {"ending": "finished", "ranks": RANKS, "world_size": RANKS * NODES_OF_JOB}
     versions = {"torch_version": f"2.{played}", "python_version": "3.12", "client_version": "1.0"}
     return "runs", {**source, **span, **found, **of_job, **versions, "mean_step_seconds": step}
 

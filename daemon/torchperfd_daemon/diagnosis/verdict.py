@@ -3,6 +3,7 @@
 Triggers fire on `RunFindings`, so that they and the verdict never disagree.
 """
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -145,6 +146,21 @@ class Verdict:
 def of_step(seconds: float, step_seconds: float) -> str:
     """Return a part of the step in words, such as "40 ms of each 100 ms step"."""
     return f"{duration(seconds)} of each {duration(step_seconds)} step"
+
+
+_LINE: Final = re.compile(r", most of it in \S+ at [^;·]*?:\d+")
+"""The line of a script in the evidence of waits for the device."""
+_HIDDEN: Final = "its stacks are shown to its own user only"
+
+
+def without_lines(text: str) -> str:
+    """Return evidence without the lines of the script, for users other than the run's."""
+    return _LINE.sub("", text)
+
+
+def public_evidence(cause: str, evidence: str) -> str:
+    """Return a verdict's evidence as users other than the run's may see it: without lines and stacks."""
+    return _HIDDEN if cause == Cause.HANG.value else without_lines(evidence)
 
 
 def next_command(cause: Cause, run: str) -> str:

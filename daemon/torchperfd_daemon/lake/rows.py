@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon.captures.manifest import CaptureRecord
-from torchperfd_daemon.diagnosis.verdict import Verdict
+from torchperfd_daemon.diagnosis.verdict import Verdict, public_evidence
 from torchperfd_daemon.goodput.totals import RankGoodput
 from torchperfd_daemon.lake.tables import CAPTURES, GOODPUT, RUNS, STEPS, VERDICTS, Row
 from torchperfd_daemon.store.history import SecondColumns
@@ -131,8 +131,6 @@ def run_row(source: Source, ranks: Sequence[Rank], verdict: Verdict, now: float)
     """Return the row of a run whose ranks on this node have all ended."""
     first = ranks[0]
     identity = first.identity
-    failures = [rank.failure for rank in ranks if rank.failure]
-    is_finished = all(rank.state is State.FINISHED for rank in ranks)
     means = [rank.totals.steady_means() for rank in ranks]
     steps = [seconds for count, seconds, _ in means if count]
     began = [rank.totals.began_ns / 1e9 for rank in ranks if rank.totals.began_ns]
@@ -142,9 +140,7 @@ def run_row(source: Source, ranks: Sequence[Rank], verdict: Verdict, now: float)
         {
             **source.columns(),
             **_span(min(began, default=now), max(ended, default=now)),
-            "script": identity.script,
-            "ending": "failed" if failures else "finished" if is_finished else "left",
-            "failure": next(iter(failures), ""),
+            "ending": _ending(ranks),
             "outcome": next((rank.outcome for rank in ranks if rank.outcome), ""),
             "ranks": len(ranks),
             "world_size": identity.world_size,
@@ -160,6 +156,12 @@ def run_row(source: Source, ranks: Sequence[Rank], verdict: Verdict, now: float)
             "pod_uid": identity.pod_uid,
         },
     )
+
+
+def _ending(ranks: Sequence[Rank]) -> str:
+    if any(rank.failure for rank in ranks):
+        return "failed"
+    return "finished" if all(rank.state is State.FINISHED for rank in ranks) else "left"
 
 
 def capture_row(source: Source, record: CaptureRecord) -> Named:
@@ -191,7 +193,8 @@ def _span(since: float, until: float) -> dict[str, float]:
 def _cost(verdict: Verdict) -> dict[str, Any]:
     return {
         "cause": verdict.cause.value,
-        "evidence": verdict.evidence,
+        # Other users may read the lake, too.
+        "evidence": public_evidence(verdict.cause.value, verdict.evidence),
         "fix": verdict.fix,
         "step_seconds": verdict.step_seconds,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,

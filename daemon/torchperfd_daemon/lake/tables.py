@@ -6,7 +6,6 @@ repeated upload replaces it with the same rows.
 
 import gzip
 import io
-import json
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -74,7 +73,7 @@ _SPAN: Final = _numbers(since_unix_seconds="start of the span", until_unix_secon
 _COST: Final = (
     *_texts(
         cause="as in `diagnose --json`; `none` is healthy",
-        evidence="measurements, in words",
+        evidence="measurements, in words, without lines of the script",
         fix="what to change",
     ),
     *_numbers(
@@ -135,9 +134,7 @@ TABLES: Final = {
             (
                 *_SPAN,
                 *_texts(
-                    script="script",
                     ending="`finished`, `failed`, or `left` without a word",
-                    failure="exception that ended the script",
                     outcome="what the run made of an earlier promise",
                 ),
                 *_integers(
@@ -209,21 +206,19 @@ def json_lines(documents: Iterable[bytes]) -> bytes:
     return gzip.compress(b"".join(each + b"\n" for each in documents), _GZIP_LEVEL, mtime=0)
 
 
-def rows_of(content: bytes) -> list[dict[str, Any]]:
-    """Return the rows that :func:`json_lines` has compressed."""
-    return [json.loads(line) for line in gzip.decompress(content).splitlines()]
-
-
 def parquet(table: str, content: bytes) -> bytes:
     """Return compressed JSON lines as a Parquet file; imports pyarrow."""
     import pyarrow as pa
+    import pyarrow.json as pa_json
     import pyarrow.parquet as pq
 
     types = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64()}
-    columns = TABLES[table].columns
-    schema = pa.schema([pa.field(column.name, types[column.kind]) for column in columns])
-    rows = [{column.name: row.get(column.name) for column in columns} for row in rows_of(content)]
+    schema = pa.schema([pa.field(column.name, types[column.kind]) for column in TABLES[table].columns])
+    # What a row lacks is null; what a later version has put into the journal is left out.
+    parsing = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    reading = pa_json.ReadOptions(use_threads=False)
+    rows = pa_json.read_json(io.BytesIO(gzip.decompress(content)), reading, parsing)
     output = io.BytesIO()
     # Small files: what Arrow alone reads of their heads would be a third of them.
-    pq.write_table(pa.Table.from_pylist(rows, schema), output, compression="zstd", store_schema=False)
+    pq.write_table(rows.select(schema.names), output, compression="zstd", store_schema=False)
     return output.getvalue()

@@ -8,14 +8,13 @@ process, with rights of its own choice.
 
 import grp
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from torchperfd.model.formatting import one_line
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.verdict import public_evidence, without_lines
 from torchperfd_daemon.errors import NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, own_uid
 from torchperfd_daemon.store.store import Rank
@@ -88,9 +87,6 @@ def subject_of(request: control_pb2.CaptureRequest | control_pb2.StacksRequest) 
 
 
 _ROOT: Final = 0
-_LINE: Final = re.compile(r", most of it in \S+ at [^;·]*?:\d+")
-"""The line of a script in the evidence of waits for the device."""
-_HIDDEN: Final = "its stacks are shown to its own user only"
 
 
 class Permissions:
@@ -189,15 +185,12 @@ class Rights:
             return
         verdict.ClearField("script")
         verdict.ClearField("failure")
-        verdict.note = _LINE.sub("", verdict.note)
+        verdict.note = without_lines(verdict.note)
         for each in (verdict, *verdict.others):
             each.ClearField("line")
-            if each.cause == Cause.HANG.value:
-                each.summary = each.summary.replace(each.evidence, _HIDDEN)
-                each.evidence = _HIDDEN
-            else:
-                each.summary = _LINE.sub("", each.summary)
-                each.evidence = _LINE.sub("", each.evidence)
+            shown = public_evidence(each.cause, each.evidence)
+            each.summary = without_lines(each.summary.replace(each.evidence, shown))
+            each.evidence = shown
 
 
 def _hide_script(identity: session_pb2.RankIdentity) -> None:

@@ -100,6 +100,8 @@ def test_certificates_of_another_key_are_refused(configured: Run, tmp_path: Path
             2,
             "are not a certificate and its key",
         ),
+        ('lake = "ftp://bucket"', 2, "is no URL of an object store"),
+        ('lake = "file:///mnt/lake"\nlake_cluster = "a/b"', 2, "cannot be a cluster's name"),
         ('fleet_peers = "node1"', 2, "'node1' is not HOST:PORT"),
         ('fleet_peers = "job"', 2, "give --fleet-address HOST:PORT, too"),
         ('web_config_file = "none.yml"', 2, "name a readable file with --web.config.file"),

@@ -1,9 +1,9 @@
--- Predicted savings, and what the next run of the same job and script showed.
+-- Predicted savings, and what the next run of the same job showed.
 WITH numbered AS (
   SELECT
     *,
     row_number() OVER (
-      PARTITION BY cluster, owner, job, script, ranks_of_job ORDER BY began_unix_seconds
+      PARTITION BY cluster, owner, job, ranks_of_job ORDER BY began_unix_seconds
     ) AS number
   FROM recent_runs
   WHERE mean_step > 0
@@ -12,7 +12,6 @@ SELECT
   before_it.cluster AS cluster,
   before_it.owner AS owner,
   before_it.job AS job,
-  before_it.script AS script,
   before_it.run AS run_before,
   after_it.run AS run_after,
   before_it.named_cause AS cause,
@@ -29,7 +28,6 @@ JOIN numbered AS after_it
   ON before_it.cluster = after_it.cluster
   AND before_it.owner = after_it.owner
   AND before_it.job = after_it.job
-  AND before_it.script = after_it.script
   AND before_it.ranks_of_job = after_it.ranks_of_job
   AND before_it.number + 1 = after_it.number
 WHERE before_it.promised_ratio > 0

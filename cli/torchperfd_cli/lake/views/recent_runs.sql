@@ -3,7 +3,6 @@ SELECT
   cluster,
   owner,
   job,
-  script,
   run,
   min(since_unix_seconds) AS began_unix_seconds,
   max(until_unix_seconds) AS ended_unix_seconds,
@@ -19,5 +18,5 @@ SELECT
   max(python_version) AS python,
   max(client_version) AS torchperfd
 FROM runs
-GROUP BY cluster, owner, job, script, run
+GROUP BY cluster, owner, job, run
 ORDER BY ended_unix_seconds DESC, run
