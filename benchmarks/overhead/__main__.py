@@ -7,15 +7,15 @@
 Prints one row per contestant: the CPU time of the training thread that it adds to a step
 (median and deciles over rounds), how many times ours that is, and by how much the median
 of the steps' wall times changes. The first row, without a profiler, is the noise of the measurement.
-Then, in blocks of a few steps, by how much the wall time of steps of 1, 10 and 100 ms changes.
-Exits 1 when torchperfd adds more than 8 µs, or lengthens the mean step by more than 2 % at
-1 ms or 0.2 % at 10 and 100 ms, or is not 15 times cheaper than TraceML, or not 2.5 times
-cheaper than Lightning's SimpleProfiler.
+Then by how much the wall time of settled steps of 1, 10 and 100 ms changes (``settled.py``).
+Exits 1 when torchperfd adds more than 8 µs, or lengthens a settled step beyond its limit, or is not
+15 times cheaper than TraceML, or not 2.5 times cheaper than Lightning's SimpleProfiler.
 With --ddp the loop is that of a rank of DistributedDataParallel, on gloo: then torchperfd
-times its collectives as well, within the same limits.
+times its collectives as well, within the same limits; settled steps are those of two ranks.
 """
 
 import argparse
+import itertools
 import platform
 import statistics
 import sys
@@ -24,11 +24,10 @@ from functools import partial
 from typing import Final
 
 import torch
-from benchmarks.judge import exit_code
+from benchmarks.judge import exit_code, missed
 from benchmarks.overhead.contest import NO_PROFILER, OURS, Contest, shares
 from benchmarks.overhead.contestants import CONTESTANTS
-from benchmarks.overhead.wall import STEP_LENGTHS
-from benchmarks.overhead.wall_table import compare_walls, wall_change
+from benchmarks.overhead.settled import compare_settled
 from benchmarks.overhead.worker import Round, measure
 
 LIMIT_US: Final = 8.0
@@ -50,7 +49,7 @@ def print_table(measured: Mapping[str, list[Round]], failures: Mapping[str, str]
         ratio = f"{added / ours:.1f}" if ours > 0 and name != NO_PROFILER else ""
         print(
             f"{name:<26} {added:>+15.1f} µs {deciles[0]:>+7.1f} {deciles[8]:>+7.1f} {ratio:>7} "
-            f"{mean:>+6.0f} µs {wall_change(rounds, 50):>+8.1%}"
+            f"{mean:>+6.0f} µs {_wall_change(rounds):>+8.1%}"
         )
 
 
@@ -77,8 +76,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30, help="times that everybody attaches and detaches")
     parser.add_argument("--alternations", type=int, default=8, help="off-on-on-off per round")
     parser.add_argument("--steps", type=int, default=20, help="steps per block; an alternation has four")
-    parser.add_argument("--wall-rounds", type=int, default=3, help="rounds for each length of steps")
-    parser.add_argument("--wall-only", action="store_true", help="measure wall times, nothing else")
     parser.add_argument(
         "--ddp", action="store_true", help="in a rank of DistributedDataParallel: collectives, too"
     )
@@ -86,27 +83,18 @@ def main() -> int:
         "--quick", action="store_true", help="a smoke run: nothing installed, no limit judged"
     )
     options = parser.parse_args()
-    complaints = []
-    if not options.wall_only:
-        rounds = 2 if options.quick else max(2, options.rounds)
-        work = partial(measure, alternations=options.alternations)
-        contest = Contest(CONTESTANTS, rounds, work, steps=options.steps, replicated=options.ddp)
-        contest.look_for(may_install=not options.quick)
-        contest.run()
-        print_table(contest.measured, contest.failures)
-        _print_foot(contest, rounds, f"{options.alternations} x (off, on, on, off) x {options.steps} steps")
-        if options.quick:
-            return 1 if OURS in contest.failures else 0
-        complaints += judge(contest.measured, contest.failures)
-        print()
-    rounds = max(2, options.wall_rounds)
-    complaints += compare_walls(rounds, replicated=options.ddp)
-    seconds = ", ".join(f"{length.seconds:.0f} s at {length.name}" for length in STEP_LENGTHS)
-    print(
-        f"a few steps off and on alternate, {rounds} rounds of {seconds}; what our threads do every few"
-        "\nseconds falls on steps that are on, as often as if all were. s.e.: jackknife over rounds."
-    )
-    return exit_code(complaints)
+    rounds = 2 if options.quick else max(2, options.rounds)
+    work = partial(measure, alternations=options.alternations)
+    contest = Contest(CONTESTANTS, rounds, work, steps=options.steps, replicated=options.ddp)
+    contest.look_for(may_install=not options.quick)
+    contest.run()
+    print_table(contest.measured, contest.failures)
+    _print_foot(contest, rounds, f"{options.alternations} x (off, on, on, off) x {options.steps} steps")
+    if options.quick:
+        return 1 if OURS in contest.failures else 0
+    print()
+    settled = compare_settled(2 if options.ddp else 1)
+    return exit_code([*judge(contest.measured, contest.failures), *missed(settled)])
 
 
 def _print_foot(contest: Contest, rounds: int, turns: str) -> None:
@@ -120,6 +108,15 @@ def _print_foot(contest: Contest, rounds: int, turns: str) -> None:
     )
     versions = [version for version in contest.versions if version]
     print(", ".join([f"Python {platform.python_version()}", f"torch {torch.__version__}", *versions]))
+
+
+def _wall_change(rounds: list[Round]) -> float:
+    """Return by which part the median of the wall times of all steps is longer when on."""
+    before, after = (
+        statistics.median(itertools.chain.from_iterable(steps))
+        for steps in ((one.off.relative for one in rounds), (one.on.relative for one in rounds))
+    )
+    return after / before - 1
 
 
 def _added_us(rounds: list[Round]) -> float:

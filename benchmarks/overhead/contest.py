@@ -16,7 +16,6 @@ from typing import Final
 from benchmarks.overhead import peers
 from benchmarks.overhead.contestants import CONTESTANTS, Contestant
 from benchmarks.overhead.worker import Round
-from benchmarks.overhead.workload import WIDTH
 from tests.support.node import ROOT, Node, free_port
 
 OURS: Final = "torchperfd"
@@ -36,7 +35,6 @@ class Worker:
         env: Mapping[str, str],
         *,
         steps: int,
-        width: int,
         replicated: bool,
     ) -> None:
         self.failure = ""
@@ -51,7 +49,7 @@ class Worker:
             server.listen(1)
             server.settimeout(1.0)
             self._process = subprocess.Popen(
-                [*_launcher(name, directory), address, name, str(steps), str(width), *_mode(replicated)],
+                [*_launcher(name, directory), address, name, str(steps), *_mode(replicated)],
                 env={**env, "PYTHONPATH": _python_path(), "CUDA_VISIBLE_DEVICES": ""},
                 cwd=directory,
                 stdout=log,
@@ -124,7 +122,6 @@ class Contest:
         rounds: Times that everybody attaches and detaches.
         work: Measures a round.
         steps: Steps per pass over the data.
-        width: Of the model's hidden layers.
         replicated: Whether in a rank of ``DistributedDataParallel``.
 
     Attributes:
@@ -140,7 +137,6 @@ class Contest:
         work: Callable[[Contestant], Round],
         *,
         steps: int,
-        width: int = WIDTH,
         replicated: bool,
     ) -> None:
         self.measured: dict[str, list[Round]] = {name: [] for name in names}
@@ -149,7 +145,6 @@ class Contest:
         self._rounds = rounds
         self._work = work
         self._steps = steps
-        self._width = width
         self._replicated = replicated
         self._done = 0
 
@@ -175,9 +170,7 @@ class Contest:
     def _race(self, rounds: int, ends: contextlib.ExitStack, directory: Path, env: Mapping[str, str]) -> None:
         workers: dict[str, Worker] = {}
         for name in self.measured.keys() - self.failures.keys():
-            workers[name] = Worker(
-                name, directory, env, steps=self._steps, width=self._width, replicated=self._replicated
-            )
+            workers[name] = Worker(name, directory, env, steps=self._steps, replicated=self._replicated)
             ends.callback(workers[name].close)
         for _ in range(rounds):
             self._done += 1

@@ -24,8 +24,6 @@ class Contestant:
 
     distribution = ""
     """What to install, where that is not the benchmark's own environment."""
-    client: Any = None
-    """While attached, the client whose flusher has to flush; None where there is none."""
     switch: Switch
     """While attached, what takes off and puts on what it changes in torch; only of those that do."""
 

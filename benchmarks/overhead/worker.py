@@ -1,6 +1,6 @@
 """One contestant's process: alternates between off and on at each request.
 
-    python worker.py SOCKET CONTESTANT STEPS WIDTH [ddp]
+    python worker.py SOCKET CONTESTANT STEPS [ddp]
 
 What comes over the socket is called with the contestant, and its answer, a :class:`Round`, sent back; of
 anything that goes wrong, its text.
@@ -111,10 +111,10 @@ def measure(contestant: Contestant, alternations: int) -> Round:
     return measured
 
 
-def main(address: str, name: str, steps: int, width: int, *, replicated: bool) -> None:
+def main(address: str, name: str, steps: int, *, replicated: bool) -> None:
     with Client(address, "AF_UNIX") as benchmark:
         try:
-            contestant = CONTESTANTS[name](Workload(steps, width=width, replicated=replicated))
+            contestant = CONTESTANTS[name](Workload(steps, replicated=replicated))
             measure(contestant, 1)  # what it imports and looks for once is no step's cost
             benchmark.send(contestant.version())
             while True:
@@ -129,5 +129,5 @@ def main(address: str, name: str, steps: int, width: int, *, replicated: bool) -
 if __name__ == "__main__":
     from benchmarks.overhead import worker  # not __main__: what is pickled must have a name
 
-    address, name, steps, width, *rest = sys.argv[1:]
-    worker.main(address, name, int(steps), int(width), replicated="ddp" in rest)
+    address, name, steps, *rest = sys.argv[1:]
+    worker.main(address, name, int(steps), replicated="ddp" in rest)
