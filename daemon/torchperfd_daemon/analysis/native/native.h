@@ -13,7 +13,7 @@
 #include <string.h>
 #include <structmember.h> /* part of Python.h from 3.12 on */
 
-/* Change it with what Python and C agree on; decoded_columns.py has the same. */
+/* Change it with what Python and C agree on; native_batches.py has the same. */
 #define NATIVE_ABI "torchperfd-analysis-abi-1"
 
 /* A part of the text: a string with its quotes, or any other value. Without a text it is absent. */
