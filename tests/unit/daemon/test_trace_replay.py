@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torchperfd_daemon.analysis.advice.edits import (
@@ -148,6 +148,7 @@ def test_longer_times_are_longer_savings(program: Program, data: st.DataObject, 
 
 
 @given(st.lists(TIMES, min_size=1, max_size=6), st.integers(1, 4))
+@example([100 * US, 302 * US], 1)
 @settings(deadline=None)
 def test_host_hidden_behind_the_device_saves_nothing(kernels: list[int], reads: int) -> None:
     """The host launches a step in less time than its kernels take, and is ahead of the device."""
@@ -156,7 +157,8 @@ def test_host_hidden_behind_the_device_saves_nothing(kernels: list[int], reads: 
     graph = program.timeline()
     everywhere = HostTime(column([0]), column(program.ends[-1:]))
     whole = graph.replay(NOTHING).step_ns
-    assert whole == pytest.approx(reads * sum(kernels), rel=1e-3)
+    # In the first step the host is not ahead yet: a kernel may begin a few µs after the one before it.
+    assert whole == pytest.approx(reads * sum(kernels), rel=1e-3, abs=2 * US)
     assert graph.replay(Edit(host=(everywhere,))).step_ns == pytest.approx(whole, rel=1e-3)
 
 
