@@ -292,6 +292,10 @@ def _match_by_order(events: CollectiveEvents) -> None:
         longest = max(sequences, key=len)
         others = [each for each in sequences if len(each) and each is not longest]
         pairs = [align(events, longest, each) for each in others]
+        if not named and any(
+            _fits_as_written(events, longest, each) for each in zip(others, pairs, strict=True)
+        ):
+            continue
         names = np.zeros(len(events.match), dtype=np.int64)
         names[longest] = events.match.max(initial=-1) + 1 + np.arange(len(longest))
         for pair in pairs:
@@ -299,6 +303,28 @@ def _match_by_order(events: CollectiveEvents) -> None:
                 theirs, mine = pair
                 events.match[theirs] = events.match[mine] = names[theirs]
     events.settle(1)
+
+
+def _fits_as_written(
+    events: CollectiveEvents, longest: Int64, aligned: tuple[Int64, tuple[Int64, Int64] | None]
+) -> bool:
+    """Return whether the ends of a rank agree better where they are written than where they were aligned.
+
+    Args:
+        aligned: All collectives of the rank, and their alignment with ``longest``.
+    """
+    rows, pair = aligned
+    if pair is None:
+        return False
+    apart = events.end[pair[0]] - events.end[pair[1]]
+    places = events.place[[longest[0], rows[0]]].tolist()
+    as_written = events.origin_ns[places[1]] - events.origin_ns[places[0]]
+    clock = median(apart)
+    if abs(clock - as_written) <= _KEPT_NS:
+        return False
+    theirs, mine = np.sort(events.end[longest]), events.end[rows] + as_written
+    off = np.abs(theirs[nearest(theirs, mine)] - mine)
+    return bool(off.max() <= TOGETHER_NS and _CLEARLY * median(off) < median(np.abs(apart - clock)))
 
 
 def _match_by_end(events: CollectiveEvents, clocks: RankClocks) -> None:

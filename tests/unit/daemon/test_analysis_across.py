@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.values import some
 
@@ -195,7 +195,18 @@ def of_unknown_groups(draw: Any) -> dict[int, list[Call]]:
     return {rank: [call for call in calls if rank in call.came] for rank in ranks}
 
 
+def of_pauses(*pauses_ms: int) -> dict[int, list[Call]]:
+    """Every other collective is of the first two of three ranks; all arrive at one moment."""
+    calls, moment = [], 0
+    for number, pause in enumerate(pauses_ms):
+        moment += pause * MS
+        came = dict.fromkeys(range(2 if number % 2 else 3), moment - 1)
+        calls.append(Call(analysis.Kind("all_reduce", "", "", "span"), -1, came, moment))
+    return {rank: [call for call in calls if rank in call.came] for rank in range(3)}
+
+
 @given(of_unknown_groups())
+@example(of_pauses(3, 4, 5, 7))
 def test_groups_without_distinct_names_are_matched_by_end(seen: dict[int, list[Call]]) -> None:
     across = some(analysis.across({rank: trace_of(rank, seen[rank]) for rank in seen}))
     assert ours(across) == one_by_one(seen)
