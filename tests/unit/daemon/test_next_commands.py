@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import click
 import pytest
 from click.testing import CliRunner
 from tests.support.values import some
@@ -115,9 +114,11 @@ def commands_in(text: str) -> Iterator[list[str]]:
 def check_usage(words: list[str]) -> None:
     """Have the command line accept a command, without running it."""
     name, *arguments = words
-    command = cli.get_command(click.Context(cli), name)
+    # As in a run: click keeps each command's option for help, with the names that the context has.
+    parent = cli.make_context("torchperfd", [name])
+    command = cli.get_command(parent, name)
     assert command is not None, words
-    command.make_context(name, arguments)
+    command.make_context(name, arguments, parent=parent)
 
 
 @pytest.mark.parametrize("medium", LIVE)
