@@ -31,6 +31,8 @@ ELSEWHERE = {
     r"\btorchperfd config check\b": ("unit/daemon/test_config_check.py", '"config", "check"'),
     r"\btorchperfd stacks --from\b": ("unit/daemon/test_flight_recorder_dumps.py", '"stacks", "--from"'),
     r"\btorchperfd analyze (s3://|URL)": ("integration/test_analyze_objects.py", '"analyze"'),
+    r"\btorchperfd history [a-z\"]": ("unit/daemon/test_command_history.py", '"history"'),
+    r"\btorchperfd goodput --lake\b": ("integration/test_lake.py", '"goodput", "--lake"'),
     r" --fleet\b": ("integration/test_fleet.py", '"--fleet"'),
 }
 """What needs a device, several nodes or a terminal of its own; the test that runs it, and a word in that."""

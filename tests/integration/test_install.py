@@ -68,7 +68,7 @@ def test_image_installs_extras_that_the_wheel_offers(wheel: Path) -> None:
     asked = [
         set(extras.split(",")) for extras in re.findall(r"(?:\.|torchperfd)\[([a-z0-9,]+)\]", DOCKERFILE)
     ]
-    assert asked == [{"web", "s3"}]
+    assert asked == [{"web", "s3", "otlp"}]
     assert asked[0] <= offered
 
 
