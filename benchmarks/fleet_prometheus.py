@@ -42,7 +42,7 @@ from tests.support.fleet_series import (
     serving,
 )
 from tests.support.node import free_port
-from tests.support.prometheus import Queried
+from tests.support.prometheus import Queried, start_configured
 
 from torchperfd_daemon.diagnosis.verdict import Verdict
 
@@ -55,18 +55,6 @@ COMMANDS: Final = ("diagnose", "ranks", "top", "goodput")
 SCREEN: Final = (50, 200)
 _FRAME: Final = b" ranks on "
 COSTS_ALIKE: Final = 0.1
-
-
-def prometheus(directory: Path, config: Path, port: int) -> Queried:
-    """Start a Prometheus."""
-    return Queried(
-        directory / "prometheus.log",
-        port,
-        "prometheus",
-        f"--config.file={config}",
-        f"--storage.tsdb.path={directory / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    )
 
 
 def victoria_metrics(directory: Path, config: Path, port: int) -> Queried:
@@ -82,7 +70,7 @@ def victoria_metrics(directory: Path, config: Path, port: int) -> Queried:
 
 
 STORES: Final[Mapping[str, Callable[[Path, Path, int], Queried]]] = {
-    "prometheus": prometheus,
+    "prometheus": start_configured,
     "victoria-metrics": victoria_metrics,
 }
 

@@ -74,7 +74,11 @@ def start_prometheus(
         f"rule_files: {[str(rules)] if rules else []}\n"
         f"scrape_configs:\n{jobs}{remote_write}"
     )
-    port = free_port()
+    return start_configured(directory, config, free_port())
+
+
+def start_configured(directory: Path, config: Path, port: int) -> Queried:
+    """Start a Prometheus with a configuration of its own."""
     return Queried(
         directory / "prometheus.log",
         port,
