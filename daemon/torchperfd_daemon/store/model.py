@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Final
 
-from torchperfd.model.messages import AtMost, Count, KeyedBy, Label, Wire, limit
+from torchperfd.model.messages import AtMost, Count, KeyedBy, Label, Limit, Wire
 from torchperfd.model.process import Coordinate
 from torchperfd.model.totals import MAX_PHASES, PhaseTotals, ProcessTotals, StepTotals
 
@@ -40,7 +40,7 @@ class State(Enum):
 
 
 LAST_RANK: Final = 2**24
-_RankNumber = Annotated[int, limit(LAST_RANK)]
+_RankNumber = Annotated[int, Limit(LAST_RANK)]
 _LAST_PID: Final = 2**22
 """Of Linux on 64 bits."""
 _MAX_COMMAND_CHARACTERS: Final = 4000
