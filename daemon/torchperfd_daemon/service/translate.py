@@ -287,8 +287,7 @@ def _arrivals_from_message(message: session_pb2.Arrivals) -> ArrivalColumns:
 def _column(blob: bytes, count: int) -> "array[int]":
     if len(blob) != 8 * count:
         raise BadMessageError(f"a column of {count} steps has {len(blob)} bytes")
-    column = array("q")
-    column.frombytes(blob)
+    column = array("q", blob)
     if sys.byteorder == "big":
         column.byteswap()
     return column
@@ -308,7 +307,7 @@ def _ends(starts: "array[int]", durations: "array[int]") -> "array[int]":
 
 def _within(columns: "list[array[int]]", most: int) -> "list[array[int]]":
     """Return columns of int64 with every value from 0 to ``most``; the same ones where all are already."""
-    # Whole columns at once, by their highest bytes: those of numbers below 0 are the largest.
-    if all(max(column.tobytes()[_HIGHEST_BYTE::8], default=0) < most >> 56 for column in columns):
+    # All columns at once, by their highest bytes: those of numbers below 0 are the largest.
+    if max(b"".join(columns)[_HIGHEST_BYTE::8], default=0) < most >> 56:
         return columns
     return [array("q", np.clip(np.asarray(column), 0, most).tobytes()) for column in columns]

@@ -101,7 +101,8 @@ class History:
         ):
             values = column if column is not None else _filled(count)
             ring[first : first + wrap - skipped] = values[skipped:wrap]
-            ring[: count - wrap] = values[wrap:]
+            if count > wrap:
+                ring[: count - wrap] = values[wrap:]
         self._seen += count
         self.next_step = steps.next_step
 
@@ -229,7 +230,8 @@ class SecondHistory:
         """Add steps to the seconds in which they ended."""
         ends, durations = steps.end_unix_ns, steps.duration_ns
         columns = [
-            (name if self._is_kept(name) else _REST_PHASE, column) for name, column in steps.phases.items()
+            (name if name in self._shares or self._is_kept(name) else _REST_PHASE, column)
+            for name, column in steps.phases.items()
         ]
         if any(name == _REST_PHASE for name, _ in columns):
             self._is_kept(_REST_PHASE)
@@ -299,13 +301,12 @@ class SecondHistory:
         slot = second % self._capacity
         before = self._steps[slot]
         count = before + steps
-        mean = (self._mean[slot] * before + total) / count
         earlier = self._mean[slot] * before
+        whole = earlier + total
+        mean = whole / count
         for name, column in self._shares.items():
-            spent = phases.get(name, 0.0) + (column[slot] / _WHOLE_SHARE * earlier if before else 0.0)
-            column[slot] = (
-                min(_WHOLE_SHARE, max(0, round(spent / (mean * count) * _WHOLE_SHARE))) if mean > 0 else 0
-            )
+            spent = phases.get(name, 0.0) * _WHOLE_SHARE + column[slot] * earlier
+            column[slot] = min(_WHOLE_SHARE, round(spent / whole)) if whole > 0 else 0
         self._longest[slot] = max(longest, self._longest[slot] if before else 0.0)
         self._mean[slot] = mean
         self._steps[slot] = min(count, _MAX_SECOND_STEPS)
