@@ -21,7 +21,7 @@ from benchmarks.judge import exit_code
 
 from torchperfd_daemon.collectors.base import Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
-from torchperfd_daemon.collectors.process import ProcessCollector
+from torchperfd_daemon.collectors.process_usage import ProcessCollector
 from torchperfd_daemon.config.options import ESSENTIAL, FULL
 from torchperfd_daemon.goodput.tracker import process_of
 from torchperfd_daemon.metrics.page import DEFAULT_SERIES, MetricsPage, SeriesCap, by_age, node_metrics

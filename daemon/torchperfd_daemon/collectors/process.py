@@ -1,22 +1,14 @@
-"""The training processes that collectors sample: how they are found, and their use of CPU, memory and I/O."""
+"""The training processes that collectors sample: how they are found, and their files in procfs."""
 
 import contextlib
+import functools
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from torchperfd_daemon.collectors.base import Family, Kind
-from torchperfd_daemon.collectors.procfs import (
-    CHUNK,
-    ProcessStat,
-    parse_cpu_list,
-    parse_lines,
-    parse_stat,
-    read,
-)
+from torchperfd_daemon.collectors.procfs import CHUNK, ProcessStat, parse_lines, parse_stat, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +88,8 @@ def has_users(proc: Path, pid: int, uid: int | None, gid: int | None) -> bool:
 
 
 def _is_of(status: str, uid: int | None, gid: int | None) -> bool:
+    if uid is not None and gid is not None and _users_as_written(uid, gid) in status:
+        return True
     try:
         users, groups = parse_lines(status, "Uid", "Gid")
     except ValueError:
@@ -105,8 +99,19 @@ def _is_of(status: str, uid: int | None, gid: int | None) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=64)
+def _users_as_written(uid: int, gid: int) -> str:
+    """Return the lines in which the kernel writes four times the same user and group."""
+    return "\nUid:" + 4 * f"\t{uid}" + "\nGid:" + 4 * f"\t{gid}" + "\n"
+
+
+_KEPT_OPEN: Final = ("stat", "status", "schedstat", "io")
+"""The first two are there of each process; the others depend on the kernel, and on who may read them."""
+_IDENTIFYING: Final = 2
+
+
 class RankFiles:
-    """The files ``stat`` and ``status`` of ranks' processes, kept open: opening costs more than reading them.
+    """The files of ranks' processes, kept open: opening costs more than reading them.
 
     An open file stays that of its process, also when another one gets the id. For one thread.
     """
@@ -132,13 +137,21 @@ class RankFiles:
         text = self._read(rank, 1)
         return text if text and _is_of(text, rank.uid, rank.gid) else ""
 
+    def schedstat(self, rank: RankProcess) -> str:
+        """Return the text of ``schedstat``; empty if the kernel has no scheduler statistics."""
+        return self._read(rank, 2)
+
+    def io(self, rank: RankProcess) -> str:
+        """Return the text of ``io``; empty where it is not counted, or not for us to know."""
+        return self._read(rank, 3)
+
     def _read(self, rank: RankProcess, which: int) -> str:
         try:
             files = self._kept.get(rank) or self._opened(rank)
-            text = os.pread(files[which], CHUNK, 0) if files else b""
+            text = os.pread(files[which], CHUNK, 0) if len(files) > which and files[which] >= 0 else b""
         except OSError:
             text = b""
-        if not text:
+        if not text and which < _IDENTIFYING:
             self._close(rank)  # it has ended
         return text.decode("utf-8", "replace")
 
@@ -150,9 +163,14 @@ class RankFiles:
             directory = os.open(f"{self._proc}/{rank.pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             done.callback(os.close, directory)
             files: list[int] = []
-            for name in ("stat", "status"):
-                files.append(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory))
-                undone.callback(os.close, files[-1])
+            for name in _KEPT_OPEN:
+                try:
+                    files.append(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory))
+                    undone.callback(os.close, files[-1])
+                except (FileNotFoundError, PermissionError):
+                    if len(files) < _IDENTIFYING:
+                        raise
+                    files.append(-1)
             stat = parse_stat(os.pread(files[0], CHUNK, 0).decode("utf-8", "replace"))
             if rank.start_ticks not in (0, stat.start_ticks):
                 return []
@@ -162,7 +180,8 @@ class RankFiles:
 
     def _close(self, rank: RankProcess) -> None:
         for file in self._kept.pop(rank, ()):
-            os.close(file)
+            if file >= 0:
+                os.close(file)
 
 
 def is_here(proc: Path, rank: RankProcess) -> bool:
@@ -171,230 +190,3 @@ def is_here(proc: Path, rank: RankProcess) -> bool:
         return stat_here(proc, rank, own_namespace(proc)) is not None
     except OSError:
         return False
-
-
-_RANK_LABELS: Final = ("run", "rank")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_DIRECTIONS: Final = {"read": "read_bytes", "write": "write_bytes"}
-# Gloo's and NCCL's threads, by the names that they and torch give them.
-_EXCHANGES: Final = re.compile("gloo|nccl", re.IGNORECASE)
-_LIST_PROCESSES_EVERY: Final = 5  # samples: a node has thousands of processes, and few are new
-_LIST_THREADS_EVERY: Final = 10
-
-_FAMILIES: Final[dict[str, tuple[str, Kind, tuple[str, ...]]]] = {
-    "process_cpu_seconds": ("CPU time of the rank and its workers.", "counter", ()),
-    "process_resident_memory_bytes": (
-        "Memory of the rank plus that of its workers; pages they share count in each.", "gauge", (),
-    ),
-    "process_io_bytes": ("Bytes that storage moved for the rank and its workers.", "counter", ("direction",)),
-    "process_run_delay_seconds": (
-        "Time that the rank's main thread was ready to run and had no CPU.", "counter", (),
-    ),
-    "process_collective_run_delay_seconds": (
-        "Time that the rank's threads which carry out collectives were ready to run and had no CPU, summed.",
-        "counter", (),
-    ),
-    "process_thread_cpu_seconds": (
-        "CPU time of the rank's main thread, which trains, and of all its other threads.", "counter",
-        ("thread",),
-    ),
-    "process_involuntary_switches": (
-        "Times that the rank's main thread had its CPU taken away.", "counter", (),
-    ),
-    "process_allowed_cpus": ("CPUs of a NUMA node that the rank may run on.", "gauge", ("numa_node",)),
-}  # fmt: skip
-"""By name: help, kind, and labels beyond those of the rank."""
-
-Readings = dict[tuple[str, ...], float]
-"""Values by the family's name and the labels that follow the rank's."""
-
-
-class ProcessCollector:
-    """Samples every rank that runs in the daemon's pid namespace; others have no series.
-
-    CPU, memory and I/O include the rank's descendants, which are its DataLoader workers. Waiting
-    and switches are the main thread's, the one that trains.
-    """
-
-    name = "process"
-
-    def __init__(
-        self,
-        ranks: Ranks,
-        proc: Path = Path("/proc"),
-        sys: Path = Path("/sys"),
-        files: RankFiles | None = None,
-    ) -> None:
-        self._ranks = ranks
-        self._proc = proc
-        self._files = files or RankFiles(proc)
-        self._samples = 0
-        self._nodes = sys / "devices" / "system" / "node"
-        self._numa_cpus: dict[str, frozenset[int]] | None = None
-        self._parents: dict[int, int] = {}
-        self._children: dict[int, list[int]] = {}
-        self._counted: dict[RankProcess, Readings] = {}
-        self._exchangers: dict[int, dict[str, bool]] = {}
-
-    def sample(self) -> Sequence[Family]:
-        """Return the families of all ranks.
-
-        Raises:
-            OSError: procfs cannot be read.
-            ValueError: It is damaged.
-        """
-        families = {
-            name: Family(name, text, kind, (*_RANK_LABELS, *labels))
-            for name, (text, kind, labels) in _FAMILIES.items()
-        }
-        ranks = list(self._ranks())
-        self._samples += 1
-        # A rank that has ended keeps its totals for as long as it is named, for a last scrape.
-        self._counted = {rank: self._counted.get(rank, {}) for rank in ranks}
-        exchangers = {rank.pid: self._exchangers.get(rank.pid, {}) for rank in ranks}
-        if exchangers.keys() != self._exchangers.keys() or self._samples % _LIST_PROCESSES_EVERY == 0:
-            self._children = self._list_children() if ranks else {}
-        self._exchangers = exchangers
-        if self._numa_cpus is None:
-            self._numa_cpus = self._numa_nodes()
-        self._files.keep(ranks)
-        for rank in ranks:
-            counted, gauges = Readings(self._counted[rank]), Readings()
-            # Before its workers: time of one that ends in between is missed until the next sample,
-            # where the other order would count it twice and then never let the total shrink again.
-            own = self._files.stat(rank)
-            if own is not None and (status := self._files.status(rank)):
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    gauges = self._read(rank, own, status, self._numa_cpus, counted)
-                if not self._files.status(rank):
-                    gauges = Readings()  # it has ended or changed users meanwhile
-                else:
-                    self._counted[rank] = counted
-            of_rank = rank.labels
-            for (name, *labels), value in (*self._counted[rank].items(), *gauges.items()):
-                families[name].add(value, *of_rank, *labels)
-        return list(families.values())
-
-    def _read(
-        self,
-        rank: RankProcess,
-        own: ProcessStat,
-        status: str,
-        nodes: dict[str, frozenset[int]],
-        counted: Readings,
-    ) -> Readings:
-        """Update a rank's totals, and return its gauges."""
-        directory = f"{self._proc}/{rank.pid}"
-        members = {rank.pid: own, **self._descendants(rank.pid)}
-        switches, allowed_list = parse_lines(status, "nonvoluntary_ctxt_switches", "Cpus_allowed_list")
-        now: Readings = {
-            ("process_cpu_seconds",): sum(stat.cpu_seconds for stat in members.values()),
-            ("process_involuntary_switches",): int(switches),
-        }
-        with contextlib.suppress(FileNotFoundError):  # a kernel without scheduler statistics
-            ran_ns, delay_ns = map(int, read(f"{directory}/schedstat").split()[:2])
-            now["process_run_delay_seconds",] = delay_ns / 1e9
-            now["process_thread_cpu_seconds", "main"] = ran_ns / 1e9
-            now["process_thread_cpu_seconds", "other"] = max(0.0, own.own_cpu_seconds - ran_ns / 1e9)
-            now["process_collective_run_delay_seconds",] = self._exchange_delay(rank.pid, own.threads)
-        # Some kernels do not count I/O, and that of another user's process is for root only.
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            for direction, count in self._transferred(rank, members).items():
-                now["process_io_bytes", direction] = count
-        for key, value in now.items():
-            counted[key] = max(value, counted.get(key, 0))
-        allowed = parse_cpu_list(allowed_list)
-        resident = sum(stat.resident_pages for stat in members.values()) * _PAGE_BYTES
-        shares: Readings = {
-            ("process_allowed_cpus", node): float(len(allowed & cpus))
-            for node, cpus in nodes.items()
-            if allowed & cpus
-        }
-        return {("process_resident_memory_bytes",): resident, **shares}
-
-    def _exchange_delay(self, pid: int, threads: int) -> float:
-        """Return for how long a rank's threads that carry out collectives had no CPU, all of them together.
-
-        There may be hundreds of threads: each name is read once, and threads are listed when their number has
-        changed, or every tenth time.
-
-        Raises:
-            FileNotFoundError: The rank is gone, or the kernel has no scheduler statistics.
-        """
-        tasks = f"{self._proc}/{pid}/task"
-        known = self._exchangers[pid]
-        if len(known) != threads or self._samples % _LIST_THREADS_EVERY == 0:
-            self._exchangers[pid] = {
-                thread: known[thread] if thread in known else self._exchanges(f"{tasks}/{thread}")
-                for thread in os.listdir(tasks)  # noqa: PTH208
-            }
-        delay_ns = 0
-        for thread, exchanges in self._exchangers[pid].items():
-            if exchanges:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    delay_ns += int(read(f"{tasks}/{thread}/schedstat").split()[1])
-        return delay_ns / 1e9
-
-    @staticmethod
-    def _exchanges(thread: str) -> bool:
-        try:
-            return _EXCHANGES.search(read(f"{thread}/comm")) is not None
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-
-    def _transferred(self, rank: RankProcess, members: Iterable[int]) -> dict[str, int]:
-        """Return bytes that storage moved for a rank and its workers, by direction.
-
-        Raises:
-            FileNotFoundError: It is not known of the rank.
-            PermissionError: It is not for us to know.
-        """
-        total = self._io(rank.pid)
-        for member in members:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if member != rank.pid:
-                    more = self._io(member)
-                    # A child that has changed users is no worker.
-                    if has_users(self._proc, member, rank.uid, rank.gid):
-                        total = {direction: count + more[direction] for direction, count in total.items()}
-        return total
-
-    def _io(self, pid: int) -> dict[str, int]:
-        counts = parse_lines(read(f"{self._proc}/{pid}/io"), *_DIRECTIONS.values())
-        return dict(zip(_DIRECTIONS, map(int, counts), strict=True))
-
-    def _descendants(self, pid: int) -> dict[int, ProcessStat]:
-        found: dict[int, ProcessStat] = {}
-        unvisited = [pid]
-        while unvisited:
-            parent = unvisited.pop()
-            for child in self._children.get(parent, ()):
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    stat = parse_stat(read(f"{self._proc}/{child}/stat"))
-                    if stat.parent == parent:
-                        found[child] = stat
-                        unvisited.append(child)
-        return found
-
-    def _list_children(self) -> dict[int, list[int]]:
-        """Return the children of every process.
-
-        Who the parent is, is asked once per process.
-        """
-        present = {int(name) for name in os.listdir(self._proc) if name.isdigit()}  # noqa: PTH208
-        for pid in self._parents.keys() - present:
-            del self._parents[pid]
-        for pid in present - self._parents.keys():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                self._parents[pid] = parse_stat(read(f"{self._proc}/{pid}/stat")).parent
-        children: dict[int, list[int]] = {}
-        for pid, parent in self._parents.items():
-            children.setdefault(parent, []).append(pid)
-        return children
-
-    def _numa_nodes(self) -> dict[str, frozenset[int]]:
-        """Return the CPUs of each NUMA node; empty where the kernel knows no such nodes."""
-        return {
-            path.parent.name.removeprefix("node"): parse_cpu_list(read(path))
-            for path in sorted(self._nodes.glob("node[0-9]*/cpulist"))
-        }

@@ -111,6 +111,7 @@ def parse_lines(text: str, *names: str) -> list[str]:
     return values
 
 
+@functools.lru_cache(maxsize=256)
 def parse_cpu_list(text: str) -> frozenset[int]:
     """Return the CPUs of a list like ``0-3,8``; an empty text is no CPU.
 

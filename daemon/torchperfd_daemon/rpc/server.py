@@ -33,8 +33,8 @@ _RPC_OPTIONS: Final = (
 )
 _MAX_DESCRIPTORS: Final = 1 << 16
 _SPARE_DESCRIPTORS: Final = 256
-_DESCRIPTORS_PER_CONNECTION: Final = 5
-"""Its three sockets, and two files on its process."""
+_DESCRIPTORS_PER_CONNECTION: Final = 7
+"""Its three sockets, and four files on its process."""
 _MORE_CONNECTIONS: Final = 64
 """Than sessions that a user may have: for commands, and for the moment between two sessions."""
 

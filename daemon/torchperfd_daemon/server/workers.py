@@ -36,7 +36,8 @@ from torchperfd_daemon.collectors.node import (
     PressureCollector,
 )
 from torchperfd_daemon.collectors.nvml import NvmlCollector
-from torchperfd_daemon.collectors.process import ProcessCollector, RankFiles, RankProcess, Ranks
+from torchperfd_daemon.collectors.process import RankFiles, RankProcess, Ranks
+from torchperfd_daemon.collectors.process_usage import ProcessCollector
 from torchperfd_daemon.config.options import COLLECTORS, ServeSettings
 from torchperfd_daemon.diagnosis.detect.robust_statistics import robust_deviation
 from torchperfd_daemon.errors import TorchperfdError

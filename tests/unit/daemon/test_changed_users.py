@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from tests.unit.daemon.host_tree import HostTree, busy_host
 
-from torchperfd_daemon.collectors import process as process_collector
+from torchperfd_daemon.collectors import process_usage
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
 from torchperfd_daemon.collectors.kubelet import PodResources
-from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess, has_users, is_here
+from torchperfd_daemon.collectors.process import RankProcess, has_users, is_here
+from torchperfd_daemon.collectors.process_usage import ProcessCollector
 from torchperfd_daemon.collectors.procfs import read
 from torchperfd_daemon.doctor.facts import ReportedFacts
 from torchperfd_daemon.doctor.reading import read_facts
@@ -74,11 +75,12 @@ def test_process_totals_of_changed_users_are_dropped(tree: HostTree, monkeypatch
     """The process changes users between the first check and the reading."""
 
     def changing(path: str | Path) -> str:
-        if str(path).endswith("100/io"):
+        if str(path).endswith("101/io"):
             change_users(tree)
         return read(path)
 
-    monkeypatch.setattr(process_collector, "read", changing)
+    tree.add_process(101, 100)
+    monkeypatch.setattr(process_usage, "read", changing)
     collector = ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys)
     assert not any(family.samples for family in collector.sample())
 

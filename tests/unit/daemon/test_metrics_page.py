@@ -41,7 +41,8 @@ from torchperfd_daemon.collectors.node import (
     NetworkCollector,
     PressureCollector,
 )
-from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
+from torchperfd_daemon.collectors.process import RankProcess
+from torchperfd_daemon.collectors.process_usage import ProcessCollector
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict

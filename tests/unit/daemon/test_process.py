@@ -11,10 +11,11 @@ from tests.unit.daemon.host_tree import HostTree
 from tests.unit.daemon.processes import HERE, process, start_ticks
 
 from torchperfd.v1 import contract
-from torchperfd_daemon.collectors import procfs
+from torchperfd_daemon.collectors import process_usage, procfs
 from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
 from torchperfd_daemon.collectors.cgroup import CgroupCollector, Limits, read_limits
-from torchperfd_daemon.collectors.process import ProcessCollector, RankProcess
+from torchperfd_daemon.collectors.process import RankProcess
+from torchperfd_daemon.collectors.process_usage import ProcessCollector
 from torchperfd_daemon.goodput.tracker import process_of
 from torchperfd_daemon.service.rank_process import GoneError, StoppedError, check_running
 from torchperfd_daemon.store.model import RankIdentity
@@ -102,16 +103,23 @@ def test_values_missing_in_the_kernel_are_absent(tree: HostTree) -> None:
     }
 
 
-def test_io_of_another_user_is_absent(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchperfd_daemon.collectors import process
+def test_io_that_cannot_be_read_is_absent(tree: HostTree) -> None:
+    tree.add_process(100, moved=None)
+    (tree.proc / "100/io").mkdir()
+    found = values(ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys).sample())
+    assert ("process_cpu_seconds",) in found
+    assert ("process_io_bytes", "read") not in found
 
+
+def test_io_of_a_worker_of_another_user_is_absent(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(path: str) -> str:
         if Path(path).name == "io":
             raise PermissionError(13, "Permission denied")
         return Path(path).read_text()
 
     tree.add_process(100)
-    monkeypatch.setattr(process, "read", refusing)
+    tree.add_process(101, 100)
+    monkeypatch.setattr(process_usage, "read", refusing)
     found = values(ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys).sample())
     assert ("process_cpu_seconds",) in found
     assert ("process_io_bytes", "read") not in found
