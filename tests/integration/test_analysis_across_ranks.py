@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,55 +28,73 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 # DDP arranges its buckets anew after the first step.
 WARMUP = 3
-folder, slow, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+slow, steps, folders = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.set_num_threads(1)
 pair = dist.new_group([0, 1])
-model = DistributedDataParallel(torch.nn.Linear(64, 64))
-inputs, took = torch.randn(8, 64), []
-plan = schedule(wait=0, warmup=WARMUP, active=steps, repeat=1)
-with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=plan) as profiler:
-    for _ in range(steps + WARMUP):
-        if rank == slow:
-            time.sleep(0.05)
-        loss = model(inputs).sum()
-        begun = time.monotonic()
-        loss.backward()
-        took.append(time.monotonic() - begun)
-        if "subgroup" in sys.argv and rank < 2:
-            dist.all_reduce(torch.ones(4), group=pair)
-        if rank == 0:
-            dist.send(torch.ones(1), 2)
-        if rank == 2:
-            dist.recv(torch.ones(1), 0)
-        profiler.step()
-profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
-with open(f"{folder}/took{rank}", "w") as file:
-    json.dump(took[WARMUP:], file)
+
+def train(folder):
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    inputs, took = torch.randn(8, 64), []
+    plan = schedule(wait=0, warmup=WARMUP, active=steps, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=plan) as profiler:
+        for _ in range(steps + WARMUP):
+            if rank == slow:
+                time.sleep(0.05)
+            loss = model(inputs).sum()
+            begun = time.monotonic()
+            loss.backward()
+            took.append(time.monotonic() - begun)
+            if folder.endswith("subgroup") and rank < 2:
+                dist.all_reduce(torch.ones(4), group=pair)
+            if rank == 0:
+                dist.send(torch.ones(1), 2)
+            if rank == 2:
+                dist.recv(torch.ones(1), 0)
+            profiler.step()
+    profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
+    with open(f"{folder}/took{rank}", "w") as file:
+        json.dump(took[WARMUP:], file)
+
+for folder in folders:
+    train(folder)
+    dist.barrier()
 # All is written. How torch's threads and the interpreter end beside each other, in which a rank was once
 # aborted, is not what is looked at here.
-dist.barrier()
 os._exit(0)
 """
 
 
-def train(folder: Path, *arguments: str) -> Path:
-    """Run the script on all ranks; return the folder with their traces and what they measured."""
-    script = folder / "slow.py"
+def train(base: Path, *names: str) -> list[Path]:
+    """Run the script on all ranks; return a folder per name with its traces and what the ranks measured."""
+    script = base / "slow.py"
     script.write_text(SCRIPT)
-    command = [*torchrun(RANKS), str(script)]
-    command += [str(folder), str(SLOW), str(STEPS), *arguments]
+    folders = [base / name for name in names]
+    for folder in folders:
+        folder.mkdir()
+    command = [*torchrun(RANKS), str(script), str(SLOW), str(STEPS), *map(str, folders)]
     env = os.environ | {"PYTHONFAULTHANDLER": "1"}  # a rank that dies says where
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
-    return folder
+    return folders
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield runs of a job that trains several times: to start its ranks takes far longer than to train."""
+
+    def endless() -> Iterator[Path]:
+        while True:
+            yield from train(tmp_path_factory.mktemp("runs"), *map(str, range(5)))
+
+    return endless()
 
 
 @pytest.fixture
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(runs: Iterator[Path]) -> Path:
     """Return a run of the test's own: one that other programs disturb must not fail all tests."""
-    return train(tmp_path_factory.mktemp("run"))
+    return next(runs)
 
 
 @pytest.fixture
@@ -145,7 +164,7 @@ def test_a_clock_that_is_5_s_off_changes_nothing_but_its_offset(run: Path, copy:
 
 
 def test_groups_without_distinct_names_are_matched_by_end(tmp_path: Path) -> None:
-    folder = train(tmp_path, "subgroup")
+    (folder,) = train(tmp_path, "subgroup")
     result = across(folder)
     assert result.blamed is not None
     assert result.blamed.rank == SLOW
