@@ -126,8 +126,9 @@ def to_families(readings: Iterable[GpuReading]) -> list[Family]:
         name: Family(name, text, kind, (*_LABELS, *labels)) for name, (text, kind, labels) in FAMILIES.items()
     }
     for reading in readings:
+        own = (reading.gpu, reading.uuid)
         for (name, labels), value in reading.values.items():
-            made[name].add(value, reading.gpu, reading.uuid, *labels)
+            made[name].samples.append(((*own, *labels), value))
     return [family for family in made.values() if family.samples]
 
 

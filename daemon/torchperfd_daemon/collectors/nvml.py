@@ -20,8 +20,6 @@ from torchperfd_daemon.collectors.nvml_counters import (
     Gpm,
     RateTotal,
     Throttle,
-    WrappingTotal,
-    read_fields,
 )
 from torchperfd_daemon.collectors.nvml_errors import (
     DriverGoneError,
@@ -99,6 +97,7 @@ class NvmlDevice:
         self._seldom: dict[tuple[str, tuple[str, ...]], float] = {}
         self._seldom_due = -math.inf
         self._is_split = False
+        self._fields = nvml_counters.Fields(handle)
         self._throttle = Throttle(handle, clock)
         self._gpm: Gpm | None = None
         self._has_gpm = nvml_counters.is_gpm_supported(handle)
@@ -110,7 +109,7 @@ class NvmlDevice:
             )
         self._gpm_trials = _GPM_TRIALS
         self._rates = {key: RateTotal() for key in _RATES}
-        self._wraps = {direction: WrappingTotal() for direction in _PCIE}
+        self._wraps = {direction: nvml_counters.WrappingTotal() for direction in _PCIE}
         self._instances: dict[str, Gpm] = {}
 
     def read(self) -> list[GpuReading]:
@@ -122,7 +121,7 @@ class NvmlDevice:
         """
         reading = GpuReading(self._gpu, self.uuid)
         self._read_load(reading)
-        fields = read_fields(self._handle)
+        fields = self._fields.read()
         reading.put("gpu_temperature_celsius", _value(fields, nvml_counters.MEMORY_TEMPERATURE), "memory")
         for reason, seconds in self._throttle.read(fields).items():
             reading.put("gpu_throttle_seconds", seconds, reason)
@@ -174,6 +173,7 @@ class NvmlDevice:
         if now < self._seldom_due:
             return False
         self._seldom_due = now + _SELDOM_S
+        self._fields.ask_for_all()
         handle, health = self._handle, GpuReading(self._gpu, self.uuid)
         mode = ask("nvmlDeviceGetMigMode", handle)
         self._is_split = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE

@@ -1,13 +1,15 @@
 """What NVML counts of one GPU: numbered fields, activity by GPM, throttled time, and totals of them."""
 
+import ctypes
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import pynvml
 
-from torchperfd_daemon.collectors.nvml_errors import ask
+from torchperfd_daemon.collectors.nvml_errors import ask, attempt
 
 
 class RateTotal:
@@ -78,31 +80,30 @@ SYNC_BOOST_NS: Final = 76
 _SLOWDOWNS_NS: Final = ((251, 252, 253), (269, 270, 271))
 
 _ALL_LINKS: Final = 0xFFFFFFFF
-_ASKED_FIELDS: Final = (
+_OF_THE_GPU: Final = (
     *(MEMORY_TEMPERATURE, NVLINK_COUNT, PCIE_TRANSMIT_BYTES, PCIE_RECEIVE_BYTES),
     *(SW_POWER_CAP_NS, SYNC_BOOST_NS, *_SLOWDOWNS_NS[0], *_SLOWDOWNS_NS[1]),
+)
+# Number and scope.
+_ASKED_FIELDS: Final = (
+    *((number, 0) for number in _OF_THE_GPU),
     *((NVLINK_TRANSMIT_KIB, _ALL_LINKS), (NVLINK_RECEIVE_KIB, _ALL_LINKS)),
 )
-# The binding's structures run Python code for every attribute, to turn bytes into text. Numbers are read
-# past that.
-_number_of = pynvml.c_nvmlFieldValue_t.fieldId.__get__
-_status_of = pynvml.c_nvmlFieldValue_t.nvmlReturn.__get__
-_type_of = pynvml.c_nvmlFieldValue_t.valueType.__get__
-_value_of = pynvml.c_nvmlFieldValue_t.value.__get__
-_metric_of = pynvml.c_nvmlGpmMetric_t.metricId.__get__
-_metric_status_of = pynvml.c_nvmlGpmMetric_t.nvmlReturn.__get__
-_metric_value_of = pynvml.c_nvmlGpmMetric_t.value.__get__
-_VALUE_MEMBERS: Final = {
-    pynvml.NVML_VALUE_TYPE_DOUBLE: ("dVal", 0),
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: ("uiVal", 32),
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: ("ulVal", 64),
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: ("ullVal", 64),
-    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: ("sllVal", 63),
+# The binding's structures run Python code for every attribute, to turn bytes into text, and its function for
+# fields makes new ones for each call. So structures are kept, and numbers are read past them.
+# A field: number, scope, time, latency, type, status, value. A metric: number, status, value, texts.
+_FIELD: Final = struct.Struct("IIqqII8s")
+_METRIC: Final = "IId24x"
+_FORMATS: Final = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: (struct.Struct("d"), 0),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: (struct.Struct("I"), 32),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: (struct.Struct("L"), 64),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: (struct.Struct("Q"), 64),
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: (struct.Struct("q"), 63),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FieldValue:
+class FieldValue(NamedTuple):
     """One field.
 
     Attributes:
@@ -114,19 +115,47 @@ class FieldValue:
     bits: int
 
 
-def read_fields(handle: Any) -> dict[int, FieldValue]:
-    """Return the fields that this GPU has, by number.
+class Fields:
+    """Reads the fields of one GPU: at first all, later those that it had in the reading before."""
 
-    Raises:
-        GpuLostError: The GPU does not answer.
-        DriverGoneError: The driver does not.
-    """
-    found = {}
-    for item in ask("nvmlDeviceGetFieldValues", handle, _ASKED_FIELDS) or ():
-        if _status_of(item) == pynvml.NVML_SUCCESS and (kind := _VALUE_MEMBERS.get(_type_of(item))):
-            member, bits = kind
-            found[_number_of(item)] = FieldValue(getattr(_value_of(item), member), bits)
-    return found
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.ask_for_all()
+
+    def ask_for_all(self) -> None:
+        """Ask for every field with the next reading."""
+        self._set_asked(_ASKED_FIELDS)
+
+    def read(self) -> dict[int, FieldValue]:
+        """Return the fields that this GPU has, by number.
+
+        Raises:
+            GpuLostError: The GPU does not answer.
+            DriverGoneError: The driver does not.
+        """
+        if attempt(self._fill) is None:
+            return {}
+        found = {}
+        for number, _, _, _, kind, status, raw in _FIELD.iter_unpack(self._items):
+            if status == pynvml.NVML_SUCCESS and kind in _FORMATS:
+                form, bits = _FORMATS[kind]
+                found[number] = FieldValue(form.unpack_from(raw)[0], bits)
+        if len(found) < len(self._asked):
+            self._set_asked([each for each in self._asked if each[0] in found])
+        return found
+
+    def _set_asked(self, fields: Sequence[tuple[int, int]]) -> None:
+        self._asked = fields
+        self._items = (pynvml.c_nvmlFieldValue_t * len(fields))(*fields)
+
+    def _fill(self) -> bool:
+        call = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
+        if call is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        status = call(self._handle, len(self._asked), ctypes.byref(self._items))
+        if status != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(status)
+        return True
 
 
 def slowdown_ns(fields: Mapping[int, FieldValue]) -> tuple[float, float, float] | None:
@@ -175,11 +204,12 @@ class Gpm:
     ) -> None:
         self._take = take
         self._clock = clock
-        self._wanted = tuple(metrics)
+        wanted = tuple(metrics)
+        self._results = struct.Struct(_METRIC * len(wanted))
         self._request: Any = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        self._request.numMetrics = len(self._wanted)
-        for position, metric in enumerate(self._wanted):
+        self._request.numMetrics = len(wanted)
+        for position, metric in enumerate(wanted):
             self._request.metrics[position].metricId = metric
         self._previous: Any = ask("nvmlGpmSampleAlloc")
         self._newest: Any = ask("nvmlGpmSampleAlloc")
@@ -220,11 +250,11 @@ class Gpm:
         request.sample1, request.sample2 = self._previous, self._newest
         if ask("nvmlGpmMetricsGet", request) is None:
             return {}
+        found = iter(self._results.unpack_from(request, pynvml.c_nvmlGpmMetricsGet_t.metrics.offset))
         return {
-            _metric_of(result): value
-            for result in request.metrics[: len(self._wanted)]
-            if _metric_status_of(result) == pynvml.NVML_SUCCESS
-            and math.isfinite(value := _metric_value_of(result))
+            metric: value
+            for metric, status, value in zip(found, found, found, strict=True)
+            if status == pynvml.NVML_SUCCESS and math.isfinite(value)
         }
 
 
@@ -303,4 +333,9 @@ def _active_reasons(function: str, handle: Any) -> frozenset[str] | None:
     if bits is None:
         # Drivers before 535 know it by its old name.
         bits = ask(function.replace("Event", "Throttle"), handle)
-    return None if bits is None else frozenset(name for name, bit in _THROTTLE_REASONS.items() if bits & bit)
+    return None if bits is None else _reasons(bits)
+
+
+@functools.cache
+def _reasons(bits: int) -> frozenset[str]:
+    return frozenset(name for name, bit in _THROTTLE_REASONS.items() if bits & bit)

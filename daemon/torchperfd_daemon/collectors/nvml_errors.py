@@ -43,8 +43,11 @@ def ask(function: str, *arguments: Any) -> Any:
     """
     # By name, since old releases of the binding lack functions just as old drivers lack symbols.
     call = getattr(pynvml, function, None)
-    if call is None:
-        return None
+    return None if call is None else attempt(call, *arguments)
+
+
+def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Make a call that may raise errors of NVML; return and raise what :func:`ask` does."""
     try:
         return call(*arguments)
     except _LOST_ERRORS as error:
@@ -52,7 +55,7 @@ def ask(function: str, *arguments: Any) -> Any:
     except _GONE_ERRORS as error:
         raise DriverGoneError(str(error)) from error
     except pynvml.NVMLError as error:
-        log.debug("%s: %s", function, error)
+        log.debug("%s: %s", call.__name__, error)
         return None
 
 

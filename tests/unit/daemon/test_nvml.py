@@ -254,6 +254,13 @@ def test_errors_of_memory_are_asked_for_every_ten_seconds(tmp_path: Path) -> Non
     assert [look["gpu_row_remap_pending"][FIRST] for look in looks] == [0] * 10 + [1]
 
 
+def test_missing_fields_are_asked_for_every_ten_seconds(tmp_path: Path) -> None:
+    without = scenario(gpu(0, **{"field.82": None}))
+    looks = sample(tmp_path, without, without, *[scenario(gpu(0))] * 10)
+    found = [(*FIRST, "memory") in look["gpu_temperature_celsius"] for look in looks]
+    assert found == [False] * 11 + [True]
+
+
 def test_a_gpu_that_is_lost_from_the_start_is_seen_to_be(tmp_path: Path) -> None:
     [look, later] = sample(tmp_path, scenario(gpu(0), gpu(1, handle="!15")), scenario(gpu(0), gpu(1)))
     assert look["gpu_up"] == {FIRST: 1, ("1", ""): 0}
