@@ -4,7 +4,7 @@ prometheus_client's encoders take several times as long. A page has thousands of
 for it every few seconds.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
@@ -15,6 +15,8 @@ from torchperfd_daemon.collectors.base import Family
 PREFIX = "torchperfd_"
 _OPENMETRICS = "application/openmetrics-text"
 _END = "# EOF\n"
+# Python writes numbers of this range as Go does.
+_LEAST_SAME, _MOST_SAME = -1e6, 1e6
 
 
 class _One:
@@ -50,18 +52,17 @@ def _lines(family: Family, *, is_openmetrics: bool) -> Iterator[str]:
     text = family.help.replace("\\", r"\\").replace("\n", r"\n")
     yield f"# HELP {named} {_quoted(family.help) if is_openmetrics else text}\n# TYPE {named} {family.kind}\n"
     order = sorted(range(len(family.labels)), key=family.labels.__getitem__)
-    labels = [(f'{family.labels[place]}="', place) for place in order]
+    labels = ",".join([f'{family.labels[place]}="%s"' for place in order])
+    line = f"{series}{{{labels}}} %s\n" if order else f"{series} %s\n"
     for values, value in family.samples:
-        yield f"{series}{_labels(labels, values)} {_text(value)}\n"
-
-
-def _labels(labels: Sequence[tuple[str, int]], values: Sequence[str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join([f'{label}{_quoted(values[place])}"' for label, place in labels]) + "}"
+        together = "".join(values)
+        shown = values if _quoted(together) is together else [_quoted(each) for each in values]
+        yield line % (*[shown[place] for place in order], _text(value))
 
 
 def _text(value: float) -> str:
+    if _LEAST_SAME < value < _MOST_SAME:
+        return repr(float(value))
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
