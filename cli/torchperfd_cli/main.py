@@ -173,7 +173,6 @@ MODULES: Final = {
     "completion": "_options",
     "config": "serve",
     "dashboards": "open",
-    "doctor": "serve",
     "explain": "diagnose",
     "goodput": "ranks",
     "ps": "ranks",

@@ -155,7 +155,7 @@ def render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Render:
             f"torchperfd_cli.commands.{name}.connect", lambda _: contextlib.nullcontext(FakeDaemon())
         )
     finding = Finding("ranks", f"rank 2 of {RUN}", f"has 2 CPUs on {HOSTS}", "its loader waits", "taskset -a")
-    monkeypatch.setattr("torchperfd_cli.commands.serve.doctor.examine", lambda _: [finding])
+    monkeypatch.setattr("torchperfd_cli.commands.doctor.doctor.examine", lambda _: [finding])
 
     def call(arguments: Sequence[str], *, is_terminal: bool) -> str:
         if arguments[0] == "captures":
