@@ -9,11 +9,12 @@ import pytest
 from benchmarks.faults import catalog, recordings
 from benchmarks.faults.trial import JOB, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = pytest.mark.slow
 
 NAMED = {fault.name: fault for fault in catalog.FAULTS}
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("fault", "model"), [("slow loader, one rank", "convnet-fsdp2"), ("slow collective", "mlp-ddp")]
 )

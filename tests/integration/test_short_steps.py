@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.node import eventually, new_node
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import sys, time, torch, torchperfd

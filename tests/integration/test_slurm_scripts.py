@@ -230,7 +230,6 @@ def test_epilog_ends_a_command_that_hangs(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
 @pytest.mark.timeout(400)
 @pytest.mark.needs("slurmctld", "slurmd", "slurmdbd", "sacctmgr", "munged", "mariadbd", "ip")
 def test_verdict_of_two_nodes_reaches_accounting() -> None:
