@@ -6,12 +6,14 @@ BIN := $(VENV)/bin
 RELEASE := .venv-release
 # The CPU build of torch that the tests are pinned to.
 TORCH := torch==2.13.0
-# Tests with real processes: most run two at a time, since they mostly wait; those marked serial come after them.
+# Tests wait about half of the time, so three share two processors.
+WORKERS := $(shell expr $$(nproc) \* 3 / 2)
+# Tests with real processes: most run three at a time; those marked serial come after them.
 REAL := $(BIN)/python -m pytest tests/scenarios tests/integration tests/tutorials
-PAIRED := -n 2 --dist loadfile
+ABREAST := -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-nightly mutation test-unit test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
+.PHONY: help setup demo test test-all test-nightly mutation test-unit test-quick test-slow test-integration test-wire lint format protos screenshots dashboards dashboard-pictures docs man \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-tune \
 	bench-loader-search bench-agreement \
 	bench-analysis bench-memory bench-exit bench-steady bench-capture \
@@ -51,15 +53,9 @@ setup: $(VENV)/.installed  ## Make the virtual environment.
 demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse; about a minute.
 	$(BIN)/python client/examples/demo.py
 
-test: setup lint test-unit  ## Style, types, architecture and all tests that are quick; under 15 minutes with set-up.
-	$(REAL) -m 'not slow and not serial' $(PAIRED)
-	$(REAL) -m 'not slow and serial'
+test: lint test-unit test-quick  ## Style, types, architecture and all tests that are quick; under 15 minutes with set-up.
 
-test-all: test  ## All that CI runs: the slow tests, real frameworks, and other versions of grpcio as well.
-	$(MAKE) -j 2 --output-sync test-wire $(VENV)/.frameworks .venv-kube/.installed
-	$(BIN)/python -m pytest tests/deploy tests/frameworks $(PAIRED) --no-loadscope-reorder  # the longest first
-	$(REAL) -m 'slow and not serial' $(PAIRED)
-	$(REAL) -m 'slow and serial'
+test-all: test test-wire test-slow  ## All tests of CI: the slow tests, real frameworks, and other versions of grpcio as well.
 
 test-nightly: export TORCHPERFD_TEST_FRESH_SEED = 1
 test-nightly: test-all  ## The same with examples that no run has played before.
@@ -68,7 +64,17 @@ mutation: setup  ## The mutation score of the pure rooms, on a sample; about 20 
 	$(BIN)/python -m tools.mutation $(MUTATION)
 
 test-unit: setup  ## The fast tests, side by side.
-	$(BIN)/python -m pytest tests/unit -n logical
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
+
+test-quick: setup  ## The quick tests with real processes.
+	$(REAL) -m 'not slow and not serial' $(ABREAST)
+	$(REAL) -m 'not slow and serial'
+
+test-slow: setup  ## The slow tests with real processes, and real frameworks.
+	$(MAKE) -j 2 --output-sync $(VENV)/.frameworks .venv-kube/.installed
+	$(BIN)/python -m pytest tests/deploy tests/frameworks $(ABREAST) --no-loadscope-reorder  # the longest first
+	$(REAL) -m 'slow and not serial' $(ABREAST)
+	$(REAL) -m 'slow and serial'
 
 test-integration: setup  ## The tests with real processes.
 	$(BIN)/python -m pytest tests/integration
