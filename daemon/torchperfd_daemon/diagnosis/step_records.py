@@ -73,15 +73,16 @@ class Fit:
     def __init__(self, records: Sequence[RankRecord], warm: int = 0, least_wait: float = MIN_SHARE) -> None:
         self._records = records
         self._warm = warm
-        names = {name for record in records for name in record.host}
+        names = dict.fromkeys(name for record in records for name in record.host).keys()
         own = sorted(names - {*_BEFORE, *_AFTER, "data", "collective_wait"})
         self._before = tuple(name for name in (*own, *_BEFORE) if name in names)
         self._after = tuple(name for name in _AFTER if name in names or name in (END, READS))
         self._shape = len(records), len(records[0].steps)
-        self.steps = np.array([record.steps for record in records])
         self._none = np.zeros(self._shape[1])
+        self._host_times = {name: self._host(name) for name in names}
+        self.steps: Float64 = np.sum([*self._host_times.values()], axis=0)
         self.sync = np.array([self._none if record.sync is None else record.sync for record in records])
-        self._host_wait = self._host("collective_wait")
+        self._host_wait = self._host_times.get("collective_wait", np.zeros(self._shape))
         device_wait = self._device("collective_wait")
         on_device = float(device_wait.mean()) > float(self._host_wait.mean())
         self._waits = device_wait if on_device else self._host_wait
@@ -94,18 +95,19 @@ class Fit:
     def without_waits(self) -> StepModel:
         """Return the model of hosts that never wait for their devices."""
         phases = (*self._before, *self._after)
-        host = np.array([self._host(name) for name in phases])
+        nothing = np.zeros(self._shape)
+        host = np.array([self._host_times.get(name, nothing) for name in phases])
         if self._barrier == ALONE:
             # What a rank waits for in collectives of which no other rank is seen is its own time.
             host[len(self._before)] += self._host_wait
-        work = [np.zeros(self._shape) if name in _NOT_LAUNCHING else self._device(name) for name in phases]
+        work = [nothing if name in _NOT_LAUNCHING else self._device(name) for name in phases]
         return StepModel(
             before=self._before,
             after=self._after,
             host=host,
             device=np.array(work),
             syncs=np.zeros(len(phases), dtype=bool),
-            make=self._host("data"),
+            make=self._host_times.get("data", nothing),
             handover=np.zeros(self._shape),
             workers=0,
             exchange=self._waits.min(axis=0) if self._barrier != ALONE else self._none,
