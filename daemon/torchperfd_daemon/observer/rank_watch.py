@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd.model.totals import PhaseTotals
 from torchperfd_daemon.diagnosis.detect.straggler import (
     MIN_STEPS,
     Doing,
@@ -52,6 +53,8 @@ _PHASES: Final = 32
 _AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S = range(10)
 _COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _ENDED, _BESIDE_NS, _SYNC_NS, _BUSY_S = range(10, 18)
 _RAN_S, _OTHERS_RAN_S, _FIXED = range(18, 21)
+
+_NO_PHASE: Final = PhaseTotals()
 
 _DOING: Final = {
     State.STARTING: Doing.IDLE,
@@ -266,20 +269,20 @@ class RankWatch:
             context.others_ran.get(key, 0.0),
         )
         self._edges.append(WindowEdge.of(totals))
-        for number, name in enumerate(self._names):
-            if name in phases:
-                row[_FIXED + number] = phases[name].ns
-                row[_FIXED + _PHASES + number] = phases[name].device_ns
+        spent = [phases.get(name, _NO_PHASE) for name in self._names]
+        row[_FIXED : _FIXED + len(spent)] = [each.ns for each in spent]
+        row[_FIXED + _PHASES : _FIXED + _PHASES + len(spent)] = [each.device_ns for each in spent]
         self._growth.observe(row[_STEPS], row[_NS], row[_FIXED : _FIXED + _PHASES])
         if self._first is None:
             self._first = row.copy()
             self._first_switches = totals.switches
         else:
-            whole = np.maximum(row - self._first, 0.0).tolist()
+            used = _FIXED + len(spent)
+            whole = np.maximum(row[:used] - self._first[:used], 0.0).tolist()
             waits = self._of_threads(whole)[2:] if whole[_STEPS] > 0 else (0.0, 0.0)
             self.rank.queued_seconds, self.rank.blocked_seconds = waits
-            change = np.maximum(row - self._rows[1], 0.0)
-            self._beside_saves.add(_saving(change), int(change[_STEPS]), float(change[_NS] / 1e9))
+            change = np.maximum(row[:_FIXED] - self._rows[1][:_FIXED], 0.0).tolist()
+            self._beside_saves.add(_saving(change), int(change[_STEPS]), change[_NS] / 1e9)
 
     def _between(
         self,
@@ -324,7 +327,7 @@ class RankWatch:
             reclaim_seconds=change[_MEMORY_S] * per_step,
             compiled_seconds=change[_COMPILED_NS] / steps / 1e9,
             checkpoint_seconds=self._saved_per_step(first, last),
-            background_save_seconds=_saving(changes) * self._beside_saves.extra_seconds,
+            background_save_seconds=_saving(change) * self._beside_saves.extra_seconds,
             on_device=is_on_device(totals),
             hides_script_code=totals.hides_script_code,
             forward_unseen=totals.forward_unseen,
@@ -392,6 +395,6 @@ def _within_steps(change: Sequence[float]) -> float:
     return min(1.0, change[_NS] / 1e9 / max(1e-9, change[_AT])) / change[_STEPS]
 
 
-def _saving(change: Float64) -> float:
+def _saving(change: Sequence[float]) -> float:
     """Return for which part of the time between two samples a checkpoint was saved in the background."""
-    return float(min(1.0, change[_BESIDE_NS] / 1e9 / max(1e-9, change[_AT])))
+    return min(1.0, change[_BESIDE_NS] / 1e9 / max(1e-9, change[_AT]))
