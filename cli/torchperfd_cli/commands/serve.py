@@ -1,6 +1,7 @@
 """``torchperfd serve``, with flags made of the table of options; ``config`` of this node."""
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -86,6 +87,8 @@ def _given(context: click.Context) -> Mapping[str, Any]:
 _SWITCH_INTERVAL_S: Final = 0.0005
 """A tenth of Python's default. The event loop releases the interpreter at each system call, and waits for up
 to this time to have it again while a thread of the samplers computes."""
+_COLLECTED_AFTER: Final = 10_000
+"""New objects before Python looks for cycles, 700 by default: reports are freed at once, and leave none."""
 
 
 @click.command("serve")
@@ -107,6 +110,8 @@ def serve_command(context: click.Context, /, config_file: Path | None, **_: Any)
     from torchperfd_daemon.server.lifecycle import AlreadyServedError
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    gc.freeze()
+    gc.set_threshold(_COLLECTED_AFTER)
 
     async def serve() -> None:
         await Daemon(settings, config.plan).run()
