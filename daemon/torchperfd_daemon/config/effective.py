@@ -196,6 +196,7 @@ def _schedule_table(schedule: Schedule) -> dict[str, Any]:
 
 SYSTEM_FILE: Final = Path("/etc/torchperfd/config.toml")
 _MAX_FILE_BYTES: Final = 1024 * 1024
+_MAX_REASON_LENGTH: Final = 120
 _TRIGGER_TABLES: Final = ("triggers", "trigger")
 
 
@@ -261,8 +262,9 @@ def _parse_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not TOML: {shown_value(reason)[1:-1]}", "correct it") from None
+        # tomllib writes out what it found as Python does, so without control characters.
+        reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
+        raise ConfigError(f"{path} is not TOML: {reason}", "correct it") from None
 
 
 DEFAULT_ORIGIN: Final = "default"

@@ -1,13 +1,17 @@
 """Reads the files of secrets and certificates by which a daemon or a command authenticates itself."""
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.errors import TorchperfdError, explained
 
 MAX_FILE_BYTES: Final = 2**20
+_SHARED_MODE: Final = 0o640
+"""Of a secret of root's that a service may read by its group."""
 
 
 def read_file(path: Path, remedy: str, *, secret: bool = False) -> bytes:
@@ -24,6 +28,7 @@ def read_file(path: Path, remedy: str, *, secret: bool = False) -> bytes:
     # Kubernetes mounts a secret as links.
     with (
         explained(f"cannot read {path}", remedy),
+        _explained_secret(path) if secret else contextlib.nullcontext(),
         open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file,  # noqa: PTH123
     ):
         status = os.fstat(file.fileno())
@@ -35,6 +40,19 @@ def read_file(path: Path, remedy: str, *, secret: bool = False) -> bytes:
     if len(content) > MAX_FILE_BYTES:
         raise TorchperfdError(f"{path} has more than {MAX_FILE_BYTES:,} bytes", remedy)
     return content
+
+
+@contextlib.contextmanager
+def _explained_secret(path: Path) -> Iterator[None]:
+    """Say how root gives a secret to this process where only root may read it."""
+    try:
+        yield
+    except PermissionError as error:
+        raise TorchperfdError(f"cannot read {path}: {error.strerror}", _shared_by_root(path)) from error
+
+
+def _shared_by_root(path: Path) -> str:
+    return f"as root: `chgrp {os.getegid()} {path} && chmod 640 {path}`"
 
 
 def _check_secret(path: Path, status: os.stat_result) -> None:
@@ -52,4 +70,9 @@ def _check_secret(path: Path, status: os.stat_result) -> None:
     if status.st_uid == 0 != user and status.st_gid in (os.getegid(), *os.getgroups()):
         allowed |= stat.S_IRGRP
     if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed:
-        raise TorchperfdError(f"users other than its owner can use {path}", f"`chmod 600 {path}`")
+        remedy = f"`chmod 600 {path}`"
+        if status.st_uid == 0 != user:
+            remedy = _shared_by_root(path)
+        elif user == 0 and stat.S_IMODE(status.st_mode) == _SHARED_MODE:
+            remedy += ", or run this as the daemon's user, whose group may read it"
+        raise TorchperfdError(f"users other than its owner can use {path}", remedy)

@@ -154,6 +154,14 @@ class Targets:
             raise NoSuchTargetError(
                 f"this node has {len(runs)} runs{of_job}: {', '.join(runs)}", "choose one with --run"
             )
+        if any(
+            job in ("", ranks[0].identity.job_name) and not self._rights.may_command(ranks[0].process.uid)
+            for ranks in self._store.runs().values()
+        ):
+            raise NoSuchTargetError(
+                f"this node has no run{of_job} of yours",
+                "`torchperfd ps` lists those of other users, which root and the admin_group may command",
+            )
         if job:
             raise NoSuchTargetError(f"this node has no run{of_job}", LISTED)
         raise NoSuchTargetError("this node has no run", "start one with `torchperfd run`")

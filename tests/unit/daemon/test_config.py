@@ -176,6 +176,7 @@ def test_paths_in_a_file_start_from_the_file(tmp_path: Path) -> None:
         ("demo = 1", "demo: 1 is neither true nor false; write true or false"),
         ("socket_mode = 600", 'socket_mode: 600 is no file mode; write it like "600" or "666"'),
         ("interval = [", "is not TOML: "),
+        ('log_level = "info', r"is not TOML: Unterminated string (at end of document); correct it"),
         (b"\xff\xfe", "is not TOML: "),
         ("x = " + "[" * 5000, "is not TOML: "),
         ("interval = " + "9" * 5000, "is not TOML: "),

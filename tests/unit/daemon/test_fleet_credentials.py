@@ -1,6 +1,10 @@
 """Secrets and certificates of a fleet: they change while it runs, and calls without them are seen."""
 
 import os
+import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -91,6 +95,38 @@ def test_token_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) ->
     link = tmp_path / "link"
     link.symlink_to(path)
     assert read_credentials(link, None, None, None).token == TOKEN, "as Kubernetes mounts secrets"
+
+
+SERVICE_READS = """
+import os, sys
+from pathlib import Path
+from torchperfd_daemon.fleet.credentials import read_credentials
+os.setgroups([])
+os.setgid(9407)
+os.setuid(9407)
+try:
+    print(read_credentials(Path(sys.argv[1]), None, None, None).token)
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_token_of_root_is_given_to_the_group_of_a_service(mode: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "token")
+        Path(folder).chmod(0o755)
+        path.write_text(TOKEN)
+        path.chmod(mode)
+        command = [sys.executable, "-c", SERVICE_READS, str(path)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        advice = re.search("; as root: `(.+)`$", answer)
+        assert advice, answer
+        subprocess.run(advice[1], shell=True, check=True)
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{TOKEN}\n"
+        with pytest.raises(TorchperfdError, match="or run this as the daemon's user"):
+            read_credentials(path, None, None, None)
 
 
 def test_token_file_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
