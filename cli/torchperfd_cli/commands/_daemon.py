@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -105,11 +106,21 @@ def find_daemon(socket: str | None) -> tuple[str, control_pb2.GetInfoResponse]:
         DaemonUnreachableError: None answers.
     """
     *others, last = (socket,) if socket else contract.socket_candidates()
+    service: DaemonUnreachableError | None = None
     for path in others:
-        with contextlib.suppress(DaemonUnreachableError), connect(path) as daemon:
-            return path, daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
-    with connect(last) as daemon:
-        return last, daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
+        try:
+            with connect(path) as daemon:
+                return path, daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
+        except DaemonUnreachableError as error:
+            service = error
+    try:
+        with connect(last) as daemon:
+            return last, daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
+    except DaemonUnreachableError:
+        # A node with the service's directory should have its daemon, whatever this user could start.
+        if service and Path(contract.SYSTEM_SOCKET).parent.is_dir():
+            raise service from None
+        raise
 
 
 def _translated(error: grpc.RpcError, path: str) -> TorchperfdError:

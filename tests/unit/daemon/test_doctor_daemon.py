@@ -138,3 +138,14 @@ def test_doctor_without_a_daemon_ends_with_its_exit_code(run: Run, tmp_path: Pat
     code, out, err = run("doctor", "--daemon", "--socket", tmp_path / "no.sock")
     assert (code, out) == (4, "")
     assert "no daemon answers at" in err
+
+
+def test_doctor_on_a_node_of_a_service_names_its_socket(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHPERFD_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(contract, "SYSTEM_SOCKET", str(tmp_path / "service" / "daemon.sock"))
+    assert run("doctor", "--daemon")[2].startswith(f"torchperfd: no daemon answers at {tmp_path}/torchperfd/")
+    (tmp_path / "service").mkdir()
+    assert run("doctor", "--daemon")[2].startswith(f"torchperfd: no daemon answers at {tmp_path}/service/")
