@@ -80,7 +80,8 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool
     """
     job = _Nodes(parts) if any(part.works for part in parts) else None
     verdict = _worst(run, parts, job, hidden=hidden)
-    if verdict.cause is not Cause.HANG and job:
+    # A lone node's verdict keeps the step that its cost was measured in, as `diagnose` there shows it.
+    if verdict.cause is not Cause.HANG and job and not (len(parts) == 1 and verdict.step_seconds):
         verdict = replace(verdict, step_seconds=job.walk.step)
     # The nodes have judged all but what their ranks wait for.
     limited = limit_claim(verdict, job.means() if job else (), missing, unseen_where=_ELSEWHERE)

@@ -318,3 +318,10 @@ def test_memory_that_grows_on_one_node_is_never_left_out() -> None:
     assert judge(RUN, parts(works, beside)).account == uneven_account()
     alone = judge(RUN, parts(job(4), NONE, growing))
     assert (alone.cause, alone.others) == (Cause.MEMORY_PRESSURE, ())
+
+
+def test_verdict_of_a_lone_node_keeps_the_step_of_its_cost() -> None:
+    """Its cost is that of the moment when it was found: of a newer step it would be another share."""
+    found = replace(says(Cause.INPUT_BOUND, 0.08), step_seconds=0.1)
+    assert judge(RUN, parts(job(4), found)).step_seconds == 0.1
+    assert judge(RUN, parts(job(4), found, found)).step_seconds < 0.05
