@@ -11,8 +11,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.support.node import ROOT
-from tools.release.build import CHECKSUMS, write_checksums
-from tools.release.deb import PYTHONS, debian_version, requirements_for
+from tools.release.build import CHECKSUMS, ToolError, write_checksums
+from tools.release.deb import PYTHONS, build_packages, debian_version, requirements_for
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -147,3 +147,9 @@ def test_development_version_comes_before_its_release() -> None:
     assert debian_version("0.2.0") == "0.2.0"
     # dpkg orders a tilde before the end of a version.
     assert debian_version("0.2.1.dev7+g6ba749a4c") == "0.2.1~dev7+g6ba749a4c"
+
+
+def test_release_without_maintainer_makes_no_package(tmp_path: Path) -> None:
+    (tmp_path / "torchperfd-1.2.0-cp311-abi3-manylinux_2_17_x86_64.whl").touch()
+    with pytest.raises(ToolError, match=r"deploy/debian/control: replace the placeholder .*\.invalid>"):
+        build_packages(tmp_path)

@@ -51,8 +51,9 @@ def build_packages(directory: Path) -> None:
     """Build a package for each Python and machine from the wheels in a directory, into it.
 
     Raises:
-        ToolError: A tool failed; the message has what it printed.
+        ToolError: A tool failed, or a release has no maintainer; the message has the reason.
     """
+    check_maintainer(wheel_of(directory, MACHINES[0]).name.split("-")[1])
     for machine in MACHINES:
         for python in PYTHONS:
             print(build_package(wheel_of(directory, machine), python, directory).name, flush=True)
@@ -83,6 +84,19 @@ def build_package(wheel: Path, python: str, target: Path) -> Path:
         run("dpkg-deb", "--root-owner-group", "-Zzstd", "--build", str(tree), str(package),
             environ=os.environ | {"SOURCE_DATE_EPOCH": time})  # fmt: skip
     return package
+
+
+def check_maintainer(version: str) -> None:
+    """Refuse packages of a release whose maintainer is the placeholder of this repository.
+
+    Raises:
+        ToolError: They would name an address that cannot exist.
+    """
+    if ".dev" not in version and _maintainer().endswith(".invalid>"):
+        raise ToolError(
+            f"{_RECIPE.relative_to(ROOT)}/control: replace the placeholder {_maintainer()} by the Maintainer"
+            f" of the packages of {version}"
+        )
 
 
 def debian_version(version: str) -> str:
@@ -131,14 +145,12 @@ def requirements_for(python: str) -> str:
 
 
 def _write_documents(share: Path, version: str, time: int) -> None:
-    maintainer = re.search("^Maintainer: (.+)$", _control_template(), re.MULTILINE)
-    assert maintainer is not None
     documents = {
         "man/man1/torchperfd.1.gz": (ROOT / "deploy" / "man" / "torchperfd.1").read_text(encoding="utf-8"),
         "doc/torchperfd/changelog.gz": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
         "doc/torchperfd/changelog.Debian.gz": (
             f"torchperfd ({version}) stable; urgency=medium\n\n  * changelog.gz has the changes.\n\n"
-            f" -- {maintainer[1]}  {formatdate(time)}\n"
+            f" -- {_maintainer()}  {formatdate(time)}\n"
         ),
     }
     for name, text in documents.items():
@@ -166,6 +178,11 @@ def _write_control(tree: Path, **values: str) -> None:
 
 def _control_template() -> str:
     return (_RECIPE / "control").read_text(encoding="utf-8")
+
+
+def _maintainer() -> str:
+    (maintainer,) = re.findall("^Maintainer: (.+)$", _control_template(), re.MULTILINE)
+    return str(maintainer)
 
 
 def _copy(source: Path, target: Path) -> None:
