@@ -36,10 +36,10 @@ def run(program: str, *arguments: object, given: str = "") -> "subprocess.Comple
 
 
 def template(*arguments: object, version: str = NEWEST) -> "subprocess.CompletedProcess[str]":
-    """Render the chart for a version of Kubernetes."""
+    """Render the chart for a version of Kubernetes, with the values of ``default`` where none are given."""
     return run(
         *("helm", "template", "torchperfd", CHART, "--namespace", "torchperfd"),
-        *("--kube-version", f"{version}.0", *arguments),
+        *("--kube-version", f"{version}.0", "--values", VALUES["default"], *arguments),
     )
 
 

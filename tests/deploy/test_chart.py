@@ -98,6 +98,12 @@ def test_helm_lint_is_content(values: str) -> None:
 # Values
 
 
+def test_chart_without_a_registry_asks_for_one() -> None:
+    done = template("--set", "image.repository=")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "set image.repository to where you have pushed the image" in done.stderr
+
+
 def leaves(part: dict[str, Any]) -> set[str]:
     """Return the paths of a document's values."""
     return {

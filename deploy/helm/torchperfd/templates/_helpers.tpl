@@ -21,10 +21,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "torchperfd.image" -}}
 {{- $image := .Values.image -}}
+{{- $repository := required "set image.repository to where you have pushed the image" $image.repository -}}
 {{- if $image.digest -}}
-{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- printf "%s@%s" $repository $image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag) -}}
+{{- printf "%s:%s" $repository (default .Chart.AppVersion $image.tag) -}}
 {{- end -}}
 {{- end -}}
 
