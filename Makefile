@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The tools of a release.
 RELEASE := .venv-release
+# Nothing but pip.
+WHEEL := .venv-wheel
 # The CPU build of torch that the tests are pinned to.
 TORCH := torch==2.13.0
 # Tests wait about half of the time, so three share two processors.
@@ -194,8 +196,11 @@ gpu-proof: setup  ## What is claimed about GPUs, on one: about ten minutes; with
 bench-import: setup  ## What `import torchperfd` costs.
 	$(BIN)/python benchmarks/import_time.py
 
-build: setup  ## Build the wheel for this machine into dist/.
-	$(BIN)/pip wheel -q --no-deps -w dist .
+# Without `make setup`, whose torch takes two gigabytes. Beside an older wheel, pip would refuse torchperfd-*.whl.
+build:  ## Build the wheel for this machine into dist/; needs a C compiler.
+	rm -f dist/torchperfd-*-linux_*.whl
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/pip wheel -q --disable-pip-version-check --no-deps -w dist .
 
 $(RELEASE)/.installed: locks/release.txt
 	$(PYTHON) -m venv $(RELEASE)
@@ -219,4 +224,4 @@ locks: setup  ## Write the versions in locks/ anew after a change of the depende
 	$(UV) --extra all $(addprefix --group ,$(DEV_GROUPS)) pyproject.toml -o locks/development.txt
 
 clean:  ## Remove all that make has made.
-	rm -rf $(VENV) $(RELEASE) .venv-kube .venv-protos .venv-peers .venv-peers-analysis .venv-wire-* build dist demo-out
+	rm -rf $(VENV) $(RELEASE) $(WHEEL) .venv-kube .venv-protos .venv-peers .venv-peers-analysis .venv-wire-* build dist demo-out
