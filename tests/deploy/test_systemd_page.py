@@ -68,9 +68,17 @@ def capabilities(machine: BootedFolder) -> int:
     return int(found, 16)
 
 
-def test_commands_of_the_page_install_and_configure_a_service(machine: BootedFolder) -> None:
+def traces(machine: BootedFolder) -> str:
+    """Return the files and accounts of the service, without what was put beside its installation."""
+    places = f"find / -xdev -not -path '{FILES}*' -name '*torchperfd*'; find /run -name '*torchperfd*'"
+    return machine.run("bash", "-c", f"{places}; getent passwd torchperfd; getent group torchperfd; true")
+
+
+def test_commands_of_the_page_install_and_remove_a_service(machine: BootedFolder) -> None:
+    before = traces(machine)
     text = (ROOT / "deploy/systemd/README.md").read_text(encoding="utf-8")
-    for line in run_commands(text):
+    installing, removing = text.split("\n## Remove\n")
+    for line in run_commands(installing):
         if line.endswith("config check"):
             configure(machine, text)
         machine.run("bash", "-c", f"cd {FILES} && {line}")
@@ -95,3 +103,7 @@ def test_commands_of_the_page_install_and_configure_a_service(machine: BootedFol
     machine.run("systemctl", "restart", "torchperfd")
     assert capabilities(machine) == 0
     machine.run("systemd-analyze", "security", "--threshold=23", "--no-pager", "torchperfd")
+
+    for line in run_commands(removing):
+        machine.run("bash", "-c", line)
+    assert traces(machine) == before

@@ -10,7 +10,7 @@ from tests.support.page_commands import PAGES, begins, blocks, commands, not_run
 
 from torchperfd_daemon.config.effective import find_files, resolve
 
-SERVICE = "tests/deploy/test_systemd_page.py::test_commands_of_the_page_install_and_configure_a_service"
+SERVICE = "tests/deploy/test_systemd_page.py::test_commands_of_the_page_install_and_remove_a_service"
 RUN = {
     "deploy/README.md": {
         "sha256sum": "tests/deploy/test_deploy_commands.py::test_release_is_installed_without_an_index",
@@ -41,6 +41,8 @@ RUN = {
         "cp": SERVICE,
         "systemctl": SERVICE,
         "curl": SERVICE,
+        "rm": SERVICE,
+        "userdel": SERVICE,
         "/opt/torchperfd/bin/pip install": SERVICE,
         "torchperfd": SERVICE,
     },
