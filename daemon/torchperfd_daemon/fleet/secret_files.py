@@ -73,6 +73,6 @@ def _check_secret(path: Path, status: os.stat_result) -> None:
         remedy = f"`chmod 600 {path}`"
         if status.st_uid == 0 != user:
             remedy = _shared_by_root(path)
-        elif user == 0 and stat.S_IMODE(status.st_mode) == _SHARED_MODE:
-            remedy += ", or run this as the daemon's user, whose group may read it"
+        elif user == 0 != status.st_gid and stat.S_IMODE(status.st_mode) == _SHARED_MODE:
+            remedy = f"run this as the daemon's user, whose group may read it, or {remedy}"
         raise TorchperfdError(f"users other than its owner can use {path}", remedy)

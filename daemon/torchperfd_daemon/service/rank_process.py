@@ -40,6 +40,23 @@ def chosen_ranks(run: str, there: Iterable[T], rank_of: Callable[[T], int], chos
     return [each for rank, each in numbered if rank in wanted or not wanted]
 
 
+def no_run(are_others: bool, of_job: str = "") -> NoSuchTargetError:
+    """Return the error about a caller without a run.
+
+    Args:
+        are_others: Whether other users have such runs.
+        of_job: The job that was meant, for the message; empty for any.
+    """
+    if are_others:
+        return NoSuchTargetError(
+            f"this node has no run{of_job} of yours",
+            "`torchperfd ps` lists those of other users, which root and the admin_group may command",
+        )
+    if of_job:
+        return NoSuchTargetError(f"this node has no run{of_job}", LISTED)
+    return NoSuchTargetError("this node has no run", "start one with `torchperfd run`")
+
+
 def check_real(ranks: Iterable[Rank]) -> None:
     """Refuse to ask ranks that are simulated, if all are; there may be none at all.
 

@@ -28,6 +28,7 @@ from torchperfd_daemon.service.rank_process import (
     check_running,
     chosen_ranks,
     describe_wait,
+    no_run,
 )
 from torchperfd_daemon.service.stuck_rank_stacks import read_stacks_by_py_spy, request_stacks_by_signal
 from torchperfd_daemon.stacks.model import Outcome, RankStacks, Thread, numbered
@@ -251,10 +252,12 @@ def choose(store: Store, run: str, wanted: Collection[int], rights: Rights) -> l
     if not run:
         own = {name: ranks for name, ranks in runs.items() if rights.may_command(ranks[0].process.uid)}
         alive = [name for name, ranks in own.items() if any(rank.connected for rank in ranks)] or list(own)
-        if len(alive) != 1:
-            found = f"{len(alive)} runs: {', '.join(alive)}" if alive else "no run"
-            hint = "choose one with --run" if alive else "start one with `torchperfd run`"
-            raise NoSuchTargetError(f"this node has {found}", hint)
+        if not alive:
+            raise no_run(bool(runs))
+        if len(alive) > 1:
+            raise NoSuchTargetError(
+                f"this node has {len(alive)} runs: {', '.join(alive)}", "choose one with --run"
+            )
         (run,) = alive
     run = rights.own_name(run, runs)
     ranks = runs.get(run)

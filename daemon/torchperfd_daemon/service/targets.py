@@ -13,7 +13,7 @@ from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Participant
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service.permissions import Rights
-from torchperfd_daemon.service.rank_process import LISTED, check_real, chosen_ranks
+from torchperfd_daemon.service.rank_process import LISTED, check_real, chosen_ranks, no_run
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.store.store import Store
 
@@ -154,17 +154,11 @@ class Targets:
             raise NoSuchTargetError(
                 f"this node has {len(runs)} runs{of_job}: {', '.join(runs)}", "choose one with --run"
             )
-        if any(
+        of_others = (
             job in ("", ranks[0].identity.job_name) and not self._rights.may_command(ranks[0].process.uid)
             for ranks in self._store.runs().values()
-        ):
-            raise NoSuchTargetError(
-                f"this node has no run{of_job} of yours",
-                "`torchperfd ps` lists those of other users, which root and the admin_group may command",
-            )
-        if job:
-            raise NoSuchTargetError(f"this node has no run{of_job}", LISTED)
-        raise NoSuchTargetError("this node has no run", "start one with `torchperfd run`")
+        )
+        raise no_run(any(of_others), of_job)
 
     def ranks(self, run: str, chosen: Iterable[int]) -> list[Session]:
         """Return the chosen ranks of a run, all of them when none is chosen.

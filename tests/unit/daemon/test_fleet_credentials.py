@@ -125,7 +125,7 @@ def test_token_of_root_is_given_to_the_group_of_a_service(mode: int) -> None:
         assert advice, answer
         subprocess.run(advice[1], shell=True, check=True)
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{TOKEN}\n"
-        with pytest.raises(TorchperfdError, match="or run this as the daemon's user"):
+        with pytest.raises(TorchperfdError, match="; run this as the daemon's user"):
             read_credentials(path, None, None, None)
 
 

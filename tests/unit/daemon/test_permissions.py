@@ -178,9 +178,13 @@ async def test_a_stranger_sees_a_run_and_may_not_command_it(
         assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
         assert (await call.details()).startswith("run bert-17 belongs to another user; ask")
     # Whose name is not given is not found: it has no run of its own.
-    call = stub.Capture(control_pb2.CaptureRequest(options=session_pb2.CaptureOptions(steps=3)))
-    assert await call.code() is grpc.StatusCode.NOT_FOUND
-    assert (await call.details()).startswith("this node has no run of yours; `torchperfd ps` lists")
+    options = session_pb2.CaptureOptions(steps=3)
+    for call in (
+        stub.Capture(control_pb2.CaptureRequest(options=options)),
+        stub.Stacks(control_pb2.StacksRequest()),
+    ):
+        assert await call.code() is grpc.StatusCode.NOT_FOUND
+        assert (await call.details()).startswith("this node has no run of yours; `torchperfd ps` lists")
     served.callers.find = find  # type: ignore[method-assign]
     [run] = (await stub.ListRuns(control_pb2.ListRunsRequest())).runs
     assert run.ranks[0].identity.script == "/home/ada/secret.py"
@@ -190,6 +194,7 @@ async def test_a_stranger_sees_a_run_and_may_not_command_it(
         f"capture of all ranks of run bert-17 {by}: refused: run bert-17 belongs to another user",
         f"stacks of all ranks of run bert-17 {by}: refused: run bert-17 belongs to another user",
         f"capture of all ranks of the caller's only run {by}: failed: this node has no run of yours",
+        f"stacks of all ranks of the caller's only run {by}: failed: this node has no run of yours",
     ]
 
 
