@@ -14,8 +14,6 @@ import pytest
 from tests.support.node import Node, eventually
 from tests.support.processes import processes_of, started
 
-pytestmark = pytest.mark.serial
-
 SCRIPT = """
 import os, sys, time
 import torch
@@ -148,6 +146,7 @@ def document(node: Node, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.serial
 def test_loader_that_waits_gets_workers(node: Node, script: Path) -> None:
     found = document(node, "dataloader", f"{script}:waits", "--seconds", "0.2")
     assert found["schema"] == "torchperfd.bench_dataloader/1"
@@ -165,6 +164,7 @@ def test_loader_that_waits_gets_workers(node: Node, script: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_table_shows_the_setting_to_write(node: Node, script: Path) -> None:
     done = bench(node, "dataloader", f"{script}:loader", "--seconds", "0.1", "--max-workers", "2")
     assert done.returncode == 0, done.stderr
@@ -182,6 +182,7 @@ def test_module_is_found_from_the_working_directory(node: Node, script: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_step_gives_a_ceiling_near_its_own_length(node: Node, script: Path) -> None:
     found = document(node, "dataloader", f"{script}:with_step", "--seconds", "0.3")
     assert found["rest_seconds"] >= 0.004
@@ -240,6 +241,7 @@ def test_target_that_does_not_exist_is_exit_code_3(node: Node, target: str, expe
     assert expected in done.stderr
 
 
+@pytest.mark.serial
 def test_loader_that_deadlocks_with_workers_stays_without(node: Node, script: Path) -> None:
     found = document(node, "dataloader", f"{script}:deadlocks", "--timeout", "8", "--seconds", "0.1")
     assert found["recommended"]["workers"] == 0
@@ -255,6 +257,7 @@ def test_loader_that_never_ends_is_measured(node: Node, script: Path) -> None:
     assert found["recommended"] is not None
 
 
+@pytest.mark.serial
 def test_ctrl_c_ends_it_with_its_workers(node: Node, script: Path) -> None:
     process = started(node, script, "bench", "dataloader", f"{script}:waits", "--seconds", "30")
     time.sleep(4)  # until it is in the first measurement, which takes 30 s
@@ -271,6 +274,7 @@ def test_kill_of_the_command_leaves_no_process(node: Node, script: Path) -> None
     eventually(lambda: not processes_of(script), 10)
 
 
+@pytest.mark.serial
 def test_functions_are_compared_row_by_row(node: Node, functions: Path) -> None:
     targets = [f"{functions}:slow", f"{functions}:fast"]
     options = ["--setup", f"{functions}:make", "-p", "size=10,100", "--seconds", "0.05", "--rounds", "3"]
@@ -284,6 +288,7 @@ def test_functions_are_compared_row_by_row(node: Node, functions: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_table_is_that_of_torch(node: Node, functions: Path) -> None:
     targets = [f"{functions}:loops", f"{functions}:counts"]
     options = ["-p", "size=2000,20000", "--threads", "1,2", "--seconds", "0.02", "--rounds", "3"]
@@ -296,6 +301,7 @@ def test_table_is_that_of_torch(node: Node, functions: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_function_that_is_slower_fails_the_command(node: Node, functions: Path) -> None:
     targets = [f"{functions}:counts", f"{functions}:loops"]
     options = ["-p", "size=20000", "--seconds", "0.02", "--rounds", "3", "--fail-above"]
@@ -323,6 +329,7 @@ def test_function_that_fails_costs_one_line(
     assert expected in done.stderr
 
 
+@pytest.mark.serial
 def test_client_bench_counts_no_step(node: Node, tmp_path: Path) -> None:
     path = tmp_path / "trains.py"
     path.write_text(

@@ -16,7 +16,7 @@ from tests.support.processes import processes_of, started
 from torchperfd_cli.tune.trial import LOADER, OPTIMIZER, THREADS, ZERO_GRAD, Trial, change
 from torchperfd_cli.tune.trial_process import ScriptTrials, TrialScript
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]  # each run imports torch
+pytestmark = pytest.mark.timeout(600)  # each run imports torch
 
 SCRIPT = """
 import sys, time
@@ -133,6 +133,7 @@ def test_trial_with_changes_trains_the_same(script: Path, measured: Trial) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_pairs_of_loaders_have_workers_ahead(script: Path, short_temporary: Path) -> None:
     pairs = trials(script).pairs((), [change(LOADER, num_workers=4)])
     found = [next(pairs) for _ in range(3)]
@@ -155,6 +156,7 @@ def tune(node: Node, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_tune_of_slow_loader_gives_it_workers(node: Node, script: Path) -> None:
     before = script.read_bytes()
     done = tune(node, "--json", "--seconds", "0.4", "--steps", "4", "--only", "loader", str(script), "trains")
