@@ -36,7 +36,7 @@ for step in range(steps):
     optimizer.step()
 dist.destroy_process_group()
 """
-STEPS = 350
+STEPS = 220
 MAX_SECONDS = 240
 
 
