@@ -31,12 +31,8 @@ from torchperfd_daemon.collectors.nvml_errors import (
 )
 from torchperfd_daemon.collectors.process import Ranks
 
-_CLOCKS: Final = {
-    "graphics": pynvml.NVML_CLOCK_GRAPHICS,
-    "sm": pynvml.NVML_CLOCK_SM,
-    "memory": pynvml.NVML_CLOCK_MEM,
-    "video": pynvml.NVML_CLOCK_VIDEO,
-}
+_CLOCKS: Final = {"graphics": pynvml.NVML_CLOCK_GRAPHICS, "sm": pynvml.NVML_CLOCK_SM}
+_STEADY_CLOCKS: Final = {"memory": pynvml.NVML_CLOCK_MEM, "video": pynvml.NVML_CLOCK_VIDEO}
 _ECC_TYPES: Final = {
     "corrected": pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
     "uncorrected": pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
@@ -57,8 +53,7 @@ _RATES: Final = {
 _PCIE: Final = {"receive": nvml_counters.PCIE_RECEIVE_BYTES, "transmit": nvml_counters.PCIE_TRANSMIT_BYTES}
 _NVLINK: Final = {"receive": nvml_counters.NVLINK_RECEIVE_KIB, "transmit": nvml_counters.NVLINK_TRANSMIT_KIB}
 _MIB: Final = 1024 * 1024
-# Errors of memory are rare, a GPU is split into instances when nothing runs on it, and asking for both is
-# a third of all calls.
+# What rarely changes: errors of memory, the clocks of memory and video, and the split into instances.
 _SELDOM_S: Final = 10.0
 # A GPU may have GPM and yet give none: in MIG mode, or where profiling is for administrators.
 _GPM_TRIALS: Final = 3
@@ -159,9 +154,7 @@ class NvmlDevice:
         reading.put("gpu_power_watts", _divided(power_mw, 1000))
         energy_mj = ask("nvmlDeviceGetTotalEnergyConsumption", handle)
         reading.put("gpu_energy_joules", _divided(energy_mj, 1000))
-        for domain, clock in _CLOCKS.items():
-            mhz = ask("nvmlDeviceGetClockInfo", handle, clock)
-            reading.put("gpu_clock_hertz", None if mhz is None else mhz * 1_000_000, domain)
+        _put_clocks(reading, handle, _CLOCKS)
         celsius = ask("nvmlDeviceGetTemperatureV", handle, pynvml.NVML_TEMPERATURE_GPU)
         if celsius is None:
             celsius = ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU)
@@ -181,6 +174,7 @@ class NvmlDevice:
             for scope, counter in _ECC_SCOPES.items():
                 count = ask("nvmlDeviceGetTotalEccErrors", handle, error, counter)
                 health.put("gpu_ecc_errors", count, kind, scope)
+        _put_clocks(health, handle, _STEADY_CLOCKS)
         remapped = ask("nvmlDeviceGetRemappedRows", handle)
         if remapped is not None:
             _, _, pending, failure = remapped
@@ -277,6 +271,12 @@ def _put_memory(reading: GpuReading, handle: Any) -> None:
     if memory is not None:
         reading.put("gpu_memory_used_bytes", memory.used)
         reading.put("gpu_memory_total_bytes", memory.total)
+
+
+def _put_clocks(reading: GpuReading, handle: Any, clocks: Mapping[str, int]) -> None:
+    for domain, clock in clocks.items():
+        mhz = ask("nvmlDeviceGetClockInfo", handle, clock)
+        reading.put("gpu_clock_hertz", None if mhz is None else mhz * 1_000_000, domain)
 
 
 def _processes(handle: Any) -> Iterator[tuple[int, int]]:
