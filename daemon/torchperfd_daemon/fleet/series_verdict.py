@@ -179,8 +179,10 @@ def _verdict(
 def _cause(run: str, node: NodeSeries, cost: CauseSeries, step: float) -> Verdict:
     cause = _CAUSES.get(cost.cause, Cause.UNKNOWN)
     words = _WORDS.get(cause) or (f"in {cost.phase}" if cost.phase else "lost")
-    evidence = f"{of_step(cost.seconds, step)} {words}" if cost.seconds and step else cause.value
-    return Verdict(cause, run, node.node, cost.rank, cost.phase, evidence, cost.seconds, step_seconds=step)
+    # It was measured when the cause was found; steps may have become shorter since.
+    seconds = min(cost.seconds, step) if step else cost.seconds
+    evidence = f"{of_step(seconds, step)} {words}" if seconds and step else cause.value
+    return Verdict(cause, run, node.node, cost.rank, cost.phase, evidence, seconds, step_seconds=step)
 
 
 def _with_phases(account: Account, of_nodes: Account | None) -> Account:

@@ -148,6 +148,18 @@ def test_cause_of_a_node_is_that_of_its_latest_rank() -> None:
     assert "all 8 ranks of the node" in found.evidence
 
 
+def test_cause_costs_no_more_than_the_present_step() -> None:
+    def was_slower(run: RunSeries) -> None:
+        for node in run.nodes.values():
+            node.cause, node.unseen = "input-bound", 0
+            node.causes = [CauseSeries("input-bound", None, "data", 0.3)]
+
+    found = judged(was_slower)
+    assert found.cause is Cause.INPUT_BOUND
+    assert found.cost_seconds_per_step <= found.step_seconds < 0.1
+    assert "300 ms of each" not in found.evidence
+
+
 def test_run_with_a_node_in_doubt_is_not_healthy() -> None:
     assert judged(doubtful_node).cause is Cause.UNKNOWN
 
