@@ -153,6 +153,8 @@ def _epoch_start_seconds(now: Totals) -> float:
 
 def _since(before: Sequence[TimedLine], now: Sequence[TimedLine]) -> tuple[PhaseTotals, TimedLine | None]:
     """Return the calls of all lines since then, and the line with most time since then."""
+    if not now:
+        return PhaseTotals(), None
     past = {line.place: line for line in before}
     added = [
         replace(line, calls=line.calls - old.calls, ns=line.ns - old.ns)
@@ -174,20 +176,21 @@ def _deviation(before: PhaseTotals, now: PhaseTotals) -> float | None:
 
     In steps of many phases few are timed whole: a window with too few has the deviation of the whole run.
     """
+    if now.calls < _MIN_TIMED:
+        return None
     work = _minus(now, before)
     if work.calls < _MIN_TIMED:
         work = now
-    if work.calls < _MIN_TIMED:
-        return None
     mean = work.ns / work.calls
     return math.sqrt(max(0.0, work.squares / work.calls - mean * mean)) / 1e9
 
 
 def _longest_wait(before: Sequence[SyncWait], now: Sequence[SyncWait]) -> str:
     """Return the line in which the host has waited longest for its device since then; empty for none."""
+    if not now:
+        return ""
     past = {wait.place: wait.ns for wait in before}
-    longest = max(now, key=lambda wait: wait.ns - past.get(wait.place, 0), default=None)
-    return longest.words if longest else ""
+    return max(now, key=lambda wait: wait.ns - past.get(wait.place, 0)).words
 
 
 def host_work(rank: Rank, count: int, usual: Mapping[str, float] | None = None) -> RankWork:
