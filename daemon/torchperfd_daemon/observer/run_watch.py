@@ -28,7 +28,7 @@ from torchperfd_daemon.worker_cost import THIS_MACHINE
 GpuOf = Callable[[Rank], GpuState]
 
 
-STEADY_SAMPLES: Final = 20
+STEADY_SAMPLES: Final = 10
 """Causes that have stayed the same for so many samples are looked for at every second sample."""
 
 
