@@ -5,7 +5,6 @@ until the debt is paid, and the client's own flow control holds it back.
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 import os
@@ -14,7 +13,7 @@ import struct
 import time
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -280,6 +279,37 @@ class UserRate:
         return debt
 
 
+class Turn:
+    """A user's turn, during an ``async with`` block. Each message has one: a generator would cost more.
+
+    Args:
+        own: Held by the user's present piece of work.
+        every: Held by that of any user.
+        debt: Seconds to wait before.
+    """
+
+    __slots__ = ("_debt", "_every", "_own")
+
+    def __init__(self, own: asyncio.Lock, every: asyncio.Lock, debt: float) -> None:
+        self._own = own
+        self._every = every
+        self._debt = debt
+
+    async def __aenter__(self) -> None:
+        if self._debt > 0:
+            await asyncio.sleep(self._debt)
+        await self._own.acquire()
+        try:
+            await self._every.acquire()
+        except BaseException:
+            self._own.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._every.release()
+        self._own.release()
+
+
 class FairTurns:
     """Has users take turns at work on the event loop, one piece of work per round of the loop.
 
@@ -292,12 +322,9 @@ class FairTurns:
         # Held by the pieces of work that wait for it.
         self._of_user: weakref.WeakValueDictionary[int | None, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    @contextlib.asynccontextmanager
-    async def turn(self, uid: int | None) -> AsyncIterator[None]:
-        """Wait for the user's turn, and have it during the block."""
-        own = self._of_user.setdefault(uid, asyncio.Lock())
-        async with own, self._all:
-            yield
+    def turn(self, uid: int | None, debt: float = 0.0) -> Turn:
+        """Return what waits so many seconds, then for the user's turn, and has it during the block."""
+        return Turn(self._of_user.setdefault(uid, asyncio.Lock()), self._all, debt)
 
 
 class IngestRates:
@@ -313,11 +340,7 @@ class IngestRates:
         """Wait until a user may begin one more session."""
         await asyncio.sleep(self._sessions.take(uid, 1))
 
-    @contextlib.asynccontextmanager
-    async def turn(self, uid: int | None, messages: int, steps: int) -> AsyncIterator[None]:
-        """Wait until messages of a user may be taken in, and for that user's turn to do so."""
+    def turn(self, uid: int | None, messages: int, steps: int) -> Turn:
+        """Return what waits until messages of a user may be taken in, and for that user's turn to do so."""
         debt = max(self._messages.take(uid, messages), self._steps.take(uid, steps))
-        if debt > 0:
-            await asyncio.sleep(debt)
-        async with self._turns.turn(uid):
-            yield
+        return self._turns.turn(uid, debt)
