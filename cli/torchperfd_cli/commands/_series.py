@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _URL: Final = "prometheus"
 _SECRET: Final = "prometheus_secret_file"
 _CA: Final = "prometheus_ca_file"
+_OBJECTS: Final = 100_000
+"""New objects until garbage is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,12 @@ def series_options(command: _Function) -> _Function:
         **options: Any,
     ) -> Any:
         series = SeriesOptions(prometheus, prometheus_secret_file, prometheus_ca_file)
-        return command(*args, series=series, **options)
+        usual = gc.get_threshold()
+        # Series of thousands of ranks are many objects, none of them garbage.
+        gc.set_threshold(_OBJECTS, *usual[1:])
+        try:
+            return command(*args, series=series, **options)
+        finally:
+            gc.set_threshold(*usual)
 
     return run  # type: ignore[return-value] # it takes other options

@@ -202,6 +202,8 @@ def _lines(
     columns: Sequence[_Column], cells: Sequence[str], gap: str, *, at_bottom: bool = False
 ) -> list[str]:
     """Return the lines of a row; cells of fewer lines are at the top or at the bottom."""
+    if cells and "\n" not in "".join(cells):
+        return [gap.join(map(_Column.align, columns, cells)).rstrip()]
     parts = [cell.split("\n") for cell in cells]
     height = max(map(len, parts), default=0)
     drawn = []
@@ -214,11 +216,11 @@ def _lines(
 def _widest(texts: Sequence[str]) -> int:
     joined = "".join(texts)
     plain = joined.isascii() and "\n" not in joined
-    return max(map(len if plain else _cell_width, texts))
+    return max(map(len if plain else _cell_width, texts), default=0)
 
 
 def _widest_cell(rows: Sequence[Sequence[str]], column: int) -> int:
-    return max((_cell_width(row[column]) for row in rows), default=0)
+    return _widest([row[column] for row in rows])
 
 
 def _cell_width(cell: str) -> int:

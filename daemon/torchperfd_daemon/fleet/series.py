@@ -94,6 +94,8 @@ class RunSeries:
     Attributes:
         parts: Seconds by kind and name, of the mean account of its nodes.
         uneven_seconds: The uneven work on the node that has most of it.
+        slowest: The slowest ranks and a sample of the others.
+        compared: The same where they have to be compared, because one of them may be slow; else none.
     """
 
     run: str
@@ -103,21 +105,23 @@ class RunSeries:
     ranks: dict[int, RankSeries] = field(default_factory=dict)
     parts: dict[tuple[str, str], float] = field(default_factory=dict)
     uneven_seconds: float = 0.0
+    slowest: list[RankSeries] = field(default_factory=list)
+    compared: list[RankSeries] = field(default_factory=list)
 
     @property
     def missing(self) -> int:
         """The number of the run's ranks that no scraped node has."""
         return max(0, self.world_size - sum(node.ranks for node in self.nodes.values()))
 
-    def slowest_and_peers(self) -> list[RankSeries]:
-        """Return the ranks that are enough to find a slow one, if any may be slow; else none."""
+    def find_slowest(self) -> None:
+        """Set the ranks that are enough to find a slow one, once the work of all is there."""
         training = [rank for rank in self.ranks.values() if rank.own_seconds is not None]
-        training.sort(key=slowest_first)
-        if len(training) < 2:
-            return []
-        middle = training[len(training) // 2].own_seconds or 0.0
-        is_late = (training[0].own_seconds or 0.0) - middle >= MIN_SHARE * middle
-        return slowest_and_peers(training) if is_late else []
+        training.sort(key=_slowest_first)
+        self.slowest = slowest_and_peers(training)
+        if len(training) > 1:
+            middle = training[len(training) // 2].own_seconds or 0.0
+            is_late = (training[0].own_seconds or 0.0) - middle >= MIN_SHARE * middle
+            self.compared = self.slowest if is_late else []
 
 
 @dataclass(slots=True)
@@ -135,7 +139,7 @@ class Series:
     partial: str = ""
 
 
-def slowest_first(rank: RankSeries) -> tuple[float, int]:
+def _slowest_first(rank: RankSeries) -> tuple[float, int]:
     """Return by what ranks are sorted, as the judgement does: it has to have the phases of the slowest."""
     return -round(rank.own_seconds or 0.0, 9), rank.rank
 
@@ -283,6 +287,8 @@ def _add_work(runs: Mapping[str, RunSeries], own: Vector, wait: Vector) -> None:
     for labels, seconds in wait.rows:
         if rank := _rank(runs, labels):
             rank.wait_seconds = seconds
+    for run in runs.values():
+        run.find_slowest()
 
 
 def _add_parts(runs: Mapping[str, RunSeries], parts: Vector, most_uneven: Vector) -> None:
@@ -349,8 +355,8 @@ def _add_phases(store: SeriesStore, runs: Mapping[str, RunSeries], chosen: str, 
     if all_ranks and sum(len(run.ranks) for run in runs.values()) <= MAX_WHOLE:
         selected = [chosen]
     else:
-        compared = [(run.run, ranks) for run in runs.values() if (ranks := run.slowest_and_peers())]
-        selected = [_ranks_matcher(run, ranks) for run, ranks in compared[:MAX_COMPARED_RUNS]]
+        compared = [run for run in runs.values() if run.compared]
+        selected = [_ranks_matcher(run.run, run.compared) for run in compared[:MAX_COMPARED_RUNS]]
     if not selected:
         return
     of_steps = 'phase!="validate"'

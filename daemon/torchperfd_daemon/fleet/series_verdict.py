@@ -10,7 +10,7 @@ import numpy as np
 
 from torchperfd.model.step_account import Account, Part, PartKind
 from torchperfd_daemon.diagnosis.cause_table import HOST_BOUND, MEASURED, SYNCHRONISATION
-from torchperfd_daemon.diagnosis.detect.straggler import RankWork, slowest_and_peers, steps_with_error
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork, steps_with_error
 from torchperfd_daemon.diagnosis.edits import DATA
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, of_step, working_command
 from torchperfd_daemon.fleet.series import (
@@ -19,7 +19,6 @@ from torchperfd_daemon.fleet.series import (
     RankSeries,
     RunSeries,
     Source,
-    slowest_first,
 )
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 
@@ -40,7 +39,7 @@ def verdict_on(run: RunSeries) -> Verdict | None:
     works: dict[Source, list[RankWork]] = {}
     training = [rank for rank in run.ranks.values() if rank.own_seconds is not None]
     on_device = are_on_device(run)
-    compared = {id(rank) for rank in run.slowest_and_peers()}
+    compared = {id(rank) for rank in run.compared}
     for rank in _judged(run, training):
         node = run.nodes.get(rank.source)
         data = _data_seconds(node) if node is not None else 0.0
@@ -78,7 +77,7 @@ def _judged(run: RunSeries, training: list[RankSeries]) -> list[RankSeries]:
     apart = sum(causes.values()) - count
     if len(training) <= MAX_JUDGED or run.missing or apart > len(run.nodes) // MIN_ALIKE:
         return training
-    slowest = {id(rank) for rank in slowest_and_peers(sorted(training, key=slowest_first))}
+    slowest = {id(rank) for rank in run.slowest}
     seen: set[Source] = set()
     judged = []
     for rank in training:

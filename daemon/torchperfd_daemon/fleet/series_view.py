@@ -173,7 +173,7 @@ def _nodes(series: Series) -> list[control_pb2.FleetNode]:
 
 def _steps_of(run: RunSeries) -> Iterator[control_pb2.RankSteps]:
     on_device = are_on_device(run)
-    compared = {rank.rank for rank in run.slowest_and_peers()}
+    compared = {rank.rank for rank in run.compared}
     stalled = hang_seconds(run)
     for number in sorted(run.ranks):
         rank = run.ranks[number]
@@ -222,7 +222,7 @@ def _rank_steps(rank: RankSeries, *, on_device: bool, compared: bool) -> control
         status=status,
         first_step=max(0, rank.steps - count),
         count=count,
-        duration_ns=_packed(np.full(count, step)),
+        duration_ns=_packed(np.array([step])) * count,
         # Times of devices are read, or those of hosts.
         phases=[] if on_device else phases,
         device_phases=phases if on_device else [],

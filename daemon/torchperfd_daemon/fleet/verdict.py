@@ -6,6 +6,7 @@ What a node has measured is a finding in that job, and costs no more than the jo
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -167,6 +168,10 @@ class _Nodes:
             ]
         self.walk = Walk(Job.of(ranks, works), None)
         self._place = {rank.rank: place for place, rank in enumerate(ranks)}
+        self._sharing = Counter[Cause]()
+        for part in parts:
+            if part.verdict.rank is None:
+                self._sharing[part.verdict.cause] += len(part.works)
 
     def causes(self, run: str) -> list[Verdict]:
         """Return the causes that nodes have found, with their costs to the run, and those among all ranks."""
@@ -260,8 +265,7 @@ class _Nodes:
 
     def _is_of_most(self, cause: Cause) -> bool:
         """Return whether the nodes on which all ranks share a cause have more than half of the ranks."""
-        sharing = [part for part in self._parts if part.verdict.cause is cause and part.verdict.rank is None]
-        return 2 * sum(len(part.works) for part in sharing) > len(self.walk.ranks)
+        return 2 * self._sharing[cause] > len(self.walk.ranks)
 
     def means(self) -> list[RankEvidence]:
         """Return each rank's mean step, of which only the wait for others is apart."""

@@ -2,7 +2,6 @@
 
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,8 +18,8 @@ from torchperfd_daemon.views.model import (
     WAIT,
     RankView,
     RunView,
-    first_rank,
     rank_state,
+    rank_view,
     reported_state,
     steady,
 )
@@ -138,10 +137,10 @@ def _rank(
     # The only peer of the faster of two may be the slow one, so its lead means nothing.
     compared = usual > 0 and (count > 1 or seconds >= usual)
     behind = seconds - usual if compared else None
-    return replace(
-        first_rank(status),
+    return rank_view(
+        status,
         window=message.count * max(1, message.block_steps),
-        step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
+        step_seconds=mean_of(np.frombuffer(message.duration_ns, "<i8")) / 1e9,
         phase_seconds={name: mean_of(column) for name, column in phases.items() if len(column)},
         behind_seconds=behind,
         behind_ratio=behind / usual if behind is not None else None,

@@ -170,6 +170,21 @@ def _first_run(run: str, ranks: Sequence[control_pb2.RankStatus]) -> RunView:
 
 def first_rank(status: control_pb2.RankStatus) -> RankView:
     """Return a view of a rank from the daemon's means of all its steps."""
+    means = dict(status.phase_seconds)
+    return rank_view(status, window=status.steps, step_seconds=status.step_seconds, phase_seconds=means)
+
+
+def rank_view(
+    status: control_pb2.RankStatus,
+    *,
+    window: int,
+    step_seconds: float,
+    phase_seconds: dict[str, float],
+    behind_seconds: float | None = None,
+    behind_ratio: float | None = None,
+    slow: "Straggler | None" = None,
+) -> RankView:
+    """Return a view of a rank with these times, and what else its status has."""
     # Of thousands of ranks, most have none of what takes long to unpack.
     has_more = bool(status.coordinates) or status.HasField("host_memory")
     totals = unpack(status, StatusTotals) if has_more else StatusTotals()
@@ -181,12 +196,12 @@ def first_rank(status: control_pb2.RankStatus) -> RankView:
         stalled_seconds=status.stalled_seconds,
         coordinates=coordinates_text(totals.coordinates),
         steps=status.steps,
-        window=status.steps,
-        step_seconds=status.step_seconds,
-        phase_seconds=dict(status.phase_seconds),
-        behind_seconds=None,
-        behind_ratio=None,
-        slow=None,
+        window=window,
+        step_seconds=step_seconds,
+        phase_seconds=phase_seconds,
+        behind_seconds=behind_seconds,
+        behind_ratio=behind_ratio,
+        slow=slow,
         host_memory=totals.host_memory,
     )
 

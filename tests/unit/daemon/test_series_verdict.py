@@ -97,7 +97,8 @@ def judged(change: Callable[[RunSeries], None]) -> Verdict:
     slowest = max(some(rank.own_seconds) for rank in run.ranks.values())
     for rank in run.ranks.values():
         rank.wait_seconds = slowest - some(rank.own_seconds) + 0.005
-    for rank in run.slowest_and_peers():
+    run.find_slowest()
+    for rank in run.compared:
         rank.phase_seconds = {**_PHASES, "forward": 0.63} if rank.rank == LATE else dict(_PHASES)
     return some(verdict_on(run))
 

@@ -363,7 +363,7 @@ def _phase(index: int, seen: Sequence[_Summary]) -> tuple[str, float]:
     own = seen[index].phases
     peers = [each.phases for number, each in enumerate(seen) if number != index]
     excess = {
-        name: seconds - float(np.median([phases.get(name, 0.0) for phases in peers]))
+        name: seconds - median_of(np.array([phases.get(name, 0.0) for phases in peers]))
         for name, seconds in own.items()
     }
     name = max(excess, key=lambda phase: excess[phase])
