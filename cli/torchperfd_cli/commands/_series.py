@@ -20,6 +20,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _URL: Final = "prometheus"
 _SECRET: Final = "prometheus_secret_file"
 _CA: Final = "prometheus_ca_file"
+_TENANT: Final = "prometheus_tenant"
 _OBJECTS: Final = 100_000
 """New objects until garbage is looked for."""
 
@@ -31,6 +32,7 @@ class SeriesOptions:
     url: str | None = None
     secret_file: Path | None = None
     ca_file: Path | None = None
+    tenant: str | None = None
 
     @property
     def is_given(self) -> bool:
@@ -46,7 +48,7 @@ class SeriesOptions:
         """
         from torchperfd_daemon.config.effective import find_files, resolve
 
-        given = {_URL: self.url, _SECRET: self.secret_file, _CA: self.ca_file}
+        given = {_URL: self.url, _SECRET: self.secret_file, _CA: self.ca_file, _TENANT: self.tenant}
         flags = {key: value for key, value in given.items() if value is not None}
         chosen = os.environ.get("TORCHPERFD_CONFIG")
         files = find_files(Path(chosen)) if chosen else []
@@ -55,11 +57,11 @@ class SeriesOptions:
             with contextlib.suppress(ConfigError):
                 files = find_files(None)
         settings = resolve(flags, files).settings
-        url, files_of = settings[_URL].value, (settings[_SECRET].value, settings[_CA].value)
+        url, *others = (settings[key].value for key in given)
         if not url:
             return None
         try:
-            return _view(url, *files_of)
+            return _view(url, *others)
         except UsageError:
             raise
         except TorchperfdError:
@@ -87,12 +89,12 @@ NO_SERIES: Final = SeriesOptions()
 
 
 @functools.lru_cache(maxsize=1)
-def _view(url: str, secret_file: Path | None, ca_file: Path | None) -> "SeriesView":
+def _view(url: str, secret_file: Path | None, ca_file: Path | None, tenant: str | None) -> "SeriesView":
     """Return the one view of this process: ``--watch`` and ``top`` ask more often than series change."""
     from torchperfd_daemon.fleet.series_store import SeriesStore, StoreSettings
     from torchperfd_daemon.fleet.series_view import SeriesView
 
-    return SeriesView(SeriesStore(StoreSettings(url, secret_file, ca_file)))
+    return SeriesView(SeriesStore(StoreSettings(url, secret_file, ca_file, tenant)))
 
 
 _FILE: Final = click.Path(path_type=Path)
@@ -115,15 +117,17 @@ def series_options(command: _Function) -> _Function:
     @click.option(
         "--prometheus-ca-file", type=_FILE, metavar="PATH", help="Certificate authority of its certificate."
     )
+    @click.option("--prometheus-tenant", metavar="NAME", help="Its tenant, sent as X-Scope-OrgID.")
     @functools.wraps(command)
     def run(
         *args: Any,
         prometheus: str | None,
         prometheus_secret_file: Path | None,
         prometheus_ca_file: Path | None,
+        prometheus_tenant: str | None,
         **options: Any,
     ) -> Any:
-        series = SeriesOptions(prometheus, prometheus_secret_file, prometheus_ca_file)
+        series = SeriesOptions(prometheus, prometheus_secret_file, prometheus_ca_file, prometheus_tenant)
         usual = gc.get_threshold()
         # Series of thousands of ranks are many objects, none of them garbage.
         gc.set_threshold(_OBJECTS, *usual[1:])

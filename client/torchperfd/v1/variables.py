@@ -15,7 +15,7 @@ _SERVE: Final = (
     *("captures_max_bytes_each", "captures_min_free", "analyze_captures", "captures_upload"),
     *("lake", "lake_cluster"),
     *("fleet_address", "fleet_peers", "fleet_token_file", "fleet_tls_cert", "fleet_tls_key", "fleet_tls_ca"),
-    *("prometheus", "prometheus_secret_file", "prometheus_ca_file"),
+    *("prometheus", "prometheus_secret_file", "prometheus_ca_file", "prometheus_tenant"),
     *("interval", "demo", "log_level", "log_format"),
 )
 """Options of ``torchperfd serve``; training processes have the same environment."""

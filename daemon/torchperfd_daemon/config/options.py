@@ -81,6 +81,7 @@ class ServeSettings:
     prometheus: str | None = None
     prometheus_secret_file: Path | None = None
     prometheus_ca_file: Path | None = None
+    prometheus_tenant: str | None = None
     interval_seconds: float = 1.0
     embedded: bool = False
     drain_seconds: float = 8.0
@@ -272,6 +273,7 @@ OPTIONS: Final = (
         "A bearer token for it, or the password of the user in its URL.",
     ),
     Option("prometheus_ca_file", File(), "Certificate authority of its certificate, in PEM."),
+    Option("prometheus_tenant", Text(), "Its tenant, sent as X-Scope-OrgID."),
     Option(
         "interval",
         Number(0.05, 3600, "time in seconds"),

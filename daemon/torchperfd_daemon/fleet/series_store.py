@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import math
+import re
 import socket
 import ssl
 import threading
@@ -40,7 +41,8 @@ MAX_AT_ONCE: Final = 4
 _MAX_LABEL: Final = 200
 _MAX_REASON: Final = 200
 _PATH: Final = "/api/v1/query"
-_REMEDY: Final = "check --prometheus-secret-file and --prometheus-ca-file"
+_REMEDY: Final = "check --prometheus-secret-file, --prometheus-ca-file and --prometheus-tenant"
+_TENANT: Final = re.compile(r"[!-~]{1,300}")
 _UNAVAILABLE: Final = (
     http.client.TOO_MANY_REQUESTS,
     http.client.BAD_GATEWAY,
@@ -57,11 +59,13 @@ class StoreSettings:
         url: What comes before ``/api/v1``; may contain a user, whose password is the secret.
         secret_file: A bearer token, or that password.
         ca_file: The certificate authority of the store, in PEM; those of the system without one.
+        tenant: Whose series are asked for, in a store that separates tenants; None in others.
     """
 
     url: str
     secret_file: Path | None = None
     ca_file: Path | None = None
+    tenant: str | None = None
 
 
 class Sample(msgspec.Struct, gc=False):
@@ -101,7 +105,7 @@ class SeriesStore:
     """A store that answers PromQL.
 
     Raises:
-        UsageError: The URL cannot be used, or a secret would be sent in clear text.
+        UsageError: The URL or tenant cannot be used, or a secret would be sent in clear text.
         TorchperfdError: A file of credentials cannot be used.
     """
 
@@ -112,6 +116,10 @@ class SeriesStore:
         self._headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
         if settings.secret_file is not None or self._parts.username is not None:
             self._headers["Authorization"] = self._authorization(settings.secret_file)
+        if settings.tenant is not None:
+            if not _TENANT.fullmatch(settings.tenant):
+                raise UsageError("--prometheus-tenant is no name of a tenant", "write it like team-a")
+            self._headers["X-Scope-OrgID"] = settings.tenant
         self._tls: ssl.SSLContext | None = None
         if self._parts.scheme == "https":
             self._tls = _tls_context(settings.ca_file)

@@ -99,7 +99,10 @@ def check_settings(settings: ServeSettings) -> CheckedSettings:
     series = None
     if settings.prometheus is not None:
         store = StoreSettings(
-            settings.prometheus, settings.prometheus_secret_file, settings.prometheus_ca_file
+            settings.prometheus,
+            settings.prometheus_secret_file,
+            settings.prometheus_ca_file,
+            settings.prometheus_tenant,
         )
         series = SeriesView(SeriesStore(store))
     return CheckedSettings(

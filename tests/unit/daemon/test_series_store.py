@@ -59,10 +59,13 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def answering(
-    answer: object, status: int = HTTPStatus.OK, tls: ssl.SSLContext | None = None
+    answer: object,
+    status: int = HTTPStatus.OK,
+    tls: ssl.SSLContext | None = None,
+    handler: type[Answering] = Answering,
 ) -> Iterator[tuple[int, list[tuple[str, str | None, str]]]]:
     """Serve an answer; yield the port, and what was asked."""
-    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
         seen: list[tuple[str, str | None, str]] = []
         body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         server.answer, server.seen = (status, body), seen  # type: ignore[attr-defined]
@@ -77,7 +80,7 @@ def answering(
             thread.join()
 
 
-def store(port: int, path: str = "", **more: Path) -> SeriesStore:
+def store(port: int, path: str = "", **more: Any) -> SeriesStore:
     return SeriesStore(StoreSettings(f"http://127.0.0.1:{port}{path}", **more))
 
 
@@ -191,6 +194,29 @@ def test_secret_is_a_token_or_the_password_of_a_user(secret: Path) -> None:
         SeriesStore(StoreSettings(f"http://ad%20a@127.0.0.1:{port}", secret)).query("up")
     basic = base64.b64encode(b"ad a:s3cret").decode()
     assert [authorization for _, authorization, _ in seen] == ["Bearer s3cret", f"Basic {basic}"]
+
+
+def test_store_of_tenants_answers_with_its_header_only() -> None:
+    class OfTenants(Answering):
+        def do_POST(self) -> None:
+            if self.headers.get("X-Scope-OrgID") == "team-a":
+                super().do_POST()
+            else:
+                self.send_error(HTTPStatus.UNAUTHORIZED, "no org id")
+
+    with answering(vector(({}, "1")), handler=OfTenants) as (port, seen):
+        url = f"http://127.0.0.1:{port}"
+        for tenant in (None, "team-b"):
+            with pytest.raises(NotAllowedError, match="--prometheus-tenant"):
+                SeriesStore(StoreSettings(url, tenant=tenant)).query("up")
+        assert SeriesStore(StoreSettings(url, tenant="team-a")).query("up").rows == [({}, 1.0)]
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("tenant", ["", "a b", "a\r\nHost: b", "é"])
+def test_text_that_names_no_tenant_is_refused(tenant: str) -> None:
+    with pytest.raises(UsageError, match="tenant"):
+        SeriesStore(StoreSettings("http://127.0.0.1:9090", tenant=tenant))
 
 
 def test_secret_that_others_can_read_is_refused(secret: Path) -> None:
