@@ -4,7 +4,8 @@ Five runs, one healthy and four with a cause each, have the metrics pages of 1,2
 code makes the pages for simulated ranks: a few nodes of each run are simulated, the others are copies with
 ranks and names of their own. A real Prometheus and a real VictoriaMetrics scrape them. Measured is the
 wall-clock time of whole commands, in processes of their own, with the CPU time of the command and of the
-store; ``top`` is opened on a terminal, until its first frame. The verdicts are compared with those of
+store; ``top`` is opened on a terminal, until its first frame. Modules are compiled by the first of them, as
+those of an installed package are. The verdicts are compared with those of
 daemons that ask each other, on the same ranks. Exits 1 if a command takes more than 2 s in the median, or if
 a verdict differs.
 """
@@ -190,6 +191,7 @@ def main() -> int:
     runs = [SimulatedRun(name, SIMULATED, change, world=nodes * PER_NODE) for name, change in CASES.items()]
     wrong = []
     with tempfile.TemporaryDirectory(prefix="tpd-") as name, serving() as server:
+        os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{name}/compiled"}
         for store in options.store or STORES:
             server.pages = pages(runs, nodes)
             directory, port = Path(name), free_port()
