@@ -16,10 +16,9 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from torchperfd_daemon.background import WorkerHealth
-from torchperfd_daemon.push.counts import ExportCounts
 from torchperfd_daemon.push.otlp_messages import encode
 from torchperfd_daemon.push.otlp_transport import Answer, Result, Transport
-from torchperfd_daemon.push.sender import Sender
+from torchperfd_daemon.push.sender import ExportCounts, Sender
 
 FIRST_DELAY_S: Final = 1.0
 MAX_DELAY_S: Final = 30.0
@@ -108,12 +107,12 @@ class OtlpExporter:
             answer = self._send(body)
             if answer.result is not Result.RETRY:
                 return answer
+            # An endpoint that asks for no time at all is not asked without end.
+            pause = delay * (1 - _JITTER * self._chance())
+            delay = min(MAX_DELAY_S, 2 * delay)
             if answer.retry_after_seconds is not None:
-                pause = min(MAX_RETRY_AFTER_S, answer.retry_after_seconds)
+                pause = max(pause, min(MAX_RETRY_AFTER_S, answer.retry_after_seconds))
                 self._not_before = self._clock() + pause
-            else:
-                pause = delay * (1 - _JITTER * self._chance())
-                delay = min(MAX_DELAY_S, 2 * delay)
             if self._clock() + pause >= until or self._wait(pause):
                 return answer
 

@@ -10,7 +10,11 @@ from enum import Enum
 from typing import Final
 
 import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
 from torchperfd._version import __version__
@@ -30,6 +34,8 @@ _RETRYABLE_CODES: Final = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
+_DETAILS: Final = "grpc-status-details-bin"
+_RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
 _METHOD: Final = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 _USER_AGENT: Final = f"torchperfd/{__version__}"
 
@@ -139,10 +145,36 @@ def _send_grpc(endpoint: OtlpEndpoint, body: bytes) -> Answer:
             return _answer_of(export(body, timeout=endpoint.timeout_seconds, metadata=metadata))
     except grpc.RpcError as error:
         code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-        result = Result.RETRY if code in _RETRYABLE_CODES else Result.REFUSED
-        return Answer(result, problem=f"gRPC {code.name}")
+        asked = _retry_info(error)
+        # Exhausted for now if it says when to come back, and else for as long as the message is what it is.
+        is_throttled = code is grpc.StatusCode.RESOURCE_EXHAUSTED and asked is not None
+        result = Result.RETRY if is_throttled or code in _RETRYABLE_CODES else Result.REFUSED
+        return Answer(result, 0, asked, f"gRPC {code.name}")
     except (OSError, ValueError) as error:
         return Answer(Result.RETRY, problem=_line(str(error)))
+
+
+def _retry_info(error: grpc.RpcError) -> float | None:
+    """Return the seconds of the `google.rpc.RetryInfo` in an error's details; None without one."""
+    trailer: dict[str, bytes] = {}
+    if isinstance(error, grpc.Call):
+        trailer = {each.key: each.value for each in error.trailing_metadata() or ()}
+    try:
+        for detail in _messages(trailer.get(_DETAILS, b""), 3):
+            packed = Any.FromString(detail)
+            if packed.type_url == _RETRY_INFO:
+                delays = map(Duration.FromString, _messages(packed.value, 1))
+                return sum((each.ToTimedelta().total_seconds() for each in delays), 0.0)
+    except (DecodeError, ValueError, OverflowError, TypeError):
+        pass
+    return None
+
+
+def _messages(content: bytes, number: int) -> list[bytes]:
+    """Return the messages in a field; no package that we need has the classes of `google.rpc`."""
+    fields = UnknownFieldSet(Empty.FromString(content))
+    found = [fields[index] for index in range(len(fields))]
+    return [each.data for each in found if each.field_number == number]
 
 
 def _credentials(endpoint: OtlpEndpoint) -> grpc.ChannelCredentials:

@@ -19,8 +19,7 @@ from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.ownership import Pod
 from torchperfd_daemon.push.cluster import Cluster, ClusterError
-from torchperfd_daemon.push.counts import EventCounts
-from torchperfd_daemon.push.sender import Sender
+from torchperfd_daemon.push.sender import EventCounts, Sender
 from torchperfd_daemon.store.model import RankIdentity
 from torchperfd_daemon.store.store import Rank
 

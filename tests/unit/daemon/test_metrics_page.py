@@ -71,7 +71,7 @@ from torchperfd_daemon.metrics.page import (
 from torchperfd_daemon.metrics.training import DiagnosisMetrics, TrainingMetrics
 from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.ownership import Owner
-from torchperfd_daemon.push.counts import EventCounts, ExportCounts
+from torchperfd_daemon.push.sender import EventCounts, ExportCounts
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
 from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.triggers.rules import Result

@@ -252,15 +252,23 @@ def test_export_over_tls_verifies_the_server(tmp_path: Path) -> None:
 
 
 class Receiver:
-    """OpenTelemetry's service over gRPC: fails with codes in their order, then takes what comes."""
+    """OpenTelemetry's service over gRPC: fails with codes in their order, then takes what comes.
 
-    def __init__(self, *codes: grpc.StatusCode) -> None:
+    Args:
+        details: The `google.rpc.Status` that goes with each failure.
+    """
+
+    def __init__(self, *codes: grpc.StatusCode, details: bytes | None = None) -> None:
         self.codes = list(codes)
+        self.trailer: tuple[tuple[str, bytes], ...] = (
+            () if details is None else (("grpc-status-details-bin", details),)
+        )
         self.received: list[tuple[Any, dict[str, Any]]] = []
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.received.append((request, dict(context.invocation_metadata())))
         if self.codes:
+            context.set_trailing_metadata(self.trailer)
             context.abort(self.codes.pop(0), "not now")
         return service.ExportMetricsServiceResponse()
 
@@ -297,3 +305,34 @@ def test_export_over_grpc_is_retried_by_its_code() -> None:
 def test_export_over_grpc_that_is_refused_is_dropped(code: grpc.StatusCode) -> None:
     exports = exported_over_grpc(Receiver(code))
     assert (exports.messages, exports.points) == ({"refused": 1}, {"dropped": 2})
+
+
+# As a Go collector sends them: a `google.rpc.Status` with a `RetryInfo`, of 17.5 s and of no time.
+IN_A_WHILE = bytes.fromhex(
+    "08081203747279"  # code and message
+    "1a360a28" + b"type.googleapis.com/google.rpc.RetryInfo".hex() + "120a0a0808111080cab5ee01"
+)
+SOMETIME = bytes.fromhex("08081a2c0a28" + b"type.googleapis.com/google.rpc.RetryInfo".hex() + "1200")
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])
+def test_export_over_grpc_waits_as_long_as_retry_info_says(code: grpc.StatusCode) -> None:
+    receiver = Receiver(code, details=IN_A_WHILE)
+    exports = exported_over_grpc(receiver)
+    assert exports.pauses == [17.5]
+    assert len(receiver.received) == 2
+    assert (exports.messages, exports.points) == ({"sent": 1}, {"sent": 2})
+
+
+def test_export_over_grpc_to_an_exhausted_receiver_is_dropped() -> None:
+    """Only with RetryInfo can it recover; details that cannot be read have none."""
+    for details in (None, b"\xff", bytes.fromhex("1a020a00"), bytes.fromhex("1801")):
+        exports = exported_over_grpc(Receiver(grpc.StatusCode.RESOURCE_EXHAUSTED, details=details))
+        assert (exports.messages, exports.points) == ({"refused": 1}, {"dropped": 2})
+
+
+def test_export_is_retried_with_pauses_if_asked_for_no_time() -> None:
+    exports, _ = exported([Reply(503, headers={"Retry-After": "0"})] * 3 + [Reply()])
+    assert exports.pauses == [1, 2, 4]
+    exhausted = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 3
+    assert exported_over_grpc(Receiver(*exhausted, details=SOMETIME)).pauses == [1, 2, 4]
