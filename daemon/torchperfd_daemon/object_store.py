@@ -40,12 +40,16 @@ def import_obstore() -> "ModuleType":
     """Return obstore with its stores.
 
     Raises:
-        TorchperfdError: It is not installed.
+        TorchperfdError: It is not installed, or cannot be loaded.
     """
     try:
         import obstore.store
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise missing_obstore() from error
+    except ImportError as error:
+        raise TorchperfdError(
+            f"obstore cannot be loaded: {error}", "allow more memory (--worker-memory), or install it again"
+        ) from error
     return obstore
 
 

@@ -7,6 +7,7 @@ Importing takes longer than a short trace does. The process therefore imports on
 rank: a child returns its memory when it ends, and if it is killed, only its own rank is lost.
 """
 
+import ctypes
 import gc
 import os
 import pickle
@@ -14,9 +15,12 @@ import resource
 import signal
 import sys
 import traceback
+from typing import Final
 
 from torchperfd_daemon.analysis.ranks import Request, answer
 from torchperfd_daemon.object_store import AnyPath
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
@@ -36,10 +40,12 @@ def main() -> None:
 def _in_a_child(path: AnyPath, request: Request) -> tuple[int, bytes]:
     """Return the child's exit code and its pickled answer. This process has one thread, so it may fork."""
     with os.fdopen(os.memfd_create("torchperfd-answer"), "w+b") as shared:
+        parent = os.getpid()
         child = os.fork()
         if not child:
             code = 1
             try:
+                _end_with(parent)
                 os.nice(request.nice)
                 if request.max_memory is not None:
                     resource.setrlimit(resource.RLIMIT_DATA, (request.max_memory, request.max_memory))
@@ -53,6 +59,13 @@ def _in_a_child(path: AnyPath, request: Request) -> tuple[int, bytes]:
         _, status = os.waitpid(child, 0)
         shared.seek(0)
         return os.waitstatus_to_exitcode(status), shared.read()
+
+
+def _end_with(parent: int) -> None:
+    """Have this process killed when its parent is, since nothing would read its answer."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent ended before
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import pytest
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis import RankFile, Request, Summary
 from torchperfd_daemon.analysis.rank_processes import RankProcesses
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.object_store import ObjectPath
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "trace_small.json"
 
@@ -59,3 +62,26 @@ def test_analyse_without_memory_says_so() -> None:
     )
     assert "does not fit into the memory allowed" in str(found)
     assert str(again) == str(found)
+
+
+def test_analyse_without_memory_for_obstore_says_so() -> None:
+    pytest.importorskip("obstore")
+    files = [RankFile(0, ObjectPath("s3://nowhere", "rank0.json"))]
+    (found,) = analysis.analyse(files, Request(max_memory=32 << 20), workers=1)
+    assert isinstance(found, TorchperfdError)
+    assert found.problem.startswith("obstore cannot be loaded")
+    assert "--worker-memory" in found.remedy
+
+
+def test_killed_worker_takes_the_process_it_forked_along(tmp_path: Path) -> None:
+    pipe = tmp_path / "rank0.json"
+    os.mkfifo(pipe)
+    with RankProcesses() as processes, ThreadPoolExecutor(1) as pool:
+        found = pool.submit(processes.ask, (pipe, Request()))
+        with pipe.open("wb"):  # opens once the rank is being read, and holds its reader
+            child = reader()
+            parent = child.parent()
+            assert parent is not None
+            parent.kill()
+            child.wait(30)
+        assert found.result(30) == (-9, b"")
