@@ -19,6 +19,8 @@ from torchperfd_daemon.config.kinds import parse_size
 from torchperfd_daemon.errors import DaemonUnreachableError, TorchperfdError, UsageError
 
 _CONNECT_S: Final = 10
+FIRST_WORKER_S: Final = 600
+"""How long to wait for a first worker, which Slurm or Kubernetes may have to start."""
 _ADDRESS: Final = "write it like tcp://host:8786, or tls://host:8786"
 
 dask_option = click.option(
@@ -46,7 +48,7 @@ def analyse_ranks(
 
     Raises:
         UsageError: Both are given, or the address is none.
-        DaemonUnreachableError: No scheduler answers there.
+        DaemonUnreachableError: No scheduler answers there, or it gets no worker.
         TorchperfdError: Dask is not installed.
     """
     if dask is None:
@@ -83,7 +85,14 @@ def _dask_executor(address: str) -> Iterator[Executor]:
         ) from error
     with client:
         if not client.nthreads():
-            note(f"torchperfd: {address} has no worker yet; waiting for one")
+            note(f"torchperfd: {address} has no worker yet; waiting up to {FIRST_WORKER_S} s for one")
+            try:
+                client.wait_for_workers(1, timeout=FIRST_WORKER_S)
+            except TimeoutError as error:
+                raise DaemonUnreachableError(
+                    f"{address[:80]} has had no worker for {FIRST_WORKER_S} s",
+                    f"start one with `dask worker {address[:80]}`",
+                ) from error
         # Tasks get names of their own: results of an earlier command never answer this one.
         executor = client.get_executor(pure=False)
         try:

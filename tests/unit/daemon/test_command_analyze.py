@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.support.golden import GOLDEN, check_golden
-from tests.support.node import eventually
+from tests.support.node import eventually, free_port
 from tests.unit.daemon.kept import add
 
 from torchperfd_daemon import analysis
@@ -213,6 +215,21 @@ def test_address_that_is_none_is_a_usage_error(analyze: Any, arguments: tuple[An
     code, out, err = analyze(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
+
+
+def test_scheduler_that_gets_no_worker_is_an_error(analyze: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("torchperfd_cli.commands._rank_workers.FIRST_WORKER_S", 1)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", address]
+    process = subprocess.Popen([*command, "--no-dashboard", "--no-jupyter"], stderr=subprocess.DEVNULL)
+    try:
+        code, out, err = analyze(SMALL, "--dask", address)
+    finally:
+        process.kill()
+        process.wait(30)
+    assert (code, out) == (4, "")
+    assert f"{address} has had no worker for 1 s; start one with `dask worker {address}`" in err
 
 
 def test_worker_killed_once_costs_a_retry(tmp_path: Path) -> None:
