@@ -97,7 +97,8 @@ def collective_spans(trace: Trace) -> Int64:
 class Kinds:
     """The host's calls of a trace by what they mean for a gap."""
 
-    def __init__(self, trace: Trace, launches: Launches) -> None:
+    def __init__(self, trace: Trace, links: Links) -> None:
+        launches = Launches(trace, links)
         operators = np.flatnonzero(trace.of_categories({OPERATOR}))
         operators = trace.named(operators, lambda name: not is_tools(name))
         python = np.flatnonzero(trace.of_categories({PYTHON}))
@@ -109,6 +110,7 @@ class Kinds:
         self.waiting = ByThread(trace, trace.distinct(waiting, launches.of_copies(_TO_PAGEABLE)))
         self.calls = ByThread(trace, np.concatenate((operators, launches.calls)))
         self.operators = ByThread(trace, operators[~is_collective])
+        self.recorded = launches
         self.launching = launches.launching
         self.launches = ByThread(trace, trace.distinct(self.launching, waiting))
         self.asking = ByThread(trace, trace.named(operators, _asks))

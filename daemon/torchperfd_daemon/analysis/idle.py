@@ -39,7 +39,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.analysis.breakdown import DeviceTime
-from torchperfd_daemon.analysis.callers import Links, find_links
+from torchperfd_daemon.analysis.callers import find_links
 from torchperfd_daemon.analysis.host_activity import (
     CAUSES,
     COLLECTIVE_WAIT,
@@ -48,7 +48,6 @@ from torchperfd_daemon.analysis.host_activity import (
     Cause,
     Host,
     Kinds,
-    Launches,
 )
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.overhead import find_overheads
@@ -119,12 +118,12 @@ class _Gaps:
     inside: Flags
 
 
-def idle(trace: Trace, device: DeviceTime, steps: Sequence[Step], links: Links | None = None) -> Idle | None:
+def idle(trace: Trace, device: DeviceTime, steps: Sequence[Step], kinds: Kinds | None = None) -> Idle | None:
     """Return why the device was idle; None for a trace without device events."""
     if not len(device.rows):
         return None
     gaps = _gaps(trace, device)
-    cause, *place = _charge(trace, gaps, links or find_links(trace))
+    cause, *place = _charge(trace, gaps, kinds or Kinds(trace, find_links(trace)))
     causes = [_cause(trace, gaps, cause == number, place, CAUSES[number]) for number in range(len(CAUSES))]
     return Idle(tuple(sorted(causes, key=lambda each: -each.ns)), tuple(_by_step(gaps, cause, steps)))
 
@@ -149,9 +148,9 @@ def _gaps(trace: Trace, device: DeviceTime) -> _Gaps:
     )
 
 
-def _charge(trace: Trace, gaps: _Gaps, links: Links) -> tuple[Int64, Int64, Int64]:
+def _charge(trace: Trace, gaps: _Gaps, kinds: Kinds) -> tuple[Int64, Int64, Int64]:
     """Return the cause of each gap, its place and the user's function, as names' numbers; -1 for none."""
-    launches = Launches(trace, links)
+    launches = kinds.recorded
     launch = launches.of(gaps.event)
     known = launch >= 0
     launched = np.where(known, trace.end[launch], gaps.end)
@@ -165,7 +164,6 @@ def _charge(trace: Trace, gaps: _Gaps, links: Links) -> tuple[Int64, Int64, Int6
     what = np.where(gaps.event >= 0, trace.name[gaps.event], NOWHERE).astype(np.int64)
     where = np.full(len(cause), NOWHERE, dtype=np.int64)
     thread = np.where(known, trace.thread[launch], launches.busiest_thread)
-    kinds = Kinds(trace, launches)
     for each in np.unique(thread[late]).tolist():
         chosen = np.flatnonzero(late & (thread == each))
         host = Host(trace, kinds, each)

@@ -14,9 +14,12 @@ class Cover:
     """The union of intervals in ns, given in any order."""
 
     def __init__(self, start: Int64, end: Int64) -> None:
-        order = np.argsort(start, kind="stable")
-        self._start, self._end = start[order], end[order]
-        if len(order):
+        # Most are in order already, and to check that is far cheaper than to sort.
+        if (start[1:] < start[:-1]).any():
+            order = np.argsort(start, kind="stable")
+            start, end = start[order], end[order]
+        self._start, self._end = start, end
+        if len(start):
             reached = np.maximum.accumulate(self._end)
             opens = np.concatenate(([True], self._start[1:] > reached[:-1]))
             self._start = self._start[opens]

@@ -18,6 +18,7 @@ from torchperfd_daemon.analysis.breakdown import Breakdown, Device, DeviceTime, 
 from torchperfd_daemon.analysis.callers import Links, find_links
 from torchperfd_daemon.analysis.categories import DEVICE
 from torchperfd_daemon.analysis.collectives import Collectives, collectives
+from torchperfd_daemon.analysis.host_activity import Kinds
 from torchperfd_daemon.analysis.idle import Idle, idle
 from torchperfd_daemon.analysis.layout import in_us, printable
 from torchperfd_daemon.analysis.operator_sums import Operator
@@ -254,7 +255,8 @@ def summarise(
     # Of a trace without steps, the advice is on the whole recording.
     units = found or (whole_recording(trace, device.window),)
     within = device.within([unit.window for unit in units])
-    gaps = idle(trace, device, units, links)
+    kinds = Kinds(trace, links)
+    gaps = idle(trace, device, units, kinds)
     # A stub after the last step would count as one of which nothing can be saved.
     whole = tuple(unit for unit in units if not unit.is_stub)
     context = AdviceContext(
@@ -268,6 +270,7 @@ def summarise(
         is_whole=not found,
         device=device,
         loader_advice=loader_advice,
+        kinds=kinds,
     )
     return Summary(
         path=trace.path,

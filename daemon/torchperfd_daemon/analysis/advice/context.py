@@ -23,7 +23,7 @@ from torchperfd_daemon.analysis.advice.savings import HostCalls, Savings, find_h
 from torchperfd_daemon.analysis.breakdown import Breakdown, DeviceTime
 from torchperfd_daemon.analysis.callers import Links, find_links
 from torchperfd_daemon.analysis.categories import ANNOTATION, DEVICE, DRAW, OPERATOR
-from torchperfd_daemon.analysis.host_activity import collective_spans
+from torchperfd_daemon.analysis.host_activity import Kinds, collective_spans
 from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.intervals import Cover, outermost
 from torchperfd_daemon.analysis.overhead import ColdStart, find_cold_start, find_launches, find_overheads
@@ -61,10 +61,13 @@ class AdviceContext:
         is_whole: bool = False,
         device: DeviceTime | None = None,
         loader_advice: SettledAdvice | None = None,
+        kinds: Kinds | None = None,
     ) -> None:
         self.worker_cost = worker_cost
         self.loader_advice = loader_advice
         self._links = links or find_links(trace)
+        self._annotated: dict[tuple[str, ...], Spans] = {}
+        self._kinds = kinds or Kinds(trace, self._links)
         self._device = device or DeviceTime(trace)
         self.overheads = find_overheads(trace)
         self.launches = find_launches(trace, self._links)
@@ -192,7 +195,7 @@ class AdviceContext:
     def host_calls(self) -> HostCalls:
         """The calls in which the host waits for the device, or computes by itself."""
         first, last = self._replayed
-        return find_host_calls(self.trace, self._links, self.overheads, int(first[0]), int(last[-1]))
+        return find_host_calls(self.trace, self._kinds, self.overheads, int(first[0]), int(last[-1]))
 
     @cached_property
     def _replayed(self) -> tuple[Int64, Int64]:
@@ -272,7 +275,10 @@ class AdviceContext:
 
     def annotated(self, *prefixes: str) -> Spans:
         """Return the host spans whose names begin with one of ``prefixes``."""
-        return self.spans(self.named(*prefixes) & self.trace.of_categories({ANNOTATION, OPERATOR}))
+        if prefixes not in self._annotated:
+            chosen = self.named(*prefixes) & self.trace.of_categories({ANNOTATION, OPERATOR})
+            self._annotated[prefixes] = self.spans(chosen)
+        return self._annotated[prefixes]
 
     def spans(self, chosen: Flags) -> Spans:
         """Return those of the chosen events that begin within a step."""

@@ -122,19 +122,6 @@ class HostCost:
     speed: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class HostWork:
-    """The host's work up to some moments, in order."""
-
-    points: Int64
-    done: Float64
-
-    def at(self, moments: Int64) -> Float64:
-        """Return the work done by moments that are among the points, or outside them."""
-        found: Float64 = self.done[np.clip(np.searchsorted(self.points, moments), 0, len(self.points) - 1)]
-        return found
-
-
 def with_silent(waits: Spans, silent: HostTime, events: DeviceEvents) -> Spans:
     """Return the waits, and those silent spans in which the device's last work ended late."""
     if not len(events.row) or not len(silent.start):
@@ -176,7 +163,7 @@ def wait_around(moments: Int64, waits: Spans) -> Int64:
 def distinct(moments: Int64) -> Int64:
     """Return the moments in order, each once; faster than numpy's, which hashes them."""
     moments = np.sort(moments)
-    distinct: Int64 = moments[np.append(True, np.diff(moments) > 0)]
+    distinct: Int64 = moments[np.append(True, np.diff(moments) > 0)[: len(moments)]]
     return distinct
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, Literal
 
 import numpy as np
@@ -85,6 +86,8 @@ def _keys(context: AdviceContext) -> Iterable[tuple[CollectiveKind, str]]:
     trace, rows, args = context.trace, context.communication, context.trace.collective_args
     described = {row: at for at, row in enumerate(args.row.tolist())}
     operators = context.operator_of(rows).tolist()
+    # Thousands of kernels share a few dozen of these.
+    kind_of, type_of = cache(_first_kind), cache(_first_type)
     for row, operator in zip(rows.tolist(), operators, strict=True):
         kernel = trace.names[int(trace.name[row])]
         texts = [kernel]
@@ -95,8 +98,8 @@ def _keys(context: AdviceContext) -> Iterable[tuple[CollectiveKind, str]]:
         if operator >= 0:
             # NCCL makes an all-to-all of sends and receives.
             texts.insert(0, trace.names[int(trace.name[operator])])
-        kind = _first_kind([*(name for name, _ in words), *texts])
-        yield kind, _first_type([*(dtype for _, dtype in words), kernel])
+        kind = kind_of((*(name for name, _ in words), *texts))
+        yield kind, type_of((*(dtype for _, dtype in words), kernel))
 
 
 def _first_kind(texts: Iterable[str]) -> CollectiveKind:

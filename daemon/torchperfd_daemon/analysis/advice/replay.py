@@ -17,6 +17,7 @@ first step is what the edited steps themselves leave behind. Consecutive device 
 two waits are one node, so an edit costs a few array operations, linear in events.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -28,7 +29,6 @@ from torchperfd_daemon.analysis.advice.edits import (
     Edit,
     HostCost,
     HostTime,
-    HostWork,
     Replayed,
     Spans,
     disjoint_waits,
@@ -94,6 +94,11 @@ class Timeline:
         self._nodes(starts, ends, np.clip(events.called[order], starts[0], None))
         moments = (self._launched, self._waits.start, self._node_end, starts[:1])
         self._points = distinct(np.concatenate(moments))
+        self._waiting = Cover(self._waits.start, self._waits.end)
+        self._works: dict[Callable[[Int64], Int64] | None, Float64] = {}
+        self._at_launch, self._at_start, self._at_end = (
+            np.searchsorted(self._points, each) for each in (self._launched, self._node_start, self._node_end)
+        )
         self._delays()
         self._targets(carried_ends)
         self._runs()
@@ -256,18 +261,19 @@ class Timeline:
         mean = float((second[1][self._stops] - second[1][self._begins]).mean())
         return Replayed(mean, first[0][self._marks], first[2])
 
-    def _work(self, edit: Edit, base: HostCost) -> HostWork:
-        """Return the host's work up to each moment that matters, waits left out."""
-        waits = self._waits
-        edges = [each for spans in (*edit.host, *base.scaled) for each in (spans.start, spans.end)]
+    def _work(self, edit: Edit, base: HostCost) -> Float64:
+        """Return the host's work up to each of the points, waits left out."""
         points = self._points
-        if edges:
-            edge = np.clip(np.concatenate(edges), self._first, self._node_end[-1])
-            points = distinct(np.concatenate((points, edge)))
-        waiting = Cover(waits.start, waits.end)
-        plain = (points - waiting.up_to(points)).astype(np.float64)
-        if base.up_to is not None:
-            plain -= base.up_to(points)
+        if base.up_to not in self._works:
+            self._works[base.up_to] = self._work_by(points, base.up_to)
+        plain = self._works[base.up_to]
+        edges = [each for spans in (*edit.host, *base.scaled) for each in (spans.start, spans.end)]
+        added = distinct(np.clip(np.concatenate([points[:0], *edges]), self._first, self._node_end[-1]))
+        at = np.searchsorted(points, added)
+        is_new = points[np.minimum(at, len(points) - 1)] != added
+        added, at = added[is_new], at[is_new]
+        points = np.insert(points, at, added)
+        plain = np.insert(plain, at, self._work_by(added, base.up_to))
         grown = np.diff(np.maximum.accumulate(plain))
         keep = np.ones(len(grown))
         for spans in edit.host:
@@ -277,7 +283,13 @@ class Timeline:
         for spans in base.scaled:
             speed = np.where(Cover(spans.start, spans.end).contains(points[:-1]), spans.keep, speed)
         grown *= keep * speed * (1 - edit.host_share)
-        return HostWork(points, np.append(0.0, np.cumsum(grown)))
+        done = np.append(0.0, np.cumsum(grown))
+        return np.delete(done, at + np.arange(len(at)))
+
+    def _work_by(self, moments: Int64, cost: Callable[[Int64], Int64] | None) -> Float64:
+        """Return how long the host has worked by each moment, without what recording has cost."""
+        work = (moments - self._waiting.up_to(moments)).astype(np.float64)
+        return work if cost is None else work - cost(moments)
 
     def _host_nodes(self, edit: Edit, removed: Flags | None) -> Nodes:
         """Return for each node of the host its own time, its lag behind its target, and its end if fixed."""
@@ -298,7 +310,7 @@ class Timeline:
         )
         return own, behind, fixed
 
-    def _device_nodes(self, edit: Edit, work: HostWork, removed: Flags | None, *, explained: bool) -> Nodes:
+    def _device_nodes(self, edit: Edit, work: Float64, removed: Flags | None, *, explained: bool) -> Nodes:
         """Return how long each run takes after its stream, its launches and what held it up."""
         lasts = (self._end - self._start).astype(np.float64)
         keep = np.ones(len(lasts))
@@ -320,22 +332,22 @@ class Timeline:
         if not len(first):
             return [], [], []
         total = np.cumsum(gap + lasts)
-        ready = work.at(self._launched) + latency + lasts - total
+        ready = work[self._at_launch] + latency + lasts - total
         through = total[last] - total[first] + (gap + lasts)[first]
         by_launch = total[last] + np.maximum.reduceat(ready, first)
         by_cause = self._cause_lag[first] + through - gap[first]
         return through.tolist(), by_launch.tolist(), by_cause.tolist()
 
     def _sweep(
-        self, work: HostWork, host: Nodes, device: Nodes
+        self, work: Float64, host: Nodes, device: Nodes
     ) -> tuple[tuple[Float64, Float64, Float64], tuple[Float64, Float64, Float64]]:
         """Return for each of two passes the host's nodes, these or the device's work, and the runs' ends."""
         through, by_launch, by_cause = device
         call, lag, fixed = host
         stream_of, cause_of, target_of = self._run_stream, self._run_cause, self._node_target
         segment_of = self._run_segment.tolist()
-        work_start = work.at(self._node_start).tolist()
-        work_end = work.at(self._node_end).tolist()
+        work_start = work[self._at_start].tolist()
+        work_end = work[self._at_end].tolist()
         streams = list(self._carried)
         offset = float(self._first)
         reached = max(self._carried, default=_NEVER)
@@ -345,21 +357,23 @@ class Timeline:
             offsets = [offset] * (len(call) + 1)
             nodes = [0.0] * len(call)
             for number in self._order:
+                # Comparing takes half as long as max(), and this is the longest loop of the analysis.
                 if number >= 0:
                     stream = stream_of[number]
-                    end = max(
-                        streams[stream] + through[number], offsets[segment_of[number]] + by_launch[number]
-                    )
-                    if (cause := cause_of[number]) >= 0:
-                        end = max(end, ends[cause] + by_cause[number])
+                    end = streams[stream] + through[number]
+                    if (launched := offsets[segment_of[number]] + by_launch[number]) > end:
+                        end = launched
+                    if (cause := cause_of[number]) >= 0 and (held := ends[cause] + by_cause[number]) > end:
+                        end = held
                     streams[stream] = ends[number] = end
                 else:
                     node = -1 - number
                     now = offset + work_start[node] + call[node]
                     if (target := target_of[node]) >= 0:
-                        now = max(now, ends[target] + lag[node])
-                    elif first_pass:
-                        now = max(now, fixed[node])
+                        if (waited := ends[target] + lag[node]) > now:
+                            now = waited
+                    elif first_pass and fixed[node] > now:
+                        now = fixed[node]
                     nodes[node] = now
                     offset = now - work_end[node]
                     offsets[node + 1] = offset

@@ -17,7 +17,7 @@ from torchperfd_daemon.analysis.advice.edits import NOTHING, DeviceEvents, Edit,
 from torchperfd_daemon.analysis.advice.replay import Timeline
 from torchperfd_daemon.analysis.callers import Links
 from torchperfd_daemon.analysis.categories import LAUNCHES, OPERATOR
-from torchperfd_daemon.analysis.host_activity import COMPUTING_EACH_NS, Kinds, Launches, collective_spans
+from torchperfd_daemon.analysis.host_activity import COMPUTING_EACH_NS, Kinds, collective_spans
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.overhead import Overheads
 from torchperfd_daemon.analysis.steps import drawing
@@ -44,9 +44,8 @@ class HostCalls:
     silent: HostTime
 
 
-def find_host_calls(trace: Trace, links: Links, overheads: Overheads, first: int, last: int) -> HostCalls:
+def find_host_calls(trace: Trace, kinds: Kinds, overheads: Overheads, first: int, last: int) -> HostCalls:
     """Return the calls in which the host waits for the device or computes by itself."""
-    kinds = Kinds(trace, Launches(trace, links))
     threads = np.unique(trace.thread[kinds.launching]).tolist()
     none = kinds.launching[:0]
     results, staging = ([each.on(thread) for thread in threads] for each in (kinds.waiting, kinds.staging))
@@ -181,18 +180,22 @@ class Savings:
         apart = max(abs(replayed - self._recorded_ns), replayed - explained)
         return min(apart / self._recorded_ns, 1.0)
 
-    @cached_property
+    @property
     def _unedited_ns(self) -> float:
-        return self._timeline.replay(NOTHING, self._base).step_ns
+        return self._unrecorded[1]
+
+    @property
+    def _base(self) -> HostCost:
+        return self._unrecorded[0]
 
     @cached_property
-    def _base(self) -> HostCost:
-        """What is taken off the host's time, so that the replayed steps are those that are not recorded."""
+    def _unrecorded(self) -> tuple[HostCost, float]:
+        """What is taken off the host's time to leave unrecorded steps, and how long those take."""
         whole, cost = self._timeline.replay(NOTHING, self._cost).step_ns, self._cost
         if not self._is_known or whole <= (1 + _CLOSE) * self._step_ns:
-            return cost
+            return cost, whole
         if self._timeline.replay(NOTHING, HostCost(cost.up_to, cost.scaled, 0.0)).step_ns > self._step_ns:
-            return cost  # The device alone takes longer than that.
+            return cost, whole  # The device alone takes longer than that.
         low, high = 0.0, 1.0
         for _ in range(_MAX_TRIES):
             middle = (low + high) / 2
@@ -201,4 +204,5 @@ class Savings:
                 high = middle
             else:
                 low = middle
-        return HostCost(cost.up_to, cost.scaled, low)
+        slowed = HostCost(cost.up_to, cost.scaled, low)
+        return slowed, self._timeline.replay(NOTHING, slowed).step_ns
