@@ -152,7 +152,8 @@ class LakeDatabase:
         try:
             for source in _sources(table, files):
                 database.execute(f"INSERT INTO {_STORED}{table} BY NAME {source}")
-            database.executemany("INSERT INTO loaded VALUES (?)", [[key] for key in keys])
+            # In one statement: one for each key takes longer than the rows do.
+            database.execute("INSERT INTO loaded SELECT unnest(?)", [list(keys)])
             database.execute("COMMIT")
         except self._errors:
             database.execute("ROLLBACK")
