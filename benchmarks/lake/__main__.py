@@ -68,7 +68,8 @@ def play_with_kills(folder: Path, nodes: int, windows: int, kills: int, pause: f
     try:
         while any(process.poll() is None for process in running):
             time.sleep(chance.uniform(0.5, 1.5) * pause)
-            victim = chance.randrange(PLAYERS)
+            # One that still plays: a kill must not be lost on one that is done.
+            victim = chance.choice([n for n, each in enumerate(running) if each.poll() is None] or [0])
             if killed < kills and running[victim].poll() is None:
                 running[victim].kill()
                 running[victim].wait()
