@@ -75,6 +75,7 @@ EXPECTED: dict[str, list[dict[str, Any]]] = {
         {"run": "b", "ranks_seen": 2, "mean_step": 0.06, "torch": "2.8"},
         {"run": "a", "ranks_seen": 2, "mean_step": 0.1, "torch": "2.8"},
     ],
+    "numbered_runs": [{"run": run, "number": number} for number, run in enumerate("abc", 1)],
     "regressions": [
         {
             "run_before": "b",
@@ -224,7 +225,8 @@ session = chdb.session.Session()
 for table in ("goodput", "runs", "verdicts"):
     files = f"file('{lake}/table={table}/**/*.parquet')"
     session.query(f"CREATE VIEW {table} AS SELECT * FROM {files} SETTINGS use_hive_partitioning = 1")
-session.query(f"CREATE VIEW recent_runs AS {view_sql('recent_runs')}")
+for view in ("recent_runs", "numbered_runs"):
+    session.query(f"CREATE VIEW {view} AS {view_sql(view)}")
 for view in view_names():
     print(view, session.query(view_sql(view), "JSONEachRow").bytes().decode().replace("\\n", "\\t"))
 """

@@ -1,13 +1,4 @@
 -- Predicted savings, and what the next run of the same job showed.
-WITH numbered AS (
-  SELECT
-    *,
-    row_number() OVER (
-      PARTITION BY cluster, owner, job, ranks_of_job ORDER BY began_unix_seconds
-    ) AS number
-  FROM recent_runs
-  WHERE mean_step > 0
-)
 SELECT
   before_it.cluster AS cluster,
   before_it.owner AS owner,
@@ -23,8 +14,8 @@ SELECT
     WHEN 1 - after_it.mean_step / before_it.mean_step > 0.05 THEN 'in part'
     ELSE 'not seen'
   END AS outcome
-FROM numbered AS before_it
-JOIN numbered AS after_it
+FROM numbered_runs AS before_it
+JOIN numbered_runs AS after_it
   ON before_it.cluster = after_it.cluster
   AND before_it.owner = after_it.owner
   AND before_it.job = after_it.job

@@ -1,13 +1,4 @@
 -- Runs whose step is over 5 % longer than that of the run before, with another version of something.
-WITH numbered AS (
-  SELECT
-    *,
-    row_number() OVER (
-      PARTITION BY cluster, owner, job, ranks_of_job ORDER BY began_unix_seconds
-    ) AS number
-  FROM recent_runs
-  WHERE mean_step > 0
-)
 SELECT
   after_it.cluster AS cluster,
   after_it.owner AS owner,
@@ -23,8 +14,8 @@ SELECT
   after_it.python AS python_after,
   before_it.torchperfd AS torchperfd_before,
   after_it.torchperfd AS torchperfd_after
-FROM numbered AS before_it
-JOIN numbered AS after_it
+FROM numbered_runs AS before_it
+JOIN numbered_runs AS after_it
   ON before_it.cluster = after_it.cluster
   AND before_it.owner = after_it.owner
   AND before_it.job = after_it.job
