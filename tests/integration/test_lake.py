@@ -28,6 +28,11 @@ def test_job_without_service_writes_lake_at_its_end(node: Node) -> None:
         eventually(lambda table=table: objects(lake, table), 30)  # type: ignore[misc]
     [run] = node.json("history", "recent_runs")["rows"]
     assert (run["run"], run["endings"], run["most_steps"]) == ("alone", "finished", 40)
+    [listed] = node.json("runs", "--lake", lake.as_uri())["runs"]
+    assert (listed["run"], listed["exit_state"], listed["steps"]) == ("alone", "finished", 40)
+    heads, row = node.command("runs", "--lake", lake.as_uri()).stdout.splitlines()
+    assert heads.split()[:4] == ["RUN", "OWNER", "WHEN", "RANKS"]
+    assert row.startswith("alone ")
     [found] = node.json("goodput", "--lake", lake.as_uri())["runs"]
     assert found["run"] == "alone"
     [steps] = node.json("history", "SELECT sum(steps) AS steps FROM steps")["rows"]

@@ -9,11 +9,12 @@ import click
 
 from torchperfd.document.blocks import Document, Sentences
 from torchperfd.document.tables import Table
-from torchperfd.model.formatting import milliseconds, size
+from torchperfd.model.formatting import milliseconds, one_line, size
 from torchperfd.report.ending import FINISHED
 from torchperfd.report.record import RunRecord
 from torchperfd.report.store import KeptRun, RunStore
 from torchperfd_cli.commands._options import (
+    MOMENT,
     complete_kept_runs,
     json_option,
     limit_option,
@@ -32,26 +33,62 @@ from torchperfd_cli.commands._output import (
     write_page,
 )
 from torchperfd_cli.commands._run_overview import read_overview
-from torchperfd_daemon.errors import TorchperfdError, explained
+from torchperfd_cli.commands.history import open_lake
+from torchperfd_cli.lake.database import LakeDatabase
+from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
 from torchperfd_daemon.pages import render_page
 
 _ROWS: Final = 30
 _OUTCOME: Final = ("CHANGE", "PROMISED")
+_MAX_NAME: Final = 60
+_OF_LAKE: Final = {
+    "run": "run",
+    "job": "job",
+    "owner": "owner",
+    "cluster": "cluster",
+    "started_seconds": "began_unix_seconds",
+    "ended_seconds": "ended_unix_seconds",
+    "world_size": "ranks_of_job",
+    "ranks": "ranks_seen",
+    "exit_state": "endings",
+    "steps": "most_steps",
+    "step_seconds": "mean_step",
+    "cause": "named_cause",
+}
+"""Keys of a run as JSON, and the columns of the view that have them."""
 
 
 @click.group("runs", invoke_without_command=True)
 @runs_dir_option
+@click.option(
+    "--lake", metavar="URL", help="List the runs of all nodes instead, from the lake of `serve --lake`."
+)
+@click.option("--since", type=MOMENT, help="With --lake: the first day, like 30d; a week ago by default.")
 @limit_option(_ROWS)
 @watch_option
 @json_option
 @click.pass_context
 def runs_command(
-    context: click.Context, runs_dir: Path | None, limit: int | None, watch: bool, as_json: bool
+    context: click.Context,
+    runs_dir: Path | None,
+    lake: str | None,
+    since: float | None,
+    limit: int | None,
+    watch: bool,
+    as_json: bool,
 ) -> None:
     """List the runs whose reports are kept, newest first; needs no daemon.
 
     `torchperfd run` keeps the report of each run. `torchperfd compare A B` compares two of them.
     """
+    if lake and (context.invoked_subcommand or runs_dir):
+        raise UsageError("--lake lists runs only", "leave out --runs-dir and the subcommand")
+    if since is not None and not lake:
+        raise UsageError("--since needs --lake", "name the lake with --lake URL")
+    if lake:
+        with open_lake(lake, since) as database:
+            show(lambda: _list_of_lake(database, limit, as_json=as_json), watch=watch, as_json=as_json)
+        return
     store = open_runs(runs_dir)
     context.obj = store
     if context.invoked_subcommand is None:
@@ -78,6 +115,36 @@ def _list(store: RunStore, limit: int | None, *, as_json: bool) -> Answer:
     left = ("RUN", "SCRIPT", "WHEN", "VERDICT")
     table = Table(heads, rows, left=left, shorten="SCRIPT", lift=("RUN",))
     return Answer(Document([[table]]), limit_notes(len(shown), len(kept)))
+
+
+def _list_of_lake(database: LakeDatabase, limit: int | None, *, as_json: bool) -> Answer:
+    """Return the ended runs of all nodes, the newest first."""
+    answered = database.answer("SELECT * FROM recent_runs")
+    found = [dict(zip(answered.columns, row, strict=True)) for row in answered.rows]
+    shown = found if limit == 0 or (limit is None and as_json) else found[: limit or _ROWS]
+    missing = f"{len(database.damaged)} objects of the lake cannot be read" if database.damaged else ""
+    if as_json:
+        runs = [{key: run[name] for key, name in _OF_LAKE.items()} for run in shown]
+        return Answer(
+            {"schema": "torchperfd.lake_runs/1", "total": len(found), "runs": runs}, missing=missing
+        )
+    if not found:
+        return Answer(notes=["no runs have ended; --since 30d looks further back"], missing=missing)
+    rows = [
+        [
+            one_line(run["run"], _MAX_NAME),
+            one_line(run["owner"], _MAX_NAME),
+            _minute(run["ended_unix_seconds"]),
+            str(run["ranks_seen"]),
+            f"{run['most_steps']:,}",
+            "" if run["mean_step"] is None else milliseconds(run["mean_step"]),
+            _verdict_word(run["named_cause"] if run["endings"] == FINISHED else run["endings"]),
+        ]
+        for run in shown
+    ]
+    heads = ["RUN", "OWNER", "WHEN", "RANKS", "STEPS", "STEP MS", "VERDICT"]
+    table = Table(heads, rows, left=("RUN", "OWNER", "WHEN", "VERDICT"), shorten="OWNER", lift=("RUN",))
+    return Answer(Document([[table]]), limit_notes(len(shown), len(found)), missing=missing)
 
 
 @runs_command.command("show")
@@ -153,7 +220,7 @@ def _summary(kept: KeptRun, record: RunRecord | None, problem: str) -> dict[str,
 
 
 def _cells(kept: KeptRun, record: RunRecord | None, *, with_outcome: bool) -> list[str]:
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.modified))
+    when = _minute(kept.modified)
     outcome = record.outcome.cells if record is not None and record.outcome is not None else ("", "")
     last = [*(outcome if with_outcome else [size(kept.bytes)])]
     if record is None:
@@ -166,6 +233,14 @@ def _cells(kept: KeptRun, record: RunRecord | None, *, with_outcome: bool) -> li
         when,
         f"{record.steps:,}",
         "" if step is None else milliseconds(step),
-        {"": "unknown", "none": "healthy"}.get(verdict, verdict.replace("_", " ")),
+        _verdict_word(verdict),
         *last,
     ]
+
+
+def _minute(unix_seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_seconds))
+
+
+def _verdict_word(verdict: str | None) -> str:
+    return {"": "unknown", "none": "healthy"}.get(verdict or "", (verdict or "").replace("_", " "))
