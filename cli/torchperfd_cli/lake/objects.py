@@ -35,14 +35,17 @@ class LakeObjects:
         Raises:
             TorchperfdError: The store does not answer.
         """
+        for date in dates:
+            yield from asyncio.run(self._keys(f"table={table}/date={date}/"))
+
+    async def _keys(self, prefix: str) -> list[str]:
+        # The store stays in here: asyncio.run() may print what it returns, which a store of Azure forbids.
         import obstore
 
-        for date in dates:
-            prefix = f"table={table}/date={date}/"
-            with self._destination.translating(prefix):
-                store = asyncio.run(self._destination.opened())
-                for chunk in obstore.list(store, prefix):
-                    yield from (each["path"] for each in chunk if each["path"].endswith(_FORMS))
+        with self._destination.translating(prefix):
+            store = await self._destination.opened()
+            listed = [each["path"] for chunk in obstore.list(store, prefix) for each in chunk]
+        return [path for path in listed if path.endswith(_FORMS)]
 
     def fetch(self, keys: Sequence[str], folder: Path) -> list[Path]:
         """Return files with the content of objects, below a folder under their keys.

@@ -162,6 +162,17 @@ def test_history_views_answer_from_bucket(tmp_path: Path, run: Run, monkeypatch:
         store.stop()
 
 
+def test_history_names_azure_store_that_is_away(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # The emulator's address is on this machine, where none runs.
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    code, _, err = run("history", "promises", "--lake", "az://container/prefix")
+    assert (code, "az://container/prefix did not take table=runs/" in err) == (1, True)
+
+
 def test_history_loads_each_object_once(lake: Path, run: Run) -> None:
     assert ask(run, "SELECT count(*) AS rows FROM runs") == [{"rows": 6}]
     for path in lake.rglob("table=runs/**/n?-*"):
