@@ -19,10 +19,10 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
-from torchperfd.hooks.thread_frames import called_name, frames_at_random, line_of
+from torchperfd.hooks.thread_frames import called_name, frames_at_random, line_at
 
 MAX_FRAMES: Final = 128
 MAX_WORKERS: Final = 64
@@ -59,14 +59,19 @@ class WorkerStack(NamedTuple):
 
 def stack_lines(frame: FrameType | None) -> list[StackLine]:
     """Return a stack as data, at most :data:`MAX_FRAMES` of its frames; no frame is kept."""
+    # Where all frames are is read first: naming a call takes so long that this thread may lose the lock of
+    # the interpreter meanwhile, and then the outer frames would be further on than the inner ones.
+    places: list[tuple[CodeType, int, int | None]] = []
+    while frame is not None and len(places) < MAX_FRAMES:
+        places.append((frame.f_code, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
     lines: list[StackLine] = []
-    while frame is not None and len(lines) < MAX_FRAMES:
-        code = frame.f_code
+    for code, offset, known in places:
         call = ""
         if not lines or _LOADER in code.co_filename:
-            call = called_name(code, frame.f_lasti).removeprefix(".")
-        lines.append(StackLine(_text(code.co_filename), line_of(frame), _text(code.co_name), call))
-        frame = frame.f_back
+            call = called_name(code, offset).removeprefix(".")
+        line = line_at(code, offset) if known is None else known
+        lines.append(StackLine(_text(code.co_filename), line, _text(code.co_name), call))
     return lines
 
 

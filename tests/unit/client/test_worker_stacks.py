@@ -257,6 +257,37 @@ def test_stack_lines_keep_no_object_alive() -> None:
     assert reference() is None
 
 
+def test_stack_is_of_one_moment_though_its_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go_on, moved_on, end = (threading.Event() for _ in range(4))
+
+    def innermost() -> None:
+        inside.set()
+        go_on.wait()
+
+    def outer() -> None:
+        innermost()
+        moved_on.set()
+        end.wait()
+
+    def name_slowly(code: CodeType, offset: int) -> str:
+        go_on.set()
+        assert moved_on.wait(30)
+        return ""
+
+    monkeypatch.setattr(worker_stacks, "called_name", name_slowly)
+    thread = threading.Thread(target=outer)
+    thread.start()
+    try:
+        assert inside.wait(30)
+        lines = stack_lines(sys._current_frames()[cast(int, thread.ident)])
+    finally:
+        go_on.set()
+        end.set()
+        thread.join()
+    [line] = [each.line for each in lines if each.function == "outer"]
+    assert line == outer.__code__.co_firstlineno + 1
+
+
 def test_loading_stacks_are_those_of_the_training_thread(client: torchperfd.Client) -> None:
     client.parts.outbox.take(0, 1000)
     order = session_pb2.DumpStacks(request_id=7, loading_only=True)
