@@ -85,7 +85,7 @@ class LakeDatabase:
             ) from error
         self._prepare()
         self.damaged: list[str] = []
-        """Objects that could not be loaded."""
+        """Objects that could not be loaded for the newest answer: each answer tries them again."""
 
     def close(self) -> None:
         """Close the database."""
@@ -98,6 +98,7 @@ class LakeDatabase:
             UsageError: DuckDB does not understand the query.
             TorchperfdError: The store does not answer.
         """
+        self.damaged = []
         with self._explaining():
             tables = self._tables_of(sql)
         for table in sorted(tables):
