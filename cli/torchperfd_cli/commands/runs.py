@@ -98,7 +98,7 @@ def runs_command(
 def _list(store: RunStore, limit: int | None, *, as_json: bool) -> Answer:
     with explained(f"cannot read {store.directory}"):
         kept = store.list()
-    shown = kept if limit == 0 or (limit is None and as_json) else kept[: limit or _ROWS]
+    shown = kept[: _most(limit, as_json=as_json)]
     if as_json:
         runs = [_summary(each, *_read(store, each)) for each in shown]
         facts = {"schema": "torchperfd.runs/1", "directory": store.directory, "total": len(kept)}
@@ -121,7 +121,7 @@ def _list_of_lake(database: LakeDatabase, limit: int | None, *, as_json: bool) -
     """Return the ended runs of all nodes, the newest first."""
     answered = database.answer("SELECT * FROM recent_runs")
     found = [dict(zip(answered.columns, row, strict=True)) for row in answered.rows]
-    shown = found if limit == 0 or (limit is None and as_json) else found[: limit or _ROWS]
+    shown = found[: _most(limit, as_json=as_json)]
     missing = f"{len(database.damaged)} objects of the lake cannot be read" if database.damaged else ""
     if as_json:
         runs = [{key: run[name] for key, name in _OF_LAKE.items()} for run in shown]
@@ -236,6 +236,11 @@ def _cells(kept: KeptRun, record: RunRecord | None, *, with_outcome: bool) -> li
         _verdict_word(verdict),
         *last,
     ]
+
+
+def _most(limit: int | None, *, as_json: bool) -> int | None:
+    """Return how many runs are listed; None for all."""
+    return None if limit == 0 or (limit is None and as_json) else limit or _ROWS
 
 
 def _minute(unix_seconds: float) -> str:
