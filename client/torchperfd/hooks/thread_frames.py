@@ -1,20 +1,26 @@
 """Reads Python frames: their line, the name that they call, and the framework whose loop they are in.
 
-Frames can be read at random moments, also while C code holds the interpreter's lock. Reading them needs that
+Stacks can be read at random moments, also while C code holds the interpreter's lock. Reading them needs that
 lock. CPython waits 5 ms before it takes the lock from another thread. C code that holds it for less has
-returned by then, and the lock comes free at a later call that releases it. The frames would show that call.
+returned by then, and the lock comes free at a later call that releases it. The stack would show that call.
 So the wait is shortened for the one sample. A thread then loses the lock when its C code returns, in the
 frame that called it.
+
+A stack is read by one call of C code. Between two steps of Python the reading thread may lose the lock
+again, and the thread that is read goes on: the outer frames would then be of a later moment than the inner.
 """
 
 import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, repeat, takewhile, tee
 from opcode import opname
+from operator import call, itemgetter, methodcaller
 from types import CodeType, FrameType
-from typing import Final
+from typing import Any, Final
 
 
 def line_of(frame: FrameType) -> int:
@@ -144,6 +150,13 @@ def framework_around(thread: int) -> str:
     return found
 
 
+Place = tuple[CodeType, int, int | None]
+"""Where a frame is: its code, the offset of its instruction in bytes, and its line if CPython knows it."""
+Stack = Sequence[Place]
+"""The places of a thread's frames, innermost first, at most :data:`MAX_FRAMES`; no frame is kept."""
+MAX_FRAMES: Final = 128
+_PARTS: Final = ("f_code", "f_lasti", "f_lineno")
+
 MAX_WAIT_S: Final = 0.03
 """The moment comes within this time. A request arrives when the lock is free, which is not at random."""
 _SWITCH_S: Final = 1e-5
@@ -157,25 +170,59 @@ _interval_before: list[float] = []
 _watches_forks = False
 
 
-def frames_at_random(sleep: Callable[[float], None] = time.sleep) -> dict[int, FrameType]:
-    """Return the frames of all threads at a random moment, by thread; on one thread of a process at a time.
-
-    Clear the dictionary after use: frames keep the script's tensors alive.
-    """
+def stacks_at_random(sleep: Callable[[float], None] = time.sleep) -> dict[int, Stack]:
+    """Return the stacks of all threads at a random moment; on one thread of a process at a time."""
     global _watches_forks
     if not _watches_forks:
         _watches_forks = True
         # A child that is forked meanwhile has no thread that would restore the interval.
         os.register_at_fork(after_in_child=_restore_interval)
-    seconds = _chance.uniform(0.0, MAX_WAIT_S)
+    wait = partial(sleep, _chance.uniform(0.0, MAX_WAIT_S))
+    try:
+        # The interval is restored first of all, or a thread that waits for the lock would soon take it.
+        return _stacks_after(_shorten_interval, wait, _restore_interval)
+    finally:
+        _restore_interval()
+
+
+def stacks_now() -> dict[int, Stack]:
+    """Return the stacks of all threads, by thread."""
+    return _stacks_after()
+
+
+def _stacks_after(*before: Callable[[], None]) -> dict[int, Stack]:
+    """Call these functions, then read all threads."""
+    # The list runs the iterators, all of them in C. No name holds them: they keep frames, and these tensors.
+    rows = list(_rows_after(before))
+    return {thread: _stack(parts) for thread, *parts in rows}
+
+
+def _rows_after(before: Iterable[Callable[[], None]]) -> Iterator[tuple[Any, ...]]:
+    """Return an iterator over a row per thread: its id, then for each frame the parts of its place.
+
+    Its first row calls the functions. Frames that a thread does not have are None.
+    """
+    frames = filter(None, map(call, (*before, sys._current_frames)))
+    threads, stacks = tee(chain.from_iterable(map(methodcaller("items"), frames)))
+    columns: list[Iterator[Any]] = [map(itemgetter(0), threads)]
+    level: Iterator[Any] = map(itemgetter(1), stacks)
+    for _ in range(MAX_FRAMES):
+        *copies, inner = tee(level, 1 + len(_PARTS))
+        columns += [
+            map(getattr, *each, repeat(None)) for each in zip(copies, map(repeat, _PARTS), strict=True)
+        ]
+        level = map(getattr, inner, repeat("f_back"), repeat(None))
+    return zip(*columns, strict=False)
+
+
+def _stack(parts: Sequence[Any]) -> Stack:
+    places = zip(*(parts[part :: len(_PARTS)] for part in range(len(_PARTS))), strict=True)
+    return list(takewhile(itemgetter(0), places))
+
+
+def _shorten_interval() -> None:
     _interval_before[:] = [sys.getswitchinterval()]
     sys.setswitchinterval(min(_SWITCH_S, _interval_before[0]))
-    try:
-        sleep(seconds)
-    finally:
-        # First of all, or a thread that waits for the lock would soon interrupt the reading of the frames.
-        _restore_interval()
-    return sys._current_frames()
 
 
 def _restore_interval() -> None:

@@ -19,12 +19,10 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
-from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
-from torchperfd.hooks.thread_frames import called_name, frames_at_random, line_at
+from torchperfd.hooks.thread_frames import Stack, called_name, line_at, stacks_at_random
 
-MAX_FRAMES: Final = 128
 MAX_WORKERS: Final = 64
 _MAX_CHILDREN: Final = 256
 _MAX_BYTES: Final = 1 << 18
@@ -57,16 +55,10 @@ class WorkerStack(NamedTuple):
     lines: Sequence[StackLine]
 
 
-def stack_lines(frame: FrameType | None) -> list[StackLine]:
-    """Return a stack as data, at most :data:`MAX_FRAMES` of its frames; no frame is kept."""
-    # Where all frames are is read first: naming a call takes so long that this thread may lose the lock of
-    # the interpreter meanwhile, and then the outer frames would be further on than the inner ones.
-    places: list[tuple[CodeType, int, int | None]] = []
-    while frame is not None and len(places) < MAX_FRAMES:
-        places.append((frame.f_code, frame.f_lasti, frame.f_lineno))
-        frame = frame.f_back
+def stack_lines(stack: Stack) -> list[StackLine]:
+    """Return a stack as data."""
     lines: list[StackLine] = []
-    for code, offset, known in places:
+    for code, offset, known in stack:
         call = ""
         if not lines or _LOADER in code.co_filename:
             call = called_name(code, offset).removeprefix(".")
@@ -205,12 +197,7 @@ def _answer(listener: socket.socket, ident: int, uid: int) -> None:
 
 
 def _stack(ident: int) -> bytes:
-    # No reference to a frame outlives this: frames keep batches alive.
-    frames = frames_at_random()
-    try:
-        lines = stack_lines(frames.get(ident))
-    finally:
-        frames.clear()
+    lines = stack_lines(stacks_at_random().get(ident, ()))
     worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", lambda: None)()
     return json.dumps({"worker": getattr(worker_info, "id", -1), "lines": lines}).encode()
 

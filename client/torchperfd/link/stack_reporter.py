@@ -20,11 +20,12 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.hooks.instruments import Instruments
-from torchperfd.hooks.thread_frames import frames_at_random
+from torchperfd.hooks.thread_frames import stacks_at_random, stacks_now
 from torchperfd.hooks.worker_stacks import MAX_WORKERS, StackLine, stack_lines
 from torchperfd.link.outbox import Outbox
 from torchperfd.safety.logs import log
@@ -97,19 +98,15 @@ class StackReporter:
             package=_PACKAGE,
         )
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        # Frames keep the script's tensors alive, and one of these is our own: no reference outlives this.
         is_sample = order.loading_only or order.threads_only
-        frames = frames_at_random() if is_sample else sys._current_frames()
-        try:
-            for ident in list(frames)[:_MAX_THREADS]:
-                if order.loading_only and ident != self._training:
-                    continue
-                stack = report.threads.add(
-                    ident=ident, name=names.get(ident, ""), training=ident == self._training
-                )
-                _pack(stack, stack_lines(frames.pop(ident)))
-        finally:
-            frames.clear()
+        stacks = stacks_at_random() if is_sample else stacks_now()
+        for ident, stack in islice(stacks.items(), _MAX_THREADS):
+            if order.loading_only and ident != self._training:
+                continue
+            thread = report.threads.add(
+                ident=ident, name=names.get(ident, ""), training=ident == self._training
+            )
+            _pack(thread, stack_lines(stack))
         if not order.threads_only:
             self._add_workers(report, _SAMPLED_WORKERS if order.loading_only else MAX_WORKERS)
         self._outbox.put(session_pb2.ClientMessage(stack_report=report))
