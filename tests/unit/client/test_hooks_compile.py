@@ -19,6 +19,8 @@ def graph_breaks() -> Iterator["Counter[str]"]:
     _dynamo.utils.counters.clear()
     yield _dynamo.utils.counters["graph_break"]
     _dynamo.reset()
+    # FLOPs are not counted in a process that has compiled code.
+    _dynamo.utils.counters.clear()
 
 
 class Frames:
