@@ -42,10 +42,11 @@ if [ -d "$base" ]; then
   base=localhost/stand-in
 fi
 
+revision=$(git rev-parse HEAD)
 version=$(.venv/bin/python -c 'from torchperfd import _version; print(_version.__version__)')
 store bud -q --isolation chroot --format docker -f deploy/docker/Dockerfile -t localhost/torchperfd \
   ${base:+--build-arg BASE="$base"} --build-arg VERSION="$version" \
-  --build-arg REVISION="$(git rev-parse HEAD)" . >"$work/build.log" 2>&1 || {
+  --build-arg REVISION="$revision" . >"$work/build.log" 2>&1 || {
   tail -20 "$work/build.log" >&2
   fail "the build failed"
 }
@@ -73,7 +74,7 @@ enter=(buildah --root "$work/storage" --runroot "$work/run" --storage-driver vfs
 inside() { "${enter[@]}" "$@"; }
 mapfile -t command < <(.venv/bin/python tools/image_facts.py command <"$work/image.json")
 mapfile -t health < <(.venv/bin/python tools/image_facts.py health <"$work/image.json")
-.venv/bin/python tools/image_facts.py check "$version" "$(git rev-parse HEAD)" <"$work/image.json"
+.venv/bin/python tools/image_facts.py check "$version" "$revision" <"$work/image.json"
 
 ! inside "${health[@]}" >/dev/null 2>&1 || fail "the health check is content without a daemon"
 setsid "${enter[@]}" "${command[@]}" --metrics-address 127.0.0.1:29407 --web.config.file /web/web.yml \
