@@ -25,7 +25,7 @@ import psutil
 from tests.unit.daemon.fleet_nodes import RUN, asking, may_all, none_here, start_node
 
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState
-from torchperfd_daemon.fleet.credentials import Address
+from torchperfd_daemon.fleet.addresses import Address
 
 BOUND_S = 2.0
 ROUNDS = 5

@@ -174,10 +174,7 @@ MODULES: Final = {
     "config": "serve",
     "dashboards": "open",
     "explain": "diagnose",
-    "goodput": "ranks",
-    "ps": "ranks",
     "stacks": "diagnose",
-    "steps": "ranks",
 }
 """The modules of commands that are in one with others; the name of any other module is its command's."""
 

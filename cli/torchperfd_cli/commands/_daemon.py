@@ -1,7 +1,7 @@
 """The connection of a command to a daemon: translates gRPC's errors, and cleans texts for the terminal."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -150,12 +150,6 @@ def _translated(error: grpc.RpcError, path: str) -> TorchperfdError:
         return kinds[code](details)
     reason = details.splitlines()[0][:_MAX_REASON]
     return TorchperfdError(f"the daemon at {path} failed: {reason}", "see its log")
-
-
-def unreachable_text(peers: Iterable[control_pb2.UnreachablePeer]) -> str:
-    """Return the daemons of the fleet that did not answer, as a sentence; empty when all did."""
-    named = sorted({f"{peer.address} ({peer.reason})" for peer in peers})
-    return f"{len(named)} of the fleet's daemons did not answer: {', '.join(named)}" if named else ""
 
 
 M = TypeVar("M", bound=Message)

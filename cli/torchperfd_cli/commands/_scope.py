@@ -12,7 +12,6 @@ import click
 
 from torchperfd.model.formatting import did_you_mean
 from torchperfd.v1 import control_pb2
-from torchperfd_cli.commands._daemon import connect, unreachable_text
 from torchperfd_cli.commands._options import complete_jobs, complete_runs, fleet_option
 from torchperfd_cli.commands._series import NO_SERIES, SeriesOptions, series_options
 from torchperfd_daemon.errors import DaemonUnreachableError, IncompatibleVersionError, NoSuchTargetError
@@ -116,15 +115,21 @@ class Scope:
             socket: The only path of a daemon to try; the usual places when None.
         """
         view = self.series.view() if self.series.is_given or self.fleet else None
-        is_of_series = self.series.is_given or not (self.run or self.job)
+        if view is not None and self.series.is_given:
+            yield view
+            return
+        # Series are read without gRPC.
+        from torchperfd_cli.commands import _daemon
+
+        is_of_series = not (self.run or self.job)
         with contextlib.ExitStack() as stack:
             if view is None:
-                yield stack.enter_context(connect(socket))
+                yield stack.enter_context(_daemon.connect(socket))
                 return
             daemon = None
             if not is_of_series:
                 with contextlib.suppress(DaemonUnreachableError):
-                    daemon = stack.enter_context(connect(socket))
+                    daemon = stack.enter_context(_daemon.connect(socket))
             yield daemon if daemon is not None and self._is_known_to(daemon) else view
 
     def _is_known_to(self, daemon: Any) -> bool:
@@ -171,3 +176,9 @@ class Scope:
 def missing(*answers: Answer) -> str:
     """Return the daemons that left a request unanswered, as text; empty when there are none."""
     return unreachable_text(peer for answer in answers for peer in answer.unreachable)
+
+
+def unreachable_text(peers: Iterable[control_pb2.UnreachablePeer]) -> str:
+    """Return the daemons of the fleet that did not answer, as a sentence; empty when all did."""
+    named = sorted({f"{peer.address} ({peer.reason})" for peer in peers})
+    return f"{len(named)} of the fleet's daemons did not answer: {', '.join(named)}" if named else ""

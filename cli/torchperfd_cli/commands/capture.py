@@ -11,7 +11,7 @@ from torchperfd.model.capture_options import CaptureKind
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd.v1.contract import AUTOMATIC_CAPTURE_S
 from torchperfd_cli.commands._capture_progress import conclude, watched
-from torchperfd_cli.commands._daemon import connect, unreachable_text
+from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import (
     AGE,
     Seconds,
@@ -21,7 +21,7 @@ from torchperfd_cli.commands._options import (
     socket_option,
 )
 from torchperfd_cli.commands._output import emit, note
-from torchperfd_cli.commands._scope import job_option, whole_run
+from torchperfd_cli.commands._scope import job_option, unreachable_text, whole_run
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,

@@ -16,10 +16,10 @@ from torchperfd.model.formatting import did_you_mean
 from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import PHASES
-from torchperfd_cli.commands._daemon import connect, unreachable_text
+from torchperfd_cli.commands._daemon import connect
 from torchperfd_cli.commands._options import Seconds, fleet_option, json_option, one_run_option, refuse_given
 from torchperfd_cli.commands._output import Answer, emit, live, page, plain
-from torchperfd_cli.commands._scope import Scope, missing, scope_options, whole_run
+from torchperfd_cli.commands._scope import Scope, missing, scope_options, unreachable_text, whole_run
 from torchperfd_cli.commands._series import SeriesOptions
 from torchperfd_cli.commands.open import LINK, shipped_folder
 from torchperfd_daemon.diagnosis.verdict import Cause

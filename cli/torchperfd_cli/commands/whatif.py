@@ -19,7 +19,7 @@ from torchperfd_daemon.diagnosis.evidence import MIN_WINDOW_SAMPLES, WARM_STEPS
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf, predict
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.service.translate import comparison_from_messages, rank_work_from_message
+from torchperfd_daemon.service.translate_work import comparison_from_messages, rank_work_from_message
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.model import steady
 

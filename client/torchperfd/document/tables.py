@@ -1,9 +1,9 @@
 """Tables, and how they are drawn within the columns of a terminal: no number and no id is ever cut."""
 
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Final
 
 from torchperfd.document.text import Style, fold_text, shortened, text_width
@@ -59,8 +59,16 @@ class _Column:
     is_left: bool
 
     def align(self, text: str) -> str:
+        if text.isascii():
+            return text.ljust(self.width) if self.is_left else text.rjust(self.width)
         padding = " " * (self.width - text_width(text))
         return text + padding if self.is_left else padding + text
+
+    def align_all(self, texts: Sequence[str]) -> Iterable[str]:
+        """Yield the cells of all rows; each is one line."""
+        if not "".join(texts).isascii():
+            return map(self.align, texts)
+        return map(str.ljust if self.is_left else str.rjust, texts, repeat(self.width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +131,17 @@ class Table:
         Args:
             width: Columns that it may take; None if any width fits.
         """
-        rows = [[one_line(cell, len(cell)) for cell in row] for row in self.rows]
+        rows = [
+            row if "".join(row).isprintable() else [one_line(cell, len(cell)) for cell in row]
+            for row in self.rows
+        ]
         drawn = self._drawn(rows, _Arrangement(gap=self.gap), width)
         if width is None or drawn.width <= width:
             return drawn
         for count in range(len(self.lift) + 1):
             arrangement = _Arrangement(self.lift[:count], self.folds_heads)
             drawn = self._drawn(rows, arrangement, width)
-            narrowed = rows
+            narrowed: Sequence[Sequence[str]] = rows
             for head, narrow in ((self.shorten, shortened), (self.fold, fold_text)):
                 if drawn.width <= width:
                     return drawn
@@ -151,10 +162,11 @@ class Table:
         head = _lines(columns, [column.head for column in columns], gap, at_bottom=True)
         if not self.labels_lifted:
             head[:0] = [self.heads[number] for number in moved]
-        blocks = [_lines(columns, [row[number] for number in kept], gap) for row in rows]
-        widest = max(map(text_width, chain(head, *blocks)), default=0)
-        for block, above in zip(blocks, self._lines_above(rows, moved, width), strict=True):
-            block[:0] = above
+        blocks = _blocks(columns, [[row[number] for row in rows] for number in kept], gap)
+        widest = _widest([*head, *chain(*blocks)])
+        if moved:
+            for block, above in zip(blocks, self._lines_above(rows, moved, width), strict=True):
+                block[:0] = above
         return DrawnTable(head, blocks, widest)
 
     def _column(self, number: int, rows: Sequence[Sequence[str]], *, folds_head: bool) -> _Column:
@@ -196,6 +208,15 @@ def _stacked(head: str, width: int) -> str:
         if len(lines) <= _HEAD_LINES:
             return "\n".join(lines)
     return head
+
+
+def _blocks(columns: Sequence[_Column], cells: Sequence[Sequence[str]], gap: str) -> list[list[str]]:
+    """Return the lines of each row, of the cells of each column."""
+    if any("\n" in "".join(each) for each in cells):
+        return [_lines(columns, row, gap) for row in zip(*cells, strict=True)]
+    # Column by column, which takes a third of the time of row by row.
+    aligned = map(_Column.align_all, columns, cells)
+    return [[gap.join(row).rstrip()] for row in zip(*aligned, strict=True)]
 
 
 def _lines(

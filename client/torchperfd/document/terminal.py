@@ -161,6 +161,9 @@ def _table(table: Table, width: int | None, page: Page) -> Iterator[str]:
         yield page.paint(f"{indent}{line}", table.head_style)
     if table.has_rule:
         yield f"{indent}{'─' * drawn.width}"
+    if not table.styles and not parts:
+        yield from (f"{indent}{line}" for lines in drawn.rows for line in lines)
+        return
     styles = table.styles or [""] * len(drawn.rows)
     notes = parts or [("", "", "")] * len(drawn.rows)
     for lines, style, (mark, distance, note) in zip(drawn.rows, styles, notes, strict=True):

@@ -26,7 +26,7 @@ from torchperfd_daemon.config.kinds import (
 )
 from torchperfd_daemon.config.options import OPTIONS, Option, ServeSettings
 from torchperfd_daemon.errors import BadValueError, ConfigError, refuse_unknown, shown_value
-from torchperfd_daemon.triggers.rules import PER_DAY, SEVERE_XIDS, Action, Plan, Rule, Schedule, When
+from torchperfd_daemon.triggers.plan import PER_DAY, SEVERE_XIDS, Action, Plan, Rule, Schedule, When
 
 _MAX_TRIGGERS: Final = 100
 _RESERVED_NAMES: Final = ("command", "script", "automatic")  # the other sources of captures

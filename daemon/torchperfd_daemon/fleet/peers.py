@@ -19,14 +19,14 @@ import msgspec
 from torchperfd_daemon import untrusted_files
 from torchperfd_daemon.collectors.procfs import read
 from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
-from torchperfd_daemon.fleet.credentials import (
+from torchperfd_daemon.fleet.addresses import (
     DEFAULT_PORT,
     Address,
-    Credentials,
     expand_hostlist,
     parse_address,
     parse_port,
 )
+from torchperfd_daemon.fleet.credentials import Credentials
 from torchperfd_daemon.rpc.callers import Rate, UserRate
 from torchperfd_daemon.service.targets import MayCommand
 from torchperfd_daemon.store.store import Rank

@@ -21,7 +21,7 @@ from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.credentials import Address
+from torchperfd_daemon.fleet.addresses import Address
 from torchperfd_daemon.fleet.transport import PeerError, reason_of
 from torchperfd_daemon.service.targets import answer_later
 

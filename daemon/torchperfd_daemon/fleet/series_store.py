@@ -30,7 +30,7 @@ from torchperfd_daemon.errors import (
     TorchperfdError,
     UsageError,
 )
-from torchperfd_daemon.fleet.credentials import Address
+from torchperfd_daemon.fleet.addresses import Address
 from torchperfd_daemon.fleet.secret_files import read_file
 
 MAX_SECONDS: Final = 10.0

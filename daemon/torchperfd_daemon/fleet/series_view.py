@@ -3,13 +3,10 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-import numpy as np
-
 from torchperfd.v1 import contract, control_pb2, session_pb2
-from torchperfd_daemon.diagnosis.detect.robust_statistics import Float64
 from torchperfd_daemon.diagnosis.detect.straggler import mean_of
 from torchperfd_daemon.fleet.series import RankSeries, RunSeries, Series, list_runs, read_series
 from torchperfd_daemon.fleet.series_store import SeriesStore
@@ -17,11 +14,12 @@ from torchperfd_daemon.fleet.series_verdict import (
     WAIT,
     are_on_device,
     hang_seconds,
+    own_phases,
     rank_work,
     verdict_on,
 )
 from torchperfd_daemon.goodput.totals import Bucket
-from torchperfd_daemon.service.translate_diagnosis import verdict_to_message
+from torchperfd_daemon.service.translate_verdict import verdict_to_message
 from torchperfd_daemon.store.store import PRESENT_S
 
 MAX_AGE_S: Final = 5.0
@@ -29,6 +27,7 @@ MAX_AGE_S: Final = 5.0
 MAX_KEPT: Final = 4
 UNDIVIDED: Final = "own work"
 """Stands for the phases of a rank of which they were not read."""
+_NS_BYTES: Final = 8
 _STATES: Final = {
     name.removeprefix("RUN_STATE_").lower(): number for name, number in session_pb2.RunState.items()
 }
@@ -70,36 +69,27 @@ class SeriesView:
     def runs_with_ranks(self, job: str = "") -> control_pb2.ListRunsResponse:
         """Return the runs with the status of their ranks, of all jobs or of one."""
         series = self._read("", job, with_status=True)
-        return control_pb2.ListRunsResponse(
-            runs=[
-                control_pb2.Run(
-                    run=run.run,
-                    job_name=run.job_name,
-                    world_size=run.world_size,
-                    ranks=[steps.status for steps in _steps_of(run)],
-                )
-                for run in _by_name(series)
-            ],
-            nodes=_nodes(series),
-            unreachable=self._unreachable(series),
-        )
+        answer = control_pb2.ListRunsResponse(nodes=_nodes(series), unreachable=self._unreachable(series))
+        for run in _by_name(series):
+            steps = control_pb2.GetStepsResponse()
+            _add_steps(run, steps)
+            answer.runs.add(
+                run=run.run,
+                job_name=run.job_name,
+                world_size=run.world_size,
+                ranks=[each.status for each in steps.ranks],
+            )
+        return answer
 
     def GetSteps(  # noqa: N802
         self, request: control_pb2.GetStepsRequest, timeout: float = 0.0
     ) -> control_pb2.GetStepsResponse:
         """Return the present mean step of each rank; with its error where the comparison needs it."""
         series = self._read(request.run, request.job, with_status=True)
-        wanted = set(request.ranks)
-        return control_pb2.GetStepsResponse(
-            ranks=[
-                steps
-                for run in _by_name(series)
-                for steps in _steps_of(run)
-                if not wanted or steps.status.identity.rank in wanted
-            ],
-            nodes=_nodes(series),
-            unreachable=self._unreachable(series),
-        )
+        answer = control_pb2.GetStepsResponse(nodes=_nodes(series), unreachable=self._unreachable(series))
+        for run in _by_name(series):
+            _add_steps(run, answer, set(request.ranks))
+        return answer
 
     def Diagnose(  # noqa: N802
         self, request: control_pb2.DiagnoseRequest, timeout: float = 0.0
@@ -171,60 +161,60 @@ def _nodes(series: Series) -> list[control_pb2.FleetNode]:
     return sorted(nodes.values(), key=lambda node: (node.node, node.address))
 
 
-def _steps_of(run: RunSeries) -> Iterator[control_pb2.RankSteps]:
+def _add_steps(run: RunSeries, answer: control_pb2.GetStepsResponse, wanted: Collection[int] = ()) -> None:
+    """Add the mean steps of a run's ranks, of all or of some; in place, since messages are copied slowly."""
     on_device = are_on_device(run)
     compared = {rank.rank for rank in run.compared}
     stalled = hang_seconds(run)
     for number in sorted(run.ranks):
+        if wanted and number not in wanted:
+            continue
         rank = run.ranks[number]
-        steps = _rank_steps(rank, on_device=on_device, compared=number in compared)
-        identity = steps.status.identity
+        steps = answer.ranks.add()
+        status = steps.status
+        identity = status.identity
         identity.run, identity.rank, identity.job_name = run.run, number, run.job_name
         identity.world_size = run.world_size
         node = run.nodes.get(rank.source)
         identity.node = node.node if node else ""
-        steps.status.stalled_seconds = stalled.get(rank.source, 0.0)
-        yield steps
+        status.connected = True
+        status.state = _STATES.get(rank.state, session_pb2.RUN_STATE_UNSPECIFIED)
+        status.steps, status.last_step_unix_seconds = rank.steps, rank.last_step_unix_seconds
+        status.stalled_seconds = stalled.get(rank.source, 0.0)
+        for kind, place in rank.places.items():
+            status.coordinates.add(dimension=kind, rank=place, size=place + 1)
+        if rank.own_seconds is not None:
+            _add_times(rank, steps, on_device=on_device, compared=number in compared)
 
 
-def _packed(column: Float64) -> bytes:
-    """Return a column of seconds as messages have it, in nanoseconds."""
-    if len(column) == 1:
-        return int(column[0] * 1e9).to_bytes(8, "little", signed=True)
-    packed: bytes = (column * 1e9).astype("<i8").tobytes()
-    return packed
+def _add_times(rank: RankSeries, steps: control_pb2.RankSteps, *, on_device: bool, compared: bool) -> None:
+    """Add a rank's mean step as one block, or as blocks that differ as its error says."""
+    own, wait = rank.own_seconds or 0.0, rank.wait_seconds
+    if compared:
+        columns = rank_work(rank, on_device=on_device, undivided=UNDIVIDED).phase_seconds
+        if wait is None:
+            del columns[WAIT]
+        means = {name: mean_of(column) for name, column in columns.items()}
+        packed = {name: (column * 1e9).astype("<i8").tobytes() for name, column in columns.items()}
+    else:
+        # Of thousands of ranks each has one mean, for which arrays take long.
+        means = own_phases(rank, on_device=on_device) or {UNDIVIDED: own}
+        if wait is not None:
+            means[WAIT] = wait
+        packed = {name: _packed(mean) for name, mean in means.items()}
+    count = max(map(len, packed.values())) // _NS_BYTES
+    # Times of devices are read, or those of hosts.
+    phases = steps.device_phases if on_device else steps.phases
+    for name, column in packed.items():
+        phases.add(phase=name, ns=column)
+    status = steps.status
+    status.step_seconds = step = own + (wait or 0.0)
+    status.phase_seconds.update(means)
+    steps.first_step, steps.count = max(0, rank.steps - count), count
+    steps.duration_ns = _packed(step) * count
+    steps.block_steps = max(1, round(PRESENT_S / step / count)) if step > 0 else 1
 
 
-def _rank_steps(rank: RankSeries, *, on_device: bool, compared: bool) -> control_pb2.RankSteps:
-    """Return a rank's mean step as one block, or as blocks that differ as its error says."""
-    status = control_pb2.RankStatus(
-        connected=True,
-        state=_STATES.get(rank.state, session_pb2.RUN_STATE_UNSPECIFIED),
-        steps=rank.steps,
-        last_step_unix_seconds=rank.last_step_unix_seconds,
-        coordinates=[
-            session_pb2.Coordinate(dimension=kind, rank=place, size=place + 1)
-            for kind, place in rank.places.items()
-        ],
-    )
-    if rank.own_seconds is None:
-        return control_pb2.RankSteps(status=status)
-    columns = rank_work(rank, on_device=on_device, compared=compared, undivided=UNDIVIDED).phase_seconds
-    if rank.wait_seconds is None:
-        del columns[WAIT]
-    count = max(map(len, columns.values()))
-    step = rank.own_seconds + (rank.wait_seconds or 0.0)
-    phases = [session_pb2.PhaseColumn(phase=name, ns=_packed(column)) for name, column in columns.items()]
-    status.step_seconds = step
-    for name, column in columns.items():
-        status.phase_seconds[name] = mean_of(column)
-    return control_pb2.RankSteps(
-        status=status,
-        first_step=max(0, rank.steps - count),
-        count=count,
-        duration_ns=_packed(np.array([step])) * count,
-        # Times of devices are read, or those of hosts.
-        phases=[] if on_device else phases,
-        device_phases=phases if on_device else [],
-        block_steps=max(1, round(PRESENT_S / step / count)) if step > 0 else 1,
-    )
+def _packed(seconds: float) -> bytes:
+    """Return seconds as messages have them, in nanoseconds."""
+    return int(seconds * 1e9).to_bytes(_NS_BYTES, "little", signed=True)

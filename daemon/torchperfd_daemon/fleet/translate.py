@@ -19,6 +19,8 @@ from torchperfd_daemon.fleet.transport import PeerError, Unreachable
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service import translate, translate_diagnosis
 from torchperfd_daemon.service.targets import Redact
+from torchperfd_daemon.service.translate_verdict import verdict_to_message
+from torchperfd_daemon.service.translate_work import comparison_from_messages
 from torchperfd_daemon.store.model import HISTORY_STEPS
 
 _CAUSES = {cause.value: cause for cause in Cause}
@@ -195,7 +197,7 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey], *, at_end: bool = False) 
         }
         numbers = [number for number in sorted(training or nodes) if run in verdicts[number]]
         messages = [each for number in numbers for each in nodes[number] if counts(each)]
-        times = translate.comparison_from_messages(messages)
+        times = comparison_from_messages(messages)
         works = {work.rank: work for work in times.works}
         parts = [
             NodePart(
@@ -232,7 +234,7 @@ def shown_verdicts(
         for steps in survey.ranks:
             ranks.setdefault(steps.status.identity.run, []).append(steps.status)
     for verdict in judge_all(surveys, at_end=at_end):
-        message = translate_diagnosis.verdict_to_message(verdict)
+        message = verdict_to_message(verdict)
         # Of the ranks' own names, since people run it: no node supplies it in a verdict.
         message.script = translate_diagnosis.script_words(
             (status.identity.command, status.identity.script) for status in ranks[verdict.run]

@@ -17,7 +17,8 @@ import grpc
 from torchperfd.model.formatting import one_line
 from torchperfd.v1 import fleet_pb2_grpc
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.fleet.credentials import Address, Current, check_listening, server_credentials
+from torchperfd_daemon.fleet.addresses import Address
+from torchperfd_daemon.fleet.credentials import Current, check_listening, server_credentials
 from torchperfd_daemon.metrics.health import CallCounts
 from torchperfd_daemon.rpc.interceptors import CallCounter
 from torchperfd_daemon.text import LogLimiter

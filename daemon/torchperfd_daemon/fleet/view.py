@@ -13,7 +13,7 @@ from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.rank_attempts import Participant
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.credentials import Address
+from torchperfd_daemon.fleet.addresses import Address
 from torchperfd_daemon.fleet.peers import PeerAddresses
 from torchperfd_daemon.fleet.relay import Relay, RemoteRank, keep_pinging
 from torchperfd_daemon.fleet.translate import each_once, shown_verdicts

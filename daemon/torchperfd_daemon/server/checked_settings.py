@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from torchperfd_daemon.captures.destination import Destination, check_destination
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.fleet.credentials import Address, CredentialFiles, check_listening
+from torchperfd_daemon.fleet.addresses import Address
+from torchperfd_daemon.fleet.credentials import CredentialFiles, check_listening
 from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_trust, parse_peers
 from torchperfd_daemon.fleet.series_store import SeriesStore, StoreSettings
 from torchperfd_daemon.fleet.series_view import SeriesView

@@ -60,7 +60,8 @@ from torchperfd_daemon.service.rank_session import UserWatch
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.simulated import SimulatedRanks
 from torchperfd_daemon.store.store import Store
-from torchperfd_daemon.triggers.rules import Actions, Plan, TriggerCounts
+from torchperfd_daemon.triggers.plan import Plan
+from torchperfd_daemon.triggers.rules import Actions, TriggerCounts
 from torchperfd_daemon.triggers.runner import Runner
 from torchperfd_daemon.web.access import Parts
 from torchperfd_daemon.web.config_file import WebConfigFile

@@ -13,12 +13,11 @@ from torchperfd.model.capture_options import CaptureKind
 from torchperfd.model.formatting import one_line
 from torchperfd.model.messages import LAST_STEP, LAST_UNIX_NS, MAX_COUNT, MAX_NS, pack, unpack
 from torchperfd.model.process import Coordinate
-from torchperfd.model.totals import MAX_PHASES, Placed
+from torchperfd.model.totals import MAX_PHASES
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures.attempt import MAX_STEPS, Progress
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureRecord, CaptureState, RankFacts
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
-from torchperfd_daemon.diagnosis.evidence import Comparison, compare
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service import translate_diagnosis
 from torchperfd_daemon.store.model import (
@@ -28,7 +27,6 @@ from torchperfd_daemon.store.model import (
     State,
     StepColumns,
     coordinates_text,
-    rank_in,
 )
 from torchperfd_daemon.store.store import Rank
 
@@ -125,37 +123,6 @@ def runs_to_messages(own: Mapping[str, Sequence[Rank]]) -> list[control_pb2.Run]
         )
         for run, ranks in own.items()
     ]
-
-
-def rank_work_from_message(message: control_pb2.RankSteps) -> RankWork:
-    """Unpack a rank's phases: seconds, one array per phase with a column for each step."""
-    return RankWork(
-        message.status.identity.rank,
-        {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.phases},
-        _stage_from_message(message),
-    )
-
-
-def device_work_from_message(message: control_pb2.RankSteps) -> RankWork | None:
-    """Unpack a rank's phases on its device: mean seconds per step of each sample; None without any."""
-    columns = {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.device_phases}
-    if not columns:
-        return None
-    return RankWork(message.status.identity.rank, columns, _stage_from_message(message), are_means=True)
-
-
-def comparison_from_messages(messages: Sequence[control_pb2.RankSteps]) -> Comparison:
-    """Return the times by which a run's ranks are to be compared."""
-    return compare(
-        [rank_work_from_message(each) for each in messages],
-        [device_work_from_message(each) for each in messages],
-    )
-
-
-def _stage_from_message(message: control_pb2.RankSteps) -> int | None:
-    if not message.status.coordinates:
-        return None
-    return rank_in("pipeline", unpack(message.status, Placed).coordinates)
 
 
 def device_phases_to_messages(work: RankWork | None) -> list[session_pb2.PhaseColumn]:

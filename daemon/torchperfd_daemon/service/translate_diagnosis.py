@@ -17,11 +17,11 @@ from torchperfd.model.process import (
     GroupProgress,
 )
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.diagnosis.remedies import fix_of
 from torchperfd_daemon.diagnosis.verdict import Verdict, working_command
 from torchperfd_daemon.goodput.totals import Bucket, RankGoodput, RunGoodput
 from torchperfd_daemon.observer.mean_step import find_long_steps
 from torchperfd_daemon.service.stack_requests import Report
+from torchperfd_daemon.service.translate_verdict import verdict_to_message
 from torchperfd_daemon.stacks.model import Outcome, RankStacks, Thread, tidy
 from torchperfd_daemon.store.model import KindTotal, StepColumns, Totals
 from torchperfd_daemon.store.store import Rank, p50_and_p95
@@ -171,18 +171,6 @@ def run_verdict_to_message(
     identities = [rank.identity for rank in (*ranks, *ended)]
     message.script = script_words((each.command, each.script) for each in identities)
     return message
-
-
-def verdict_to_message(verdict: Verdict) -> control_pb2.Verdict:
-    return pack(
-        control_pb2.Verdict,
-        verdict,
-        rank=-1 if verdict.rank is None else verdict.rank,
-        summary=verdict.summary,
-        fix=fix_of(verdict),
-        # The account and the note are of the run; the first cause has them.
-        others=[verdict_to_message(replace(other, account=None, note="")) for other in verdict.others],
-    )
 
 
 def failure_words(ranks: Iterable[Rank]) -> str:

@@ -16,7 +16,7 @@ from torchperfd.model.formatting import duration
 from torchperfd_daemon.diagnosis.verdict import RunFindings
 from torchperfd_daemon.store.model import State
 from torchperfd_daemon.store.store import Rank
-from torchperfd_daemon.triggers.rules import Rule, When
+from torchperfd_daemon.triggers.plan import Rule, When
 
 Series = list[tuple[Mapping[str, str], float]]
 """The series of one name: labels and value of each."""

@@ -1,6 +1,6 @@
-"""Rules and schedules of the captures that the daemon starts by itself, and the actions that these take.
+"""The actions of rules and schedules, and how often these may act.
 
-An action is an ordinary capture, or stacks that are written like a capture. Rules limit how often they act.
+An action is an ordinary capture, or stacks that are written like a capture.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -35,85 +34,7 @@ from torchperfd_daemon.stacks.model import RankStacks
 from torchperfd_daemon.stacks.report import stacks_document, to_dict
 from torchperfd_daemon.store.model import State
 from torchperfd_daemon.store.store import Rank
-
-PER_DAY: Final = 50
-"""Default limit of the actions of all rules together per day."""
-
-SEVERE_XIDS: Final = (48, 62, 64, 74, 79, 95, 119, 120)
-"""Errors of the GPU itself; 13, 31 and 43 are errors of applications."""
-
-_GLANCE: Final = CaptureOptions(steps=1)
-
-
-class When(Enum):
-    """The condition of a rule."""
-
-    STEP_TIME_REGRESSION = "step-time-regression"
-    STRAGGLER = "straggler"
-    GPU_UTILISATION_DROP = "gpu-utilisation-drop"
-    STALL = "stall"
-    XID = "xid"
-    GPU_MEMORY_NEAR_FULL = "gpu-memory-near-full"
-    METRIC = "metric"
-
-
-class Action(Enum):
-    """The action of a rule."""
-
-    CAPTURE = "capture"
-    STACKS = "stacks"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A condition and an action.
-
-    Attributes:
-        above: Upper bound: a ratio, or a metric's value; None without one.
-        below: Lower bound, likewise.
-        hold_seconds: How long the condition must hold.
-        metric: The name of a metric; ``labels`` are those that its series must have.
-        cooldown_seconds: The least time between two actions on the same run.
-        per_day: The largest number of actions per day (UTC).
-    """
-
-    name: str
-    when: When
-    action: Action = Action.CAPTURE
-    above: float | None = None
-    below: float | None = None
-    hold_seconds: float = 0.0
-    metric: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-    xids: tuple[int, ...] = SEVERE_XIDS
-    options: CaptureOptions = field(default_factory=CaptureOptions)
-    cooldown_seconds: float = 1800.0
-    per_day: int = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Scheduled captures: one step of one rank per interval, round robin over the ranks.
-
-    Attributes:
-        every_seconds: The time between two captures.
-        overhead: The share of training time that the captures may cost; above it, they become rarer.
-    """
-
-    name: str
-    every_seconds: float
-    overhead: float = 0.001
-    options: CaptureOptions = _GLANCE
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All triggers; ``per_day`` bounds the actions of all rules together."""
-
-    rules: tuple[Rule, ...] = ()
-    schedules: tuple[Schedule, ...] = ()
-    per_day: int = PER_DAY
-
+from torchperfd_daemon.triggers.plan import Plan, Rule, Schedule
 
 _DAY_S: Final = 86400.0
 

@@ -17,18 +17,15 @@ from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.triggers.conditions import ConditionInputs, Finding, FindingsOf, condition_of
+from torchperfd_daemon.triggers.plan import Action, Plan, Rule, When
 from torchperfd_daemon.triggers.rules import (
     SETTLE_S,
-    Action,
     Actions,
     CostMeter,
-    Plan,
     Result,
-    Rule,
     ScheduleState,
     TriggerCounts,
     TriggerQuota,
-    When,
     timeout_of,
 )
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -11,11 +11,13 @@ from torchperfd.document.blocks import Block, Document, Sentences
 from torchperfd.document.tables import Table
 from torchperfd.model.formatting import duration
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.captures.index import Listed, Listing
 from torchperfd_daemon.captures.manifest import Upload
 from torchperfd_daemon.goodput.totals import Bucket, RunGoodput, ratio_of
 from torchperfd_daemon.stacks.model import Outcome, RankStacks
 from torchperfd_daemon.views.model import Answer
+
+if TYPE_CHECKING:
+    from torchperfd_daemon.captures.index import Listed, Listing
 
 _MAX_NAMES: Final = 4
 
@@ -90,7 +92,7 @@ class Captures(Protocol):
         """Return whether the daemon has analysed one."""
 
 
-def listing_dict(catalog: Captures, listing: Listing) -> dict[str, Any]:
+def listing_dict(catalog: Captures, listing: "Listing") -> dict[str, Any]:
     """Return the document of a listing."""
     uploads = catalog.uploads
     return {
@@ -101,7 +103,7 @@ def listing_dict(catalog: Captures, listing: Listing) -> dict[str, Any]:
     }
 
 
-def listed_dict(catalog: Captures, listed: Listed, *, uploads: bool) -> dict[str, Any]:
+def listed_dict(catalog: Captures, listed: "Listed", *, uploads: bool) -> dict[str, Any]:
     """Return a capture: its manifest, and what the directory has of it.
 
     Args:
@@ -116,7 +118,7 @@ def listed_dict(catalog: Captures, listed: Listed, *, uploads: bool) -> dict[str
     }
 
 
-def uploaded(listed: Listed, *, uploads: bool) -> str:
+def uploaded(listed: "Listed", *, uploads: bool) -> str:
     """Return whether a capture is uploaded, or will be if a daemon uploads captures."""
     if listed.upload is Upload.DONE:
         return "yes"

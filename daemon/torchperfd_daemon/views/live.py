@@ -9,7 +9,7 @@ import numpy as np
 from torchperfd.model.messages import to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers, mean_of
-from torchperfd_daemon.service.translate import (
+from torchperfd_daemon.service.translate_work import (
     comparison_from_messages,
     device_work_from_message,
     rank_work_from_message,

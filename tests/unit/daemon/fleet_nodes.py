@@ -14,7 +14,8 @@ from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Participant, Result, failure
-from torchperfd_daemon.fleet.credentials import Address, Credentials, read_credentials
+from torchperfd_daemon.fleet.addresses import Address
+from torchperfd_daemon.fleet.credentials import Credentials, read_credentials
 from torchperfd_daemon.fleet.peers import Peers, Static
 from torchperfd_daemon.fleet.service import FleetService
 from torchperfd_daemon.fleet.transport import AuthInterceptor, FanOut, listen

@@ -23,7 +23,8 @@ from tests.unit.daemon.live_runs import train
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.config.options import ServeSettings
-from torchperfd_daemon.fleet.credentials import Address, Credentials
+from torchperfd_daemon.fleet.addresses import Address
+from torchperfd_daemon.fleet.credentials import Credentials
 from torchperfd_daemon.fleet.peers import Peers, Static
 from torchperfd_daemon.fleet.service import FleetService
 from torchperfd_daemon.fleet.transport import AuthInterceptor, FanOut, listen

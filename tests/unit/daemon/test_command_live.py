@@ -123,7 +123,7 @@ def train(served: Served) -> None:
 
 
 def test_ps_is_a_table(served: Served, command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchperfd_cli.commands.ranks.time", SimpleNamespace(time=lambda: 1_700_000_007.0))
+    monkeypatch.setattr("torchperfd_cli.commands.ps.time", SimpleNamespace(time=lambda: 1_700_000_007.0))
     train(served)
     code, out, err = command("ps")
     assert (code, err) == (0, "")

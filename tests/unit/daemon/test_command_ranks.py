@@ -36,7 +36,7 @@ from torchperfd_daemon.views.model import behind_text
 @pytest.fixture
 def command(command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command two seconds after the daemon's newest step."""
-    monkeypatch.setattr("torchperfd_cli.commands.ranks.time", SimpleNamespace(time=lambda: NOW + 2))
+    monkeypatch.setattr("torchperfd_cli.commands.steps.time", SimpleNamespace(time=lambda: NOW + 2))
     return command
 
 

@@ -26,7 +26,7 @@ from torchperfd_daemon.config.effective import (
 )
 from torchperfd_daemon.config.options import OPTIONS, Option, ServeSettings
 from torchperfd_daemon.errors import BadValueError, ConfigError
-from torchperfd_daemon.triggers.rules import Plan, Rule, Schedule, When
+from torchperfd_daemon.triggers.plan import Plan, Rule, Schedule, When
 
 BY_KEY = {option.key: option for option in OPTIONS}
 

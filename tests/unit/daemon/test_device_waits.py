@@ -11,7 +11,7 @@ from tests.unit.daemon.watched_job import RUN, Watched, collecting
 from torchperfd.document.blocks import Document
 from torchperfd.document.terminal import render
 from torchperfd.v1 import control_pb2, fleet_pb2
-from torchperfd_cli.commands import ranks, whatif
+from torchperfd_cli.commands import ranks, steps, whatif
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.evidence import compare
 from torchperfd_daemon.diagnosis.predictions import Predictions, Removed, WhatIf
@@ -99,7 +99,7 @@ def test_single_steps_are_those_of_the_host() -> None:
         each for each in steps_of(watched, watched.observer.device_work) if each.status.identity.rank == SLOW
     ]
     assert message.device_phases
-    head, *lines = render(Document([[ranks.steps_table(message, watched.job.wall)]])).splitlines()
+    head, *lines = render(Document([[steps.steps_table(message, watched.job.wall)]])).splitlines()
     assert head.split()[-1] == "REST", "the shortest phases: the host only launches collectives"
     assert max(float(line.split()[-1]) for line in lines) < 1, "milliseconds"
 

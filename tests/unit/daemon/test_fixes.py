@@ -12,8 +12,8 @@ from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.service.translate_diagnosis import (
     percentiles_to_messages,
     run_verdict_to_message,
-    verdict_to_message,
 )
+from torchperfd_daemon.service.translate_verdict import verdict_to_message
 from torchperfd_daemon.store.model import RankIdentity, StepColumns
 from torchperfd_daemon.store.store import Store
 

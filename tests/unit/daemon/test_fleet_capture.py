@@ -15,7 +15,7 @@ from tests.unit.daemon.fleet_nodes import RUN, PlayedNode, PlayedRank, asking, m
 from torchperfd.v1 import contract, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureRecord, CaptureState
-from torchperfd_daemon.fleet.credentials import Address
+from torchperfd_daemon.fleet.addresses import Address
 from torchperfd_daemon.fleet.view import FleetView
 from torchperfd_daemon.service.message_receiver import CommandHandler
 

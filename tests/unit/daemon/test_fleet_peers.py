@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.errors import TorchperfdError, UsageError
-from torchperfd_daemon.fleet.credentials import Address, Credentials, Tls, expand_hostlist, parse_address
+from torchperfd_daemon.fleet.addresses import Address, expand_hostlist, parse_address
+from torchperfd_daemon.fleet.credentials import Credentials, Tls
 from torchperfd_daemon.fleet.peers import (
     LISTS,
     MAX_PER_USER,

@@ -26,15 +26,17 @@ from torchperfd_daemon.diagnosis.detect.straggler import find_stragglers
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.fleet import translate as fleet_translate
-from torchperfd_daemon.fleet.credentials import Address, Credentials
+from torchperfd_daemon.fleet.addresses import Address
+from torchperfd_daemon.fleet.credentials import Credentials
 from torchperfd_daemon.fleet.service import FleetService
 from torchperfd_daemon.fleet.translate import shown_verdicts
 from torchperfd_daemon.fleet.transport import AuthInterceptor, PeerError, listen
 from torchperfd_daemon.metrics.health import CallCounts
 from torchperfd_daemon.rpc.callers import Caller
-from torchperfd_daemon.service import node_survey, translate
+from torchperfd_daemon.service import node_survey
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.session import SessionService
+from torchperfd_daemon.service.translate_work import rank_work_from_message
 from torchperfd_daemon.store.model import HISTORY_STEPS, RankIdentity, StepColumns
 from torchperfd_daemon.store.store import Store
 
@@ -116,7 +118,7 @@ async def test_ranks_of_all_nodes_are_one_list(tmp_path: Path) -> None:
         assert [each.status.identity.rank for each in reported.ranks] == [0, 1, 2, 3]
         assert [(each.node, each.ranks) for each in reported.nodes] == [("asking", 0), ("a", 2), ("b", 2)]
         assert [peer.address for peer in reported.unreachable] == [str(dead)]
-        [slow] = find_stragglers([translate.rank_work_from_message(each) for each in reported.ranks])
+        [slow] = find_stragglers([rank_work_from_message(each) for each in reported.ranks])
         assert (slow.rank, slow.phase) == (2, "forward")
 
 
@@ -306,7 +308,7 @@ def test_blocks_single_out_the_same_rank_as_all_steps() -> None:
     whole = node_survey.newest_steps(store, control_pb2.GetStepsRequest()).ranks
     parts = [node_survey.blocks(rank, STEPS) for rank in store.ranks()]
     [slow], [again] = (
-        find_stragglers(list(map(translate.rank_work_from_message, reported))) for reported in (whole, parts)
+        find_stragglers(list(map(rank_work_from_message, reported))) for reported in (whole, parts)
     )
     assert (again.rank, again.phase) == (slow.rank, slow.phase) == (2, "forward")
     assert again.excess_seconds == pytest.approx(slow.excess_seconds, rel=0.01)

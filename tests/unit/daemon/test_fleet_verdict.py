@@ -18,7 +18,7 @@ from torchperfd_cli.commands import diagnose
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.fleet.verdict import NodePart, judge
-from torchperfd_daemon.service import translate_diagnosis
+from torchperfd_daemon.service.translate_verdict import verdict_to_message
 
 RUN = "bert 17"
 STEPS = 48
@@ -116,7 +116,7 @@ def test_the_verdicts_are_the_golden_file() -> None:
     reported = [
         f"# {name}\n{render(diagnose.verdict_document(message))}"
         for name, case in CASES.items()
-        for message in [translate_diagnosis.verdict_to_message(judge(RUN, case))]
+        for message in [verdict_to_message(judge(RUN, case))]
     ]
     text = "\n\n".join(reported) + "\n"
     check_golden("fleet_diagnose.txt", text)

@@ -13,13 +13,8 @@ from tests.unit.daemon.fleet_nodes import RUN, asking, certificates, may_all, no
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
-from torchperfd_daemon.fleet.credentials import (
-    Address,
-    Credentials,
-    check_listening,
-    parse_tokens,
-    read_credentials,
-)
+from torchperfd_daemon.fleet.addresses import Address
+from torchperfd_daemon.fleet.credentials import Credentials, check_listening, parse_tokens, read_credentials
 from torchperfd_daemon.fleet.peers import Dns
 from torchperfd_daemon.fleet.relay import ClockOffset, Exchange
 from torchperfd_daemon.fleet.transport import FanOut

@@ -27,6 +27,7 @@ from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service import translate, translate_diagnosis
+from torchperfd_daemon.service.translate_verdict import verdict_to_message
 from torchperfd_daemon.store.history import Histogram, History
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, Totals
 from torchperfd_daemon.store.store import Rank
@@ -345,15 +346,13 @@ def test_an_unknown_state_is_none() -> None:
 
 def test_a_verdict_names_its_rank_or_minus_one() -> None:
     verdict = Verdict(Cause.INPUT_BOUND, "r", "node-a", 3, "data", "evidence", 0.5, "next")
-    message = translate_diagnosis.verdict_to_message(verdict)
+    message = verdict_to_message(verdict)
     assert (message.cause, message.rank, message.summary) == (
         "input-bound",
         3,
         "input-bound · rank 3 on node-a · evidence",
     )
-    assert (
-        translate_diagnosis.verdict_to_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
-    )
+    assert verdict_to_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
 
 
 def test_slow_line_survives_the_way_through_another_node() -> None:
@@ -362,7 +361,7 @@ def test_slow_line_survives_the_way_through_another_node() -> None:
     )
     verdict = Verdict(Cause.INPUT_BOUND, "r", "", None, "data", "evidence", 0.5, "", line=line)
     verdict = replace(verdict, stages=InputStages(2, 30, 0.05, 0.02, idle=0.1))
-    message = translate_diagnosis.verdict_to_message(verdict)
+    message = verdict_to_message(verdict)
     assert fleet_translate.verdict_from_message(message).line == line
     assert fleet_translate.verdict_from_message(message).stages == verdict.stages
     message.line.share, message.line.file, message.stages.idle = math.nan, "a\x1b[2J", math.inf
@@ -374,7 +373,7 @@ def test_slow_line_survives_the_way_through_another_node() -> None:
 def test_account_and_note_survive_the_way_through_another_node() -> None:
     account = uneven_account()
     verdict = Verdict(Cause.UNKNOWN, "r", "", None, "", "", 0.0, "", account=account, note="busy node")
-    message = translate_diagnosis.verdict_to_message(verdict)
+    message = verdict_to_message(verdict)
     assert fleet_translate.verdict_from_message(message).account == account
     assert fleet_translate.verdict_from_message(message).note == "busy node"
     message.note, message.account.parts[0].kind = "a\x1b[2J", "newer"

@@ -13,7 +13,7 @@ from torchperfd_daemon.diagnosis.verdict import RunFindings
 from torchperfd_daemon.store.model import RankIdentity, State, StepColumns
 from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.triggers.conditions import ConditionInputs, Finding, condition_of
-from torchperfd_daemon.triggers.rules import Rule, When
+from torchperfd_daemon.triggers.plan import Rule, When
 
 RECENT = 10  # looks that are the present of a GPU's utilisation
 

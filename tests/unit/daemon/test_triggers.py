@@ -32,17 +32,8 @@ from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store.model import KindTotal, RankIdentity, State, StepColumns, Totals
 from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.triggers import rules
-from torchperfd_daemon.triggers.rules import (
-    Actions,
-    CostMeter,
-    Plan,
-    Rule,
-    Schedule,
-    ScheduleState,
-    TriggerCounts,
-    TriggerQuota,
-    When,
-)
+from torchperfd_daemon.triggers.plan import Plan, Rule, Schedule, When
+from torchperfd_daemon.triggers.rules import Actions, CostMeter, ScheduleState, TriggerCounts, TriggerQuota
 from torchperfd_daemon.triggers.runner import Runner, with_a_peer
 
 NOON = 1_800_014_400.0  # of a day of UTC
