@@ -25,6 +25,12 @@ _GPU_STEP_SECONDS: Final = 0.4
 _HOT_EVERY_SECONDS: Final = 120.0
 _HOT_FOR_SECONDS: Final = 30.0
 _HOT_GPU: Final = 5
+# Out of each of these spans, the loaders starve from half a minute on, until the GPU gets hot.
+_STARVED_EVERY_SECONDS: Final = 360.0
+_STARVED_FROM_SECONDS: Final = 28.0
+_STARVED_FOR_SECONDS: Final = 60.0
+# Of a GPU's load, while it waits for its host to load data.
+_STARVED_LOAD: Final = 0.6
 _IDLE_WATTS: Final = 90.0
 _BUSY_WATTS: Final = 600.0
 
@@ -50,14 +56,16 @@ class SimulatedGpuCollector(GpuCollector):
 
 def _gpu_reading(index: int, seconds: float) -> GpuReading:
     hot, hot_seconds = _heat(seconds) if index == _HOT_GPU else (False, 0.0)
+    starved, starved_seconds = _starvation(seconds)
     # A slow swell, a little different on each GPU: batches are not all alike.
-    load = 0.88 + 0.08 * math.sin(seconds / 17 + index)
+    load = (0.88 + 0.08 * math.sin(seconds / 17 + index)) * (_STARVED_LOAD if starved else 1.0)
     speed = 0.7 if hot else 1.0
-    steps = (seconds - 0.3 * hot_seconds) / _GPU_STEP_SECONDS
+    slowed_seconds = 0.3 * hot_seconds + (1 - _STARVED_LOAD) * starved_seconds
+    steps = (seconds - slowed_seconds) / _GPU_STEP_SECONDS
     watts = _IDLE_WATTS + (_BUSY_WATTS - _IDLE_WATTS) * load * speed
     # The integral of the swell, so that energy and power agree.
     swell = 0.88 * seconds - 0.08 * 17 * (math.cos(seconds / 17 + index) - math.cos(index))
-    joules = _IDLE_WATTS * seconds + (_BUSY_WATTS - _IDLE_WATTS) * (swell - 0.3 * 0.88 * hot_seconds)
+    joules = _IDLE_WATTS * seconds + (_BUSY_WATTS - _IDLE_WATTS) * (swell - 0.88 * slowed_seconds)
 
     reading = GpuReading(str(index), f"GPU-51a7ed00-0000-4000-8000-{index:012d}")
     reading.put("gpu_up", 1)
@@ -94,9 +102,17 @@ def _gpu_reading(index: int, seconds: float) -> GpuReading:
 
 def _heat(seconds: float) -> tuple[bool, float]:
     """Return whether the hot GPU is hot after some seconds, and for how long it has been so far."""
-    spans, within = divmod(seconds, _HOT_EVERY_SECONDS)
-    hot_for = max(0.0, within - (_HOT_EVERY_SECONDS - _HOT_FOR_SECONDS))
-    return hot_for > 0, spans * _HOT_FOR_SECONDS + hot_for
+    return _recurring(seconds, _HOT_EVERY_SECONDS, _HOT_EVERY_SECONDS - _HOT_FOR_SECONDS, _HOT_FOR_SECONDS)
+
+
+def _starvation(seconds: float) -> tuple[bool, float]:
+    """Return whether the loaders starve after some seconds, and for how long they have so far."""
+    return _recurring(seconds, _STARVED_EVERY_SECONDS, _STARVED_FROM_SECONDS, _STARVED_FOR_SECONDS)
+
+
+def _recurring(seconds: float, every: float, begin: float, lasts: float) -> tuple[bool, float]:
+    spans, within = divmod(seconds, every)
+    return begin < within <= begin + lasts, spans * lasts + min(lasts, max(0.0, within - begin))
 
 
 RUN: Final = "demo"
@@ -114,10 +130,6 @@ _TOKENS_PER_SAMPLE: Final = 4096
 _FLOPS_PER_STEP: Final = 1.6e14
 _PEAK_FLOPS: Final = 989e12
 
-# Out of each of these many steps, loaders starve in some, from half a minute after the start on.
-_STARVED_EVERY: Final = 800
-_STARVED_FROM: Final = 70
-_STARVED_FOR: Final = 200
 _STARVED_DATA_MS: Final = 240.0
 _VALIDATE_EVERY: Final = 250
 _VALIDATE_STEPS: Final = 20
@@ -221,8 +233,11 @@ class SimulatedRanks:
         for progress, batch in zip(self._ranks, batches, strict=True):
             self._store.ingested_steps += len(batch.duration_ns)
             self._store.add_steps(progress.record, batch)
-            progress.ready = 0 if _starved(self._step) else 4
+            progress.ready = 0 if self._is_starved() else 4
             progress.record.totals = self._totals(progress)
+
+    def _is_starved(self) -> bool:
+        return _starvation((self._end_ns - self._began_ns) / _SECOND)[0]
 
     def _speeds(self) -> list[float]:
         """Return each GPU's clock as a part of the fastest one's."""
@@ -236,7 +251,7 @@ class SimulatedRanks:
 
     def _next(self, speeds: list[float]) -> list[dict[str, int]]:
         """Return the phases of the next step of each rank; they sum to the same for all."""
-        data = _STARVED_DATA_MS if _starved(self._step) else _ON_THE_HOST["data"]
+        data = _STARVED_DATA_MS if self._is_starved() else _ON_THE_HOST["data"]
         steps = []
         for rank, speed in enumerate(speeds):
             # Batches are not all alike.
@@ -283,10 +298,6 @@ class SimulatedRanks:
             began_ns=self._began_ns,
             ended_ns=self._end_ns,
         )
-
-
-def _starved(step: int) -> bool:
-    return _STARVED_FROM <= step % _STARVED_EVERY < _STARVED_FROM + _STARVED_FOR
 
 
 _SLURM_JOB: Final = "4242"

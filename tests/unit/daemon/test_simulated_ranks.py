@@ -1,6 +1,7 @@
 """`serve --demo`: its ranks, and commands that need a real process."""
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
 
 import pytest
@@ -11,13 +12,20 @@ from torchperfd_daemon.collectors.gpu_readings import NewestGpuReadings
 from torchperfd_daemon.diagnosis.verdict import Cause
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.observer.mean_step import verdict_on_mean_step
+from torchperfd_daemon.observer.observer import Observer
 from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.stack_requests import choose
 from torchperfd_daemon.service.targets import Targets
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners, SimulatedRanks
+from torchperfd_daemon.stacks.model import RankStacks
 from torchperfd_daemon.store.model import RankIdentity, State
 from torchperfd_daemon.store.store import Rank, Store
+
+
+async def no_stacks(_ranks: Iterable[Rank], _seconds: float) -> AsyncIterator[RankStacks]:
+    return
+    yield
 
 
 class Demo:
@@ -31,6 +39,14 @@ class Demo:
             self.watch.sample()
         self.owners = SimulatedOwners(self.watch.newest)
         self.ranks = SimulatedRanks(self.store, self.watch.newest, "node-a", wall=lambda: self.now)
+        self.observer = Observer(
+            self.store,
+            no_stacks,
+            gpus=self.watch.newest,
+            gpu_of=lambda identity: self.owners.of(identity).gpu_uuid,
+            clock=lambda: self.now,
+            wall=lambda: self.now,
+        )
 
     def go(self, seconds: float) -> list[Rank]:
         """Let seconds pass, one by one; return the ranks."""
@@ -39,6 +55,7 @@ class Demo:
             self.now += 1
             self.watch.sample()
             self.ranks.advance()
+            self.observer.sample()
         return list(self.store.ranks())
 
     def cause(self) -> str:
@@ -102,6 +119,21 @@ def test_the_verdict_changes_when_the_loaders_starve() -> None:
     assert "input-bound" in seen
     assert len(seen) > 1
     assert ready == {0, 4}
+
+
+def test_live_verdicts_are_on_what_the_demo_does() -> None:
+    demo = Demo()
+    seen = []
+    for seconds in (25, 35, 55, 60):
+        demo.go(seconds)
+        verdict = some(demo.observer.verdict("demo"))
+        seen.append((verdict.cause, verdict.rank))
+    assert seen == [
+        (Cause.NONE, None),
+        (Cause.INPUT_BOUND, None),
+        (Cause.GPU_THROTTLING, 5),
+        (Cause.NONE, None),
+    ]
 
 
 def test_the_wait_of_starved_loaders_is_in_the_account() -> None:
