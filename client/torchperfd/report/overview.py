@@ -174,10 +174,14 @@ def overview(
         blocks += _ranks(rows, named)
     elif shares := phase_shares(own, percentiles):
         blocks.append(_phases(shares))
-    if beside := " · ".join(remarks(own)):
-        blocks.append(Sentences([beside], indent=2, margin=2, fold="always"))
-    notes = [f"sync_wait: {sync_words(own.table)}"] if waits_for_device(own.table) else []
-    notes += [f"note: {note}" for note in own.table.notes]
+    # Of several ranks these are of the one that the verdict blames.
+    subject = next((each for each in reports if each.rank in named and each.totals.train.steps), own)
+    of_rank = f"rank {subject.rank}: " if len(rows) > 1 else ""
+    if beside := " · ".join(remarks(subject)):
+        blocks.append(Sentences([f"{of_rank}{beside}"], indent=2, margin=2, fold="always"))
+    waits = waits_for_device(subject.table)
+    notes = [f"{of_rank}sync_wait: {sync_words(subject.table)}"] if waits else []
+    notes += [f"{of_rank}note: {note}" for note in subject.table.notes]
     return Document([[*blocks, Sentences(notes, indent=2, fold="always")]])
 
 
