@@ -3,28 +3,19 @@
 import contextlib
 import hashlib
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from torchperfd_cli.lake.loading import STORED, Loader, first_line
 from torchperfd_cli.lake.objects import LakeObjects
 from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
 from torchperfd_daemon.lake.tables import TABLES
 
-if TYPE_CHECKING:
-    pass
-
 VIEWS: Final = Path(__file__).parent / "views"
-_TYPES: Final = {"text": "VARCHAR", "integer": "BIGINT", "number": "DOUBLE"}
-_PARTITIONS: Final = ("date", "cluster")
-_AT_ONCE: Final = 500
-"""Objects that are loaded in one transaction."""
 _VERSION: Final = 1
-_STORED: Final = "lake_"
-"""Tables begin so; the views in front of them end where the query may not look back further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +63,6 @@ class LakeDatabase:
         except ImportError as error:
             raise TorchperfdError("history needs duckdb", "`pip install duckdb`") from error
         self._errors = duckdb.Error
-        self._objects = objects
         self._since, self._today = since, today
         with explained(f"cannot write {file}", "set XDG_CACHE_HOME to a directory that you can write"):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,9 +70,10 @@ class LakeDatabase:
             self._connection: duckdb.DuckDBPyConnection = duckdb.connect(file)
         except duckdb.Error as error:
             raise TorchperfdError(
-                f"cannot open {file}: {_first_line(error)}",
+                f"cannot open {file}: {first_line(error)}",
                 "wait for the other `torchperfd history`, or remove the file: it is made anew",
             ) from error
+        self._loader = Loader(self._connection, duckdb.Error, objects)
         self._prepare()
         self.damaged: list[str] = []
         """Objects that could not be loaded for the newest answer: each answer tries them again."""
@@ -102,7 +93,7 @@ class LakeDatabase:
         with self._explaining():
             tables = self._tables_of(sql)
         for table in sorted(tables):
-            self._load(table)
+            self.damaged += self._loader.load(table, self._since, self._today)
         with self._explaining():
             result = self._connection.execute(sql)
             columns = tuple(str(each[0]) for each in result.description or ())
@@ -111,56 +102,16 @@ class LakeDatabase:
     def _tables_of(self, sql: str) -> set[str]:
         """Return the lake's tables that a query reads; DuckDB looks through views."""
         names = self._connection.get_table_names(sql)
-        return {name.removeprefix(_STORED) for name in names} & TABLES.keys()
+        return {name.removeprefix(STORED) for name in names} & TABLES.keys()
 
     def _prepare(self) -> None:
-        database = self._connection
-        database.execute("CREATE TABLE IF NOT EXISTS loaded (key VARCHAR PRIMARY KEY)")
-        for table in TABLES.values():
-            columns = ", ".join(f"{column.name} {_TYPES[column.kind]}" for column in table.columns)
-            partitions = ", ".join(f"{name} VARCHAR" for name in _PARTITIONS)
-            database.execute(f"CREATE TABLE IF NOT EXISTS {_STORED}{table.name} ({columns}, {partitions})")
-            database.execute(
-                f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT * FROM {_STORED}{table.name}"
+        for table in TABLES:
+            self._connection.execute(
+                f"CREATE OR REPLACE TEMP VIEW {table} AS SELECT * FROM {STORED}{table}"
                 f" WHERE date >= '{self._since.isoformat()}'"
             )
         for name in view_names():
-            database.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {view_sql(name)}")
-
-    def _load(self, table: str) -> None:
-        days = (self._today - self._since).days + 1
-        dates = [(self._since + timedelta(day)).isoformat() for day in range(days)]
-        query = "SELECT key FROM loaded WHERE starts_with(key, ?)"
-        known = {key for (key,) in self._connection.execute(query, [f"table={table}/"]).fetchall()}
-        new = [key for key in self._objects.keys(table, dates) if key not in known]
-        for first in range(0, len(new), _AT_ONCE):
-            with tempfile.TemporaryDirectory(prefix="torchperfd-lake-") as folder:
-                files = self._objects.fetch(new[first : first + _AT_ONCE], Path(folder))
-                self._insert(table, new[first : first + _AT_ONCE], files)
-
-    def _insert(self, table: str, keys: Sequence[str], files: Sequence[Path]) -> None:
-        """Insert objects together; if one of them is damaged, each for itself."""
-        try:
-            self._insert_all(table, keys, files)
-        except self._errors as error:
-            if len(keys) == 1:
-                self.damaged.append(f"{keys[0]} ({_first_line(error)})")
-                return
-            for key, file in zip(keys, files, strict=True):
-                self._insert(table, [key], [file])
-
-    def _insert_all(self, table: str, keys: Sequence[str], files: Sequence[Path]) -> None:
-        database = self._connection
-        database.execute("BEGIN")
-        try:
-            for source in _sources(table, files):
-                database.execute(f"INSERT INTO {_STORED}{table} BY NAME {source}")
-            # In one statement: one for each key takes longer than the rows do.
-            database.execute("INSERT INTO loaded SELECT unnest(?)", [list(keys)])
-            database.execute("COMMIT")
-        except self._errors:
-            database.execute("ROLLBACK")
-            raise
+            self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {view_sql(name)}")
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -168,30 +119,9 @@ class LakeDatabase:
             yield
         except self._errors as error:
             raise UsageError(
-                f"DuckDB refuses the query: {_first_line(error)}",
+                f"DuckDB refuses the query: {first_line(error)}",
                 "`torchperfd history` lists the tables and views",
             ) from error
-
-
-def _sources(table: str, files: Iterable[Path]) -> Iterator[str]:
-    """Yield a query over the files of each form, with the columns that this version knows."""
-    names = [column.name for column in TABLES[table].columns] + list(_PARTITIONS)
-    known = "|".join(names)
-    partitions = "hive_partitioning = true, hive_types_autocast = false"
-    forms = {
-        ".parquet": f"read_parquet({{}}, union_by_name = true, {partitions})",
-        ".gz": "read_json({}, format = 'newline_delimited', columns = {{"
-        + ", ".join(f"{column.name}: '{_TYPES[column.kind]}'" for column in TABLES[table].columns)
-        + f"}}}}, {partitions})",
-    }
-    for end, reader in forms.items():
-        if these := [str(file) for file in files if file.suffix == end]:
-            listed = "[" + ", ".join("'" + each.replace("'", "''") + "'" for each in these) + "]"
-            yield f"SELECT COLUMNS('^({known})$') FROM {reader.format(listed)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def database_file(url: str) -> Path:

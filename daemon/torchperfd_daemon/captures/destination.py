@@ -49,26 +49,32 @@ class Destination:
     Args:
         url: ``s3://bucket/prefix``, ``gs://…``, ``az://…``, or ``file:///path`` of a directory that is there.
         environment: Where an ``http`` endpoint may be named.
+        keeps_connections: For thousands of small objects in a row. Captures are hours apart: a connection
+            kept open is one more that breaks.
+
+    Attributes:
+        path: The directory; None for a bucket.
 
     Raises:
         UsageError: It is no such URL, or the environment names an endpoint that cannot be used.
         TorchperfdError: obstore is not installed.
     """
 
-    def __init__(self, url: str, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, url: str, environment: Mapping[str, str] = os.environ, *, keeps_connections: bool = False
+    ) -> None:
         parts = split_url(url)
         self.url = url.rstrip("/")
-        self._path = Path(unquote(parts.path)) if parts.scheme == "file" else None
+        self.path = Path(unquote(parts.path)) if parts.scheme == "file" else None
         self._local: type[LocalStore] = import_obstore().store.LocalStore
         self._store: ObjectStore | None = None
-        if self._path is None:
+        if self.path is None:
             self._store = open_store(
                 self.url,
                 environment,
                 # The store compares each part with its SHA-256 as it comes in.
                 config={"checksum_algorithm": _SHA256} if parts.scheme == "s3" else None,
-                # Captures are hours apart: a connection kept open is one more that breaks.
-                client_options={"pool_max_idle_per_host": "0"},
+                client_options=None if keeps_connections else {"pool_max_idle_per_host": "0"},
             )
 
     def check_apart(self, directory: Path) -> None:
@@ -77,7 +83,7 @@ class Destination:
         Raises:
             UsageError: The destination is within the captures directory, or is it.
         """
-        if self._path is not None and self._path.resolve().is_relative_to(directory.resolve()):
+        if self.path is not None and self.path.resolve().is_relative_to(directory.resolve()):
             raise UsageError(f"{self.url} is in the captures directory", "upload to another directory")
 
     async def put(self, key: str, file: BinaryIO, size: int, sha256: str) -> int:
@@ -105,7 +111,7 @@ class Destination:
         with self.translating(key):
             if await self._holds(store, key, size, sha256):
                 return 0
-            attributes = None if self._path is not None else {_SHA256: sha256}
+            attributes = None if self.path is not None else {_SHA256: sha256}
             if size <= _PART_BYTES:
                 # Empty files too: there is no multipart upload of nothing.
                 content = b"".join([piece async for piece in _pieces(key, file, sha256, _PART_BYTES)])
@@ -133,13 +139,13 @@ class Destination:
         Raises:
             UploadError: The directory is not there.
         """
-        if self._path is None:
+        if self.path is None:
             assert self._store is not None
             return self._store
         # Opened each time and never created: an unmounted share is a directory of the local disk.
-        if not await asyncio.to_thread(self._path.is_dir):
-            raise UploadError(f"{self._path} does not exist", "mount or create it")
-        return self._local(prefix=self._path)
+        if not await asyncio.to_thread(self.path.is_dir):
+            raise UploadError(f"{self.path} does not exist", "mount or create it")
+        return self._local(prefix=self.path)
 
     async def _holds(self, store: "ObjectStore", key: str, size: int, sha256: str) -> bool:
         """Return whether the destination has just this file.
@@ -150,12 +156,12 @@ class Destination:
         import obstore
 
         try:
-            found = await obstore.get_async(store, key, options={"head": self._path is None})
+            found = await obstore.get_async(store, key, options={"head": self.path is None})
         except FileNotFoundError:
             return False
         if found.meta["size"] != size:
             return False
-        if self._path is None:
+        if self.path is None:
             return found.attributes.get(_SHA256) == sha256
         digest = hashlib.sha256()
         async for piece in found.stream(_PART_BYTES):
