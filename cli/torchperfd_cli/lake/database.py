@@ -28,10 +28,12 @@ class Answered:
 
 def view_names() -> list[str]:
     """Return the names of the views that torchperfd ships, in an order in which each finds what it reads."""
-    read = {path.stem: set(path.read_text().split()) for path in sorted(VIEWS.glob("*.sql"))}
-    # Those that others read.
-    depth = {"recent_runs": 1, "numbered_runs": 2}
-    return sorted(read, key=lambda name: max(depth.get(each, 0) for each in read[name]))
+    words = {path.stem: set(path.read_text().split()) for path in sorted(VIEWS.glob("*.sql"))}
+
+    def depth(name: str) -> int:
+        return max((1 + depth(other) for other in words.keys() & words[name]), default=0)
+
+    return sorted(words, key=depth)
 
 
 def view_sql(name: str) -> str:

@@ -76,6 +76,10 @@ EXPECTED: dict[str, list[dict[str, Any]]] = {
         {"run": "a", "ranks_seen": 2, "mean_step": 0.1, "torch": "2.8"},
     ],
     "numbered_runs": [{"run": run, "number": number} for number, run in enumerate("abc", 1)],
+    "consecutive_runs": [
+        {"run_before": "a", "run_after": "b", "change_ratio": -0.4, "promised_ratio": 0.4},
+        {"run_before": "b", "run_after": "c", "change_ratio": 0.5, "promised_ratio": 0.0},
+    ],
     "regressions": [
         {
             "run_before": "b",
@@ -236,7 +240,7 @@ session = chdb.session.Session()
 for table in ("goodput", "runs", "verdicts"):
     files = f"file('{lake}/table={table}/**/*.parquet')"
     session.query(f"CREATE VIEW {table} AS SELECT * FROM {files} SETTINGS use_hive_partitioning = 1")
-for view in ("recent_runs", "numbered_runs"):
+for view in ("recent_runs", "numbered_runs", "consecutive_runs"):
     session.query(f"CREATE VIEW {view} AS {view_sql(view)}")
 for view in view_names():
     print(view, session.query(view_sql(view), "JSONEachRow").bytes().decode().replace("\\n", "\\t"))

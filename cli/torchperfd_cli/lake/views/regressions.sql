@@ -1,30 +1,24 @@
 -- Runs whose step is over 5 % longer than that of the run before, with another version of something.
 SELECT
-  after_it.cluster AS cluster,
-  after_it.owner AS owner,
-  after_it.job AS job,
-  before_it.run AS run_before,
-  after_it.run AS run_after,
-  before_it.mean_step AS step_seconds_before,
-  after_it.mean_step AS step_seconds_after,
-  after_it.mean_step / before_it.mean_step - 1 AS change_ratio,
-  before_it.torch AS torch_before,
-  after_it.torch AS torch_after,
-  before_it.python AS python_before,
-  after_it.python AS python_after,
-  before_it.torchperfd AS torchperfd_before,
-  after_it.torchperfd AS torchperfd_after
-FROM numbered_runs AS before_it
-JOIN numbered_runs AS after_it
-  ON before_it.cluster = after_it.cluster
-  AND before_it.owner = after_it.owner
-  AND before_it.job = after_it.job
-  AND before_it.ranks_of_job = after_it.ranks_of_job
-  AND before_it.number + 1 = after_it.number
-WHERE after_it.mean_step > 1.05 * before_it.mean_step
+  cluster,
+  owner,
+  job,
+  run_before,
+  run_after,
+  step_seconds_before,
+  step_seconds_after,
+  change_ratio,
+  torch_before,
+  torch_after,
+  python_before,
+  python_after,
+  torchperfd_before,
+  torchperfd_after
+FROM consecutive_runs
+WHERE change_ratio > 0.05
   AND (
-    before_it.torch <> after_it.torch
-    OR before_it.python <> after_it.python
-    OR before_it.torchperfd <> after_it.torchperfd
+    torch_before <> torch_after
+    OR python_before <> python_after
+    OR torchperfd_before <> torchperfd_after
   )
 ORDER BY change_ratio DESC, run_after
