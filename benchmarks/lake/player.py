@@ -9,6 +9,7 @@ journal, which changes together with the rows.
 """
 
 import asyncio
+import json
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ WINDOWS_OF_RUN: Final = HOURLY
 FAILURES: Final = 0.1
 
 _STEP_S: Final = 0.25
+_BLOCKS: Final = 192
+_PHASES_OF_RUN: Final = 7
 _CAUSES: Final = ("input-bound", "slow rank", "none", "checkpoint", "garbage collection")
 _JOURNALS: Final = "journals"
 
@@ -96,7 +99,20 @@ def _run(source: dict[str, Any], window: int, until: float) -> Named:
     found = {"cause": "input-bound", "fix": "num_workers=4", "step_seconds": step, "saves_seconds": step / 5}
     of_job = {"ending": "finished", "ranks": RANKS, "world_size": RANKS * NODES_OF_JOB}
     versions = {"torch_version": f"2.{played}", "python_version": "3.12", "client_version": "1.0"}
-    return "runs", {**source, **span, **found, **of_job, **versions, "mean_step_seconds": step}
+    own = {"mean_step_seconds": step, "report": _report(f"{source['node']} {window}", step)}
+    return "runs", {**source, **span, **found, **of_job, **versions, **own}
+
+
+def _report(seed: str, step: float) -> str:
+    """Return blocks of steps like those of a long run."""
+    chance = random.Random(seed)
+
+    def column(mean: float) -> list[float]:
+        return [float(f"{RANKS * mean * chance.gauss(1, 0.02):.7g}") for _ in range(_BLOCKS)]
+
+    phases = {phase: column(step / len(PHASES)) for phase in PHASES[:_PHASES_OF_RUN]}
+    blocks = {"ranks": RANKS, "steps": 64, "step_seconds": column(step), "phases": phases}
+    return json.dumps({"ranks": [{"rank": 0, "blocks": blocks}]}, separators=(",", ":"))
 
 
 def record_window(journal: Journal, number: int) -> None:

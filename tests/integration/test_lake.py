@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.node import Node, eventually
+from tests.support.run_documents import differing
 
 from torchperfd_daemon.lake.journal import FOLDER, Journal, Marked
 
@@ -53,3 +54,27 @@ def test_service_sends_later_what_store_did_not_take(node: Node) -> None:
     node.stop_daemon()
     [written] = objects(lake, "runs")
     assert written.parent.name == "cluster=east"
+
+
+# The lake leaves out scripts, which are their users' own. It knows a run from its first step on, and how many
+# CPUs a rank may use.
+APART = ("/script", "/started_seconds", "/environment/cpus")
+
+
+def test_compare_of_lake_equals_that_of_kept_runs(node: Node) -> None:
+    lake = node.directory / "lake"
+    lake.mkdir()
+    node.env |= {"XDG_CACHE_HOME": str(node.directory / "cache")}
+    node.start_daemon("--lake", lake.as_uri())
+    for name, pause in (("first", "0.01"), ("second", "0.03")):
+        trains = ("--ddp", "--steps", "60", "--pause", pause)
+        with node.train(*trains, ranks=2, TORCHPERFD_RUN=name) as process:
+            _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    node.stop_daemon()
+    eventually(lambda: len(objects(lake, "runs")), 30)
+    kept = node.json("compare", "first", "second")
+    found = node.json("compare", "--lake", lake.as_uri(), "fir", "second")
+    apart = {side + name for side in ("/before", "/after") for name in APART}
+    assert differing(found, kept) <= apart
+    assert kept["before"]["world_size"] == 2

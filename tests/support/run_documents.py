@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+import pytest
+
 from torchperfd.report.record import RunRecord
 
 PREDICTED: Final[dict[str, Any]] = {
@@ -95,3 +97,21 @@ def kept_run(
 
 def _times(calls: int, seconds: float) -> dict[str, Any]:
     return {"calls": calls, "seconds_total": calls * seconds, "mean_seconds": seconds, "std_seconds": 0.0}
+
+
+def differing(document: Any, other: Any) -> set[str]:
+    """Return the paths of the values by which two documents differ; numbers may by a millionth."""
+    ours, theirs = _values(document), _values(other)
+    shared = ours.keys() & theirs.keys()
+    return (ours.keys() ^ theirs.keys()) | {
+        path for path in shared if ours[path] != pytest.approx(theirs[path])
+    }
+
+
+def _values(document: Any, path: str = "") -> dict[str, Any]:
+    parts = enumerate(document) if isinstance(document, list) else document.items()
+    found: dict[str, Any] = {}
+    for key, value in parts:
+        name = f"{path}/{key}"
+        found |= _values(value, name) if isinstance(value, (dict, list)) else {name: value}
+    return found

@@ -15,8 +15,15 @@ from torchperfd.report.rank import RUN_SCHEMA
 from torchperfd.report.record import RunRecord
 from torchperfd.report.store import RunStore, read_file
 from torchperfd_cli.commands._capture_catalog import captures_dir_option, open_catalog
-from torchperfd_cli.commands._options import SHARE, complete_sides, open_runs, refuse_given, runs_dir_option
-from torchperfd_cli.commands._output import emit, html_option, page, write_page
+from torchperfd_cli.commands._options import (
+    MOMENT,
+    SHARE,
+    complete_sides,
+    open_runs,
+    refuse_given,
+    runs_dir_option,
+)
+from torchperfd_cli.commands._output import emit, html_option, note, page, write_page
 from torchperfd_cli.commands._traces import (
     capture_facts,
     capture_record,
@@ -25,6 +32,8 @@ from torchperfd_cli.commands._traces import (
     refuse_foreign_files,
     warn,
 )
+from torchperfd_cli.commands.history import open_lake
+from torchperfd_cli.lake.reports import lake_run
 from torchperfd_daemon import analysis
 from torchperfd_daemon.errors import (
     NoSuchTargetError,
@@ -143,6 +152,8 @@ _Pair = tuple[analysis.RankFile, analysis.RankFile]
 @click.option("--comm-pattern", metavar="REGEX", help="Further names of communication kernels.")
 @captures_dir_option
 @runs_dir_option
+@click.option("--lake", metavar="URL", help="Take two runs of any nodes, from the lake of `serve --lake`.")
+@click.option("--since", type=MOMENT, help="With --lake: the first day, like 30d; a week ago by default.")
 @html_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, with every row.")
 @click.option("--markdown", is_flag=True, help="The same as the text, in Markdown.")
@@ -168,6 +179,8 @@ def compare_command(
     comm_pattern: str | None,
     captures_dir: Path | None,
     runs_dir: Path | None,
+    lake: str | None,
+    since: float | None,
     html: Path | None,
     as_json: bool,
     markdown: bool,
@@ -176,15 +189,23 @@ def compare_command(
 ) -> None:
     """Show what is new, gone, or changed beyond noise from A to B, per step.
 
-    A and B are two runs: ids of kept runs (`torchperfd runs`), or files that `run --report` wrote. Or they
-    are two captures: ids, trace files (.json or .json.gz), or directories of them; of two directories the
-    ranks that both have are compared. The beginning of an id is enough if only one begins so.
+    A and B are two runs: ids of kept runs (`torchperfd runs`), files that `run --report` wrote, or with
+    --lake names of runs of any nodes. Or they are two captures: ids, trace files (.json or .json.gz), or
+    directories of them; of two directories the ranks that both have are compared. The beginning of an id is
+    enough if only one begins so.
     """
     if as_json and markdown:
         raise UsageError("--json and --markdown exclude each other", "leave one out")
     if (after is None) == (ranks is None):
         raise UsageError("compare needs two sides", "name a B, or two --ranks of A")
-    runs = _runs(before, after, runs_dir, captures_dir) if after is not None else None
+    if since is not None and not lake:
+        raise UsageError("--since needs --lake", "name the lake with --lake URL")
+    runs = None
+    if lake:
+        refuse_given(context, ["ranks", "runs_dir"], "does not apply to a lake")
+        runs = _lake_runs(before, after or "", lake, since)
+    elif after is not None:
+        runs = _runs(before, after, runs_dir, captures_dir)
     if runs is not None:
         of_captures = ("limit", "sort_by", "comm_pattern", "captures_dir", "workers")
         refuse_given(context, of_captures, "does not apply to two runs", "name two captures, or omit it")
@@ -234,6 +255,14 @@ def _runs(
     if other is None:
         raise refuse_mixed(before, after, store)
     return one, other
+
+
+def _lake_runs(before: str, after: str, url: str, since: float | None) -> tuple[RunRecord, RunRecord]:
+    with open_lake(url, since) as database:
+        runs = lake_run(database, before), lake_run(database, after)
+    if database.damaged:
+        note(f"{len(database.damaged)} objects of the lake cannot be read")
+    return runs
 
 
 def _two_ranks(files: Sequence[analysis.RankFile], ranks: str) -> _Pair:

@@ -15,7 +15,7 @@ from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
 from torchperfd_daemon.lake.tables import TABLES
 
 VIEWS: Final = Path(__file__).parent / "views"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,15 +229,17 @@ def _mean_blocks(run: RunRecord, side: str) -> RankBlocks:
         )
     names = sorted({name for blocks in same for name in blocks.phases})
     zeros = (0.0,) * count
+    weights = [blocks.ranks for blocks in same]
+
+    def mean(columns: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        return tuple(statistics.fmean(values, weights) for values in zip(*columns, strict=True))
+
     return RankBlocks(
         every[0].steps,
-        _mean([blocks.step[:count] for blocks in same]),
-        {name: _mean([blocks.phases.get(name, zeros)[:count] for blocks in same]) for name in names},
+        mean([blocks.step[:count] for blocks in same]),
+        {name: mean([blocks.phases.get(name, zeros)[:count] for blocks in same]) for name in names},
+        sum(weights),
     )
-
-
-def _mean(columns: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(map(statistics.fmean, zip(*columns, strict=True)))
 
 
 def _columns(before: RankBlocks, after: RankBlocks) -> _Columns:

@@ -20,7 +20,7 @@ from torchperfd.model.significance import MIN_BLOCKS
 from torchperfd.report.comparison import PhaseChange, RunComparison, compare_runs
 from torchperfd.report.ending import FAILED
 from torchperfd.report.promise import CHANGED, MACHINE, NOISE, UNCHANGED, Promise, PromiseOutcome
-from torchperfd.report.record import RankBlocks, RankRecord, RunFileError, RunRecord
+from torchperfd.report.record import RankRecord, RunFileError, RunRecord
 
 _HEADS = ("phase", "A ms", "B ms", "change ms", "of the step", "verdict")
 _PART_HEADS = ("where a step goes", "A ms", "B ms", "change ms")
@@ -303,7 +303,7 @@ def _scaled(rank: RankRecord, factor: float) -> RankRecord:
     blocks = rank.blocks
     if blocks is not None:
         phases = {name: _times(column, factor) for name, column in blocks.phases.items()}
-        blocks = RankBlocks(blocks.steps, _times(blocks.step, factor), phases)
+        blocks = replace(blocks, step=_times(blocks.step, factor), phases=phases)
     return replace(
         rank,
         step_seconds=None if rank.step_seconds is None else factor * rank.step_seconds,

@@ -37,11 +37,13 @@ class RankBlocks:
         steps: Steps in each block.
         step: By block, oldest first.
         phases: The same by phase, for phases that occurred.
+        ranks: How many ranks this is the mean of.
     """
 
     steps: int
     step: tuple[float, ...]
     phases: dict[str, tuple[float, ...]]
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +165,18 @@ def read_document(content: bytes, source: str, read: Callable[[dict[str, Any]], 
             f"{source} is no report of a run: its schema is not {RUN_SCHEMA}",
             "`torchperfd run --report FILE` writes one",
         )
+    return read_sound(lambda: read(document), source)
+
+
+def read_sound(read: Callable[[], T], source: str) -> T:
+    """Return what a function reads from a document that may be damaged.
+
+    Raises:
+        RunFileError: The function has raised what a missing or wrong value leads to.
+    """
     try:
-        return read(document)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        return read()
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
         raise RunFileError(f"the report in {source} is damaged ({clean(str(error))})") from error
 
 
@@ -232,14 +243,18 @@ def _phases(kind: dict[str, Any]) -> dict[str, float]:
 def _blocks(document: dict[str, Any] | None) -> RankBlocks | None:
     if document is None:
         return None
-    steps, step = count(document["steps"]), _column(document["step_seconds"])
-    phases = {text(name): _column(values) for name, values in document["phases"].items()}
-    if steps < 1 or any(len(column) != len(step) for column in phases.values()):
+    steps, ranks = count(document["steps"]), count(document.get("ranks", 1))
+    if steps < 1 or ranks < 1:
+        raise ValueError("its blocks are of no steps, or of no ranks")
+    step = _column(document["step_seconds"], ranks)
+    phases = {text(name): _column(values, ranks) for name, values in document["phases"].items()}
+    if any(len(column) != len(step) for column in phases.values()):
         raise ValueError("its blocks are of different lengths")
-    return RankBlocks(steps, step, phases)
+    return RankBlocks(steps, step, phases, ranks)
 
 
-def _column(values: list[Any]) -> tuple[float, ...]:
+def _column(values: list[Any], ranks: int) -> tuple[float, ...]:
+    """Return the mean of what is summed over ranks."""
     if len(values) > _MAX_BLOCKS:
         raise ValueError("it has too many blocks")
-    return tuple(map(number, values))
+    return tuple(number(value) / ranks for value in values)

@@ -67,6 +67,23 @@ class GpuReading:
             self.values[family, labels] = value
 
 
+def gpu_model(readings: Iterable[GpuReading], uuid: str) -> str:
+    """Return the model of the GPU or MIG instance with a UUID; empty if it is not known.
+
+    Args:
+        uuid: Without ``GPU-`` or ``MIG-``.
+    """
+    whole = {f"{kind}-{uuid}" for kind in ("GPU", "MIG")}
+    found = (
+        labels[0]
+        for each in readings
+        if each.uuid in whole
+        for name, labels in each.values
+        if name == "gpu_info"
+    )
+    return next(found, "")
+
+
 class GpuCollector(ABC):
     """A collector whose families come from readings.
 

@@ -6,7 +6,7 @@ Triggers fire on `RunFindings`, so that they and the verdict never disagree.
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Final
 
@@ -161,6 +161,12 @@ def without_lines(text: str) -> str:
 def public_evidence(cause: str, evidence: str) -> str:
     """Return a verdict's evidence as users other than the run's may see it: without lines and stacks."""
     return _HIDDEN if cause == Cause.HANG.value else without_lines(evidence)
+
+
+def public_summary(verdict: Verdict) -> str:
+    """Return a verdict in one line as users other than the run's may see it."""
+    shown = public_evidence(verdict.cause.value, verdict.evidence)
+    return without_lines(replace(verdict, evidence=shown).summary)
 
 
 def next_command(cause: Cause, run: str) -> str:

@@ -17,6 +17,7 @@ from torchperfd_daemon.lake.rows import (
     capture_row,
     goodput_mark,
     goodput_row,
+    gpu_uuid_of,
     gpus_of,
     run_row,
     step_rows,
@@ -47,6 +48,7 @@ class Sources:
         goodput: Returns the goodput of the runs that were active last; None if it is not kept.
         look_up_owners: Looks up the names of users. It may block, and runs on a thread.
         owner_of: Returns the name of a user that was looked up.
+        gpu_model: Returns the model of the GPU with a UUID; empty if it is not known.
     """
 
     store: Store
@@ -56,6 +58,7 @@ class Sources:
     goodput: Callable[[], Awaitable[list[RunGoodput]]] | None
     look_up_owners: Callable[[set[int]], None]
     owner_of: Callable[[int | None], str]
+    gpu_model: Callable[[str], str] = lambda _: ""
 
 
 @dataclass(slots=True)
@@ -127,7 +130,8 @@ class Recorder:
             if watched.has_ended and watched.recorded != key:
                 watched.recorded = key
                 verdict = self._from.final_verdict(run) or verdict_on_mean_step(run, watched.ranks)
-                once[key] = run_row(source, watched.ranks, verdict, now)
+                device = self._from.gpu_model(gpu_uuid_of(watched.ranks))
+                once[key] = run_row(source, watched.ranks, verdict, now, device)
             if run not in present:
                 del self._runs[run]
         found += [capture_row(self._of_capture(each), each) for each in self._captures]

@@ -9,6 +9,7 @@ from torchperfd.v1.contract import PHASES
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.diagnosis.verdict import Verdict, public_evidence
 from torchperfd_daemon.goodput.totals import RankGoodput
+from torchperfd_daemon.lake.reports import report_of
 from torchperfd_daemon.lake.tables import CAPTURES, GOODPUT, RUNS, STEPS, VERDICTS, Row
 from torchperfd_daemon.store.history import SecondColumns
 from torchperfd_daemon.store.model import State
@@ -127,8 +128,12 @@ def verdict_rows(
         )
 
 
-def run_row(source: Source, ranks: Sequence[Rank], verdict: Verdict, now: float) -> Named:
-    """Return the row of a run whose ranks on this node have all ended."""
+def run_row(source: Source, ranks: Sequence[Rank], verdict: Verdict, now: float, device: str = "") -> Named:
+    """Return the row of a run whose ranks on this node have all ended.
+
+    Args:
+        device: The model of its first rank's GPU; empty without one.
+    """
     first = ranks[0]
     identity = first.identity
     means = [rank.totals.steady_means() for rank in ranks]
@@ -154,6 +159,7 @@ def run_row(source: Source, ranks: Sequence[Rank], verdict: Verdict, now: float)
             "client_version": first.client_version,
             "slurm_job_id": identity.slurm_job_id,
             "pod_uid": identity.pod_uid,
+            "report": report_of(ranks, verdict, device),
         },
     )
 
@@ -184,6 +190,12 @@ def capture_row(source: Source, record: CaptureRecord) -> Named:
 def gpus_of(ranks: Iterable[Rank]) -> int:
     """Return how many of the ranks use a GPU."""
     return sum(rank.totals.cuda is not None for rank in ranks)
+
+
+def gpu_uuid_of(ranks: Iterable[Rank]) -> str:
+    """Return the UUID of the first rank's GPU, without ``GPU-``; empty without one."""
+    cuda = min(ranks, key=lambda rank: rank.identity.rank).totals.cuda
+    return cuda.device_uuid if cuda is not None else ""
 
 
 def _span(since: float, until: float) -> dict[str, float]:

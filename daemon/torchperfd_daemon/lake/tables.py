@@ -150,6 +150,7 @@ TABLES: Final = {
                     client_version="version of torchperfd in the process",
                     slurm_job_id="Slurm's job",
                     pod_uid="Kubernetes' pod",
+                    report="JSON of what `compare --lake` needs of the run's report",
                 ),
             ),
         ),

@@ -246,7 +246,7 @@ class Daemon:
             ),
         )
         self._coordinator.advice_of = observer.settle_loader_advice
-        self._lake.start(stack, self._store, observer, self._goodput)
+        self._lake.start(stack, self._store, observer, self._goodput, samplers.gpus.newest)
         exports = Exports(self._settings, self._store, samplers, observer)
         triggers = Runner(
             self._plan,

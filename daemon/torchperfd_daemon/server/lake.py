@@ -2,11 +2,12 @@
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from torchperfd_daemon.background import WorkerHealth, run_in_background
 from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.collectors.gpu_readings import GpuReading, gpu_model
 from torchperfd_daemon.config.options import ServeSettings
 from torchperfd_daemon.goodput.tracker import GoodputTracker
 from torchperfd_daemon.lake.journal import FOLDER, Journal
@@ -49,6 +50,7 @@ class Lake:
         store: Store,
         observer: Observer,
         goodput: GoodputTracker | None,
+        gpus: Callable[[], Iterable[GpuReading]],
     ) -> None:
         """Run the worker until the stack unwinds, which records what there is by then."""
         if self._url is None:
@@ -62,6 +64,7 @@ class Lake:
             goodput.report if goodput is not None else None,
             users.look_up,
             users.of,
+            lambda uuid: gpu_model(gpus(), uuid),
         )
         self._recorder = Recorder(node, sources)
         folder = self._settings.captures_dir / FOLDER

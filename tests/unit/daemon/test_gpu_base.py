@@ -14,6 +14,7 @@ from torchperfd_daemon.collectors.gpu_readings import (
     GpuCollector,
     GpuReading,
     NewestGpuReadings,
+    gpu_model,
     to_families,
 )
 from torchperfd_daemon.collectors.nvml_counters import (
@@ -297,3 +298,13 @@ def test_one_gpu_gets_hot_is_throttled_and_recovers() -> None:
 
     assert clock(hot, "5") < clock(hot, "4") == clock(cool, "5") == clock(again, "5")
     assert (throttled(cool), throttled(hot), throttled(again)) == ({}, {"5": 25}, {"5": 30})
+
+
+def test_gpu_model_is_found_by_uuid_without_prefix() -> None:
+    whole, part = GpuReading("0", "GPU-a"), GpuReading("0:1", "MIG-b")
+    whole.put("gpu_up", 1)
+    whole.put("gpu_info", 1, "NVIDIA H200", "580", "0000:01")
+    part.put("gpu_info", 1, "NVIDIA H200 MIG 1g.18gb", "580", "0000:01")
+    assert gpu_model([whole, part], "a") == "NVIDIA H200"
+    assert gpu_model([whole, part], "b") == "NVIDIA H200 MIG 1g.18gb"
+    assert gpu_model([whole, part], "") == ""
