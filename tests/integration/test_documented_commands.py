@@ -33,6 +33,7 @@ ELSEWHERE = {
     r"\btorchperfd analyze (s3://|URL)": ("integration/test_analyze_objects.py", '"analyze"'),
     r"\btorchperfd history [a-z\"]": ("unit/daemon/test_command_history.py", '"history"'),
     r"\btorchperfd goodput --lake\b": ("integration/test_lake.py", '"goodput", "--lake"'),
+    r"\btorchperfd compare --lake\b": ("integration/test_lake.py", '"compare", "--lake"'),
     r" --fleet\b": ("integration/test_fleet.py", '"--fleet"'),
 }
 """What needs a device, several nodes or a terminal of its own; the test that runs it, and a word in that."""
