@@ -105,7 +105,7 @@ class Scope:
     series: SeriesOptions = NO_SERIES
 
     @contextlib.contextmanager
-    def connect(self, socket: str | None) -> Iterator[Any]:
+    def connect(self, socket: str | None, *, of_ranks: bool = False) -> Iterator[Any]:
         """Yield what answers: a daemon, or a view of the series that has the same calls.
 
         Series answer if ``--prometheus`` is given. Where it is configured, they also answer ``--fleet``,
@@ -113,8 +113,10 @@ class Scope:
 
         Args:
             socket: The only path of a daemon to try; the usual places when None.
+            of_ranks: Whether the steps of ranks will be asked for.
         """
-        view = self.series.view() if self.series.is_given or self.fleet else None
+        is_of_all = of_ranks and not (self.run or self.job)
+        view = self.series.view(begin=is_of_all) if self.series.is_given or self.fleet else None
         if view is not None and self.series.is_given:
             yield view
             return

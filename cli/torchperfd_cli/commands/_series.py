@@ -14,6 +14,7 @@ import click
 from torchperfd_daemon.errors import ConfigError, TorchperfdError, UsageError
 
 if TYPE_CHECKING:
+    from torchperfd_daemon.fleet.series_reader import SeriesReader
     from torchperfd_daemon.fleet.series_view import SeriesView
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -39,8 +40,11 @@ class SeriesOptions:
         """Whether the command line names a store."""
         return self.url is not None
 
-    def view(self) -> "SeriesView | None":
+    def view(self, *, begin: bool = False) -> "SeriesView | None":
         """Return a view of the store that is given or configured; None without one.
+
+        Args:
+            begin: Whether all ranks will be asked for, so that they are read while modules are imported.
 
         Raises:
             UsageError: Its URL cannot be used.
@@ -61,7 +65,7 @@ class SeriesOptions:
         if not url:
             return None
         try:
-            return _view(url, *others)
+            reader = _reader(url, *others)
         except UsageError:
             raise
         except TorchperfdError:
@@ -69,6 +73,12 @@ class SeriesOptions:
                 raise
             # The service's secret may be for its own user only; its daemon then answers from series.
             return None
+        if begin:
+            reader.begin()
+        # Imports numpy.
+        from torchperfd_daemon.fleet.series_view import SeriesView
+
+        return SeriesView(reader)
 
     def required_view(self) -> "SeriesView":
         """Return the same where there has to be one.
@@ -89,12 +99,12 @@ NO_SERIES: Final = SeriesOptions()
 
 
 @functools.lru_cache(maxsize=1)
-def _view(url: str, secret_file: Path | None, ca_file: Path | None, tenant: str | None) -> "SeriesView":
-    """Return the one view of this process: ``--watch`` and ``top`` ask more often than series change."""
+def _reader(url: str, secret_file: Path | None, ca_file: Path | None, tenant: str | None) -> "SeriesReader":
+    """Return the one reader of this process: ``--watch`` and ``top`` ask more often than series change."""
+    from torchperfd_daemon.fleet.series_reader import SeriesReader
     from torchperfd_daemon.fleet.series_store import SeriesStore, StoreSettings
-    from torchperfd_daemon.fleet.series_view import SeriesView
 
-    return SeriesView(SeriesStore(StoreSettings(url, secret_file, ca_file, tenant)))
+    return SeriesReader(SeriesStore(StoreSettings(url, secret_file, ca_file, tenant)))
 
 
 _FILE: Final = click.Path(path_type=Path)

@@ -150,7 +150,7 @@ class Feed:
     def _follow(self) -> None:
         while not self._stopped.is_set():
             try:
-                with self._scope.connect(self._socket) as daemon:
+                with self._scope.connect(self._socket, of_ranks=True) as daemon:
                     self._read(daemon)
             except TorchperfdError as error:
                 if self._frame is None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,12 +14,10 @@ from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._output import Answer, fitted_phases, live
 from torchperfd_cli.commands._scope import Scope, last_option, missing, scope_options
 from torchperfd_cli.commands._series import SeriesOptions
-from torchperfd_daemon.diagnosis.detect.straggler import Straggler
-from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.documents import (
-    fleet_dict,
-)
 from torchperfd_daemon.views.model import WAIT, RankView, RunView, behind_text
+
+if TYPE_CHECKING:
+    from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 
 _TRAINING: Final = "training"
 _REST: Final = "REST"
@@ -42,12 +40,17 @@ def ranks_command(
     With --prometheus, the same from series: means of ten seconds, whatever --last is.
     """
     scope = Scope(run, job, fleet, series)
-    with scope.connect(socket) as daemon:
+    with scope.connect(socket, of_ranks=True) as daemon:
+        # Imports numpy, while a store of series answers.
+        from torchperfd_daemon.views import live as _view
+
         scope = scope.whole(daemon)
         answer = scope.steps(daemon, last)
         runs = _view.runs(answer.ranks)
         accounts = _accounts(scope, daemon, runs)
     if as_json:
+        from torchperfd_daemon.views.documents import fleet_dict
+
         shown = [
             {**_view.run_dict(each), "account": account.to_document() if account else None}
             for each in runs
@@ -138,7 +141,7 @@ def _remarks(view: RunView) -> list[str]:
     return []
 
 
-def _remark(slow: Straggler) -> str:
+def _remark(slow: "Straggler") -> str:
     share = slow.excess_seconds / slow.peer_seconds
     return (
         f"rank {slow.rank} is slow: {duration(slow.excess_seconds)} per step more work than its peers"

@@ -47,7 +47,7 @@ def top_command(
 
 
 def _print(scope: Scope, socket: str | None, console: Console, *, as_json: bool) -> None:
-    with scope.connect(socket) as daemon:
+    with scope.connect(socket, of_ranks=True) as daemon:
         frame = Reader(daemon, scope.whole(daemon)).read()
     if as_json:
         click.echo(json.dumps(_document(frame)))

@@ -4,15 +4,21 @@ Each query is about the present and has a series per node, or one per rank at mo
 are rates over a range, and of large runs they are read for the slowest ranks.
 """
 
-import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from torchperfd.model.step_account import PartKind
-from torchperfd_daemon.diagnosis.detect.straggler import MIN_SHARE, slowest_and_peers
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.fleet.series_model import (
+    CauseSeries,
+    NodeSeries,
+    RankSeries,
+    RunSeries,
+    Series,
+    Source,
+)
 from torchperfd_daemon.fleet.series_store import SeriesStore, Vector
 from torchperfd_daemon.store.model import PARALLELISM_KINDS, State
 
@@ -27,121 +33,6 @@ _SOURCE: Final = "cluster, job, instance"
 _OF_RANKS: Final = ("own_work_seconds", "peer_wait_seconds")
 _OF_VERDICTS: Final = ("verdict", "cause_seconds", "stalled_seconds", "verdict_unseen_ranks")
 _TRAINING: Final = State.TRAINING.value
-
-Source = tuple[str, ...]
-"""The target that a series was scraped from."""
-
-
-@dataclass(slots=True)
-class RankSeries:
-    """One rank; times are means per step in seconds, over the newest ten seconds before its scrape.
-
-    Attributes:
-        own_seconds: None while it makes no steps.
-        wait_seconds: None where waits for other ranks are not seen.
-        error_seconds: The standard error of ``own_seconds``; infinite if it is too early to compare ranks.
-        phase_seconds: Rates of its phases, of which only the shares are used; empty if they were not read.
-        device_seconds: The same on its device.
-    """
-
-    rank: int
-    source: Source
-    own_seconds: float | None = None
-    wait_seconds: float | None = None
-    error_seconds: float = math.inf
-    state: str = _TRAINING
-    steps: int = 0
-    last_step_unix_seconds: float = 0.0
-    places: dict[str, int] = field(default_factory=dict)
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    device_seconds: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class CauseSeries:
-    """A cause of a node's verdict, with its cost per step; the rank is None if all are alike."""
-
-    cause: str
-    rank: int | None
-    phase: str
-    seconds: float
-
-
-@dataclass(slots=True)
-class NodeSeries:
-    """A node's part in a run.
-
-    Attributes:
-        ranks: How many of the run's ranks it has.
-        cause: That of the verdict of its daemon; empty before there is one.
-        causes: What the verdict has: its own cause and further ones.
-        stalled_seconds: The time without a step in a hang; 0 without one.
-        unseen: Ranks elsewhere, without which the verdict is unknown.
-    """
-
-    node: str
-    ranks: int = 0
-    cause: str = ""
-    causes: list[CauseSeries] = field(default_factory=list)
-    stalled_seconds: float = 0.0
-    unseen: int = 0
-
-
-@dataclass(slots=True)
-class RunSeries:
-    """One run on all nodes.
-
-    Attributes:
-        parts: Seconds by kind and name, of the mean account of its nodes.
-        uneven_seconds: The uneven work on the node that has most of it.
-        slowest: The slowest ranks and a sample of the others.
-        compared: The same where they have to be compared, because one of them may be slow; else none.
-    """
-
-    run: str
-    job_name: str = ""
-    world_size: int = 0
-    nodes: dict[Source, NodeSeries] = field(default_factory=dict)
-    ranks: dict[int, RankSeries] = field(default_factory=dict)
-    parts: dict[tuple[str, str], float] = field(default_factory=dict)
-    uneven_seconds: float = 0.0
-    slowest: list[RankSeries] = field(default_factory=list)
-    compared: list[RankSeries] = field(default_factory=list)
-
-    @property
-    def missing(self) -> int:
-        """The number of the run's ranks that no scraped node has."""
-        return max(0, self.world_size - sum(node.ranks for node in self.nodes.values()))
-
-    def find_slowest(self) -> None:
-        """Set the ranks that are enough to find a slow one, once the work of all is there."""
-        training = [rank for rank in self.ranks.values() if rank.own_seconds is not None]
-        training.sort(key=_slowest_first)
-        self.slowest = slowest_and_peers(training)
-        if len(training) > 1:
-            middle = training[len(training) // 2].own_seconds or 0.0
-            is_late = (training[0].own_seconds or 0.0) - middle >= MIN_SHARE * middle
-            self.compared = self.slowest if is_late else []
-
-
-@dataclass(slots=True)
-class Series:
-    """All that was read.
-
-    Attributes:
-        runs: By name.
-        down: Daemons that are not scraped now.
-        partial: Why the store's answer may be incomplete; empty if it is not.
-    """
-
-    runs: dict[str, RunSeries] = field(default_factory=dict)
-    down: tuple[str, ...] = ()
-    partial: str = ""
-
-
-def _slowest_first(rank: RankSeries) -> tuple[float, int]:
-    """Return by what ranks are sorted, as the judgement does: it has to have the phases of the slowest."""
-    return -round(rank.own_seconds or 0.0, 9), rank.rank
 
 
 def list_runs(store: SeriesStore) -> dict[str, str]:
@@ -167,43 +58,47 @@ def read_series(store: SeriesStore, run: str = "", job: str = "", *, with_status
         NoSuchTargetError: There is no such run or job, or no series of torchperfd at all.
     """
     chosen = _matcher(store, run, job)
-    infos, uneven = _of("rank_info", chosen), f"part={_quoted(PartKind.UNEVEN_WORK.value)}"
-    expressions = [
-        f"count by ({_SOURCE}, run, node, job_name) ({infos})",
-        # Of one rank of each run, since all of them have the same.
-        _of("world_size", chosen, 'rank="0"'),
-        'up{job=~".*torchperfd.*"} == 0',
-        _places_query("pipeline", chosen),
-        f"avg by (run, part, name) ({_of('step_part_seconds', chosen)})",
-        f"max by (run) ({_of('step_part_seconds', chosen, uneven)})",
-        *(_of(name, chosen) for name in _OF_RANKS),
-        *(_of(name, chosen) for name in _OF_VERDICTS),
-    ]
+    uneven = f"part={_quoted(PartKind.UNEVEN_WORK.value)}"
+    # Those that take longest come first, since few are made at the same time.
+    asked = {name: _of(name, chosen) for name in _OF_RANKS}
     if with_status:
-        expressions += [
-            _of("steps_total", chosen),
-            f"max by (run) ({_of('last_step_timestamp_seconds', chosen)})",
-        ]
-    nodes, worlds, down, stages, parts, most_uneven, *answers = _answers = store.query_all(expressions)
-    if not nodes.rows:
-        raise _no_series(store, run, job)
-    runs = _runs_of(nodes)
-    _add_worlds(runs, worlds)
-    if not all(each.world_size for each in runs.values()):
-        _add_worlds(runs, store.query(f"max by (run) ({_of('world_size', chosen)})"))
+        asked |= {"steps": _of("steps_total", chosen), "newest": _newest_query(chosen, 'rank=~".*0"')}
+    asked |= {
+        "parts": f"avg by (run, part, name) ({_of('step_part_seconds', chosen)})",
+        **{name: _of(name, chosen) for name in _OF_VERDICTS},
+        # Of one rank of each node and of one of each run: the others have the same.
+        "nodes": _of("rank_info", chosen, 'local_rank="0"'),
+        "worlds": _of("world_size", chosen, 'rank="0"'),
+        "down": 'up{job=~".*torchperfd.*"} == 0',
+        "stages": _places_query("pipeline", chosen),
+        "uneven": f"max by (run) ({_of('step_part_seconds', chosen, uneven)})",
+    }
+    answers = dict(zip(asked, store.query_all([*asked.values()]), strict=True))
+    runs, own = _runs_of(answers["nodes"]), answers[_OF_RANKS[0]]
+    _add_worlds(runs, answers["worlds"])
+    if not _count_ranks(runs, own):
+        # Some ranks make no steps or are elsewhere: those that are here have to be counted.
+        answers["nodes"] = store.query(
+            f"count by ({_SOURCE}, run, node, job_name) ({_of('rank_info', chosen)})"
+        )
+        if not answers["nodes"].rows:
+            raise _no_series(store, run, job)
+        runs = _runs_of(answers["nodes"])
+        _add_worlds(runs, answers["worlds"])
+        if not all(each.world_size for each in runs.values()):
+            _add_worlds(runs, store.query(f"max by (run) ({_of('world_size', chosen)})"))
+    partial = (answer.partial for answer in answers.values())
     found = Series(
         runs,
-        tuple(sorted({labels.get("instance", "") for labels, _ in down.rows})),
-        "; ".join(dict.fromkeys(answer.partial for answer in _answers if answer.partial)),
+        tuple(sorted({labels.get("instance", "") for labels, _ in answers["down"].rows})),
+        "; ".join(dict.fromkeys(filter(None, partial))),
     )
-    of_ranks, answers = answers[: len(_OF_RANKS)], answers[len(_OF_RANKS) :]
-    of_verdicts, of_status = answers[: len(_OF_VERDICTS)], answers[len(_OF_VERDICTS) :]
-    _add_work(found.runs, *of_ranks)
-    _add_verdicts(found.runs, of_verdicts)
-    _add_parts(found.runs, parts, most_uneven)
-    _add_places(found.runs, stages, ("pipeline",))
+    _add_work(found.runs, *(answers[name] for name in _OF_RANKS))
+    _add_verdicts(found.runs, [answers[name] for name in _OF_VERDICTS])
+    _add_parts(found.runs, answers["parts"], answers["uneven"])
+    _add_places(found.runs, answers["stages"], ("pipeline",))
     if with_status:
-        _add_status(store, found.runs, chosen, *of_status)
+        _add_status(store, found.runs, chosen, answers["steps"], answers["newest"])
     _add_phases(store, found.runs, chosen, all_ranks=with_status)
     return found
 
@@ -217,6 +112,11 @@ def _places_query(kind: str, chosen: str) -> str:
     """Return the query for the places of ranks in one kind of parallelism; it finds nothing without that."""
     infos = _of("rank_info", chosen, f'{kind}_rank!=""')
     return f"count by (run, rank, {kind}_rank) ({infos})"
+
+
+def _newest_query(chosen: str, some: str = "") -> str:
+    """Return the query for the end of the newest step of each run, among all ranks or some of them."""
+    return f"max by (run) ({_of('last_step_timestamp_seconds', chosen, some)})"
 
 
 def _quoted(text: str) -> str:
@@ -257,6 +157,20 @@ def _runs_of(nodes: Vector) -> dict[str, RunSeries]:
         node = run.nodes.setdefault(_source(labels), NodeSeries(labels.get("node", "")))
         node.ranks += int(ranks)
     return runs
+
+
+def _count_ranks(runs: Mapping[str, RunSeries], own: Vector) -> bool:
+    """Count the ranks of each node by their work; return whether these are all ranks of all runs."""
+    counts = Counter((labels.get("run", ""), _source(labels)) for labels, _ in own.rows)
+    for (name, source), count in counts.items():
+        node = runs[name].nodes.get(source) if name in runs else None
+        if node is None:
+            return False
+        node.ranks = count
+    worlds = Counter[str]()
+    for (name, _), count in counts.items():
+        worlds[name] += count
+    return bool(runs) and all(run.world_size == worlds[name] for name, run in runs.items())
 
 
 def _add_worlds(runs: Mapping[str, RunSeries], worlds: Vector) -> None:
@@ -333,6 +247,8 @@ def _add_status(
     for labels, count in steps.rows:
         if rank := _rank(runs, labels):
             rank.steps = int(count)
+    if len(last.rows) < len(runs):
+        last = store.query(_newest_query(chosen))
     newest = {labels.get("run", ""): at for labels, at in last.rows}
     for run in runs.values():
         for rank in run.ranks.values():

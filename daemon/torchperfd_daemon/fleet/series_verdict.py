@@ -13,13 +13,7 @@ from torchperfd_daemon.diagnosis.cause_table import HOST_BOUND, MEASURED, SYNCHR
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, steps_with_error
 from torchperfd_daemon.diagnosis.edits import DATA
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, of_step, working_command
-from torchperfd_daemon.fleet.series import (
-    CauseSeries,
-    NodeSeries,
-    RankSeries,
-    RunSeries,
-    Source,
-)
+from torchperfd_daemon.fleet.series_model import CauseSeries, NodeSeries, RankSeries, RunSeries, Source
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 
 _CAUSES: Final = {cause.value: cause for cause in Cause}
@@ -163,7 +157,12 @@ def _verdict(
     ]
     first = next((each for each in found if each.cause.value == node.cause), None)
     if first is None:
-        first = Verdict(_CAUSES.get(node.cause, Cause.UNKNOWN), run.run, node.node, step_seconds=step)
+        cause = _CAUSES.get(node.cause, Cause.UNKNOWN)
+        first = Verdict(
+            cause, run.run, node.node, step_seconds=step, unseen_ranks=node.unseen, account=account
+        )
+        if cause is Cause.NONE and not found:
+            return first  # That of most nodes of a large run.
     if first.cause is Cause.UNKNOWN:
         first = replace(
             first, evidence=f"the daemon of {node.node} finds no cause and does not call it healthy"

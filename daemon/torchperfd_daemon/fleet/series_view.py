@@ -1,15 +1,13 @@
 """Answers the read commands from series, with the messages by which a daemon answers them."""
 
-import math
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import mean_of
-from torchperfd_daemon.fleet.series import RankSeries, RunSeries, Series, list_runs, read_series
-from torchperfd_daemon.fleet.series_store import SeriesStore
+from torchperfd_daemon.fleet.series import list_runs
+from torchperfd_daemon.fleet.series_model import RankSeries, RunSeries, Series
+from torchperfd_daemon.fleet.series_reader import SeriesReader
 from torchperfd_daemon.fleet.series_verdict import (
     WAIT,
     are_on_device,
@@ -22,9 +20,6 @@ from torchperfd_daemon.goodput.totals import Bucket
 from torchperfd_daemon.service.translate_verdict import verdict_to_message
 from torchperfd_daemon.store.store import PRESENT_S
 
-MAX_AGE_S: Final = 5.0
-"""How long an answer is used again: series change once per scrape."""
-MAX_KEPT: Final = 4
 UNDIVIDED: Final = "own work"
 """Stands for the phases of a rank of which they were not read."""
 _NS_BYTES: Final = 8
@@ -34,17 +29,11 @@ _STATES: Final = {
 
 
 class SeriesView:
-    """Stands for a daemon that knows all nodes: has its calls of the service Control that only read.
+    """Stands for a daemon that knows all nodes: has its calls of the service Control that only read."""
 
-    Args:
-        clock: Monotonic seconds.
-    """
-
-    def __init__(self, store: SeriesStore, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store = store
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str, bool], tuple[float, Series]] = {}
+    def __init__(self, reader: SeriesReader) -> None:
+        self._reader = reader
+        self._store = reader.store
 
     def GetInfo(  # noqa: N802
         self, request: control_pb2.GetInfoRequest, timeout: float = 0.0
@@ -68,7 +57,7 @@ class SeriesView:
 
     def runs_with_ranks(self, job: str = "") -> control_pb2.ListRunsResponse:
         """Return the runs with the status of their ranks, of all jobs or of one."""
-        series = self._read("", job, with_status=True)
+        series = self._reader.read("", job, with_status=True)
         answer = control_pb2.ListRunsResponse(nodes=_nodes(series), unreachable=self._unreachable(series))
         for run in _by_name(series):
             steps = control_pb2.GetStepsResponse()
@@ -85,7 +74,7 @@ class SeriesView:
         self, request: control_pb2.GetStepsRequest, timeout: float = 0.0
     ) -> control_pb2.GetStepsResponse:
         """Return the present mean step of each rank; with its error where the comparison needs it."""
-        series = self._read(request.run, request.job, with_status=True)
+        series = self._reader.read(request.run, request.job, with_status=True)
         answer = control_pb2.GetStepsResponse(nodes=_nodes(series), unreachable=self._unreachable(series))
         for run in _by_name(series):
             _add_steps(run, answer, set(request.ranks))
@@ -95,7 +84,7 @@ class SeriesView:
         self, request: control_pb2.DiagnoseRequest, timeout: float = 0.0
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run."""
-        series = self._read(request.run, request.job)
+        series = self._reader.read(request.run, request.job)
         found = (verdict_on(run) for run in _by_name(series))
         return control_pb2.DiagnoseResponse(
             verdicts=[verdict_to_message(verdict) for verdict in found if verdict is not None],
@@ -123,19 +112,6 @@ class SeriesView:
                 nodes = found.setdefault(labels.get("run", ""), {})
                 nodes.setdefault(place, dict.fromkeys(Bucket, 0.0))[bucket] += seconds
         return found
-
-    def _read(self, run: str, job: str, *, with_status: bool = False) -> Series:
-        """Return the series, read at most :data:`MAX_AGE_S` ago; what has more serves for less."""
-        with self._lock:
-            for key in ((run, job, True), *([] if with_status else [(run, job, False)])):
-                at, kept = self._kept.get(key, (-math.inf, None))
-                if kept is not None and self._clock() - at < MAX_AGE_S:
-                    return kept
-            series = read_series(self._store, run, job, with_status=with_status)
-            while len(self._kept) >= MAX_KEPT:
-                self._kept.pop(min(self._kept, key=lambda key: self._kept[key][0]))
-            self._kept[run, job, with_status] = self._clock(), series
-            return series
 
     def _unreachable(self, series: Series) -> Iterator[control_pb2.UnreachablePeer]:
         for address in series.down:

@@ -198,12 +198,12 @@ class _Nodes:
             (part, replace(each, others=(), account=None))
             for part in self._parts
             for each in (part.verdict, *part.verdict.others)
-            if each is part.verdict or each.cause in _OF_THE_RUN
+            if each.cause not in _QUIET and (each is part.verdict or each.cause in _OF_THE_RUN)
         ]
         verdicts.sort(key=lambda each: (-each[1].cost_seconds_per_step, each[0].node))
         kept: list[Verdict] = []
         for part, verdict in verdicts:
-            placed = None if verdict.cause in _QUIET else self._placed(part, verdict)
+            placed = self._placed(part, verdict)
             if placed is None or any((each.cause, each.rank) == (placed.cause, placed.rank) for each in kept):
                 continue
             bounded = self._add(part, verdict, placed)

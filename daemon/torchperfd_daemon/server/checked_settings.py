@@ -12,6 +12,7 @@ from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.fleet.addresses import Address
 from torchperfd_daemon.fleet.credentials import CredentialFiles, check_listening
 from torchperfd_daemon.fleet.peers import JobPeers, PeerAddresses, Peers, check_trust, parse_peers
+from torchperfd_daemon.fleet.series_reader import SeriesReader
 from torchperfd_daemon.fleet.series_store import SeriesStore, StoreSettings
 from torchperfd_daemon.fleet.series_view import SeriesView
 from torchperfd_daemon.lake.tables import check_cluster
@@ -105,7 +106,7 @@ def check_settings(settings: ServeSettings) -> CheckedSettings:
             settings.prometheus_ca_file,
             settings.prometheus_tenant,
         )
-        series = SeriesView(SeriesStore(store))
+        series = SeriesView(SeriesReader(SeriesStore(store)))
     return CheckedSettings(
         settings,
         credentials,

@@ -1,5 +1,6 @@
 """Conversion of the times by which ranks are compared, from messages; commands need no more to show ranks."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,10 +32,23 @@ def device_work_from_message(message: control_pb2.RankSteps) -> RankWork | None:
 
 def comparison_from_messages(messages: Sequence[control_pb2.RankSteps]) -> Comparison:
     """Return the times by which a run's ranks are to be compared."""
-    return compare(
-        [rank_work_from_message(each) for each in messages],
-        [device_work_from_message(each) for each in messages],
-    )
+    return compare(_works_from_messages(messages), [device_work_from_message(each) for each in messages])
+
+
+def _works_from_messages(messages: Sequence[control_pb2.RankSteps]) -> list[RankWork]:
+    """Unpack the phases of many ranks, as :func:`rank_work_from_message`: all columns at once."""
+    packed = [column.ns for message in messages for column in message.phases]
+    seconds = np.frombuffer(b"".join(packed), "<i8") / 1e9
+    ends = itertools.accumulate(len(column) // seconds.itemsize for column in packed)
+    columns = (seconds[begin:end] for begin, end in itertools.pairwise((0, *ends)))
+    return [
+        RankWork(
+            message.status.identity.rank,
+            {column.phase: next(columns) for column in message.phases},
+            _stage_from_message(message),
+        )
+        for message in messages
+    ]
 
 
 def _stage_from_message(message: control_pb2.RankSteps) -> int | None:

@@ -77,6 +77,7 @@ def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
     slow = find_stragglers(times.works) if waits and not times.hidden else []
     own = {} if times.hidden else {each.rank: (each.stage, each.own_seconds) for each in times.works}
     works = {each.rank: each for each in times.works}
+    behind = {each.rank: each for each in slow}
     peers = _Peers(own.values())
     identity = messages[0].status.identity
     return RunView(
@@ -86,7 +87,7 @@ def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
         waits,
         times.on_device,
         times.hidden,
-        tuple(_rank(message, works, own, peers, slow, on_device=times.on_device) for message in messages),
+        tuple(_rank(message, works, own, peers, behind, on_device=times.on_device) for message in messages),
     )
 
 
@@ -123,7 +124,7 @@ def _rank(
     works: Mapping[int, RankWork],
     own: dict[int, tuple[int | None, float]],
     peers: _Peers,
-    slow: Sequence[Straggler],
+    slow: Mapping[int, Straggler],
     *,
     on_device: bool,
 ) -> RankView:
@@ -144,7 +145,7 @@ def _rank(
         phase_seconds={name: mean_of(column) for name, column in phases.items() if len(column)},
         behind_seconds=behind,
         behind_ratio=behind / usual if behind is not None else None,
-        slow=next((each for each in slow if each.rank == number), None),
+        slow=slow.get(number),
     )
 
 

@@ -3,6 +3,7 @@
 Without numpy: `top` opens before that is imported, with a view of what the daemon has computed.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ _MIN_FACTOR: Final = 6.0
 _ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Of thousands of ranks, frozen ones take four times as long to make.
 class RankView:
     """One rank over its newest training steps. Times are means per step in seconds.
 
@@ -125,7 +126,12 @@ def reported_state(rank: "Rank | control_pb2.RankStatus") -> str:
     """Return a rank's state as it reported, whatever happened to its process or run since."""
     if isinstance(rank.state, State):
         return rank.state.value
-    return session_pb2.RunState.Name(rank.state).removeprefix("RUN_STATE_").lower()
+    return _state_name(rank.state)
+
+
+@functools.cache
+def _state_name(state: session_pb2.RunState.ValueType) -> str:
+    return session_pb2.RunState.Name(state).removeprefix("RUN_STATE_").lower()
 
 
 def gpu_order(gpu: str) -> list[int]:
@@ -186,15 +192,18 @@ def rank_view(
 ) -> RankView:
     """Return a view of a rank with these times, and what else its status has."""
     # Of thousands of ranks, most have none of what takes long to unpack.
-    has_more = bool(status.coordinates) or status.HasField("host_memory")
-    totals = unpack(status, StatusTotals) if has_more else StatusTotals()
+    coordinates, host_memory = "", None
+    if status.coordinates or status.HasField("host_memory"):
+        totals = unpack(status, StatusTotals)
+        coordinates, host_memory = coordinates_text(totals.coordinates), totals.host_memory
+    identity = status.identity
     return RankView(
-        rank=status.identity.rank,
-        node=status.identity.node,
-        pid=status.identity.pid,
+        rank=identity.rank,
+        node=identity.node,
+        pid=identity.pid,
         state=rank_state(status),
         stalled_seconds=status.stalled_seconds,
-        coordinates=coordinates_text(totals.coordinates),
+        coordinates=coordinates,
         steps=status.steps,
         window=window,
         step_seconds=step_seconds,
@@ -202,7 +211,7 @@ def rank_view(
         behind_seconds=behind_seconds,
         behind_ratio=behind_ratio,
         slow=slow,
-        host_memory=totals.host_memory,
+        host_memory=host_memory,
     )
 
 

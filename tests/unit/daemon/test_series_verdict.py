@@ -9,7 +9,7 @@ from tests.support.values import some
 from torchperfd.model.step_account import PartKind
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.fleet import series_verdict
-from torchperfd_daemon.fleet.series import CauseSeries, NodeSeries, RankSeries, RunSeries
+from torchperfd_daemon.fleet.series_model import CauseSeries, NodeSeries, RankSeries, RunSeries
 from torchperfd_daemon.fleet.series_verdict import verdict_on
 
 RANKS = 800

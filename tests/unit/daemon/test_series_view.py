@@ -11,8 +11,9 @@ from tests.unit.daemon.test_series_store import answering, vector
 
 from torchperfd.v1 import control_pb2, fleet_pb2
 from torchperfd_daemon.fleet.series_peers import SeriesPeers
+from torchperfd_daemon.fleet.series_reader import MAX_AGE_S, SeriesReader
 from torchperfd_daemon.fleet.series_store import SeriesStore, StoreSettings, Vector
-from torchperfd_daemon.fleet.series_view import MAX_AGE_S, SeriesView
+from torchperfd_daemon.fleet.series_view import SeriesView
 
 OF_RUN = {"run": "far", "instance": "n1:9407", "node": "n1", "job_name": "nightly"}
 
@@ -48,7 +49,7 @@ class Stored(SeriesStore):
 def kept() -> tuple[Stored, SeriesView, list[float]]:
     now = [0.0]
     stored = Stored()
-    return stored, SeriesView(stored, lambda: now[0]), now
+    return stored, SeriesView(SeriesReader(stored, lambda: now[0])), now
 
 
 def test_answers_serve_again_until_they_are_old(kept: tuple[Stored, SeriesView, list[float]]) -> None:
@@ -116,7 +117,7 @@ async def test_daemon_asks_peers_for_its_own_run_only(
 
 
 async def test_daemon_asks_peers_while_the_store_is_unreachable(tmp_path: Path) -> None:
-    gone = SeriesView(SeriesStore(StoreSettings(f"http://127.0.0.1:{free_port()}")))
+    gone = SeriesView(SeriesReader(SeriesStore(StoreSettings(f"http://127.0.0.1:{free_port()}"))))
     node = await start_node(tmp_path, [0], 1)
     try:
         async with asking(tmp_path, [node.address]) as (live, _):

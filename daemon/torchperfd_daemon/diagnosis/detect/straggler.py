@@ -162,8 +162,9 @@ T = TypeVar("T")
 
 def mean_of(column: Float64) -> float:
     """Return the mean of a column; 0 if it is empty."""
-    # Thousands of ranks may have one mean each, of which numpy's own would take a while.
-    return float(column[0]) if len(column) == 1 else float(column.mean()) if len(column) else 0.0
+    # Thousands of ranks may have one mean each, of which numpy's own would take twice as long.
+    count = len(column)
+    return float(column[0]) if count == 1 else float(np.add.reduce(column)) / count if count else 0.0
 
 
 @dataclass(frozen=True, slots=True)
