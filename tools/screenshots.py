@@ -96,7 +96,7 @@ def draw_demo(browser: Browser, node: Node) -> None:
                 raise SystemExit("the simulated node showed no fault")
             time.sleep(0.5)
         time.sleep(WATCHED_S)
-        top.until(lambda lines: any("✗" in line for line in lines))
+        top.until(lambda lines: any("✗ input-bound" in line for line in lines))
         simulated = page_of(top.shown, TOP)
         draw_window(browser, "page-run.png", "light")
         browser.look_like(*PAGE, "dark")
