@@ -133,6 +133,9 @@ def _rank(
     # A rank that has left is not compared.
     shown = works.get(number) or (device_work_from_message(message) if on_device else None)
     phases = (shown or rank_work_from_message(message)).phase_seconds
+    # Times on a device are means of other steps than the newest ones, which may be longer or shorter.
+    durations = np.frombuffer(message.duration_ns, "<i8")
+    step = shown.step_seconds if shown is not None and shown.are_means else mean_of(durations) / 1e9
     stage, seconds = own.get(number, (None, 0.0))
     count, usual = peers.usual(stage, seconds) if number in own else (0, 0.0)
     # The only peer of the faster of two may be the slow one, so its lead means nothing.
@@ -141,7 +144,7 @@ def _rank(
     return rank_view(
         status,
         window=message.count * max(1, message.block_steps),
-        step_seconds=mean_of(np.frombuffer(message.duration_ns, "<i8")) / 1e9,
+        step_seconds=step,
         phase_seconds={name: mean_of(column) for name, column in phases.items() if len(column)},
         behind_seconds=behind,
         behind_ratio=behind / usual if behind is not None else None,

@@ -87,6 +87,17 @@ def test_ranks_shows_the_late_rank_and_its_times_on_the_device() -> None:
     assert (document["timed_on"], document["waits_measured"]) == ("device", True)
 
 
+def test_times_on_the_device_sum_to_the_step_after_a_change() -> None:
+    watched = Watched(16, on_device=True)
+    watched.train(30)
+    watched.train(12, lambda _rank, _step: {"backward": 0.1})
+    [view] = _view.runs(steps_of(watched, watched.observer.device_work))
+    assert view.on_device
+    for rank in view.ranks:
+        assert sum(rank.phase_seconds.values()) == pytest.approx(rank.step_seconds, rel=1e-6)
+        assert rank.step_seconds == pytest.approx(view.ranks[0].step_seconds, rel=0.05)
+
+
 def test_healthy_ranks_whose_devices_wait_are_not_slow() -> None:
     watched = trained(late_s=0.0)
     [view] = _view.runs(steps_of(watched, watched.observer.device_work))
