@@ -16,7 +16,7 @@ from torchperfd_cli.commands._scope import Scope, missing
 from torchperfd_cli.commands._top_charts import Throughput, ages, step_seconds
 from torchperfd_cli.commands._top_state import Frame
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.views.model import RunView, first_runs
+from torchperfd_daemon.views.model import RunView, first_runs, of_the_present
 
 _TIMEOUT_S: Final = 5.0
 _EVERY_S: Final = 0.5
@@ -55,7 +55,7 @@ class Reader:
             self._read_slowly()
         self._reads += 1
         if steps != self._steps:
-            self._steps, self._runs = steps, live.runs(steps.ranks)
+            self._steps, self._runs = steps, live.runs(map(of_the_present, steps.ranks))
             self._step_seconds = step_seconds(steps.ranks)
         if self._throughput is not None and not steps.nodes:
             self._throughput.update(self._daemon, self._runs, time.monotonic())

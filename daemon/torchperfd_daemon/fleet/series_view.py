@@ -18,7 +18,7 @@ from torchperfd_daemon.fleet.series_verdict import (
 )
 from torchperfd_daemon.goodput.totals import Bucket
 from torchperfd_daemon.service.translate_verdict import verdict_to_message
-from torchperfd_daemon.store.store import PRESENT_S
+from torchperfd_daemon.store.model import PRESENT_S
 
 UNDIVIDED: Final = "own work"
 """Stands for the phases of a rank of which they were not read."""

@@ -25,6 +25,12 @@ _TIME_THE_MODEL: Final = ("models", "forward", "backward", "optimizers")
 """Hooks without which the model's own time is in the phase ``other``."""
 
 
+PRESENT_S: Final = 10.0
+"""The window of a verdict, and so of every number about the present beside one."""
+
+MIN_PRESENT_STEPS: Final = 12
+"""As many steps as ranks can be compared by."""
+
 HISTORY_STEPS: Final = 256
 """The newest training steps of a rank that are kept one by one."""
 

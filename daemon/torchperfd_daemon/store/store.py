@@ -8,14 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchperfd.model.verdict_document import SettledAdvice
 from torchperfd_daemon.store.history import ArrivalHistory, Histogram, History, SecondHistory
-from torchperfd_daemon.store.model import ProcessKey, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store.model import (
+    MIN_PRESENT_STEPS,
+    PRESENT_S,
+    ProcessKey,
+    RankIdentity,
+    State,
+    StepColumns,
+    Totals,
+)
 
 
 def p50_and_p95(times: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -26,13 +34,6 @@ def p50_and_p95(times: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any
     # In one call: each costs more than its content.
     p50, p95 = np.percentile(np.asarray(times), (50, 95), axis=-1)
     return p50, p95
-
-
-PRESENT_S: Final = 10.0
-"""The window of a verdict, and so of every number about the present beside one."""
-
-MIN_PRESENT_STEPS: Final = 12
-"""As many steps as ranks can be compared by."""
 
 
 class Rank:

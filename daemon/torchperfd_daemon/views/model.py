@@ -5,6 +5,8 @@ Without numpy: `top` opens before that is imported, with a view of what the daem
 
 import functools
 import re
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -14,7 +16,7 @@ from torchperfd.model.messages import unpack
 from torchperfd.model.totals import StatusTotals
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
-from torchperfd_daemon.store.model import State, coordinates_text
+from torchperfd_daemon.store.model import MIN_PRESENT_STEPS, PRESENT_S, State, coordinates_text
 
 if TYPE_CHECKING:
     from torchperfd_daemon.diagnosis.detect.straggler import Straggler
@@ -144,12 +146,29 @@ def steady(message: control_pb2.RankSteps) -> control_pb2.RankSteps:
     # Blocks are made without it.
     if message.first_step or message.count < 2 or message.block_steps:
         return message
+    return _newest(message, message.count - 1)
+
+
+def of_the_present(message: control_pb2.RankSteps) -> control_pb2.RankSteps:
+    """Return those of a rank's steps that every view of the present is about, as the daemon counts them."""
+    if message.block_steps or not message.status.connected or not message.count:
+        return message
+    ends = array("q", message.end_ns)
+    within = len(ends) - bisect_left(ends, ends[-1] - int(PRESENT_S * 1e9))
+    return _newest(message, min(message.count, max(within, MIN_PRESENT_STEPS)))
+
+
+def _newest(message: control_pb2.RankSteps, count: int) -> control_pb2.RankSteps:
+    """Return a rank's newest steps, so many of them."""
+    left_out = message.count - count
+    if not left_out:
+        return message
     rest = control_pb2.RankSteps()
     rest.CopyFrom(message)
-    rest.first_step, rest.count = 1, message.count - 1
-    rest.end_ns, rest.duration_ns = message.end_ns[8:], message.duration_ns[8:]
+    rest.first_step, rest.count = message.first_step + left_out, count
+    rest.end_ns, rest.duration_ns = message.end_ns[8 * left_out :], message.duration_ns[8 * left_out :]
     for column in rest.phases:
-        column.ns = column.ns[8:]
+        column.ns = column.ns[8 * left_out :]
     return rest
 
 

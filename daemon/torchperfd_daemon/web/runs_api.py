@@ -13,8 +13,8 @@ from torchperfd.model.verdict_document import verdict_to_document
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.store.history import HISTORY_SECONDS
-from torchperfd_daemon.store.model import HISTORY_STEPS
-from torchperfd_daemon.store.store import PRESENT_S, Rank
+from torchperfd_daemon.store.model import HISTORY_STEPS, PRESENT_S
+from torchperfd_daemon.store.store import Rank
 from torchperfd_daemon.views import history, live
 from torchperfd_daemon.views.documents import fleet_dict
 from torchperfd_daemon.views.documents import to_dict as goodput_dict

@@ -15,10 +15,17 @@ from torchperfd_daemon.observer.mean_step import find_long_steps
 from torchperfd_daemon.service import node_survey, translate
 from torchperfd_daemon.service.node_survey import verdict_on
 from torchperfd_daemon.service.translate_diagnosis import LONG_STEPS_WORDS, run_verdict_to_message
-from torchperfd_daemon.store.model import KindTotal, RankIdentity, StepColumns, Totals
-from torchperfd_daemon.store.store import MIN_PRESENT_STEPS, Rank, Store
+from torchperfd_daemon.store.model import (
+    HISTORY_STEPS,
+    MIN_PRESENT_STEPS,
+    KindTotal,
+    RankIdentity,
+    StepColumns,
+    Totals,
+)
+from torchperfd_daemon.store.store import Rank, Store
 from torchperfd_daemon.views import live as _view
-from torchperfd_daemon.views.model import steady
+from torchperfd_daemon.views.model import of_the_present, steady
 
 MS = 1_000_000
 NS = 1_000_000_000
@@ -128,6 +135,16 @@ def test_ranks_slow_first_step_is_in_no_mean() -> None:
     assert view.step_seconds == pytest.approx(0.006)
     assert view.ranks[0].phase_seconds == pytest.approx({"data": 0.002, "forward": 0.004})
     assert view.ranks[0].window == 2
+
+
+@pytest.mark.parametrize("changed", [[(240, 400)] * 20, [(0, 5000)] * 3, [(9, 1)] * 2000])
+def test_top_shows_the_steps_that_the_daemon_counts(changed: list[tuple[float, float]]) -> None:
+    store, rank = run_of(*[(9, 388)] * 60, *changed)
+    [view] = _view.runs(map(of_the_present, messages(store)))
+    [shown] = view.ranks
+    assert shown.window == min(rank.present_steps, HISTORY_STEPS)
+    assert shown.step_seconds == pytest.approx(rank.mean_step_seconds())
+    assert shown.phase_seconds == pytest.approx(rank.mean_phase_seconds())
 
 
 def test_blocks_slow_first_step_is_in_none() -> None:
