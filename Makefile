@@ -8,6 +8,8 @@ RELEASE := .venv-release
 WHEEL := .venv-wheel
 # The CPU build of torch that the tests are pinned to.
 TORCH := torch==2.13.0
+# Where bytecode is not written, each of thousands of processes compiles all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests wait about half of the time, so three share two processors.
 WORKERS := $(shell expr $$(nproc) \* 3 / 2)
 # Tests with real processes: most run three at a time; those marked serial come after them.
