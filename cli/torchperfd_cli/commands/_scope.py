@@ -73,12 +73,17 @@ job_option = click.option(
 )
 
 
-def last_option(default: int) -> Callable[[_Function], _Function]:
+def last_option(default: int | None, by_default: str = "") -> Callable[[_Function], _Function]:
+    """Return ``--last``.
+
+    Args:
+        by_default: What None stands for.
+    """
     return click.option(
         "--last",
         type=click.IntRange(1, HISTORY_STEPS),
         default=default,
-        show_default=True,
+        show_default=by_default or True,
         help="How many of the newest steps.",
     )
 

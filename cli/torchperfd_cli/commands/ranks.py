@@ -14,21 +14,29 @@ from torchperfd_cli.commands import _output
 from torchperfd_cli.commands._output import Answer, fitted_phases, live
 from torchperfd_cli.commands._scope import Scope, last_option, missing, scope_options
 from torchperfd_cli.commands._series import SeriesOptions
-from torchperfd_daemon.views.model import WAIT, RankView, RunView, behind_text
+from torchperfd_daemon.views.model import WAIT, RankView, RunView, behind_text, of_the_present
 
 if TYPE_CHECKING:
     from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 
 _TRAINING: Final = "training"
 _REST: Final = "REST"
+_NEWEST_STEPS: Final = 128
+"""The most that are asked for: of so many, those of the present are shown."""
 
 
 @click.command("ranks")
 @scope_options
-@last_option(128)
+@last_option(None, "those of ten seconds, 12 to 128")
 @live
 def ranks_command(
-    run: str, job: str, fleet: bool, series: SeriesOptions, last: int, socket: str | None, as_json: bool
+    run: str,
+    job: str,
+    fleet: bool,
+    series: SeriesOptions,
+    last: int | None,
+    socket: str | None,
+    as_json: bool,
 ) -> Answer:
     """Show how each rank spends its steps, and which rank the others wait for.
 
@@ -45,8 +53,8 @@ def ranks_command(
         from torchperfd_daemon.views import live as _view
 
         scope = scope.whole(daemon)
-        answer = scope.steps(daemon, last)
-        runs = _view.runs(answer.ranks)
+        answer = scope.steps(daemon, last or _NEWEST_STEPS)
+        runs = _view.runs(answer.ranks if last else map(of_the_present, answer.ranks))
         accounts = _accounts(scope, daemon, runs)
     if as_json:
         from torchperfd_daemon.views.documents import fleet_dict

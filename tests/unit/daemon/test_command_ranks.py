@@ -455,3 +455,14 @@ def test_top_as_json(served: Served, command: Run) -> None:
 )
 def test_work_behind_peers_is_a_factor_from_six_on(ratio: float, text: str) -> None:
     assert behind_text(ratio) == text
+
+
+def test_ranks_are_of_the_present_or_of_the_last_steps(served: Served, command: Run) -> None:
+    record = served.store.join(RankIdentity("bert-17", 0, 1, node="node-a", pid=7))
+    durations = array("q", [10**8] * 80 + [10**9] * 12)
+    ends = array("q", [int(NOW * 1e9) - sum(durations[step + 1 :]) for step in range(len(durations))])
+    served.store.add_steps(record, StepColumns(ends, durations, {"forward": durations}))
+    _, present, _ = command("ranks", "--json")
+    _, newest, _ = command("ranks", "--last", "80", "--json")
+    steps = [json.loads(each)["runs"][0]["step_seconds"] for each in (present, newest)]
+    assert steps == pytest.approx([1.0, (12 + 6.8) / 80])
