@@ -27,7 +27,7 @@ from torchperfd_cli.commands._top_state import Frame
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 from torchperfd_daemon.service import node_survey
-from torchperfd_daemon.store.model import RankIdentity, StepColumns
+from torchperfd_daemon.store.model import KindTotal, RankIdentity, StepColumns, Totals
 from torchperfd_daemon.store.store import Store
 from torchperfd_daemon.views import live as _view
 from torchperfd_daemon.views.model import behind_text
@@ -462,6 +462,7 @@ def test_ranks_are_of_the_present_or_of_the_last_steps(served: Served, command: 
     durations = array("q", [10**8] * 80 + [10**9] * 12)
     ends = array("q", [int(NOW * 1e9) - sum(durations[step + 1 :]) for step in range(len(durations))])
     served.store.add_steps(record, StepColumns(ends, durations, {"forward": durations}))
+    record.totals = Totals(train=KindTotal(1000, sum(durations)))
     _, present, _ = command("ranks", "--json")
     _, newest, _ = command("ranks", "--last", "80", "--json")
     steps = [json.loads(each)["runs"][0]["step_seconds"] for each in (present, newest)]
