@@ -30,7 +30,7 @@ help:  ## Show this list.
 PIP := $(BIN)/pip install -q --disable-pip-version-check
 DEV_GROUPS := demo test mutation lint dashboards docs pictures
 
-$(VENV)/.installed: pyproject.toml locks/development.txt hatch_build.py $(wildcard client/torchperfd/events/native/*) client/torchperfd/steps/_templates.c client/torchperfd/launch/_sigterm.c
+$(VENV)/.installed: pyproject.toml locks/development.txt hatch_build.py $(wildcard client/torchperfd/events/native/*) $(wildcard daemon/torchperfd_daemon/analysis/native/*) client/torchperfd/steps/_templates.c client/torchperfd/launch/_sigterm.c
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) $(TORCH)

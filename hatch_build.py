@@ -19,6 +19,10 @@ MODULES = {
 }
 """Modules without their ending, and their sources."""
 
+FURTHER = {"daemon/torchperfd_daemon/analysis/_native": ("-O3", "-flto")}
+"""Options that a module has if the compiler knows them. The parser of traces is many small functions in
+several files, which are a sixth faster when they are inlined."""
+
 
 BUILD_FILE = "client/torchperfd/_build.py"
 """Version and commit of the build, which ``torchperfd._version`` imports."""
@@ -56,7 +60,7 @@ class BuildHook(BuildHookInterface):
             target = Path(f"{module}.abi3.so")
             for older in Path(self.root).glob(f"{module}.cpython-*.so"):
                 older.unlink()  # of an earlier version: it would be imported first
-            if reason := _compile(Path(self.root), pattern, target):
+            if reason := _compile(Path(self.root), module, pattern, target):
                 if required:
                     raise RuntimeError(f"{REQUIRE_NATIVE}=1, but {module} cannot be compiled: {reason}")
                 self.app.display_warning(f"{module} is left out; Python does the same more slowly: {reason}")
@@ -94,7 +98,7 @@ def _commit(root: Path) -> str:
         return ""
 
 
-def _compile(root: Path, pattern: str, target: Path) -> str:
+def _compile(root: Path, module: str, pattern: str, target: Path) -> str:
     """Compile one module; return why not, empty when it is there."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     command = [
@@ -104,11 +108,18 @@ def _compile(root: Path, pattern: str, target: Path) -> str:
         f"-I{sysconfig.get_path('include')}", *map(str, sorted(root.glob(pattern))),
         "-o", str(root / target), "-lrt",
     ]  # fmt: skip
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        reason = (done.stderr or f"{command[0]} failed") if done.returncode else ""
-    except OSError as error:
-        reason = str(error)
+    reason = _run(command + list(FURTHER.get(module, ())))
+    if reason and module in FURTHER:
+        reason = _run(command)
     if reason:
         (root / target).unlink(missing_ok=True)
     return reason
+
+
+def _run(command: list[str]) -> str:
+    """Run the compiler; return why it failed, empty when it did not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    return (done.stderr or f"{command[0]} failed") if done.returncode else ""
