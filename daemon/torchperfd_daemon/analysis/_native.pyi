@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import final
 
-from torchperfd_daemon.analysis.trace import Int32, Int64
+from torchperfd_daemon.analysis.trace import Float64, Int32, Int64
 
 ABI: str
 
@@ -40,3 +40,6 @@ def parse(text: bytes | bytearray | memoryview, /) -> Batch | None:
 
 def nest(starts: Int64, ends: Int64, threads: Int32, parents: Int64, stops: Int64, /) -> None:
     """Fill the positions of parents and stops for calls in order of (thread, start, -end)."""
+
+def sweep(columns: tuple[Int64 | Float64, ...], offset: float, is_first: bool, /) -> None:
+    """Fill the last three columns, in the order of ``advice.sweep``: streams, nodes and ends."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchperfd_daemon.analysis._native import Batch
 
 # As in native.h. A checkout that was updated may have the module of an earlier version.
-_ABI: Final = "torchperfd-analysis-abi-1"
+_ABI: Final = "torchperfd-analysis-abi-2"
 NATIVE: Final = _native if getattr(_native, "ABI", "") == _ABI else None
 """The C module; None if this installation has none of this version."""
 

@@ -18,6 +18,7 @@ from tests.unit.daemon.traces import document, event
 
 from torchperfd_daemon import analysis, untrusted_files
 from torchperfd_daemon.analysis import intervals, kineto
+from torchperfd_daemon.analysis.advice import sweep
 from torchperfd_daemon.analysis.intervals import nest
 from torchperfd_daemon.analysis.native_batches import NATIVE
 from torchperfd_daemon.errors import TorchperfdError
@@ -58,6 +59,7 @@ def read_both(path: Path, piece: int = 1 << 19, read: Callable[[Path], Any] = re
         native = read(path)
         patch.setattr(kineto, "NATIVE", None)
         patch.setattr(intervals, "NATIVE", None)
+        patch.setattr(sweep, "NATIVE", None)
         return native, read(path)
 
 

@@ -36,10 +36,12 @@ from torchperfd_daemon.analysis.advice.edits import (
     wait_around,
     with_silent,
 )
+from torchperfd_daemon.analysis.advice.sweep import Durations, Graph, sweep
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Flags, Float64, Int64
 
-Nodes = tuple[list[float], list[float], list[float]]
+Nodes = tuple[Float64, Float64, Float64]
+Pass = tuple[Float64, Float64, Float64]
 
 _NEVER: Final = -np.inf
 _LOWEST: Final = np.iinfo(np.int64).min
@@ -87,10 +89,10 @@ class Timeline:
         self._launched = np.where(self._inside >= 0, np.append(self._waits.start, 0)[self._inside], launched)
         streams = np.unique(events.stream[order])
         carried_ends = np.sort(carried.end) if carried else events.end[:0]
-        self._carried = [_NEVER] * len(streams)
+        self._carried = np.full(len(streams), _NEVER)
         for number, stream in enumerate(streams.tolist() if carried else ()):
             ended = carried.end[carried.stream == stream] if carried else carried_ends
-            self._carried[number] = float(ended.max()) if len(ended) else _NEVER
+            self._carried[number] = ended.max() if len(ended) else _NEVER
         self._nodes(starts, ends, np.clip(events.called[order], starts[0], None))
         moments = (self._launched, self._waits.start, self._node_end, starts[:1])
         self._points = distinct(np.concatenate(moments))
@@ -231,14 +233,15 @@ class Timeline:
         is_run = np.arange(nodes + runs) >= nodes
         number = np.concatenate((np.arange(nodes), np.arange(runs)))
         order = np.lexsort((number, is_run, moment))
-        # Runs are numbered from 0, nodes of the host downward from -1.
-        self._order = np.where(is_run, number, -1 - number)[order].tolist()
-        self._run_stream = self._stream[self._run_first].tolist()
-        self._run_segment = self._segment[self._run_first]
         # At place NO_EVENT, the last, is no event.
         run_of = np.append(self._run_of, NO_EVENT)
-        self._run_cause = run_of[cause].tolist()
-        self._node_target = run_of[np.append(self._target, NO_EVENT)[self._wait_of]].tolist()
+        self._graph = Graph(
+            order=np.where(is_run, number, -1 - number)[order],
+            stream=self._stream[self._run_first],
+            segment=self._segment[self._run_first],
+            cause=run_of[cause],
+            target=run_of[np.append(self._target, NO_EVENT)[self._wait_of]],
+        )
 
     @property
     def busy(self) -> bool:
@@ -305,7 +308,7 @@ class Timeline:
             lag = np.where(removed, _NEVER, lag)
         # Of a mark, whose wait is the last place, there is none of these.
         own, behind, fixed = (
-            np.append(each, none)[self._wait_of].tolist()
+            np.append(each, none)[self._wait_of]
             for each, none in ((call, 0.0), (lag, _NEVER), (self._fixed, _NEVER))
         )
         return own, behind, fixed
@@ -330,58 +333,29 @@ class Timeline:
             latency = np.where(at_once, np.minimum(latency, self.latency_ns), latency)
         first, last = self._run_first, self._run_last
         if not len(first):
-            return [], [], []
+            return lasts, lasts, lasts
         total = np.cumsum(gap + lasts)
         ready = work[self._at_launch] + latency + lasts - total
         through = total[last] - total[first] + (gap + lasts)[first]
         by_launch = total[last] + np.maximum.reduceat(ready, first)
         by_cause = self._cause_lag[first] + through - gap[first]
-        return through.tolist(), by_launch.tolist(), by_cause.tolist()
+        return through, by_launch, by_cause
 
-    def _sweep(
-        self, work: Float64, host: Nodes, device: Nodes
-    ) -> tuple[tuple[Float64, Float64, Float64], tuple[Float64, Float64, Float64]]:
+    def _sweep(self, work: Float64, host: Nodes, device: Nodes) -> tuple[Pass, Pass]:
         """Return for each of two passes the host's nodes, these or the device's work, and the runs' ends."""
-        through, by_launch, by_cause = device
-        call, lag, fixed = host
-        stream_of, cause_of, target_of = self._run_stream, self._run_cause, self._node_target
-        segment_of = self._run_segment.tolist()
-        work_start = work[self._at_start].tolist()
-        work_end = work[self._at_end].tolist()
-        streams = list(self._carried)
-        offset = float(self._first)
-        reached = max(self._carried, default=_NEVER)
-        passes = []
-        for first_pass in (True, False):
-            ends = [_NEVER] * len(through)
-            offsets = [offset] * (len(call) + 1)
-            nodes = [0.0] * len(call)
-            for number in self._order:
-                # Comparing takes half as long as max(), and this is the longest loop of the analysis.
-                if number >= 0:
-                    stream = stream_of[number]
-                    end = streams[stream] + through[number]
-                    if (launched := offsets[segment_of[number]] + by_launch[number]) > end:
-                        end = launched
-                    if (cause := cause_of[number]) >= 0 and (held := ends[cause] + by_cause[number]) > end:
-                        end = held
-                    streams[stream] = ends[number] = end
-                else:
-                    node = -1 - number
-                    now = offset + work_start[node] + call[node]
-                    if (target := target_of[node]) >= 0:
-                        if (waited := ends[target] + lag[node]) > now:
-                            now = waited
-                    elif first_pass and fixed[node] > now:
-                        now = fixed[node]
-                    nodes[node] = now
-                    offset = now - work_end[node]
-                    offsets[node + 1] = offset
-            host_times, run_ends = np.array(nodes), np.array(ends)
-            done = np.full(len(call) + 1, _NEVER)
-            np.maximum.at(done, self._run_segment, run_ends)
-            done = np.maximum(np.maximum.accumulate(done)[: len(call)], reached)
-            passes.append((host_times, np.maximum(host_times, done), run_ends))
-            reached = max(reached, float(run_ends.max(initial=_NEVER)))
-            offset = nodes[-1]
-        return passes[0], passes[1]
+        durations = Durations(*device, *host, work[self._at_start], work[self._at_end])
+        streams, offset = self._carried.copy(), float(self._first)
+        reached = float(self._carried.max(initial=_NEVER))
+        first, reached = self._passed(durations, streams, offset, reached, is_first=True)
+        second, _ = self._passed(durations, streams, float(first[0][-1]), reached, is_first=False)
+        return first, second
+
+    def _passed(
+        self, durations: Durations, streams: Float64, offset: float, reached: float, *, is_first: bool
+    ) -> tuple[Pass, float]:
+        """Return one pass, and when the device has ended all work so far."""
+        nodes, ends = sweep(self._graph, durations, streams, offset, is_first=is_first)
+        done = np.full(len(nodes) + 1, _NEVER)
+        np.maximum.at(done, self._graph.segment, ends)
+        done = np.maximum(np.maximum.accumulate(done)[: len(nodes)], reached)
+        return (nodes, np.maximum(nodes, done), ends), max(reached, float(ends.max(initial=_NEVER)))

@@ -5,10 +5,11 @@
 static PyMethodDef functions[] = {
     {"parse", parse, METH_O, NULL},
     {"nest", nest, METH_VARARGS, NULL},
+    {"sweep", sweep, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "Trace events to columns, and nested calls.",
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "Trace events to columns, nested calls, and replays.",
                                         -1, functions, NULL, NULL, NULL, NULL};
 
 /* From Python's own, which is random in each process. */

@@ -1,4 +1,4 @@
-/* The sound events of a Kineto trace, parsed straight into columns, and the nesting of calls.
+/* The sound events of a Kineto trace, parsed straight into columns, the nesting of calls, and replays.
 
    The text is untrusted. This half accepts a batch only if every event in it is sound and plain, and else returns None:
    then kineto.py and loading.py, which read the same in Python, read that batch and name its faults. So nothing here
@@ -14,7 +14,7 @@
 #include <structmember.h> /* part of Python.h from 3.12 on */
 
 /* Change it with what Python and C agree on; native_batches.py has the same. */
-#define NATIVE_ABI "torchperfd-analysis-abi-1"
+#define NATIVE_ABI "torchperfd-analysis-abi-2"
 
 /* A part of the text: a string with its quotes, or any other value. Without a text it is absent. */
 typedef struct {
@@ -120,7 +120,7 @@ extern uint64_t hash_seed;
 int parse_events(const char *text, size_t length, Parsed *parsed);
 void free_parsed(Parsed *parsed);
 
-/* interner.c, batch.c and nesting.c */
+/* interner.c, batch.c, nesting.c and sweep.c */
 
 typedef struct Interner Interner;
 extern PyType_Spec interner_spec, batch_spec;
@@ -131,3 +131,4 @@ int32_t intern(Interner *interner, const char *text, size_t length, uint32_t has
 
 PyObject *parse(PyObject *module, PyObject *text);
 PyObject *nest(PyObject *module, PyObject *args);
+PyObject *sweep(PyObject *module, PyObject *args);
