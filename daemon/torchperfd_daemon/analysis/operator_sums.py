@@ -201,8 +201,8 @@ def _add_calls(sums: OperatorSums, trace: Trace, calls: Nesting, links: Links) -
     folded = np.flatnonzero(has_parent & alike & (children[parent] == 1))
     survivor = np.arange(len(calls))
     survivor[folded] = calls.parent[folded]
-    while not np.array_equal(survivor[survivor], survivor):
-        survivor = survivor[survivor]
+    while not np.array_equal(further := survivor[survivor[folded]], survivor[folded]):
+        survivor[folded] = further
     device = _launched_by(trace, calls.row, links)
     # Parents come first, so of a chain of merged calls the innermost one's kernels are the last to stay.
     device[survivor[folded]] = device[folded]
@@ -210,13 +210,14 @@ def _add_calls(sums: OperatorSums, trace: Trace, calls: Nesting, links: Links) -
     kept = survivor == np.arange(len(calls))
     parent = np.where(has_parent, survivor[parent], -1)[kept]
     running = np.concatenate(([0], np.cumsum(device)))
+    inner = np.flatnonzero(parent >= 0)
+    around = (np.cumsum(kept) - 1)[parent[inner]]
 
     def own(totals: Int64) -> Int64:
         """Subtract from each call the values of its children."""
-        outer = np.zeros(len(calls), dtype=np.int64)
-        outer[kept] = totals
-        np.subtract.at(outer, parent[parent >= 0], totals[parent >= 0])
-        own: Int64 = outer[kept]
+        own = totals.copy()
+        if totals.any():
+            np.subtract.at(own, around, totals[inner])
         return own
 
     rows = calls.row[kept]

@@ -118,7 +118,7 @@ def _groups(
     """Return each event's group, and the fields of `Operator` that its calls share."""
     texts, renamed = with_one_step(trace.names)
     further, table = _further(trace, group_by, host, frames)
-    of_one_name = renamed[trace.name] * len(trace.categories) + trace.category
+    of_one_name = renamed.take(trace.name) * len(trace.categories) + trace.category
     keys, group = distinct(of_one_name * len(table) + further)
 
     def label(group: int) -> dict[str, Any]:

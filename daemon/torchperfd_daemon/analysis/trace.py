@@ -167,7 +167,9 @@ class Trace:
 
     def of_names(self, wanted: Callable[[str], object]) -> Flags:
         """Return which events have a wanted name."""
-        return np.fromiter(map(bool, map(wanted, self.names)), np.bool_)[self.name]
+        # To take from a table is twice as fast as to index it.
+        found: Flags = np.fromiter(map(bool, map(wanted, self.names)), np.bool_).take(self.name)
+        return found
 
     def of_categories(self, wanted: Iterable[str]) -> Flags:
         """Return which events are of one of the categories."""
@@ -197,7 +199,8 @@ class Trace:
         lookup[names] = True
         for name in np.flatnonzero(lookup).tolist():
             lookup[name] = bool(wanted(self.names[name]))
-        return lookup[names]
+        found: Flags = lookup.take(names)
+        return found
 
     def named(self, rows: Int64, wanted: Callable[[str], object]) -> Int64:
         return rows[self.are_named(rows, wanted)]

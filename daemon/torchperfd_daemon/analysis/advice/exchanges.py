@@ -3,14 +3,13 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Final, Literal
 
 import numpy as np
 
 from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.categories import COPY
-from torchperfd_daemon.analysis.trace import Int64
+from torchperfd_daemon.analysis.trace import Int64, Trace
 
 CollectiveKind = Literal[
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "point-to-point", "unknown"
@@ -33,6 +32,8 @@ _TYPES: Final = (
     (re.compile(r"(?:^|_|<|\b)(?:double|f64|float64)", re.IGNORECASE), "float64"),
     (re.compile(r"(?:^|_|<|\b)(?:float|f32|float32)\b|_f32|_float", re.IGNORECASE), "float32"),
 )
+
+_NONE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +79,38 @@ def exposed_exchanges(context: AdviceContext) -> list[Exposed]:
     return sorted(scaled, key=lambda each: -each.ns)
 
 
-def _keys(context: AdviceContext) -> Iterable[tuple[CollectiveKind, str]]:
+def _keys(context: AdviceContext) -> list[tuple[CollectiveKind, str]]:
     """Return the kind and type of each communication kernel.
 
     Its own arguments decide, then those of the operator that launched it, then its name.
     """
     trace, rows, args = context.trace, context.communication, context.trace.collective_args
-    described = {row: at for at, row in enumerate(args.row.tolist())}
-    operators = context.operator_of(rows).tolist()
+    operators = context.operator_of(rows)
+    # The last place is for the operator -1, which is none.
+    described = np.full(len(trace) + 1, _NONE)
+    described[args.row] = np.arange(len(args.row))
+    columns = [
+        np.append(each, _NONE)[described[events]]
+        for events in (rows, operators)
+        for each in (args.name, args.dtype)
+    ]
+    columns += [np.where(operators >= 0, trace.name[operators], _NONE), trace.name[rows]]
     # Thousands of kernels share a few dozen of these.
-    kind_of, type_of = cache(_first_kind), cache(_first_type)
-    for row, operator in zip(rows.tolist(), operators, strict=True):
-        kernel = trace.names[int(trace.name[row])]
-        texts = [kernel]
-        words: list[tuple[str, str]] = []
-        for event in (row, operator):
-            if event >= 0 and (at := described.get(event)) is not None:
-                words.append((args.words[int(args.name[at])], args.words[int(args.dtype[at])]))
-        if operator >= 0:
-            # NCCL makes an all-to-all of sends and receives.
-            texts.insert(0, trace.names[int(trace.name[operator])])
-        kind = kind_of((*(name for name, _ in words), *texts))
-        yield kind, type_of((*(dtype for _, dtype in words), kernel))
+    distinct, which = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
+    keys = [_key(trace, *numbers) for numbers in distinct.tolist()]
+    return [keys[at] for at in which.ravel().tolist()]
+
+
+def _key(
+    trace: Trace, own: int, own_type: int, asked: int, asked_type: int, operator: int, kernel: int
+) -> tuple[CollectiveKind, str]:
+    """Return the kind and type by the words of a kernel and of its operator, and by their names."""
+    words = trace.collective_args.words
+    names = [words[each] for each in (own, asked) if each != _NONE]
+    types = [words[each] for each in (own_type, asked_type) if each != _NONE]
+    # NCCL makes an all-to-all of sends and receives.
+    texts = [trace.names[each] for each in (operator, kernel) if each != _NONE]
+    return _first_kind([*names, *texts]), _first_type([*types, texts[-1]])
 
 
 def _first_kind(texts: Iterable[str]) -> CollectiveKind:
